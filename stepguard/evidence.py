@@ -33,6 +33,9 @@ EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
 OUTSIDE_AGREE_SHARE = 0.05
 OUTSIDE_AGREE_MS = 500.0
 Steps = Annotated[int, msgspec.Meta(le=10**9)]
+# Codes of faults that kept evidence may hold, and the names of Reasons that they have today. A
+# Reason that is renamed, or merged into another one, leaves its name here.
+FORMER_CODES: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,10 @@ class Fault:
     detail: str = ""  # traceback or the tail of stderr
     during: str = ""  # "launch 2, block"
     site: Site | None = None  # that raised it; without a file where none is known
+
+    def __post_init__(self) -> None:
+        # Here, since evidence and both sides of a comparison are read by way of it.
+        object.__setattr__(self, "code", FORMER_CODES.get(self.code, self.code))
 
 
 @dataclass(frozen=True)

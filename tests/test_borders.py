@@ -6,6 +6,7 @@ pytest tests/test_borders.py
 import ast
 import importlib
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -164,8 +165,29 @@ def test_the_model_does_not_know_its_guard():
 
 
 def test_the_engine_does_not_know_what_it_measures():
-    """stepguard never imports the model, its suite, tests or studies."""
-    assert not importing(MODULES, {"model", "perf_tests", "tests", "studies"})
+    """stepguard never imports the model, its suite, tests or benchmarks."""
+    assert not importing(MODULES, {"model", "perf_tests", "tests", "benchmarks"})
+
+
+def test_nobody_needs_a_studys_code():
+    """Studies are finished, and run at the commit that each names: nothing of today imports them,
+    and no workflow runs them.
+    """
+    assert not importing(MODULES, {"studies"})
+    for folder_of in ("benchmarks", "model", "perf_tests", "scripts", "tests"):
+        assert not importing(paths(folder_of), {"studies"})
+    started = re.compile(r"(-m +|python3? +)studies[./]")
+    for path in (ROOT / "Makefile", *ROOT.glob(".github/**/*.y*ml"), *ROOT.glob("scripts/*")):
+        assert not path.is_file() or not started.search(path.read_text()), path
+
+
+@pytest.mark.parametrize(
+    "page", sorted(ROOT.glob("studies/*/README.md")), ids=lambda p: p.parent.name
+)
+def test_a_study_names_the_commit_at_which_it_runs(page):
+    """On its third line, below the title; the commit is one of this repository."""
+    found = re.match(r"# .+\n\nFinished: .*commit `([0-9a-f]{7,40})`", page.read_text())
+    assert found, page
 
 
 WATCH = """
@@ -205,9 +227,9 @@ def test_any_folders_are_collected_together():
     assert not importing(paths("tests"), {"conftest"})
 
 
-def test_studies_and_scripts_import_what_is_there():
+def test_scripts_import_what_is_there():
     """Few tests run them; a name that stepguard no longer has would stay unseen."""
-    for path in paths("studies") + paths("scripts"):
+    for path in paths("scripts"):
         for module, name in statements(path):
             if module.startswith("stepguard") and name:
                 there = importlib.import_module(module)

@@ -30,6 +30,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "baselines" / "README.md",
+    ROOT / "benchmarks" / "README.md",
     *sorted(ROOT.glob("studies/**/*.md")),
 ]
 
@@ -177,18 +178,18 @@ def anchors(text):
     }
 
 
-def commands_of_the_studies():
+def commands_of_the_benchmarks():
     """Return the options that each module is called with, over all documents."""
     found: dict[str, set[str]] = {}
     for document in DOCUMENTS:
         text = document.read_text().replace("\\\n", " ")
-        for module, rest in re.findall(r"python -m (studies\.[\w.]+)([^`\n]*)", text):
+        for module, rest in re.findall(r"python -m (benchmarks\.[\w.]+)([^`\n]*)", text):
             found.setdefault(module, set()).update(re.findall(r"(?<!\S)--[a-z-]+", rest))
     return sorted(found.items())
 
 
-@pytest.mark.parametrize(("module", "options"), commands_of_the_studies())
-def test_the_commands_of_the_studies_are_there(module, options, monkeypatch, capsys):
+@pytest.mark.parametrize(("module", "options"), commands_of_the_benchmarks())
+def test_the_commands_of_the_benchmarks_are_there(module, options, monkeypatch, capsys):
     """A page's command names a module, and each of its options is one of the module's."""
     helped = help_of(importlib.import_module(module).main, monkeypatch, capsys)
     assert options <= set(re.findall(r"--[a-z-]+", helped))

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from killed_runs import RUN, differing, killed_often, leaves
 from training_runs import TINY, run_two_ranks, short_run
 
 from model.checkpoint import CheckpointError, Checkpoints, load
@@ -27,7 +28,6 @@ from model.data.loader import BatchLoader
 from model.data.shards import STDLIB_SHARD, Tokens
 from model.train import main, plot
 from model.training import LOG, Run, TrainingError, read_log
-from studies.learning.kills import RUN, differing, killed_often, leaves
 
 
 def assert_same_bits(found: Any, expected: Any) -> None:

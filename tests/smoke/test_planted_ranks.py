@@ -1,7 +1,6 @@
 """Two real ranks, end to end: what is planted between them is caught by its counter and named.
 
-What is measured are clones of this repository, planted by studies/planted_ranks, which judges
-them beside HEAD, on GPUs too. Here they are judged against a recording.
+What is measured are clones of this repository, judged against a recording.
 """
 
 from functools import partial
@@ -10,33 +9,60 @@ import pytest
 from git_repositories import commit
 from quick_launches import shorten_launches
 
+from benchmarks.shared import WORKLOADS, Change, clone_head
+from perf_tests.parameters import NANO_STEP
+from stepguard import Case, default_gates
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
+from stepguard.git.revision import current
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import measure_launches
+from stepguard.measure.workers import Bench
 from stepguard.report.commands import Commands
-from stepguard.report.words import block
+from stepguard.report.words import block, headline
 from stepguard.sentences import note
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Status, Verdict
-from studies.planted_ranks.measure import PLANTS, bench_of, case_of, clone, verdict_data
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
-CAUGHT = [name for name, plant in PLANTS.items() if plant.edits and not plant.timed]
-CASE = case_of("cpu", 2, "nothing")
+SETTINGS = "    ddp = DdpSettings(\n        bucket_cap_mb,\n"
+UNUSED = (
+    "        find_unused_parameters,\n        compile_before_wrap,\n        optimize_ddp,\n    )"
+)
+REDUCE = "                dist.all_reduce(total)\n"
+MORE = "                dist.all_reduce(torch.zeros(1000, device=total.device))\n"
+PLANTS = {  # old and new text in model/workloads.py
+    "gradient sync in every micro-step": (
+        "wanted = (last and self.gradient_sync) or",
+        "wanted = self.gradient_sync or",
+    ),
+    "buckets of 1 MiB": (SETTINGS, SETTINGS.replace("bucket_cap_mb", "1")),
+    "a search for unused parameters": (UNUSED, UNUSED.replace("find_unused_parameters", "True")),
+    "one more all-reduce": (REDUCE, REDUCE + MORE),
+}
+CASE = Case(
+    "planted",
+    "model.workloads:train_step",
+    NANO_STEP | {"batch": 1, "seq": 16},
+    "cpu",
+    world_size=2,
+    launches=1,
+    gates=default_gates("cpu", 2),
+)
 
 
 def measured(folder, name, where=".") -> Evidence:
     """The step of two gloo ranks in a clone with that plant: two layers fill buckets of 1 MiB."""
-    tree = clone(folder / where, name)
-    sizes = tree / "model" / "config.py"
-    before = sizes.read_text()
-    sizes.write_text(before.replace('"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=2'))
-    assert sizes.read_text() != before
+    tree = clone_head(folder / where / name.replace(" ", "-"))
+    if name in PLANTS:
+        Change(((WORKLOADS, *PLANTS[name]),)).plant(tree)
+    sizes = ("model/config.py", '"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=2')
+    Change((sizes,)).plant(tree)
     commit(tree, "two layers")
+    revision, runs = current(tree, tree / "baselines"), folder / "runs" / tree.name
     with pytest.MonkeyPatch.context() as monkeypatch:
         shorten_launches(monkeypatch)
-        return measure_launches(CASE, bench_of(CASE, tree, folder, folder / "cache"))
+        return measure_launches(CASE, Bench(tree, folder / "cache", runs, (), revision, "planted"))
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +82,13 @@ def verdicts(folder, clean) -> dict[str, Verdict]:
     """By plant: the verdict against a recording of the clean step."""
     recorded = Epoch(reason="clean", recordings=[recording_of(clean)])
     judged = partial(judge, entry=Entry(case=clean.case, epochs=[recorded]))
-    return {name: judged(measured(folder, name)) for name in ["nothing", *CAUGHT]}
+    return {name: judged(measured(folder, name)) for name in ["nothing", *PLANTS]}
 
 
 def moved(verdict: Verdict) -> dict[str, list[float | None]]:
     """The gated metrics that moved, with both values."""
-    found: dict[str, list[float | None]] = verdict_data(verdict)["moved"]
-    return found
+    metrics = [one for one in verdict.metrics if one.gated and one.status is not Status.SAME]
+    return {one.metric: [one.old, one.new] for one in metrics}
 
 
 def test_two_ranks_count_the_same_again(verdicts):
@@ -73,14 +99,14 @@ def test_two_ranks_count_the_same_again(verdicts):
     assert moved(verdicts["nothing"]) == {}
 
 
-@pytest.mark.parametrize("name", CAUGHT)
+@pytest.mark.parametrize("name", PLANTS)
 def test_every_plant_is_caught(verdicts, name):
     """The gate fails, and its headline names the metric that says what was planted: operators and
     candidates for a sync move as well.
     """
     assert verdicts[name].status is Status.CHANGED
     assert verdicts[name].worst.metric == CALLS
-    assert str(verdict_data(verdicts[name])["headline"]).count(" -> ") == 1
+    assert headline(verdicts[name]).count(" -> ") == 1
 
 
 def test_sync_in_every_micro_step_doubles_the_buckets(clean, verdicts):
@@ -119,11 +145,3 @@ def test_one_more_reduction_is_named_by_its_size(verdicts):
     text = block(verdict, "evidence", Commands())
     assert f"{CALLS} [calls]: " in text
     assert "moved: allreduce 4000 B 0 -> 1" in text
-
-
-def test_a_plant_that_finds_no_soil_is_an_error(tmp_path, monkeypatch):
-    """A text that the sources no longer have must not be measured as if it were planted."""
-    plant = PLANTS["one more all-reduce"]
-    monkeypatch.setitem(plant.edits, "not there", "nor here")
-    with pytest.raises(ValueError, match="not once there, for the plant"):
-        clone(tmp_path, "one more all-reduce")

@@ -1,1 +1,0 @@
-"""Finished research: a folder each with scripts, data and a page. See studies/README.md."""

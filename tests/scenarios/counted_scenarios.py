@@ -1,0 +1,329 @@
+"""Runs whose counters are compared with recordings."""
+
+from builders import cpu_evidence, evidence
+from inputs import (
+    FIVE,
+    OPERATORS,
+    SYNC,
+    TWO_RANKS,
+    at,
+    calling,
+    counting,
+    cpu_baseline,
+    recorded_of,
+    reduced,
+    syncing,
+)
+from scenario import Files, Run, Scenario
+
+from stepguard.site import Site
+
+PEAK = "peak_allocated_bytes"
+
+
+def casting(text):
+    """Where a step casts: a line that it has anyway, and this one."""
+    cast, line = "aten._to_copy.default", "loss = self.loss(logits)"
+    return (
+        Site(cast, "model/gpt.py", 80, "forward", text, count=1),
+        Site("aten.add.Tensor", "model/gpt.py", 80, "forward", "logits.float()", count=1),
+        Site("aten.add.Tensor", "model/gpt.py", 81, "forward", "loss(logits)", count=1),
+        Site("aten.mm.default", "model/gpt.py", 82, "forward", line, count=24),
+    )
+
+
+def activating(name):
+    """A line of the model that calls this operator twelve times a step."""
+    text = f"x = F.{name}(x)" if name != "mm" else "x = x @ w"
+    what = f"aten.{name}.default"
+    return (Site(what, "model/gpt.py", 44, "forward", text, count=12),)
+
+
+def exchanging(calls):
+    """Two ranks that reduce so often a step."""
+    reduce = "_c10d_functional.all_reduce.default"
+    found = reduced((10**6,) * calls)
+    lines = tuple(
+        Site(reduce, "model/ddp.py", 9 + one, "step", f"all_reduce({one})") for one in range(calls)
+    )
+    return counting(
+        found,
+        sites={OPERATORS: lines},
+        detail=found.counts.detail | {OPERATORS: {reduce: calls, "aten.add.Tensor": 2400 - calls}},
+        **{"collectives_per_step": calls, "collective_bytes_per_step": calls * 10**6},
+    )
+
+
+COUNTED = (
+    Scenario(
+        "cost-rose",
+        "A new .item() in the step, with its line.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            counting(evidence(), sites={"host_syncs_per_step": (SYNC,)}, host_syncs_per_step=1),
+            baseline=recorded_of(counting(evidence(), host_syncs_per_step=0)),
+        ),
+    ),
+    Scenario(
+        "cost-rose-within-slack",
+        "1 % more launches than the newest recording, of 2 % that are no news.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(counting(evidence(), launches_per_step=1010), baseline=FIVE),
+    ),
+    Scenario(
+        "cost-fell",
+        "Half the launches: a gain to accept.",
+        "FASTER",
+        "COUNTER_FELL",
+        Run(counting(evidence(), launches_per_step=500), baseline=FIVE),
+    ),
+    Scenario(
+        "peak-memory-rose",
+        "5 GB more at the peak.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(counting(evidence(), peak_allocated_bytes=50_000_000_000), baseline=FIVE),
+    ),
+    Scenario(
+        "operators-moved",
+        "A product more and four copies, at their lines.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            calling(
+                {"aten.mm.default": 25, "aten.add.Tensor": 2376, "aten.clone.default": 4},
+                (
+                    Site("aten.mm.default", "model/gpt.py", 71, "forward", "x @ self.w", count=1),
+                    Site("aten.clone.default", "model/gpt.py", 70, "forward", "x.clone()", count=4),
+                ),
+            ),
+            baseline=recorded_of(
+                calling(
+                    {"aten.mm.default": 24, "aten.add.Tensor": 2376},
+                    (Site("aten.add.Tensor", "model/gpt.py", 9, "forward", "x + y", count=2376),),
+                )
+            ),
+        ),
+    ),
+    Scenario(
+        "operators-exchanged",
+        "As many calls as before, of other operators: CHANGED, and no improvement.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            calling({"aten.mm.default": 23, "aten.bmm.default": 1, "aten.add.Tensor": 2376}),
+            baseline=FIVE,
+        ),
+    ),
+    Scenario(
+        "operators-views-alone",
+        "Ten views more in 2,400 calls: as much work as before.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            calling({"aten.mm.default": 24, "aten.add.Tensor": 2376, "aten.view.default": 10}),
+            baseline=FIVE,
+        ),
+    ),
+    Scenario(
+        "less-work",
+        "A third of the FLOPs is gone: fast, and not the same step.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(counting(at(-30.0), flops_per_step=75_000_000_000_000), baseline=FIVE),
+    ),
+    Scenario(
+        "one-rank-rose",
+        "The busiest rank waits as often as before, and the other one now does, too.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            counting(TWO_RANKS, host_syncs_per_step=2),
+            baseline=recorded_of(
+                counting(
+                    TWO_RANKS,
+                    by_rank={"host_syncs_per_step": (2, 1)},
+                    host_syncs_per_step=2,
+                )
+            ),
+        ),
+    ),
+    Scenario(
+        "two-ranks-same",
+        "Two ranks as recorded, one of which logs.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(syncing((2, 1)), baseline=recorded_of(syncing((2, 1)))),
+    ),
+    Scenario(
+        "collectives-moved",
+        "One exchange of 4 MB became four of 1 MB.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            reduced((10**6, 10**6 + 1, 10**6 + 2, 10**6 - 3)),
+            baseline=recorded_of(reduced((4 * 10**6,))),
+        ),
+    ),
+    Scenario(
+        "more-bytes-exchanged",
+        "As many collectives, of twice the bytes.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(reduced((8 * 10**6,)), baseline=recorded_of(reduced((4 * 10**6,)))),
+    ),
+    Scenario(
+        "cpu-same",
+        "On a CPU counters alone decide, and all are equal.",
+        "same",
+        "EQUAL",
+        Run(cpu_evidence(), baseline=cpu_baseline()),
+    ),
+    Scenario(
+        "cpu-sync-candidate",
+        "On a CPU a call that would wait on a GPU, with its line.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            counting(
+                cpu_evidence(),
+                sites={"sync_candidates_per_step": (SYNC,)},
+                sync_candidates_per_step=11,
+            ),
+            baseline=cpu_baseline(),
+        ),
+    ),
+    Scenario(
+        "cpu-as-a-run-kept-it",
+        "A run's own files of a case on a CPU: a sync that was added, and its operators.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Files("cpu-changed"),
+    ),
+    Scenario(
+        "two-cpu-ranks-as-a-run-kept-it",
+        "A run's own files of two ranks on a CPU: a sync that was added, on each.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Files("cpu-two-ranks"),
+    ),
+    Scenario(
+        "one-rank-fell",
+        "One of two ranks waits less often.",
+        "FASTER",
+        "COUNTER_FELL",
+        Run(syncing((2, 1)), baseline=recorded_of(syncing((2, 2)))),
+    ),
+    Scenario(
+        "other-parts-of-unlike-ranks",
+        "As many products on the busiest rank, of other operators; its neighbour has fewer.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            counting(
+                TWO_RANKS,
+                detail={OPERATORS: {"aten.bmm.default": 24, "aten.add.Tensor": 2376}},
+                by_rank={OPERATORS: (2400, 2390)},
+            ),
+            baseline=recorded_of(counting(TWO_RANKS, by_rank={OPERATORS: (2400, 2390)})),
+        ),
+    ),
+    Scenario(
+        "peak-memory-within-a-block",
+        "100 B more at the peak: less than an allocator's block.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(counting(evidence(), peak_allocated_bytes=45_000_000_100), baseline=FIVE),
+    ),
+    Scenario(
+        "peak-memory-and-its-line",
+        "More at the peak, and a cast that another line makes now.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            counting(
+                evidence(), sites={OPERATORS: casting("logits.float()")}, **{PEAK: 50_000_000_000}
+            ),
+            baseline=recorded_of(counting(evidence(), sites={OPERATORS: casting("loss(logits)")})),
+        ),
+    ),
+    Scenario(
+        "bytes-kept-between-steps",
+        "A list that grows keeps 4 MiB more of each step.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            counting(
+                evidence(),
+                sites={
+                    "leaked_bytes_per_step": (
+                        Site("aten.mm", "train.py", 9, "step", "kept.append(y)", count=4 << 20),
+                    )
+                },
+                leaked_bytes_per_step=4 << 20,
+            ),
+            baseline=recorded_of(counting(evidence(), leaked_bytes_per_step=0)),
+        ),
+    ),
+    Scenario(
+        "casts-of-an-older-recording",
+        "A recording from before casts had types: as many casts are as many.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            calling({"aten._to_copy[bfloat16].default": 24, "aten.add.Tensor": 2376}),
+            baseline=recorded_of(calling({"aten._to_copy.default": 24, "aten.add.Tensor": 2376})),
+        ),
+    ),
+    Scenario(
+        "operators-replaced-at-a-line",
+        "One line calls another activation: it is named for the one that it replaces.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            calling({"aten.silu.default": 12, "aten.add.Tensor": 2388}, activating("silu")),
+            baseline=recorded_of(
+                calling({"aten.gelu.default": 12, "aten.add.Tensor": 2388}, activating("gelu"))
+            ),
+        ),
+    ),
+    Scenario(
+        "operators-fell",
+        "A line that is gone called twelve products.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            calling({"aten.add.Tensor": 2376}, activating("silu")[:0]),
+            baseline=recorded_of(
+                calling({"aten.mm.default": 12, "aten.add.Tensor": 2376}, activating("mm"))
+            ),
+        ),
+    ),
+    Scenario(
+        "collectives-and-their-line",
+        "Another all_reduce, at its line.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(exchanging(2), baseline=recorded_of(exchanging(1))),
+    ),
+    Scenario(
+        "graph-break",
+        "A graph break, with what the compiler says of it.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            counting(
+                evidence(),
+                sites={
+                    "graph_breaks": (
+                        Site("graph break: Tensor.item()", "gpt.py", 71, "forward", "if x.sum():"),
+                    )
+                },
+                graph_breaks=1,
+            ),
+            baseline=recorded_of(counting(evidence(), graph_breaks=0)),
+        ),
+    ),
+)

@@ -1,0 +1,48 @@
+"""Profiles of a step of 250 ms whose kernels are known."""
+
+import random
+from dataclasses import replace
+
+import msgspec
+from builders import CASE, evidence, recording
+
+from stepguard.baseline_file import Entry, Epoch
+from stepguard.judge.summary import stored
+from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added
+
+STEPS = 6
+NORM = "triton_poi_fused_add_gelu_native_layer_norm"
+
+
+def step(slower=1.0, seed=1, code="a1", more_us=0.0):
+    """The profile of a step of 20 kernels, the longest of which takes ``slower`` times as long, is
+    generated from ``code``, and has another kernel behind it that takes ``more_us``.
+    """
+    draw, rows = random.Random(seed), []
+    for i in range(20):
+        ms = 60.0 / (i + 1) * (slower if i == 0 else 1.0)
+        us = tuple(1e3 * ms * draw.gauss(1, 0.001) for _ in range(STEPS))
+        phase = ("forward", "backward")[i % 2]
+        named = f"{NORM}_{i}", NORM, "Triton", phase, (12.0,) * STEPS, us
+        rows.append(KernelRow(*named, grid=(i + 1, 2, 1), code=code if i == 0 else f"n{i}"))
+    if more_us:
+        named = "triton_poi_fused_clone_99", "triton_poi_fused_clone", "Triton", "forward"
+        rows.append(
+            KernelRow(*named, (12.0,) * STEPS, (more_us,) * STEPS, operator="aten.clone", code="c3")
+        )
+    gaps = IdleRow("sync", "cudaStreamSynchronize", "forward", (1.0,) * STEPS, (2000.0,) * STEPS)
+    busy, none = added([row.us for row in rows]), (0.0,) * STEPS
+    parts = Parts(added([busy, gaps.us]), busy, none, none, gaps.us)
+    return Profile("NVIDIA H200", 1, parts, tuple(rows), (gaps,))
+
+
+def counts_of(found, profile, **changes):
+    """Evidence with that profile."""
+    return replace(found, counts=replace(found.counts, profile=profile, **changes))
+
+
+def recorded_step(ms):
+    """A baseline of that step, at so many ms."""
+    own = stored(counts_of(evidence(), step()))
+    own = msgspec.structs.replace(own, times_ms=recording(ms).times_ms)
+    return Entry(case=CASE, epochs=[Epoch(reason="first recording", recordings=[own])])

@@ -1,0 +1,281 @@
+"""Runs that measured another tree in pairs with HEAD: what the times say."""
+
+from dataclasses import replace
+
+from builders import block_of, evidence
+from inputs import (
+    BUSY,
+    DISTURBED,
+    IDENTITY,
+    NOISY,
+    OPERATORS,
+    QUIET,
+    counted_in,
+    pairs,
+    profiled,
+    two_ranks,
+    unchanged,
+    with_ranks,
+    within,
+)
+from kernels import counts_of, step
+from scenario import Files, Run, Scenario
+
+from stepguard.ab_margins import Margins
+from stepguard.identity import StepIdentity
+from stepguard.judge.ab.decision import judge_ab, without_false_discoveries
+from stepguard.profile import added
+from stepguard.site import Site
+
+
+def one_of_many():
+    """The verdict on a slowdown that its pairs prove at 0.1 %, of a run of sixty cases."""
+    found = judge_ab(pairs(0.55, (0.0012, -0.0012) * 3))
+    others = [replace(judge_ab(pairs()), p_value=1.0)] * 59
+    (taken_back,) = without_false_discoveries([found, *others])
+    return taken_back
+
+
+CLONED = "aten.clone.default"
+CLONE = (Site(CLONED, "model/gpt.py", 70, "forward", "x.clone()", count=12),)
+
+
+def six_of(**counts):
+    """Six pairs of steps that are the same, of which HEAD's counts differ so."""
+    found = pairs(files=("model/gpt.py",))
+    base = counts_of(found.base, BUSY, identity=IDENTITY)
+    head = replace(found.head, counts=replace(base.counts, **counts))
+    return replace(found, head=head, base=base)
+
+
+def odd_pair(change):
+    """One pair of steps that are the same; ``change`` makes HEAD's times of a step's number."""
+    found, number, blocks = unchanged(out_of_time=True), 0, []
+    (one,) = found.head.launches
+    for each in one.blocks:
+        ms = [change(number + i, time) for i, time in enumerate(each.step_ms)]
+        number += len(ms)
+        blocks.append(replace(block_of(ms, each.ran), enqueue_ms=each.enqueue_ms))
+    head = replace(found.head, launches=(replace(one, blocks=tuple(blocks)),))
+    return replace(found, head=head)
+
+
+def each_slower(profile):
+    """The profile, with each kernel slower by another share."""
+    rows = tuple(
+        replace(row, us=tuple(us * (1.01 + 0.03 * (i % 5)) for us in row.us), code=f"m{i}")
+        for i, row in enumerate(profile.kernels)
+    )
+    busy = added([row.us for row in rows])
+    parts = replace(profile.parts, step_us=added([busy, profile.parts.idle_us]), compute_us=busy)
+    return replace(profile, kernels=rows, parts=parts)
+
+
+PAIRED = (
+    Scenario(
+        "pairs-slower",
+        "Six pairs of a step that is 2 % slower.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=pairs(2.0)),
+    ),
+    Scenario(
+        "pairs-faster",
+        "Six pairs of a step that is 2 % faster.",
+        "FASTER",
+        "BEYOND_MARGIN",
+        Run(pairs=pairs(-2.0)),
+    ),
+    Scenario(
+        "pairs-same",
+        "Six pairs of a step that is as fast.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=pairs()),
+    ),
+    Scenario(
+        "pairs-undecided",
+        "Pairs that scatter by 3 %, and the time is up.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=pairs(1.0, NOISY, out_of_time=True)),
+    ),
+    Scenario(
+        "pairs-too-few",
+        "Four pairs of 2 %, which no profile explains.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=pairs(2.0, QUIET[:4])),
+    ),
+    Scenario(
+        "pairs-last-analysis",
+        "Twenty-four pairs between the margins: the plan is at its end.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=pairs(0.5, (0.008, -0.008) * 12)),
+    ),
+    Scenario(
+        "pairs-disturbed",
+        "`same` by six pairs, and slower with the four that were disturbed: no pass.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=pairs(again=(DISTURBED,) * 4, out_of_time=True)),
+    ),
+    Scenario(
+        "pairs-one-after-the-other",
+        "Both trees do not fit on the GPU together: a launch after the other.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=pairs(2.0, together=False)),
+    ),
+    Scenario(
+        "pairs-margins-of-the-case",
+        "2 % slower in a case whose own margins are 1 and 5 %.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=pairs(2.0, margins=Margins(1.0, 5.0), case_margins=Margins(1.0, 5.0))),
+    ),
+    Scenario(
+        "pairs-explained-four",
+        "Four pairs of 2 %, which another kernel explains.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=profiled(pairs(2.0, QUIET[:4]), step(more_us=5000.0), step())),
+    ),
+    Scenario(
+        "pairs-kernel-named",
+        "Six pairs of 2 %, and the kernel that takes longer.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=profiled(pairs(2.0), step(1.085, seed=2), step())),
+    ),
+    Scenario(
+        "pairs-identical-step",
+        "One pair of steps that are the same, kernel for kernel.",
+        "same",
+        "IDENTICAL_STEP",
+        Run(pairs=unchanged()),
+    ),
+    Scenario(
+        "pairs-identical-kernels-slower",
+        "One pair of steps that are the same, and HEAD's takes 2 % longer: more pairs are wanted.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=unchanged(2.0, out_of_time=True)),
+    ),
+    Scenario(
+        "pairs-of-two-ranks",
+        "Two ranks, 2 % slower, since rank 1 computes for longer.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=with_ranks(pairs(2.0, made=two_ranks), (230e3, 240e3), (230e3, 235e3))),
+    ),
+    Scenario(
+        "pairs-late-slowdown",
+        "Two pairs in which HEAD alone is 12 % slower from step 150 on.",
+        "SLOWER",
+        "LATE_SLOWDOWN",
+        Run(pairs=within(late=0.12)),
+    ),
+    Scenario(
+        "pairs-periodic-slowdown",
+        "Two pairs in which HEAD alone takes twice as long every sixteenth step.",
+        "SLOWER",
+        "PERIODIC_SLOWDOWN",
+        Run(pairs=within(every=0.66)),
+    ),
+    Scenario(
+        "pairs-late-on-both-sides",
+        "Both trees are slower from step 150 on: HEAD did not do it.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=within(both={"late": 0.12})),
+    ),
+    Scenario(
+        "gpu-pairs-as-a-run-kept-them",
+        "A file of one pair of steps that are the same, kernel for kernel.",
+        "same",
+        "IDENTICAL_STEP",
+        Files("gpu-pairs-identical"),
+    ),
+    # What a run takes back depends on all its cases, once it is over: judge has one at a time.
+    Scenario(
+        "pairs-not-proven",
+        "SLOWER by its own pairs, and not among sixty cases of its run.",
+        "INCONCLUSIVE",
+        "UNPROVEN",
+        one_of_many,
+    ),
+    Scenario(
+        "pairs-other-settings",
+        "Six pairs that see no difference: the steps' settings differ, so that one was not enough.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=six_of(identity=StepIdentity(IDENTITY.parts | {"settings": "d4"}))),
+    ),
+    Scenario(
+        "pairs-idle-gpu",
+        "Six pairs of steps that are the same, and that the host bounds.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=six_of(profile=replace(BUSY, parts=replace(BUSY.parts, idle_us=(25e3,) * 6)))),
+    ),
+    Scenario(
+        "pairs-other-counts",
+        "Six pairs of the same kernels, with 9 B more at the peak.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(
+            pairs=six_of(values=evidence().counts.values | {"peak_allocated_bytes": 45 * 10**9 + 9})
+        ),
+    ),
+    Scenario(
+        "pairs-other-data",
+        "Six pairs of steps that are the same, beside files that are no code.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=replace(six_of(), files=("model/gpt.py", "data.bin"))),
+    ),
+    Scenario(
+        "pairs-some-steps-slower",
+        "One pair of steps that are the same, of which HEAD's slowest are slower.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=odd_pair(lambda number, ms: ms * (1.1 if number % 8 == 7 else 1 / 1.0137))),
+    ),
+    Scenario(
+        "pairs-last-block-slower",
+        "One pair of steps that are the same, of which HEAD's last block is slower.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=odd_pair(lambda number, ms: ms * (1.02 if number >= 16 else 0.98))),
+    ),
+    Scenario(
+        "pairs-of-two-kinds-of-gpu",
+        "The profiles are of two kinds of GPU: nothing is explained by them.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=profiled(pairs(2.0), replace(step(seed=2), gpu="NVIDIA H100"), step())),
+    ),
+    Scenario(
+        "pairs-many-causes",
+        "All kernels take longer, each by more or less: the first causes, and the sum of the rest.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=profiled(pairs(2.0), each_slower(step(seed=2)), step())),
+    ),
+    Scenario(
+        "pairs-kernel-and-its-line",
+        "A kernel that is new, and the line of the operator that it does.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(
+            pairs=counted_in(
+                profiled(pairs(2.0), step(more_us=5000.0), step()),
+                sites={OPERATORS: CLONE},
+                detail={OPERATORS: {"aten.mm.default": 24, "aten.add.Tensor": 2376, CLONED: 12}},
+                operator_calls_per_step=2412,
+            )
+        ),
+    ),
+)

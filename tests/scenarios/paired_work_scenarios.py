@@ -1,0 +1,323 @@
+"""Runs that measured another tree in pairs: counters, failures and trailers beside the times."""
+
+import math
+from dataclasses import replace
+
+from builders import block, launch
+from inputs import (
+    FEWER,
+    LOSS,
+    NEW,
+    NOISY,
+    OPERATORS,
+    ROSE,
+    SYNC,
+    SYNCS,
+    TRACEBACK,
+    UNSTEADY,
+    counted_in,
+    cpu_pairs,
+    failed_side,
+    pairs,
+    two_ranks,
+)
+from scenario import Files, Run, Scenario
+
+from stepguard.evidence import Fault
+from stepguard.expectation import Expectation
+from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.ab.expectations import expect
+
+
+def expected(found, *names):
+    """The verdict on pairs of a range, a commit of which declares that these metrics get worse."""
+    said = "a larger vocabulary", NEW, "A. Author"
+    declared = [Expectation(found.head.case_id, name, *said) for name in names]
+    return expect(judge_ab(found), declared)
+
+
+PAIRED_WORK = (
+    Scenario(
+        "pairs-more-bytes-exchanged",
+        "As fast, and it exchanges more: no time pays for that.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(pairs=counted_in(pairs(made=two_ranks), collective_bytes_per_step=20)),
+    ),
+    Scenario(
+        "pairs-cost-rose",
+        "As fast as the other revision, and it waits once more for the GPU.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(pairs(), **ROSE)),
+    ),
+    Scenario(
+        "pairs-cost-paid-for",
+        "A cost rose, and the step is 2 % faster.",
+        "FASTER",
+        "BEYOND_MARGIN",
+        Run(pairs=counted_in(pairs(-2.0), **ROSE)),
+    ),
+    Scenario(
+        "pairs-cost-rose-undecided",
+        "A cost rose and the pairs do not decide.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(pairs(1.0, NOISY, out_of_time=True), **ROSE)),
+    ),
+    Scenario(
+        "pairs-cost-fell",
+        "As fast, with half the launches.",
+        "FASTER",
+        "COUNTER_FELL",
+        Run(pairs=counted_in(pairs(), launches_per_step=500)),
+    ),
+    Scenario(
+        "pairs-other-operators",
+        "Other operators of as many FLOPs, and as fast: the time decides.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(
+            pairs=counted_in(
+                pairs(),
+                detail={OPERATORS: {"aten.mm.default": 25, "aten.add.Tensor": 2376}},
+                operator_calls_per_step=2401,
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-other-flops",
+        "A third of the FLOPs is gone: no times are compared.",
+        "CHANGED",
+        "OTHER_FLOPS",
+        Run(pairs=counted_in(pairs(-30.0), **FEWER)),
+    ),
+    Scenario(
+        "pairs-other-tokens",
+        "Half the tokens a step: no times are compared.",
+        "CHANGED",
+        "OTHER_TOKENS",
+        Run(pairs=pairs(-50.0, head={"tokens_per_step": 65_536})),
+    ),
+    Scenario(
+        "pairs-base-lacks",
+        "The other revision has no such factory.",
+        "NOT COMPARABLE",
+        "BASE_LACKS",
+        Run(
+            pairs=pairs(
+                head={"launches": ()},
+                base=failed_side("BAD_WORKLOAD", "model.workloads has no train_step"),
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-head-raised",
+        "HEAD's step raised.",
+        "BROKEN",
+        "RAISED",
+        Run(
+            pairs=pairs(
+                head=failed_side("RAISED", "ValueError: planted", TRACEBACK, LOSS),
+                base={"launches": ()},
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-base-killed",
+        "A rank of the other revision was killed: that says nothing of either.",
+        "BROKEN",
+        "KILLED",
+        Run(
+            pairs=pairs(
+                head={"launches": ()}, base=failed_side("KILLED", "rank 0 was killed by SIGKILL")
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-foreign-process",
+        "Another process came onto the GPU.",
+        "UNFIT",
+        "FOREIGN_PROCESS",
+        Run(pairs=pairs(2.0, head={"faults": (Fault("FOREIGN_PROCESS", "process 4711"),)})),
+    ),
+    Scenario(
+        "pairs-tree-changed",
+        "A file was written meanwhile: pairs may be of other code.",
+        "BROKEN",
+        "TREE_CHANGED",
+        Run(pairs=pairs(head={"faults": (Fault("TREE_CHANGED", "model/gpt.py was written"),)})),
+    ),
+    Scenario(
+        "pairs-unequal-sides",
+        "A launch of one side is not there.",
+        "BROKEN",
+        "TOO_FEW_LAUNCHES",
+        Run(pairs=pairs(base={"launches": pairs().base.launches[:5]})),
+    ),
+    Scenario(
+        "pairs-not-steady",
+        "The other revision never gets steady.",
+        "INCONCLUSIVE",
+        "NOT_STEADY",
+        Run(pairs=pairs(scatter=(0.0,), base={"launches": (UNSTEADY,)})),
+    ),
+    Scenario(
+        "pairs-work-unknown",
+        "The other revision's FLOPs were not counted.",
+        "BROKEN",
+        "METRIC_MISSING",
+        Run(
+            pairs=replace(
+                pairs(),
+                head=replace(pairs().head, gates=("step_ms",)),
+                base=replace(
+                    pairs().base,
+                    gates=("step_ms",),
+                    counts=replace(
+                        pairs().base.counts,
+                        values={"launches_per_step": 1000},
+                        unstable={"flops_per_step": "steps differ: 1, 2"},
+                    ),
+                ),
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-clocks-disagree",
+        "The events of a block end before its wall clock.",
+        "BROKEN",
+        "CLOCKS_DISAGREE",
+        Run(
+            pairs=pairs(
+                scatter=(0.0,), head={"launches": (launch(blocks=(block(events_ms=(2375.0,)),)),)}
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-time-not-gated",
+        "A case that gates counters alone: the time is shown.",
+        "same",
+        "EQUAL",
+        Run(
+            pairs=pairs(
+                2.0,
+                head={"gates": ("flops_per_step", SYNCS)},
+                base={"gates": ("flops_per_step", SYNCS)},
+            )
+        ),
+    ),
+    Scenario(
+        "cpu-glance-same",
+        "Two pairs on a CPU show no slowdown.",
+        "same",
+        "NO_SLOWDOWN",
+        Run(pairs=cpu_pairs([-0.2, 0.1])),
+    ),
+    Scenario(
+        "cpu-glance-in-doubt",
+        "Eight pairs on a busy CPU are slower on average, and not beyond doubt.",
+        "same",
+        "MAYBE_SLOWER",
+        Run(pairs=cpu_pairs([0.3, -0.1] * 4)),
+    ),
+    Scenario(
+        "cpu-glance-too-few",
+        "The time was up after a pair on a CPU.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=cpu_pairs([0.07], out_of_time=True)),
+    ),
+    Scenario(
+        "cpu-glance-slower",
+        "Three times the step, on a CPU.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=cpu_pairs([math.log(3) + one for one in (0.1, -0.1, 0.05, -0.05, 0.1, -0.1)])),
+    ),
+    Scenario(
+        "cpu-glance-cost-rose",
+        "On a CPU no time pays for a sync candidate.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            pairs=counted_in(
+                cpu_pairs([-0.7] * 6),
+                sites={"sync_candidates_per_step": (SYNC,)},
+                sync_candidates_per_step=11,
+            )
+        ),
+    ),
+    Scenario(
+        "cpu-pairs-as-a-run-kept-them",
+        "A run's own file of pairs on a CPU: a sync that was added.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Files("cpu-pairs"),
+    ),
+    # The trailers of the range are read by a run, from git: judge has only the pairs.
+    Scenario(
+        "expected-slowdown",
+        "2 % slower, as a commit of the range declares.",
+        "same",
+        "EXPECTED",
+        lambda: expected(pairs(2.0), "step_ms"),
+    ),
+    Scenario(
+        "expected-one-of-two",
+        "A slowdown is declared, and a cost rose that is not.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        lambda: expected(counted_in(pairs(2.0), **ROSE), "step_ms"),
+    ),
+    Scenario(
+        "expected-not-needed",
+        "A slowdown is declared that there is not, and one of a metric that is not gated.",
+        "same",
+        "WITHIN_MARGINS",
+        lambda: expected(pairs(), "step_ms", "exposed_comm_pct"),
+    ),
+    Scenario(
+        "expected-not-applied",
+        "A declared slowdown excuses no step that raised.",
+        "BROKEN",
+        "RAISED",
+        lambda: expected(
+            pairs(head=failed_side("RAISED", "ValueError: planted"), base={"launches": ()}),
+            "step_ms",
+        ),
+    ),
+    Scenario(
+        "pairs-flops-of-one-rank",
+        "As many FLOPs on the busiest rank, and fewer on the other one.",
+        "CHANGED",
+        "OTHER_FLOPS",
+        Run(
+            pairs=counted_in(
+                pairs(made=two_ranks),
+                by_rank={"flops_per_step": (112_000_000_000_000, 14_000_000_000_000)},
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-not-steady-but-a-cost-rose",
+        "HEAD recompiles for ever: that is why it is not steady, and it decides.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(pairs(scatter=(0.0,), head={"launches": (UNSTEADY,)}), recompiles=18)),
+    ),
+    Scenario(
+        "pairs-generated-kernel",
+        "The compiler makes a kernel more, and the step is as fast: the time decides.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=counted_in(pairs(), generated_kernels=81)),
+    ),
+    Scenario(
+        "pairs-base-raised",
+        "The other revision's step raises: it cannot run the case.",
+        "NOT COMPARABLE",
+        "BASE_LACKS",
+        Run(pairs=pairs(head={"launches": ()}, base=failed_side("RAISED", "ValueError: planted"))),
+    ),
+)

@@ -1,0 +1,199 @@
+"""Runs whose times are compared with recordings, and that nothing confirmed."""
+
+from dataclasses import replace
+
+from builders import (
+    CASE,
+    FINGERPRINT,
+    entry,
+    epoch,
+    evidence,
+    launch,
+    one_recording,
+    recording,
+    two_rank_evidence,
+)
+from inputs import DIFFERENCE, FIVE, TWO_RANKS, at, recorded_of, sync_overhead, uneven
+from kernels import counts_of, recorded_step, step
+from scenario import Files, Run, Scenario
+
+from stepguard.evidence import Difference
+from stepguard.recording import RecordedDifference
+
+RECORDED = (
+    Scenario(
+        "recordings-same",
+        "A step as fast as its five recordings, with equal counters.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(at(0.0), baseline=FIVE),
+    ),
+    Scenario(
+        "recordings-same-within-limit",
+        "0.4 % slower than recordings whose limit is 0.5 %.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(at(0.4), baseline=FIVE),
+    ),
+    Scenario(
+        "recordings-slower-beyond-machines",
+        "5 % slower and no pairs: beyond the 4 % that one card differs by, so it fails.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        Run(at(5.0), baseline=FIVE),
+    ),
+    Scenario(
+        "recordings-faster-beyond-machines",
+        "5 % faster and no pairs: a gain to accept.",
+        "FASTER",
+        "BEYOND_LIMIT",
+        Run(at(-5.0), baseline=FIVE),
+    ),
+    Scenario(
+        "recordings-alarm-unconfirmed",
+        "2 % slower and no pairs: an alarm that nothing confirmed.",
+        "INCONCLUSIVE",
+        "UNCONFIRMED",
+        Run(at(2.0), baseline=FIVE),
+    ),
+    Scenario(
+        "recordings-gain-unconfirmed",
+        "2 % faster and no pairs: no gain is claimed.",
+        "same",
+        "WITHIN_LEVEL",
+        Run(at(-2.0), baseline=FIVE),
+    ),
+    Scenario(
+        "recordings-drifting-level",
+        "Each recording was a little slower than the one before: their spread widens the limit.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(at(0.7), baseline=entry((250.0, 250.4, 250.8, 251.2))),
+    ),
+    Scenario(
+        "recordings-of-another-card",
+        "2 % slower than another card of the kind: within what cards differ by.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(at(2.0), baseline=one_recording(device_uuid="GPU-5678")),
+    ),
+    Scenario(
+        "recordings-last-epoch-alone",
+        "As fast as an older level, which an accepted change left: 4.2 % faster than today's.",
+        "FASTER",
+        "BEYOND_LIMIT",
+        Run(at(0.0), baseline=entry(epochs=[epoch(), epoch((261.0,), reason="slower loss")])),
+    ),
+    Scenario(
+        "recordings-too-noisy",
+        "Launches of 240, 250 and 260 ms tell nothing to half a percent.",
+        "INCONCLUSIVE",
+        "TOO_NOISY",
+        Run(evidence((240.0, 260.0, 250.0)), baseline=FIVE),
+    ),
+    Scenario(
+        "recordings-kernel-moved",
+        "The step is within its limit, and one of its kernels takes 4 % longer.",
+        "same",
+        "KERNELS_MOVED",
+        Run(counts_of(evidence(), step(1.04, seed=3)), baseline=recorded_step(250.0)),
+    ),
+    Scenario(
+        "late-slowdown-against-recordings",
+        "12 % slower from step 150 on: a notice, since recordings know no single steps.",
+        "same",
+        "LATE_SLOWDOWN",
+        Run(uneven(late=0.12), baseline=entry((48.5,))),
+    ),
+    Scenario(
+        "periodic-slowdown-against-recordings",
+        "Every sixteenth step takes twice as long: a notice.",
+        "same",
+        "PERIODIC_SLOWDOWN",
+        Run(uneven(every=0.7), baseline=entry((45.7,))),
+    ),
+    Scenario(
+        "difference-rose",
+        "What a synchronization costs rose from 1 to 3 % of a step.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        Run(
+            sync_overhead(3.0),
+            baseline=one_recording(
+                differences_pct={DIFFERENCE: RecordedDifference(mean=1.0, half_width=0.1)}
+            ),
+        ),
+    ),
+    Scenario(
+        "real-recording-slower",
+        "3 % slower than a recording of an H200, with a sync more: the cost decides.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Files("gpu-recorded"),
+    ),
+    Scenario(
+        "not-recorded",
+        "No baseline has the case.",
+        "NO BASELINE",
+        "NOT_RECORDED",
+        Run(evidence()),
+    ),
+    Scenario(
+        "metric-not-recorded",
+        "The recording is older than one of the counters.",
+        "NO BASELINE",
+        "METRIC_NOT_RECORDED",
+        Run(
+            evidence(),
+            baseline=one_recording(
+                counters={k: v for k, v in recording().counters.items() if k != "recompiles"}
+            ),
+        ),
+    ),
+    Scenario(
+        "other-software",
+        "Recorded under an older torch.",
+        "NOT COMPARABLE",
+        "OTHER_SOFTWARE",
+        Run(evidence(fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130")), baseline=FIVE),
+    ),
+    Scenario(
+        "other-parameters",
+        "The case's batch was edited.",
+        "NOT COMPARABLE",
+        "OTHER_PARAMETERS",
+        Run(
+            evidence(case=CASE | {"params": CASE["params"] | {"batch": 32}}),
+            baseline=FIVE,
+        ),
+    ),
+    Scenario(
+        "other-tokens",
+        "The workload itself reads another number of tokens.",
+        "NOT COMPARABLE",
+        "OTHER_TOKENS",
+        Run(evidence(tokens_per_step=65_536), baseline=FIVE),
+    ),
+    Scenario(
+        "late-and-periodic-against-recordings",
+        "Every sixteenth step is slow, and all are from step 150 on: the interval is named.",
+        "same",
+        "PERIODIC_SLOWDOWN",
+        Run(uneven(late=0.12, every=0.7), baseline=entry((49.97,))),
+    ),
+    Scenario(
+        "two-ranks-slower",
+        "5 % slower: one rank takes longer alone, and what a rank takes without others.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        Run(
+            two_rank_evidence(
+                launches=at(5.0).launches,
+                one_rank=launch(200.0),
+                one_rank_tokens_per_step=65_536,
+                differences=(Difference("exposed_comm", ((240.0, 250.0),) * 3, (230.0, 240.0)),),
+            ),
+            baseline=recorded_of(TWO_RANKS),
+        ),
+    ),
+)

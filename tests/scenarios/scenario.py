@@ -1,0 +1,147 @@
+"""A scenario: what a run keeps, or the nearest pure call, and the verdict that comes of it.
+
+Inputs are built by code, or are files of ``kept/``. They go through ``python -m stepguard judge``
+in this process, which reads files alone. What comes out is compared by its words, not by its types.
+"""
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepguard.baseline_file import SCHEMA, BaselineFile, Entry
+from stepguard.cli.main import main
+from stepguard.cli.stored.evidence import verdict_of_run
+from stepguard.comparison import Comparison
+from stepguard.evidence import Evidence, to_json
+from stepguard.report import words
+from stepguard.report.commands import Commands
+from stepguard.report.documents import as_json, verdict_document
+from stepguard.storage import baselines
+from stepguard.storage.runs import kept_files, read_comparison, read_evidence
+from stepguard.storage.waivers import load_waivers, today
+from stepguard.verdict import Verdict
+from stepguard.waiver import Waiver
+
+HERE = Path(__file__).parent
+GOLDEN, KEPT = HERE / "golden", HERE / "kept"
+RUN, BASELINES, DOCUMENT = Path("run"), Path("baselines"), Path("verdicts.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left: files of evidence, of pairs or of both, and what they are judged by."""
+
+    evidence: Evidence | None = None
+    pairs: Comparison | None = None
+    baseline: Entry | None = None
+    waivers: tuple[Waiver, ...] = ()
+
+    def write(self) -> None:
+        """Write the files into the working directory, as a run and people do."""
+        folder, head = RUN / "case", self.evidence or self.pairs.head
+        folder.mkdir(parents=True)
+        BASELINES.mkdir()
+        if self.evidence:
+            (folder / "evidence.json").write_bytes(to_json(self.evidence))
+        if self.pairs:
+            (folder / "comparison.json").write_bytes(to_json(self.pairs))
+        if self.baseline:
+            machine = baselines.machine_of(head)
+            content = BaselineFile(
+                schema=SCHEMA, machine=machine, cases={head.case_id: self.baseline}
+            )
+            baselines.save(baselines.path_of(BASELINES, head), content)
+        if self.waivers:
+            content = {"schema": 1, "waivers": msgspec.to_builtins(self.waivers)}
+            (BASELINES / baselines.WAIVERS).write_text(json.dumps(content))
+
+
+@dataclass(frozen=True)
+class Files:
+    """A folder of ``kept/``: files in the layout of 2026-11-25, as users have them.
+
+    They are not written anew when the layout moves: they have to stay readable. Those of a CPU are
+    of real runs.
+    """
+
+    folder: str
+
+    def write(self) -> None:
+        """Copy the files into the working directory."""
+        BASELINES.mkdir()
+        shutil.copytree(KEPT / self.folder, ".", dirs_exist_ok=True)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One case's inputs and the verdict that they have."""
+
+    name: str
+    shows: str
+    status: str  # as documents and tables have it
+    reason: str  # its code
+    inputs: Run | Files | Callable[[], Verdict]  # a call where no kept file can say it
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A verdict as users and machines read it."""
+
+    document: dict[str, Any]  # of judge --json
+    text: str  # the block of the terminal, and notes of the document
+    printed: str  # by judge; "" where it was not judge
+
+    def projection(self) -> dict[str, Any]:
+        """Return what must not change while types do."""
+        gated = [one for one in self.document["metrics"] if one["gated"]]
+        return {
+            "status": self.document["status"],
+            "reason": self.document["reason"],
+            "outcome": self.document["outcome"],
+            "waived": sorted(one["metric"] for one in gated if one["waived_until"]),
+            "metrics": {one["metric"]: [one["status"], one["reason"]] for one in gated},
+            "headline": self.document["headline"],
+        }
+
+
+def shown(scenario: Scenario) -> Shown:
+    """Judge a scenario in the working directory, which must be empty."""
+    Path("pytest.ini").touch()  # what judge takes for the root of a project
+    if callable(scenario.inputs):
+        verdict = scenario.inputs()
+        document = json.loads(as_json(verdict_document(verdict)))
+        return Shown(document, _text(verdict, document), "")
+    scenario.inputs.write()
+    options = ["--evidence", str(RUN), "--baselines", str(BASELINES), "--json", str(DOCUMENT)]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = main(["judge", *options])
+    (document,) = json.loads(DOCUMENT.read_bytes())
+    assert status == (0 if document["outcome"] == "passed" else 1)
+    return Shown(document, _text(_kept_verdict(), document), printed.getvalue())
+
+
+def _kept_verdict() -> Verdict:
+    """Return the verdict that judge made a document of: the terminal's block needs it whole."""
+    files, alone = kept_files(RUN)
+    evidence = read_evidence(files[0]) if files else None
+    beside = RUN / "case" / "comparison.json"
+    pairs = read_comparison(alone[0] if alone else beside) if alone or beside.exists() else None
+    return verdict_of_run(evidence, pairs, BASELINES, load_waivers(BASELINES, today()))
+
+
+def _text(verdict: Verdict, document: dict[str, Any]) -> str:
+    """Return the terminal's block, and the notes of gated metrics, which it has not always."""
+    block = words.block(verdict, "run/case/evidence.json", Commands())
+    notes = [
+        f"{one['metric']}: {one['note']}"
+        for one in document["metrics"]
+        if one["gated"] and one["note"]
+    ]
+    return "\n".join([block, *(["notes in the document:", *notes] if notes else [])]) + "\n"

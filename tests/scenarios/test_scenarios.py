@@ -1,0 +1,95 @@
+"""The verdicts of kept evidence stay what they are, whatever happens to the code between.
+
+A verdict that differs from its golden file is a changed verdict: the code is wrong, or the change
+says why. A text that differs is written anew (see conftest.py) and reviewed as a diff.
+"""
+
+import json
+
+import msgspec
+import pytest
+from confirmed_scenarios import CONFIRMED
+from counted_scenarios import COUNTED
+from fault_scenarios import FAULTS
+from paired_scenarios import PAIRED
+from paired_work_scenarios import PAIRED_WORK
+from recorded_scenarios import RECORDED
+from scenario import GOLDEN, KEPT, Files
+from unsound_scenarios import UNSOUND
+from waived_scenarios import WAIVED
+
+from stepguard.document import VerdictDocument
+from stepguard.verdict import Reason, Status
+
+TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
+SCENARIOS = tuple(scenario for table in TABLES for scenario in table)
+EACH = pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])
+# Reasons that no verdict and no gated metric has.
+WITHOUT_SCENARIO = {
+    "NOT_JUDGED": "it is of information, which is shown and never gated",
+}
+
+
+def golden(name):
+    """What a scenario's golden file holds."""
+    path = GOLDEN / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def put_golden(name, found):
+    """Write a golden file, a metric a line."""
+    metrics = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in found["metrics"].items())
+    lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in found.items() if k != "metrics"]
+    table = f'"metrics": {{\n{metrics}\n }}' if metrics else '"metrics": {}'
+    (GOLDEN / f"{name}.json").write_text("{\n " + ",\n ".join([*lines, table]) + "\n}\n")
+
+
+@EACH
+def test_verdicts(scenario, found, write):
+    """Status, reason, outcome, and of each gated metric status and reason: as ever."""
+    now = found.projection()
+    assert (now["status"], now["reason"]) == (scenario.status, scenario.reason)
+    if write == "verdicts":
+        put_golden(scenario.name, now)
+    assert {**now, "headline": ""} == {**golden(scenario.name), "headline": ""}
+
+
+@EACH
+def test_texts(scenario, found, write):
+    """The first line, the terminal's whole block and metrics' notes are as they were reviewed."""
+    path, headline = GOLDEN / f"{scenario.name}.txt", found.document["headline"]
+    if write:
+        put_golden(scenario.name, golden(scenario.name) | {"headline": headline})
+        path.write_text(found.text)
+    assert headline == golden(scenario.name)["headline"]
+    assert found.text == path.read_text()
+
+
+@EACH
+def test_documents(scenario, found):
+    """What judge --json writes is read by the type that the gate reads, and is the same again; and
+    what judge prints says the same.
+    """
+    read = msgspec.convert(found.document, VerdictDocument)
+    assert json.loads(msgspec.json.encode(read)) == found.document
+    if found.printed:
+        assert found.document["status"] in found.printed
+        assert read.status is Status.SAME or found.document["headline"] in found.printed
+
+
+def test_every_status_and_reason_has_a_scenario():
+    """Of a verdict or of a gated metric; exceptions are those of WITHOUT_SCENARIO alone."""
+    found = [golden(one.name) for one in SCENARIOS]
+    metrics = [pair for one in found for pair in one["metrics"].values()]
+    reasons = {one["reason"] for one in found} | {reason for _, reason in metrics}
+    assert set(Reason.__members__) - reasons == set(WITHOUT_SCENARIO)
+    assert {one["status"] for one in found} == {one.value for one in Status}
+
+
+def test_there_is_one_golden_pair_for_each_scenario():
+    """No file is left of a scenario that is gone, and no two scenarios share one."""
+    names = [one.name for one in SCENARIOS]
+    wanted = sorted(f"{name}.{kind}" for name in names for kind in ("json", "txt"))
+    assert sorted(path.name for path in GOLDEN.iterdir()) == wanted
+    used = {one.inputs.folder for one in SCENARIOS if isinstance(one.inputs, Files)}
+    assert {path.name for path in KEPT.iterdir()} == used

@@ -1,0 +1,133 @@
+"""What waivers of baselines/waivers.json do to a verdict; the day is 2026-11-25."""
+
+from datetime import date
+
+from inputs import (
+    FIVE,
+    OPERATORS,
+    ROSE,
+    SYNCS,
+    at,
+    calling,
+    counted_in,
+    counting,
+    failed,
+    pairs,
+    waiver,
+)
+from scenario import Run, Scenario
+
+
+def waived(found, *waivers):
+    """A run beside recordings, with waivers."""
+    return Run(found, baseline=FIVE, waivers=waivers)
+
+
+MORE_CALLS = calling({"aten.mm.default": 25, "aten.add.Tensor": 2376})
+WAIVED = (
+    Scenario(
+        "waived-time",
+        "5 % slower, and 6 % are waived.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        waived(at(5.0), waiver(limit_pct=6.0)),
+    ),
+    Scenario(
+        "waived-cost",
+        "A sync more, up to the value that is waived.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        waived(counting(at(0.0), **ROSE), waiver(SYNCS, value=11)),
+    ),
+    Scenario(
+        "waived-work",
+        "A product more, exactly as many as are waived.",
+        "CHANGED",
+        "WORK_MOVED",
+        waived(MORE_CALLS, waiver(OPERATORS, value=2401)),
+    ),
+    Scenario(
+        "waived-in-pairs",
+        "2 % slower than the other revision, and 3 % are waived.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=pairs(2.0), waivers=(waiver(limit_pct=3.0),)),
+    ),
+    Scenario(
+        "waived-one-of-two",
+        "The slowdown is waived, and the cost that rose is not.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        waived(counting(at(5.0), **ROSE), waiver(limit_pct=6.0)),
+    ),
+    Scenario(
+        "waiver-exceeded-time",
+        "5 % slower, and 3 % are waived.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        waived(at(5.0), waiver(limit_pct=3.0)),
+    ),
+    Scenario(
+        "waiver-exceeded-in-pairs",
+        "2 % slower than the other revision, and 1 % is waived.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=counted_in(pairs(2.0)), waivers=(waiver(limit_pct=1.0),)),
+    ),
+    Scenario(
+        "waiver-exceeded-cost",
+        "A sync more than is waived.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        waived(counting(at(0.0), **{SYNCS: 13}), waiver(SYNCS, value=12)),
+    ),
+    Scenario(
+        "waiver-of-other-work",
+        "A product more, and another number is waived.",
+        "CHANGED",
+        "WORK_MOVED",
+        waived(MORE_CALLS, waiver(OPERATORS, value=2500)),
+    ),
+    Scenario(
+        "waiver-expired",
+        "Its last day was yesterday.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        waived(at(5.0), waiver(limit_pct=6.0, expires=date(2026, 11, 24))),
+    ),
+    Scenario(
+        "waiver-too-wide",
+        "A million syncs are no limit beside ten.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        waived(counting(at(0.0), **ROSE), waiver(SYNCS, value=1_000_000)),
+    ),
+    Scenario(
+        "waivers-without-effect",
+        "One of a time that does not fail, and one of a difference that the case does not gate.",
+        "same",
+        "WITHIN_LIMIT",
+        waived(at(0.0), waiver(limit_pct=6.0), waiver("sync_overhead_pct", limit_pct=1.0)),
+    ),
+    Scenario(
+        "waiver-of-an-alarm",
+        "2 % slower, unconfirmed, and 6 % are waived.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        waived(at(2.0), waiver(limit_pct=6.0)),
+    ),
+    Scenario(
+        "waiver-of-what-failed",
+        "A waiver excuses no run that raised.",
+        "BROKEN",
+        "RAISED",
+        waived(failed("RAISED", "ValueError: planted"), waiver(limit_pct=6.0)),
+    ),
+    Scenario(
+        "waiver-on-its-last-day",
+        "It ends today, and applies today.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        waived(at(5.0), waiver(limit_pct=6.0, expires=date(2026, 11, 25))),
+    ),
+)
