@@ -15,11 +15,11 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.text import printable, short_hash
 from stepguard.judge.acceptance import has_words, moved_together
-from stepguard.judge.waivers import waive
+from stepguard.judge.permit import permit
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.machine.git.revision import current, no_commit
+from stepguard.report.permission_text import of_waivers
 from stepguard.report.recorded import accepted_line, moves
-from stepguard.report.waiver_text import sentences
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.accepting import Refused, accept
 from stepguard.storage.json_file import FileError
@@ -48,8 +48,8 @@ def _accept(options: argparse.Namespace) -> int:
             done = accept(target, evidence, options.reason, where=commands.in_folder())
             say(accepted_line(done, commands), *moves(done))
             # By the new level, whose figures may be what a waiver was for.
-            verdict = waive(verdict_today(evidence, options.baselines), evidence, waivers, today())
-            say(*(f"{evidence.case_id}: {text}" for text in sentences(verdict, commands)))
+            verdict = permit(verdict_today(evidence, options.baselines), evidence, waivers, today())
+            say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
         except FileError as error:
             complain(error)
             refused += 1

@@ -17,14 +17,16 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.core.baseline import Entry
-from stepguard.core.expectation import Expectation
+from stepguard.core.permission import Permission
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
 from stepguard.core.verdict import Reason
-from stepguard.judge.gate_rules import Base, expected, gate
-from stepguard.machine.git.trailers import expectations
+from stepguard.judge.gate_facts import expected, gate
+from stepguard.judge.guarded_run import Base
+from stepguard.machine.git.trailers import trailers
 from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
+from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
 from stepguard.storage.read_documents import load_document
@@ -66,16 +68,16 @@ def _gate(options: argparse.Namespace) -> int:
     except FileError as error:
         _annotate([github.error("no document", str(error))])
         raise
+    declared = _declared(found, options)
     base = Base(
         commit=options.commit,
         gpus=options.gpus,
         recorded=_recorded(options.baselines),
-        waivers=load_waivers(options.baselines, today()),
         today=today(),
         against=options.against,
-        expectations=_declared(found, options),
+        permissions=(*load_waivers(options.baselines, today()), *declared),
     )
-    say(*(f"declared: {one.case} {one.described}" for one in base.expectations))
+    say(*(f"declared: {one.case} {described(one)}" for one in declared))
     if problems := gate(found, base):
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{one.code.value}: {one.sentence}" for one in problems))
@@ -86,14 +88,14 @@ def _gate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _declared(found: RunDocument, options: argparse.Namespace) -> list[Expectation]:
+def _declared(found: RunDocument, options: argparse.Namespace) -> list[Permission]:
     """Return what the commits of the range declare, by their own messages and not the document's
     word. They are read only where there is a range: the clone has to have its commits.
     """
     metrics = (one for result in found.results for one in result.verdict.metrics)
     if not options.against or not any(one.reason == Reason.EXPECTED.name for one in metrics):
         return []
-    return expectations(Path.cwd(), options.against, options.head or options.commit)
+    return trailers(Path.cwd(), options.against, options.head or options.commit)
 
 
 def _annotate(lines: Sequence[str]) -> None:

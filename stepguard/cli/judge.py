@@ -17,12 +17,12 @@ from stepguard.cli.common import (
     table_width,
 )
 from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
-from stepguard.core.expectation import KEY
+from stepguard.core.permission import KEY
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import Status, Verdict
 from stepguard.report import table, words
+from stepguard.report.permission_text import of_waivers
 from stepguard.report.result_documents import verdict_document
-from stepguard.report.waiver_text import sentences
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waiver_file import load_waivers, today, unknown
@@ -70,4 +70,4 @@ def _say(verdicts: list[Verdict]) -> None:
         if verdict.status is not Status.SAME:
             say(words.headline(verdict), *words.evidence_lines(verdict))
         else:
-            say(*(f"{verdict.case_id}: {text}" for text in sentences(verdict)))
+            say(*(f"{verdict.case_id}: {text}" for text in of_waivers(verdict)))

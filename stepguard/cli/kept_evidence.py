@@ -10,12 +10,12 @@ from stepguard.cli.common import say
 from stepguard.core.baseline import Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
+from stepguard.core.permission import Permission
 from stepguard.core.verdict import Verdict
-from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.confirm import confirmed, may_ask, to_confirm
 from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.permit import final, permit
 from stepguard.judge.screen import comparable, judge
-from stepguard.judge.waivers import final, waive
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.runs import Store, kept_files, read_evidence
@@ -40,16 +40,19 @@ def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
 
 
 def verdict_of_run(
-    evidence: Evidence | None, pairs: Comparison | None, folder: Path, waivers: Sequence[Waiver]
+    evidence: Evidence | None,
+    pairs: Comparison | None,
+    folder: Path,
+    waivers: Sequence[Permission],
 ) -> Verdict:
     """Return the verdict as a run ends with it, by today's baselines and waivers; ``pairs`` are
     those that were kept of its confirmation. Without evidence they alone judge.
     """
     if evidence is None:
         assert pairs is not None, "nothing was measured"
-        return waive(judge_ab(pairs), pairs.head, waivers, today())
+        return permit(judge_ab(pairs), pairs.head, waivers, today())
     entry = _entry_today(evidence, folder)
-    found = waive(judge(evidence, entry), evidence, waivers, today())
+    found = permit(judge(evidence, entry), evidence, waivers, today())
     recordings = comparable(entry.level, evidence) if entry and evidence.fingerprint else []
     # Another commit in place of the recording's own, or of a level since, excuses nothing.
     own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]

@@ -16,10 +16,10 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.cli.kept_evidence import verdict_of_run
-from stepguard.core.waiver import Waiver
-from stepguard.judge.waivers import MAX_DAYS, Size, suggested_sizes
+from stepguard.core.permission import Permission
+from stepguard.judge.permit import MAX_DAYS, Size, suggested_sizes
 from stepguard.machine.git.revision import git
-from stepguard.report.waiver_text import described
+from stepguard.report.permission_text import described
 from stepguard.report.words import headline
 from stepguard.storage.runs import Store, last_measured
 from stepguard.storage.waiver_file import (
@@ -70,7 +70,7 @@ def _waive(options: argparse.Namespace) -> int:
     known = Store(options.root).measured_cases()
     sizes = {options.metric: (options.limit_pct, options.value)}
     for metric, (limit_pct, value) in (sizes if options.metric else _as_measured(options)).items():
-        waiver = Waiver(
+        waiver = Permission(
             case=options.case,
             metric=metric,
             limit_pct=limit_pct,

@@ -180,15 +180,20 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
     against: str
     p_value: float | None
     waived_until: str
-    waivers: list[str]
+    waivers: list[str]  # each waiver of the case, and what it did
     metrics: list[MetricDocument]
-    expectations: list[str] = []  # what trailers of commits declared, and what each did
+    expectations: list[str] = []  # likewise the trailers of commits
     explanation: ExplanationDocument | None = None  # where both sides have a profile
 
     @property
     def word(self) -> str:
         """Return the verdict as tables and counts name it."""
         return word_of(self.status, self.recorded, self.waived_until)
+
+    @property
+    def permissions(self) -> list[str]:
+        """Return what each permission of the case did."""
+        return [*self.waivers, *self.expectations]
 
     @property
     def has_notice(self) -> bool:
@@ -225,7 +230,7 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
 
 
 class WaiverDocument(_Part, frozen=True, kw_only=True):
-    """A waiver, and what it did: ``effect`` names a WaiverEffect, none if it was not asked."""
+    """A waiver, and what it did: ``effect`` names an Effect, none if it was not asked."""
 
     case: Text
     metric: Text

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
-from stepguard.core.expectation import ExpectationOutcome
 from stepguard.core.explanation import Explanation
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
+from stepguard.core.permission import PermissionOutcome
 from stepguard.core.site import Site
-from stepguard.core.waiver import WaiverOutcome
 
 Outcome = Literal["passed", "failed", "error"]  # pytest's words
 Facts = Mapping[str, Any]  # JSON scalars and short tuples of them, by name
@@ -302,8 +301,7 @@ class Verdict:
     against: str = ""  # the other revision of an A/B comparison
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
-    waivers: tuple[WaiverOutcome, ...] = ()  # of the case, and what each of them did
-    expectations: tuple[ExpectationOutcome, ...] = ()  # of commits of the range, likewise
+    permissions: tuple[PermissionOutcome, ...] = ()  # of the case, and what each of them did
     explanation: Explanation | None = None  # of the time, where both sides have a profile
     straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
 
@@ -338,7 +336,8 @@ class Verdict:
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
         reasons = (m.reason for m in self.metrics if m.gated)
-        return notable(self.status, reasons, bool(self.expectations))
+        declared = any(one.permission.is_trailer for one in self.permissions)
+        return notable(self.status, reasons, declared)
 
     @property
     def worst(self) -> MetricVerdict | None:

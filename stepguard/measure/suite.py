@@ -16,11 +16,10 @@ from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, glances, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Fault
-from stepguard.core.expectation import Expectation
 from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.permission import Permission
 from stepguard.core.verdict import Reason, Status, Verdict
-from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.calibration import RuleFor, decision_rule, to_calibrate
 from stepguard.judge.ab.decision import (
     judge_ab,
@@ -28,9 +27,8 @@ from stepguard.judge.ab.decision import (
     wants_every_pair,
     without_false_discoveries,
 )
-from stepguard.judge.ab.expectations import expect
+from stepguard.judge.permit import final, permit
 from stepguard.judge.screen import comparable, judge, wants_another_launch
-from stepguard.judge.waivers import final, waive
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current, differing, same_files
 from stepguard.machine.git.worktree import Tree
@@ -69,8 +67,8 @@ class Suite:
     baselines: Path
     gpus: tuple[Gpu, ...]
     arguments: list[str]  # of the command that was typed
-    waivers: tuple[Waiver, ...] = ()
-    expectations: tuple[Expectation, ...] = ()  # of the commits from ``tree`` to what is measured
+    # Waivers, and the trailers of the commits from ``tree`` to what is measured.
+    permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
     confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
@@ -135,7 +133,7 @@ class Suite:
         evidence = self._checked(found)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
         screened = self._naming(path, judge(evidence, entry))
-        screened, comparison = waive(screened, evidence, self.waivers, today()), None
+        screened, comparison = permit(screened, evidence, self.permissions, today()), None
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
             if self.confirms and entry is not None and evidence.fingerprint is not None:
@@ -154,7 +152,7 @@ class Suite:
                 )
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
-        verdict = final(screened, evidence, self.waivers, today())
+        verdict = final(screened, evidence, self.permissions, today())
         if self.base_baselines and (own := baseline.load(path)):
             by_own = judge(evidence, own.cases.get(case.id))
             verdict = replace(verdict, accepted=by_own.status is Status.SAME)
@@ -177,8 +175,7 @@ class Suite:
             wanted = replace(wanted, files=files)
             found = compare_with(case, self._bench, tree, progress, wanted)
         found, kept = self._keep_pairs(case, found)
-        declared = expect(judge_ab(found), self.expectations)
-        verdict = waive(declared, found.head, self.waivers, today())
+        verdict = permit(judge_ab(found), found.head, self.permissions, today())
         return Result(case, found.head, verdict, kept, path, found)
 
     def _wanted(self, rule_for: RuleFor, case: Case, base: str) -> PairsWanted:

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from stepguard.core.baseline import Entry
+from stepguard.core.permission import Permission
 from stepguard.core.text import first, meant, revision
 from stepguard.core.verdict import Status
-from stepguard.core.waiver import Waiver
 from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report.baseline_changes import changes
 from stepguard.report.commands import Commands
-from stepguard.report.waiver_text import described, sentences
+from stepguard.report.permission_text import described, of_waivers
 from stepguard.storage import calibrations
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
@@ -87,7 +87,7 @@ def whole_folders(config: pytest.Config) -> bool:
 
 def check_baselines(
     folder: Path, cases: Collection[str], whole: bool, commands: Commands
-) -> tuple[Waiver, ...]:
+) -> tuple[Permission, ...]:
     """Read all of the folder and return its waivers. Raises FileError for what cannot be
     trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
     ``cases`` are those collected, ``whole`` says that they are all there are.
@@ -136,10 +136,10 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
 
 
 def waiver_lines(
-    waivers: Sequence[Waiver], results: Sequence[Result], commands: Commands
+    waivers: Sequence[Permission], results: Sequence[Result], commands: Commands
 ) -> list[str]:
     """Return a line for every waiver: what it did, or that its case was not measured."""
-    used = {result.case.id: sentences(result.verdict, commands) for result in results}
+    used = {result.case.id: of_waivers(result.verdict, commands) for result in results}
     lines = [f"{case_id}: {text}" for case_id, texts in used.items() for text in texts]
     return lines + [
         f"{waiver.case}: waiver not used, its case was not measured: {described(waiver)}"

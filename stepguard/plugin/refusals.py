@@ -1,7 +1,5 @@
-"""The refusal of what would turn the gate off, or could not be obeyed.
-
-A strict run is refused, too, for all that leaves a case unguarded by mistake. What such a run can
-tell before it measures it refuses at once; the rest fails it at its end.
+"""The refusal of options that could not be obeyed, and the facts of a run that the guard asks for
+before it measures: its options and its tree.
 """
 
 import argparse
@@ -12,24 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.core.case import Case
 from stepguard.core.margins import BUDGET_MIN
-from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
-from stepguard.core.sentences import no_folder, uncommitted, wider_margins
+from stepguard.core.run_document import Problem
+from stepguard.core.sentences import no_folder, uncommitted
 from stepguard.core.text import first, printable
 from stepguard.judge.acceptance import has_words
+from stepguard.judge.guard import JUDGING, RECORDING, SELECTING
+from stepguard.judge.guarded_run import Option, Tree
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import current, git, no_commit, untracked
 from stepguard.machine.gpu.nvml import known_gpus
 from stepguard.machine.interpreter import as_typed
-from stepguard.plugin.baseline_folder import Recorded
-from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import result_documents
 
 NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
-SELECT = "a selection that is meant is said: --perf-select=CASES"
 
 
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
@@ -146,119 +142,43 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         )
 
 
-def strict_options(config: pytest.Config) -> Iterator[Problem]:
-    """Yield options with which no run is a gate."""
+def guarding_options(config: pytest.Config) -> list[Option]:
+    """Return the options that bear on what a run guards, by the names that are typed."""
     option = config.option
-    for name, asked in (
-        ("--collect-only", option.collectonly),
-        ("--fixtures", option.showfixtures),
-        ("--fixtures-per-test", option.show_fixtures_per_test),
-    ):
-        if asked:
-            yield Problem(ProblemCode.ONLY_COLLECTED, f"{name} measures nothing")
-    if option.perf_against == "HEAD":
-        text = "--perf-against=HEAD judges the tree against itself, which is always the same"
-        yield Problem(ProblemCode.OTHER_BASELINE, text)
-    judges = {
-        "--perf-against": option.perf_against,
-        "--perf-base": option.perf_base,
-        "--perf-baselines": option.perf_baselines,
+    shows = {
+        "--collect-only": option.collectonly,
+        "--fixtures": option.showfixtures,
+        "--fixtures-per-test": option.show_fixtures_per_test,
     }
-    for name, judge in judges.items():
-        if judge and not is_typed(name, config):
-            text = f"{name}={judge} comes from settings or PYTEST_ADDOPTS, and may be of this "
-            text += "branch, or of a slower level: what judges is said by the command"
-            yield Problem(ProblemCode.OTHER_BASELINE, text)
-    less = option.perf_budget < BUDGET_MIN
-    for name, value in (("no-confirm", option.perf_no_confirm), ("budget", less)):
-        if value and not is_typed(f"--perf-{name}", config):
-            text = f"--perf-{name} comes from settings or PYTEST_ADDOPTS, and may leave an alarm "
-            text += "without the pairs that confirm it: say it in the command"
-            yield Problem(ProblemCode.OTHER_BASELINE, text)
-    if option.perf_select and not is_typed("--perf-select", config):
-        text = f"--perf-select={option.perf_select} comes from settings or PYTEST_ADDOPTS: a "
-        text += "selection that is meant is said by the command"
-        yield Problem(ProblemCode.CASE_MISSING, text)
-    for name in ("--perf-update", "--perf-update-new"):
-        if value_of(name, config):
-            text = f"{name} passes what it records: record in a run of its own"
-            yield Problem(ProblemCode.RECORDS, text)
+    given = [Option(name) for name, asked in shows.items() if asked]
+    given += [Option(name) for name in RECORDING if value_of(name, config)]
+    given += [
+        Option(name, value, is_typed(name, config))
+        for name in (*JUDGING, SELECTING)
+        if (value := value_of(name, config))
+    ]
+    fewer_pairs = {
+        "--perf-no-confirm": option.perf_no_confirm,
+        "--perf-budget": option.perf_budget < BUDGET_MIN,
+    }
+    return given + [
+        Option(name, typed=is_typed(name, config)) for name, asked in fewer_pairs.items() if asked
+    ]
 
 
-def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Iterator[Problem]:
-    """Yield why the tree, baselines included, is not its commit's, but for the run's documents."""
+def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -> Tree:
+    """Return how the tree, baselines included, differs from its commit, but for the documents that
+    the run has ``written``.
+    """
     if why := no_commit(root):
-        yield Problem(ProblemCode.NO_COMMIT, f"nobody could tell what was measured, {why}")
-        return
+        return Tree("", why)
     revision = current(root, None)
     own = {os.path.relpath(path, root) for path in written}
     dirty = [path for path in revision.dirty if path not in own]
     judges = sorted(baselines.rglob("*.json"))  # waivers and calibrations, too
-    ignored = [os.path.relpath(path, root) for path in untracked(root, judges)]
-    for path in dict.fromkeys([*dirty, *ignored]):
-        text = "differs from the commit: commit it, or let git ignore it if it is no source"
-        yield Problem(ProblemCode.DIRTY, f"{path} {text}", file=path)
+    dirty += [os.path.relpath(path, root) for path in untracked(root, judges)]
     # What they guard would not be missed.
     tracked = (git(root, "ls-files", "-z", "--", str(baselines)) or "").split("\0")
-    for path in tracked:
-        if path and path not in dirty and not (root / path).exists():
-            text = "is in the commit, and a sparse checkout leaves it out: git sparse-checkout add "
-            yield Problem(ProblemCode.DIRTY, f"{path} {text}{Path(path).parent}", file=path)
-
-
-def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:
-    """Yield cases that a mark lets fail."""
-    for item in items:
-        case, mark = case_of(item), item.get_closest_marker("xfail")
-        if case is not None and mark is not None:
-            text = "its mark xfail would let it fail without limit; remove the mark, and let a "
-            waive = as_typed(f"stepguard waive {shlex.quote(case.id)} METRIC")
-            text += f"known regression pass with: {waive}"
-            file, line, _ = item.location
-            yield Problem(ProblemCode.EXPECTED_TO_FAIL, text, case.id, file, (line or 0) + 1)
-
-
-def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
-    """Yield a problem if a case gates less than its recording has, or has wider margins."""
-    if recorded is None:
-        return
-    entry, file = recorded.entry, recorded.path.name
-    if missing := entry.lacking(case.gates, case.device, case.world_size):
-        text = f"gates less than its recording in {file} has, no {', '.join(missing)}"
-        text += "; gate it again, or record the case without it"
-        yield Problem(ProblemCode.FEWER_GATES, text, case.id)
-    # The case's own: what a calibration makes of them is the machine's noise, and may be wider.
-    if case.margins.wider(entry.margins):
-        text = wider_margins(case.margins, entry.margins, f"its recording in {file}")
-        name = shlex.quote(case.id)
-        record = as_typed(f"pytest perf_tests --perf-update --perf-select={name}")
-        yield Problem(ProblemCode.FEWER_GATES, f"{text}: {record}", case.id)
-
-
-def other_case(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
-    """Yield a problem if a case that is compared in pairs has other parameters than its recording:
-    both sides would be of HEAD's case, which may do less.
-    """
-    if recorded is None:
-        return
-    was, now = ({**one, "nodes": 1} for one in (recorded.entry.case, case.as_dict()))
-    if moved := sorted(key for key in was | now if was.get(key) != now.get(key)):
-        text = f"is another case than its recording in {recorded.path.name}, by its "
-        text += f"{' and '.join(moved)}: give it another id, or record it with these first"
-        yield Problem(ProblemCode.OTHER_CASE, text, case.id)
-
-
-def missing_cases(states: Sequence[CaseState], where: dict[str, str]) -> Iterator[Problem]:
-    """Yield the cases that are guarded and were not measured; ``where`` they are recorded."""
-    mends = {
-        State.ABSENT: "bring its test back, or remove it from {}",
-        State.DESELECTED: SELECT,
-        State.SKIPPED: "let it run, or remove it together with its recording",
-        State.UNMEASURED: "run it to its end",
-    }
-    for one in states:
-        if one.guarded and one.state in mends:
-            mend = mends[one.state].format(where.get(one.case, "the baselines"))
-            text = f"guarded, but not measured: {one.why}; {mend}"
-            case = one.case or one.test
-            yield Problem(ProblemCode.CASE_MISSING, text, case, one.file, one.line)
+    gone = [path for path in tracked if path and not (root / path).exists()]
+    left_out = [path for path in gone if path not in dirty]
+    return Tree(revision.commit, "", list(dict.fromkeys(dirty)), left_out)

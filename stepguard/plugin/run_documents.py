@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepguard.core.margins import BUDGET_MIN
+from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
     SCHEMA,
     End,
@@ -20,7 +21,6 @@ from stepguard.core.run_document import (
     RunDocument,
     filled,
 )
-from stepguard.core.waiver import Waiver
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
@@ -70,7 +70,7 @@ def run_document(
     baselines: Path,
     problems: list[Problem],
     results: Sequence[Result],
-    waivers: Sequence[Waiver],
+    waivers: Sequence[Permission],
     **others: Any,
 ) -> RunDocument:
     """Return the document of a run that ends with ``exitstatus``, as pytest has it by now. ``gpus``

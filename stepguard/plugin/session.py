@@ -16,14 +16,13 @@ from pathlib import Path
 import pytest
 
 from stepguard.core.case import Case
-from stepguard.core.expectation import Expectation
+from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import counted, listed, printable
-from stepguard.core.waiver import Waiver
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current
-from stepguard.machine.git.trailers import expectations
+from stepguard.machine.git.trailers import trailers
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.machine.gpu.nvml import Gpu, MachineError, visible_gpus
 from stepguard.machine.interpreter import interpreter
@@ -44,7 +43,7 @@ from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
-from stepguard.plugin.strict_run import Guard, left_out_line, unsuited
+from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
@@ -78,14 +77,15 @@ class Session:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        self.guard = Guard(config, self._baselines, self._commands, self.selection, self._unsuited)
+        parts = self._baselines, self._commands, self.selection
+        self.guard = StrictRun(config, *parts, self._unsuited)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
         self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
         self._checked = False  # pytest goes on with refused options
         self._whole = False  # all cases are known
         self._base: BaseBranch | None = None
-        self._waivers: tuple[Waiver, ...] = ()
+        self._waivers: tuple[Permission, ...] = ()
         self._cases: list[Case] = []  # that this run measures
         self._ran = False  # whether any test ran, or was skipped, not only collected
         self._launcher: Launcher | None = None
@@ -164,7 +164,7 @@ class Session:
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         written = [self._commands.folder / path for path in self._documents]
-        self.guard.begin(self._gpus, written, judges)
+        self.guard.begin(self._gpus, written, judges, self._option.perf_base or "")
         # Last: only what passed all checks lets plan() start a launcher.
         self._checked = True
 
@@ -235,7 +235,7 @@ class Session:
     def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._line is None:
             option, notice = self._option, self._notices.append
-            expected: tuple[Expectation, ...] = ()
+            declared: list[Permission] = []
             if rev := option.perf_against:
                 try:
                     self._tree = self._stack.enter_context(tree_of(self._root, rev, notice))
@@ -244,14 +244,13 @@ class Session:
                 if lacks := left_behind(self._root, rev, self._tree.commit):
                     notice(lacks)
                 cases = self._collection.cases if self._whole else None
-                expected = tuple(expectations(self._root, self._tree.commit, "HEAD", cases))
+                declared = trailers(self._root, self._tree.commit, "HEAD", cases)
             self._suite = Suite(
                 self._root,
                 self._baselines,
                 self._gpus,
                 ["pytest", *self._config.invocation_params.args],
-                waivers=self._waivers,
-                expectations=expected,
+                permissions=(*self._waivers, *declared),
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
                 tree=self._tree,

@@ -1,18 +1,22 @@
-"""Describe what a pytest run has to measure, and the problems of a strict one that does not."""
+"""Describe the run of this process to the guard, and refuse a strict one that it finds wanting."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
-from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
-from stepguard.core.sentences import TREE_CHANGED
+from stepguard.core.run_document import CaseState, Problem, State
 from stepguard.core.text import counted, listed
+from stepguard.judge.guard import guard
+from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
 from stepguard.launch.nodes.scheduler import Launcher, spread
 from stepguard.machine.git.revision import Revision, current
 from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.interpreter import as_typed
 from stepguard.measure.suite import Result
 from stepguard.plugin.baseline_folder import Recorded, recorded_here
 from stepguard.plugin.items import case_of
@@ -20,21 +24,19 @@ from stepguard.plugin.options import is_strict
 from stepguard.plugin.refusals import (
     NO_GATE,
     Refused,
-    fewer_gates,
-    missing_cases,
-    other_case,
-    strict_marks,
-    strict_options,
-    strict_tree,
+    guarding_options,
+    tree_beside_commit,
 )
 from stepguard.plugin.selection import Selection
 from stepguard.report.commands import Commands
 
 
-class Guard:
-    """The guarded cases of a run. ``unsuited`` tells why this machine is not for a case.
+class StrictRun:
+    """The run of this process, as the guard asks of it.
 
-    Only a strict run has ``problems``; it is refused, too, for what is known before it measures.
+    A strict run is refused for the problems that are known before it measures, and fails for those
+    that are found later. A run that is not strict has none. ``unsuited`` tells why this machine is
+    not for a case.
     """
 
     def __init__(
@@ -51,23 +53,28 @@ class Guard:
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
         self._selection, self._unsuited = selection, unsuited
-        self._recorded: dict[str, Recorded] = {}  # for this machine, by case
-        self._judging = self._recorded  # by the baselines that judge, which may be another branch's
-        self._revision = Revision()  # that a strict run began with
+        self._expected: dict[str, Recorded] = {}  # by case: what judges on this machine
+        # With what this tree has recorded of cases that those lack.
+        self._recorded = self._expected
+        self._branch = ""  # whose recordings judge; empty: this tree's
+        self._began = Revision()  # that a strict run began with
 
-    def begin(self, gpus: Sequence[Gpu], written: Collection[Path], judges: Path) -> None:
+    def begin(
+        self, gpus: Sequence[Gpu], written: Collection[Path], judges: Path, branch: str
+    ) -> None:
         """Read what is recorded for this machine, here and in the baselines that are the
-        ``judges``; refuse options and tree of a strict run, in which its own documents are
-        ``written``. Raises Refused, UsageError, FileError.
+        ``judges``, those of the ``branch``; refuse options and tree of a strict run, in which
+        its own documents are ``written``. Raises Refused, UsageError, FileError.
         """
-        self._recorded = recorded_here(self._baselines, gpus)
-        self._judging = recorded_here(judges, gpus)
+        self._expected, self._branch = recorded_here(judges, gpus), branch
+        self._recorded = recorded_here(self._baselines, gpus) | self._expected
         self._selection.refuse_unknown(self._recorded)
         if self.strict:
             root = self._config.rootpath
-            self._revision = current(root, self._baselines)
-            tree = strict_tree(root, self._baselines, written)
-            self._refuse([*strict_options(self._config), *tree])
+            self._began = current(root, self._baselines)
+            tree = tree_beside_commit(root, self._baselines, written)
+            options = guarding_options(self._config)
+            self._refuse(replace(self._run(), options=options, tree=tree))
 
     def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
         """Refuse a strict run that would leave a case unguarded, as far as is known before it
@@ -79,15 +86,16 @@ class Guard:
         if not collection.tests:
             if self._option.perf_strict or needed:
                 text = "there is no performance test, so that nothing would be guarded"
-                why = "; ".join([text, *collection.modules])
-                self._refuse([Problem(ProblemCode.NO_CASES, why)])
+                text = "; ".join([text, *collection.modules])
+                self._refuse(replace(self._run(), no_tests=text))
             return
-        # A test that declares no case may yet measure one that seems to be absent.
-        absent = () if self._selection.undeclared else (State.ABSENT,)
-        states = [one for one in self.states() if one.state in (State.DESELECTED, *absent)]
-        cases = [case for item in items if (case := case_of(item))]
-        less = [one for case in cases for one in self._less(case)]
-        self._refuse([*missing_cases(states, self._files), *strict_marks(items), *less])
+        cases = [
+            replace(self._case(case), may_fail=item.get_closest_marker("xfail") is not None)
+            for item in items
+            if (case := case_of(item))
+        ]
+        undeclared = self._selection.undeclared
+        self._refuse(replace(self._run(self.states()), cases=cases, open=undeclared))
 
     def refuse_case(self, own: Case | None, case: Case) -> None:
         """Refuse, in a strict run, what a test measures if it guards less than it should. ``own``
@@ -95,19 +103,10 @@ class Guard:
         """
         if not self.strict:
             return
-        problems = list(self._less(case))
-        if own is not None and own != case and not problems:
-            text = "its test measures another case than it declares, though of the same id"
-            problems.append(Problem(ProblemCode.OTHER_CASE, text, case.id))
-        self._refused += problems
-        self._refuse(problems)
-
-    def _less(self, case: Case) -> Iterator[Problem]:
-        """Yield why a case guards less than what is recorded of it."""
-        recorded = self._judging.get(case.id)
-        yield from fewer_gates(case, recorded)
-        if self._option.perf_against:  # a recording itself is not compared with another case
-            yield from other_case(case, recorded)
+        measured = replace(self._case(case), as_declared=own in (None, case))
+        run = replace(self._run(), cases=[measured])
+        self._refused += guard(run)
+        self._refuse(run)
 
     def finish(
         self, states: Sequence[CaseState], results: Sequence[Result], collected: bool, passes: bool
@@ -118,30 +117,56 @@ class Guard:
         """
         if not self.strict:
             return
-        failing = [one.case.id for one in results if one.verdict.outcome != "passed"]
-        if passes and failing:
-            text = "does not pass, though the run would: let no test end it (pytest.exit)"
-            self.missed.append(Problem(ProblemCode.NOT_FINISHED, text, failing[0]))
-        if passes and not collected:
-            text = "no case was collected in this process, so that nothing is guarded: run without "
-            text += "-n (xdist), and let nothing end the run before its tests (pytest.exit)"
-            self.missed.append(Problem(ProblemCode.NO_CASES, text))
-        known = {problem.case for problem in self._refused}
-        missing = missing_cases(states, self._files)
-        self.missed += [one for one in missing if one.case not in known]
-        self.missed += [one for result in results for one in self._changed(result)]
+        run = replace(
+            self._run(states),
+            cases=[replace(self._case(one.case), result=self._result_of(one)) for one in results],
+            ending=Ending(passes=passes, knows_cases=collected),
+            problems=tuple(self._refused),
+        )
+        self.missed += guard(run)
 
-    def _changed(self, result: Result) -> Iterator[Problem]:
-        """Yield a problem if the tree, or what judges, is not what the run began with."""
-        evidence, recorded = result.evidence, self._judging.get(result.case.id)
-        measured = Revision(evidence.commit, evidence.dirty)
-        if evidence.tree_changed or measured != self._revision:
-            yield Problem(ProblemCode.TREE_CHANGED, TREE_CHANGED, result.case.id)
-        if recorded is None or recorded.path.name != result.baseline_path.name:
-            return
-        if result.judged_by not in ("", recorded.entry.digest):
-            text = "was judged by another recording than the run began with: leave the files alone"
-            yield Problem(ProblemCode.OTHER_BASELINE, text, result.case.id)
+    def _run(self, states: Sequence[CaseState] = ()) -> Run:
+        """Return the run as it is known by now."""
+        return Run(
+            door=Door.PYTEST,
+            expected={name: one.entry for name, one in self._expected.items()},
+            files={
+                name: self._commands.relative(self._baselines / one.path.name)
+                for name, one in self._recorded.items()
+            },
+            branch=self._branch,
+            states={one.case or one.test: one for one in states},
+            must_measure=[one.case or one.test for one in states if one.guarded],
+            began=(self._began.commit, self._began.dirty),
+            against=self._option.perf_against or "",
+        )
+
+    def _case(self, case: Case) -> RunCase:
+        name = shlex.quote(case.id)
+        return RunCase(
+            id=case.id,
+            parameters=case.as_dict(),
+            device=case.device,
+            ranks=case.world_size,
+            gates=case.gates,
+            margins=case.margins,
+            record=as_typed(f"pytest perf_tests --perf-update --perf-select={name}"),
+            waive=as_typed(f"stepguard waive {name} METRIC"),
+        )
+
+    def _result_of(self, result: Result) -> CaseResult:
+        evidence, verdict = result.evidence, result.verdict
+        recorded = self._expected.get(result.case.id)
+        here = recorded is not None and recorded.path.name == result.baseline_path.name
+        return CaseResult(
+            commit=evidence.commit,
+            dirty=evidence.dirty,
+            tree_changed=evidence.tree_changed,
+            outcome=verdict.outcome,
+            status=verdict.status,
+            recorded=verdict.recorded,
+            judged_by=result.judged_by if here else None,
+        )
 
     @property
     def problems(self) -> list[Problem]:
@@ -152,12 +177,8 @@ class Guard:
         """Return what became of every case by now."""
         return self._selection.states(self._recorded, self._unsuited)
 
-    @property
-    def _files(self) -> dict[str, str]:
-        return {case: self._commands.relative(one.path) for case, one in self._recorded.items()}
-
-    def _refuse(self, problems: Sequence[Problem]) -> None:
-        if problems:
+    def _refuse(self, run: Run) -> None:
+        if problems := guard(run):
             raise Refused(problems, *([] if self._option.perf_strict else [NO_GATE]))
 
 

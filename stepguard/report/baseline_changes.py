@@ -11,7 +11,7 @@ from stepguard.core.sentences import both_pct
 from stepguard.core.text import listed, short_hash
 from stepguard.judge.ab.calibration import CalibratedCase, widened
 from stepguard.machine.git.revision import CALIBRATION
-from stepguard.report.waiver_text import described
+from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files, calibrations
 from stepguard.storage.waiver_file import load_waivers, today
 

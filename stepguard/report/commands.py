@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepguard.core.expectation import KEY
+from stepguard.core.permission import KEY, Permission
 from stepguard.core.verdict import Reason, Status, Verdict
-from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.calibration import to_calibrate
 from stepguard.judge.ab.sequential_plan import may_decide_later
-from stepguard.judge.waivers import suggested_sizes
+from stepguard.judge.permit import suggested_sizes
 from stepguard.machine.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
@@ -59,7 +58,7 @@ class Commands:
         case = shlex.quote(verdict.case_id)
         return self.called(f"stepguard waive {case}{self.in_folder()}{NEW_LEVEL} --days N")
 
-    def unwaive(self, waiver: Waiver) -> str:
+    def unwaive(self, waiver: Permission) -> str:
         """Return the command that removes a waiver."""
         named = f"{shlex.quote(waiver.case)} {waiver.metric}{self.in_folder()}"
         return self.called(f"stepguard waive {named} --remove")

@@ -5,7 +5,7 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 
 from collections.abc import Mapping, Sequence
 
-from stepguard.core.expectation import FORM
+from stepguard.core.permission import FORM
 from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.core.text import markdown, printable
 from stepguard.core.verdict import Status

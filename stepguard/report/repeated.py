@@ -31,7 +31,7 @@ def _cause(verdict: AnyVerdict) -> Hashable:
     moved = [one for one in verdict.metrics if one.gated and one.status is not Status.SAME]
     places = {site.key for one in moved for site in one.sites}
     counted = all(METRICS[one.metric].kind == "counter" for one in moved if places)
-    if verdict.waivers or verdict.expectations or not counted:
+    if verdict.permissions or not counted:
         return None
     if places:
         return frozenset(places), frozenset((one.metric, one.status) for one in moved)

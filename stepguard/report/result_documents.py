@@ -9,6 +9,7 @@ import msgspec
 
 from stepguard.core.baseline import BaselineFile
 from stepguard.core.metrics import METRICS
+from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
     LaunchDocument,
     MetricDocument,
@@ -20,13 +21,12 @@ from stepguard.core.run_document import (
 from stepguard.core.sentences import message, note
 from stepguard.core.text import listed, printable_document
 from stepguard.core.verdict import Verdict
-from stepguard.core.waiver import Waiver
 from stepguard.judge.summary import summarise
 from stepguard.machine.git.revision import is_tracked
 from stepguard.measure.suite import Result
 from stepguard.report import why, words
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.waiver_text import described, sentences
+from stepguard.report.permission_text import described, of_trailers, of_waivers
 from stepguard.storage.json_file import FileError, contents, replace_file
 
 
@@ -60,8 +60,8 @@ def verdict_document(verdict: Verdict) -> VerdictDocument:
         detail=verdict.detail or words.detail(verdict),
         lines=words.evidence_lines(verdict),
         place=words.place(verdict),
-        waivers=sentences(verdict),
-        expectations=[one.sentence for one in verdict.expectations],
+        waivers=of_waivers(verdict),
+        expectations=of_trailers(verdict),
         metrics=[
             filled(MetricDocument, one, reason=one.reason.name, note=note(one))
             for one in verdict.metrics
@@ -91,18 +91,21 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
     )
 
 
-def waiver_documents(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[WaiverDocument]:
+def waiver_documents(
+    waivers: Sequence[Permission], results: Sequence[Result]
+) -> list[WaiverDocument]:
     """Return every waiver, with what it did where its case was measured."""
     outcomes = {
-        (one.waiver.case, one.waiver.metric): one.effect.name
+        (one.permission.case, one.permission.metric): one.effect.name
         for result in results
-        for one in result.verdict.waivers
+        for one in result.verdict.permissions
+        if not one.permission.is_trailer
     }
     return [
         filled(
             WaiverDocument,
             waiver,
-            expires=waiver.expires.isoformat(),
+            expires=str(waiver.expires),
             effect=outcomes.get((waiver.case, waiver.metric), ""),
             text=described(waiver),
         )

@@ -12,6 +12,7 @@ from stepguard.core.verdict import Reason, Status
 from stepguard.measure.suite import Result
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
+from stepguard.report.permission_text import of_trailers
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 
@@ -68,7 +69,7 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
     yield from ((line, {}) for line in words.places(verdict) if line.strip() not in head)
     path = run.commands.relative(result.evidence_path)
     steps = next_steps(verdict, path, run.commands, result.evidence.of_no_commit)
-    declared = [f"commit: {one.sentence}" for one in verdict.expectations]
+    declared = [f"commit: {text}" for text in of_trailers(verdict)]
     below = [*why.lines(verdict), *words.times(verdict), *declared, *steps[:1]]
     yield from ((f"  {line}", {}) for line in below)
 

@@ -23,7 +23,7 @@ from stepguard.core.text import counted, cut, first, listed, printable, shortene
 from stepguard.core.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.waiver_text import sentences
+from stepguard.report.permission_text import of_trailers, of_waivers
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more
@@ -254,8 +254,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
-    lines += [f"  {text}" for text in sentences(verdict)]
-    lines += [f"  commit: {one.sentence}" for one in verdict.expectations]
+    lines += [f"  {text}" for text in of_waivers(verdict)]
+    lines += [f"  commit: {text}" for text in of_trailers(verdict)]
     if verdict.against and not verdict.whole:
         lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:

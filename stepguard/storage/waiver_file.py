@@ -3,25 +3,41 @@
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from stepguard.core.baseline import BaselineFile
 from stepguard.core.metrics import GATEABLE
+from stepguard.core.permission import Permission
+from stepguard.core.recording import Count, Text
 from stepguard.core.text import meant
-from stepguard.core.waiver import Waiver
-from stepguard.judge.waivers import may_cover, problem_of
+from stepguard.judge.permit import MAX_PCT, may_cover, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 
 SCHEMA = 1
 
 
+class WaiverRow(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A waiver as the file has it; permission.py says what each field is."""
+
+    case: Text
+    metric: Text
+    limit_pct: Annotated[float, msgspec.Meta(gt=0, le=MAX_PCT)] | None = None
+    value: Count | None = None
+    reason: Text
+    expires: date
+    who: Text
+
+
 class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole file of waivers."""
 
     schema: int
-    waivers: list[Waiver]
+    waivers: list[WaiverRow]
 
 
 class BadWaiver(FileError):
@@ -33,7 +49,7 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
-def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
+def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
     """Return the waivers of a folder of baselines; none where there is no file.
 
     Raises FileError, which names the place, for a file that is not exactly one, and for a waiver
@@ -41,7 +57,8 @@ def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
     """
     path = folder / WAIVERS
     content = read(path, WaiverFile, SCHEMA, "stepguard waive CASE --reason '...' --days N")
-    waivers = tuple(content.waivers) if content else ()
+    rows = content.waivers if content else []
+    waivers = tuple(Permission(**msgspec.structs.asdict(row)) for row in rows)
     seen: set[tuple[str, str]] = set()
     for index, waiver in enumerate(waivers):
         problem = problem_of(waiver, day)
@@ -54,11 +71,11 @@ def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
     return waivers
 
 
-def _key(waiver: Waiver) -> tuple[str, str]:
+def _key(waiver: Permission) -> tuple[str, str]:
     return waiver.case, waiver.metric
 
 
-def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> list[str]:
+def unknown(folder: Path, waivers: Sequence[Permission], known: Collection[str]) -> list[str]:
     """Return cases of waivers that no baseline has and that are not ``known``: misspelt ones."""
     recorded = _recorded(folder) if waivers else set()
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
@@ -72,7 +89,7 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
     yield from filter(None, map(load, files(folder)))
 
 
-def _idle(folder: Path, waiver: Waiver) -> str:
+def _idle(folder: Path, waiver: Permission) -> str:
     """Return why a waiver lets nothing pass, whatever its case measures; else empty."""
     every = (one.cases.get(waiver.case) for one in _baselines(folder))
     entries = [entry for entry in every if entry]
@@ -105,12 +122,12 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
     if len(kept) == len(waivers):
         has = ", ".join(f"{one.case} {one.metric}" for one in waivers) or "none at all"
         raise FileError(f"{path}: no waiver of {f'{case_id} {metric}'.rstrip()}; it has: {has}")
-    save(path, WaiverFile(schema=SCHEMA, waivers=kept), SCHEMA, "run the command again")
+    _save(path, kept)
     return path
 
 
 @one_at_a_time
-def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] = ()) -> Path:
+def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
     """Write the waiver into the folder's file, in place of an older one of the same metric.
 
     Raises BadWaiver when it is not sound, or of a case that no baseline has and that is not
@@ -125,6 +142,11 @@ def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] =
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
     others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
     # Sorted, so that a diff shows the waiver that was written and no other one.
-    whole = WaiverFile(schema=SCHEMA, waivers=sorted([*others, waiver], key=_key))
-    save(path, whole, SCHEMA, "run the command again")
+    _save(path, sorted([*others, waiver], key=_key))
     return path
+
+
+def _save(path: Path, waivers: Sequence[Permission]) -> None:
+    names = WaiverRow.__struct_fields__
+    rows = [WaiverRow(**{name: getattr(one, name) for name in names}) for one in waivers]
+    save(path, WaiverFile(schema=SCHEMA, waivers=rows), SCHEMA, "run the command again")

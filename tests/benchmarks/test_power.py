@@ -16,7 +16,8 @@ from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import CASES, CHANGES, Plan, Work, as_expected, planted, said_of
 from benchmarks.shared import ROOT, git
 from stepguard.core.evidence import to_json
-from stepguard.core.expectation import KEY, parse
+from stepguard.core.permission import KEY
+from stepguard.machine.git.trailers import parse
 
 ALL = CHANGES | FAULTS | OF_TWO_GPUS
 

@@ -1,10 +1,10 @@
-"""Trailers of commits: what is expected, and every wrong one refused by commit and line."""
+"""Trailers of commits: what they permit, and every wrong one refused by commit and line."""
 
 import pytest
 from git_repositories import commit, git, repository
 
 from stepguard.machine.git.resolve import TreeError
-from stepguard.machine.git.trailers import expectations
+from stepguard.machine.git.trailers import trailers
 
 CASE = "train_step[124m-bf16]"
 LINE = f"Perf-Expect: {CASE} step_ms: a larger vocabulary"
@@ -19,8 +19,8 @@ def root(tmp_path):
 
 
 def read(root, cases=None):
-    """What the range from "base" on expects."""
-    return expectations(root, "base", "HEAD", cases)
+    """What the range from "base" on permits."""
+    return trailers(root, "base", "HEAD", cases)
 
 
 def test_trailers_of_the_range_are_read(root):
@@ -34,8 +34,8 @@ def test_trailers_of_the_range_are_read(root):
         (CASE, "step_ms", second),
         (CASE, "step_ms", first),
     ]
-    assert found[0].reason == "one more launch a layer" and found[1].author == "a"
-    assert expectations(root, "HEAD", "HEAD") == []
+    assert found[0].reason == "one more launch a layer" and found[1].who == "a"
+    assert trailers(root, "HEAD", "HEAD") == []
     git(root, "tag", "-f", "base")
     commit(root, "no trailer: perf is as it was")
     assert read(root) == []
@@ -90,7 +90,7 @@ def test_a_wrong_trailer_is_refused_loudly(root, message, why):
 def test_a_range_that_cannot_be_read_is_refused(root):
     """A base that a shallow clone lacks."""
     with pytest.raises(TreeError, match="cannot be read"):
-        expectations(root, "0" * 40, "HEAD")
+        trailers(root, "0" * 40, "HEAD")
 
 
 def test_a_shallow_clone_takes_no_old_trailer_for_the_branchs(root, tmp_path):
@@ -103,9 +103,9 @@ def test_a_shallow_clone_takes_no_old_trailer_for_the_branchs(root, tmp_path):
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", "--depth=1", "-b", "main", f"file://{root}", str(clone))
     git(clone, "fetch", "-q", "--depth=9", "origin", "mine:mine")
-    assert expectations(root, "main", "mine") == []
+    assert trailers(root, "main", "mine") == []
     with pytest.raises(TreeError, match="a shallow clone cannot tell .*: git fetch --unshallow"):
-        expectations(clone, "origin/main", "mine")
+        trailers(clone, "origin/main", "mine")
 
 
 @pytest.mark.parametrize("reason", ["\u200b", "larger\u202e", "red \x1b[31m", "a\x01b", "a\x02b"])

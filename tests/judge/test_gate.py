@@ -16,13 +16,13 @@ from builders import (
 from msgspec import structs
 from run_documents import COMMIT, measured, run_document
 
-from stepguard.core.expectation import Expectation
 from stepguard.core.metrics import OPERATORS, default_gates
+from stepguard.core.permission import Permission
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.run_document import CaseState, End, Problem, ProblemCode, State
 from stepguard.core.verdict import Status
-from stepguard.core.waiver import Waiver
-from stepguard.judge.gate_rules import Base, expected, gate
+from stepguard.judge.gate_facts import expected, gate
+from stepguard.judge.guarded_run import Base
 
 OTHER = "b" * 40
 SYNCS = "host_syncs_per_step"
@@ -30,7 +30,7 @@ SOUND = measured(entry())
 SLOWER = measured(entry(), launch_ms=(275.0,) * 3)
 CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
 FEWER_FLOPS = measured(entry(), counts=with_counts(evidence(), flops_per_step=3).counts)
-WAIVER = Waiver(
+WAIVER = Permission(
     case=CASE_ID,
     metric="graph_breaks",
     value=3,
@@ -46,8 +46,8 @@ def base(*waivers, cases=None, **changes):
         commit=COMMIT,
         gpus=1,
         recorded={"NVIDIA H200": {CASE_ID: entry()} if cases is None else cases},
-        waivers=waivers,
         today=date(2026, 11, 22),
+        permissions=waivers,
     )
     return replace(made, **changes)
 
@@ -151,19 +151,19 @@ WAYS = {
     "a waiver that the base has not": (waived(CHANGED), None, "FAILED"),
     "a waiver that ended": (
         waived(CHANGED),
-        base(structs.replace(WAIVER, expires=date(2026, 11, 21))),
+        base(replace(WAIVER, expires=date(2026, 11, 21))),
         "FAILED",
     ),
-    "a waiver of less": (waived(CHANGED), base(structs.replace(WAIVER, value=2)), "FAILED"),
-    "no limit": (waived(CHANGED), base(structs.replace(WAIVER, value=10**6)), "FAILED"),
+    "a waiver of less": (waived(CHANGED), base(replace(WAIVER, value=2)), "FAILED"),
+    "no limit": (waived(CHANGED), base(replace(WAIVER, value=10**6)), "FAILED"),
     "a waiver of more work": (
         waived(FEWER_FLOPS),
-        base(structs.replace(WAIVER, metric="flops_per_step", value=10**18)),
+        base(replace(WAIVER, metric="flops_per_step", value=10**18)),
         "FAILED",
     ),
     "a waiver of another case": (
         waived(CHANGED),
-        base(structs.replace(WAIVER, case="forward[a]")),
+        base(replace(WAIVER, case="forward[a]")),
         "FAILED",
     ),
     "another machine": (run_document(SOUND, machine="CPU", gpus=[]), None, "FEWER_GPUS"),
@@ -303,6 +303,11 @@ def test_only_cases_for_as_many_gpus_are_expected():
     assert set(expected(run_document(machine="CPU", gpus=[]), known)) == {"a[c]"}
 
 
+def declared(metric):
+    """A trailer of the commit that was measured."""
+    return Permission(case=CASE_ID, metric=metric, reason="why", commit=COMMIT, who="A. Author")
+
+
 def test_what_passes_as_declared_needs_a_commit_that_declares_it():
     """The document's word is not enough: the range's own messages have to hold it."""
     metrics = [
@@ -311,9 +316,9 @@ def test_what_passes_as_declared_needs_a_commit_that_declares_it():
     ]
     changes = {"against": "main", "base_commit": OTHER}
     document = structs.replace(verdict(metrics=metrics), **changes)
-    told = Expectation(CASE_ID, "step_ms", "why", COMMIT, "A. Author")
-    assert gate(document, base(against=OTHER, expectations=(told,))) == []
-    other = Expectation(CASE_ID, "graph_breaks", "why", COMMIT, "A. Author")
+    told = declared("step_ms")
+    assert gate(document, base(against=OTHER, permissions=(told,))) == []
+    other = declared("graph_breaks")
     for known in ((), (other,)):
-        (problem,) = gate(document, base(against=OTHER, expectations=known))
+        (problem,) = gate(document, base(against=OTHER, permissions=known))
         assert problem.code is ProblemCode.FAILED and "no commit of the range" in problem.text

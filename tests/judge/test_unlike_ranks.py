@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.metrics import METRICS
+from stepguard.core.permission import Effect, Permission
 from stepguard.core.sentences import note
 from stepguard.core.verdict import Reason, Status
-from stepguard.core.waiver import Waiver, WaiverEffect
+from stepguard.judge.permit import permit
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
-from stepguard.judge.waivers import waive
 
 SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
 
@@ -107,15 +107,15 @@ def test_a_waiver_of_a_total_does_not_cover_other_parts():
     before, after = operators((10, 8), {"mm": 10}), operators((10, 9), {"mm": 4, "sort": 6})
     known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
     verdict = judge(after, known)
-    found = waive(verdict, after, [waiver_of(after, value=9)], date(2026, 11, 22))
+    found = permit(verdict, after, [waiver_of(after, value=9)], date(2026, 11, 22))
     assert note(found.worst) == "mm 10 -> 4, sort 0 -> 6" and found.outcome == "failed"
-    assert found.waivers[0].effect is WaiverEffect.OTHER_WORK
+    assert found.permissions[0].effect is Effect.EXCEEDED
 
 
 def waiver_of(found, value):
     """Of the one metric that the evidence gates."""
     known = {"reason": "known", "expires": date(2026, 12, 31), "who": "A. A."}
-    return Waiver(case=found.case_id, metric=found.gates[0], value=value, **known)
+    return Permission(case=found.case_id, metric=found.gates[0], value=value, **known)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_waiver_is_of_every_rank_that_fails(name, then, now, value, passes):
     """A rank that moved otherwise, or further, than was waived is not covered by another one."""
     before, after = counted(name, *then), counted(name, *now)
     known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
-    found = waive(judge(after, known), after, [waiver_of(after, value)], date(2026, 11, 22))
+    found = permit(judge(after, known), after, [waiver_of(after, value)], date(2026, 11, 22))
     assert (found.outcome == "passed") is passes
-    assert (found.waivers[0].effect is WaiverEffect.WAIVED) is passes
+    assert (found.permissions[0].effect is Effect.ALLOWED) is passes
 
 
 def exact(m):

@@ -105,7 +105,7 @@ def test_a_waiver_of_the_tree_itself_does_not_waive(gate):
 
 
 def _on_2030_01_01(patch):
-    for name in ("plugin.baselines", "measure.suite", "report.stored.baseline_changes"):
+    for name in ("plugin.baseline_folder", "measure.suite", "report.baseline_changes"):
         patch.setattr(f"stepguard.{name}.today", lambda: date(2030, 1, 1))
 
 
@@ -162,7 +162,7 @@ def test_a_gate_that_is_dropped_with_its_recording_is_missed(gate):
     gate.run("--perf-strict", passed=1)
     result = gate.run("--perf-strict", "--perf-base=main")
     assert result.ret != 0
-    result.stderr.fnmatch_lines(["*gates less than its recording in cpu.json has, no generated*"])
+    result.stderr.fnmatch_lines(["*gates less than its recording in cpu.json of main has, no gen*"])
 
 
 def test_margins_that_are_widened_with_their_recording_are_refused(gate):
@@ -180,3 +180,44 @@ def test_margins_that_are_widened_with_their_recording_are_refused(gate):
     result = gate.run("--perf-strict", "--perf-base=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*has margins 6 and 25 %, wider than the 5 and 20 % of its *"])
+
+
+def test_a_case_that_is_dropped_with_its_recording_is_missed(gate):
+    """Strict: main's recording says which cases there are, and not the one that the tree brings.
+    Refused before anything is measured.
+    """
+    kept, dropped = gate.cpu("a"), gate.cpu("b")
+    gate.suite(kept, dropped)
+    gate.record(kept, dropped)
+    gate.commit()
+    gate.git("checkout", "-q", "-b", "change")
+    gate.suite(kept)
+    path = gate.baselines / "cpu.json"
+    content = json.loads(path.read_text())
+    del content["cases"]["linear[b]"]
+    path.write_text(json.dumps(content))
+    gate.commit()
+    gate.run("--perf-strict", passed=1)
+    gate.measured.clear()
+    result = gate.run("--perf-strict", "--perf-base=main")
+    assert (result.ret, gate.measured) == (pytest.ExitCode.USAGE_ERROR, [])
+    missing = "*linear?b?: guarded, but not measured: no test of it was collected; "
+    result.stderr.fnmatch_lines([missing + "*remove it from baselines/cpu.json of main*"])
+
+
+def test_a_case_that_becomes_extended_with_its_recording_is_missed(gate):
+    """Strict: it may be left out once main's recording says so."""
+    kept, dropped = gate.cpu("a"), gate.cpu("b")
+    gate.suite(kept, dropped)
+    gate.record(kept, dropped)
+    gate.commit()
+    gate.git("checkout", "-q", "-b", "change")
+    path = gate.baselines / "cpu.json"
+    content = json.loads(path.read_text())
+    content["cases"]["linear[b]"]["extended"] = True
+    path.write_text(json.dumps(content))
+    gate.commit()
+    gate.run("--perf-strict", "-k", "step[a]", passed=1)
+    result = gate.run("--perf-strict", "-k", "step[a]", "--perf-base=main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*linear?b?: guarded, but not measured: deselected by -k*"])

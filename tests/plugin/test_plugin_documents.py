@@ -190,7 +190,7 @@ def test_a_waiver_is_in_the_document(mixed):
     }
     text = json.dumps({"schema": 1, "waivers": [waiver]})
     (mixed.baselines / "waivers.json").write_text(text)
-    for selected, effect in (("changed", "WAIVED"), ("same", "")):
+    for selected, effect in (("changed", "ALLOWED"), ("same", "")):
         (found,) = document(mixed, "-k", selected).waivers
         assert (found.case, found.metric, found.effect) == (*list(waiver.values())[:2], effect)
 

@@ -368,7 +368,7 @@ WAYS = {
     "no commit": Way(
         lambda gate: gate.git("update-ref", "-d", "HEAD"),
         code=ProblemCode.NO_COMMIT,
-        says="*nobody could tell what was measured, the repository has no commit yet: git add*",
+        says="*the measured code has no commit: the repository has no commit yet: git add*",
         commits=False,
     ),
 }

@@ -65,7 +65,7 @@ def run_of(*results, **changes):
     states = [state for state in State if state is not State.MEASURED]
     cases = [CaseState(state=state, case=f"case[{state.value}]", why=text) for state in states]
     problem = Problem(code=ProblemCode.CASE_MISSING, text=text, file=text, line=3)
-    waiver = WaiverDocument(case="c", metric="m", expires="e", effect="WAIVED", text=text)
+    waiver = WaiverDocument(case="c", metric="m", expires="e", effect="ALLOWED", text=text)
     plain = run_document(*results)
     fields = {"problems": [problem], "waivers": [waiver], "notices": [text], "against": text}
     return replace(plain, cases=plain.cases + cases, **(fields | {"base_commit": text} | changes))
@@ -95,7 +95,8 @@ def test_cases_with_one_reason_are_one_line():
 
 def test_a_waiver_is_listed_once_with_its_case_and_what_it_did():
     """Among the notices, which every run has of every waiver."""
-    waiver = WaiverDocument(case="a[x]", metric="m", expires="e", effect="WAIVED", text="m up to 2")
+    told = {"effect": "ALLOWED", "text": "m up to 2"}
+    waiver = WaiverDocument(case="a[x]", metric="m", expires="e", **told)
     text = page(run_of(SAME, waivers=[waiver], notices=["a[x]: waived: m up to 2"]))
     assert text.count("m up to 2") == 1 and "* a[x]: waived: m up to 2" in text
 

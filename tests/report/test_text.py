@@ -17,9 +17,9 @@ from msgspec import structs
 from stepguard import Case
 from stepguard.core.evidence import Disturbance
 from stepguard.core.metrics import METRICS
+from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.site import Site
 from stepguard.core.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
-from stepguard.core.waiver import Waiver, WaiverEffect, WaiverOutcome
 from stepguard.judge.screen import judge
 from stepguard.measure import workers as ticker
 from stepguard.measure.suite import Result
@@ -335,11 +335,12 @@ def test_a_traceback_stands_in_the_block():
 
 def test_a_traceback_comes_before_waivers_that_do_not_apply():
     """The cause first: that a waiver covers no crash follows from it."""
-    waiver = Waiver(
+    waiver = Permission(
         case="c", metric="step_ms", limit_pct=5.0, reason="r", expires=date(2030, 1, 1), who="A"
     )
-    outcome = WaiverOutcome(waiver, WaiverEffect.NOT_APPLIED)
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "x"}, "a\n", waivers=(outcome,))
+    outcome = PermissionOutcome(waiver, Effect.NOT_APPLIED)
+    whole = {"fault": "x"}, "a\n"
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, *whole, permissions=(outcome,))
     cause, applied = words.evidence_lines(verdict)
     assert cause == "  | a"
     assert applied.startswith("  waiver not applied, the case is BROKEN: ")

@@ -24,7 +24,7 @@ from stepguard.core.margins import MARGINS_PCT, Margins
 from stepguard.core.profile import Parts, Profile
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
-from stepguard.core.waiver import Waiver
+from stepguard.storage.waiver_file import WaiverRow
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/user/repo/model/workloads.py", line 88, in step
@@ -250,4 +250,4 @@ def failed(code, message, detail="", during="launch 1, block 2", site=None):
 def waiver(metric="step_ms", expires=date(2026, 12, 31), **size):
     """A waiver of a metric up to a size."""
     said = {"reason": "until the fused loss is in", "who": "A. Author"}
-    return Waiver(case=CASE_ID, metric=metric, expires=expires, **said, **size)
+    return WaiverRow(case=CASE_ID, metric=metric, expires=expires, **said, **size)

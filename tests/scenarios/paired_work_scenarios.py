@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from datetime import date
 
 from builders import block, launch
 from inputs import (
@@ -24,16 +25,16 @@ from inputs import (
 from scenario import Files, Run, Scenario
 
 from stepguard.core.evidence import Fault
-from stepguard.core.expectation import Expectation
+from stepguard.core.permission import Permission
 from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.ab.expectations import expect
+from stepguard.judge.permit import permit
 
 
 def expected(found, *names):
     """The verdict on pairs of a range, a commit of which declares that these metrics get worse."""
-    said = "a larger vocabulary", NEW, "A. Author"
-    declared = [Expectation(found.head.case_id, name, *said) for name in names]
-    return expect(judge_ab(found), declared)
+    known = {"case": found.head.case_id, "reason": "a larger vocabulary", "who": "A. Author"}
+    declared = [Permission(**known, metric=name, commit=NEW) for name in names]
+    return permit(judge_ab(found), found.head, declared, date(2026, 11, 25))
 
 
 PAIRED_WORK = (

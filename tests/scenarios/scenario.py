@@ -21,13 +21,12 @@ from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence, to_json
 from stepguard.core.verdict import Verdict
-from stepguard.core.waiver import Waiver
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.result_documents import as_json, verdict_document
 from stepguard.storage import baseline_files
 from stepguard.storage.runs import kept_files, read_comparison, read_evidence
-from stepguard.storage.waiver_file import load_waivers, today
+from stepguard.storage.waiver_file import WaiverRow, load_waivers, today
 
 HERE = Path(__file__).parent
 GOLDEN, KEPT = HERE / "golden", HERE / "kept"
@@ -41,7 +40,7 @@ class Run:
     evidence: Evidence | None = None
     pairs: Comparison | None = None
     baseline: Entry | None = None
-    waivers: tuple[Waiver, ...] = ()
+    waivers: tuple[WaiverRow, ...] = ()
 
     def write(self) -> None:
         """Write the files into the working directory, as a run and people do."""

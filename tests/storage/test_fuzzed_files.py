@@ -31,28 +31,28 @@ from stepguard.cli import calibrate
 from stepguard.core.baseline import BaselineFile
 from stepguard.core.case import Case
 from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
+from stepguard.core.permission import Permission
 from stepguard.core.site import Site
-from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.calibration import SCHEMA as CALIBRATIONS
 from stepguard.judge.ab.calibration import CalibratedCase, CalibrationFile, decision_rule
 from stepguard.judge.ab.confirm import confirmed, to_confirm
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.acceptance import moved_together
+from stepguard.judge.permit import permit
 from stepguard.judge.screen import judge, wants_another_launch
-from stepguard.judge.waivers import waive
 from stepguard.measure.suite import Result
 from stepguard.report import recorded, words
 from stepguard.report.commands import Commands
 from stepguard.report.github import comment
 from stepguard.report.page import page
+from stepguard.report.permission_text import described
 from stepguard.report.result_documents import as_json, result_document
-from stepguard.report.waiver_text import described
 from stepguard.storage import baseline_files, calibrations
 from stepguard.storage.accepting import accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.read_documents import load_document
 from stepguard.storage.runs import read_comparison, read_evidence
-from stepguard.storage.waiver_file import WAIVERS, WaiverFile, load_waivers
+from stepguard.storage.waiver_file import WAIVERS, WaiverFile, WaiverRow, load_waivers
 
 TODAY = date(2026, 11, 22)
 SITE = Site(".item()", "model.py", 10, "step", "loss.item()", "forward", 2)
@@ -95,10 +95,11 @@ EVIDENCE = {
     "ranks": rich(two_rank_evidence()),
     "fault": evidence(faults=(Fault("RAISED", "no", "Traceback", "launch 1"),)),
 }
-WAIVED = (
-    Waiver(case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=TODAY, who="w"),
-    Waiver(case=CASE_ID, metric="graph_breaks", value=2, reason="r", expires=TODAY, who="w"),
-)
+ROWS = [
+    WaiverRow(case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=TODAY, who="w"),
+    WaiverRow(case=CASE_ID, metric="graph_breaks", value=2, reason="r", expires=TODAY, who="w"),
+]
+WAIVED = [Permission(**msgspec.structs.asdict(row)) for row in ROWS]
 CALIBRATION = CalibrationFile(
     schema=CALIBRATIONS,
     machine="NVIDIA H200",
@@ -150,7 +151,7 @@ def shown(found, verdict, comparison=None):
     words.block(verdict, "e.json", Commands())
     list(recorded.figures(result))
     words.remarks(found)
-    waive(verdict, found, WAIVED, TODAY)
+    permit(verdict, found, WAIVED, TODAY)
 
 
 def accepted(folder, found):
@@ -277,7 +278,7 @@ def test_fuzzed_waivers(tmp_path):
     moved = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
 
     @FUZZ
-    @given(mutated(msgspec.to_builtins(WaiverFile(schema=1, waivers=list(WAIVED)))))
+    @given(mutated(msgspec.to_builtins(WaiverFile(schema=1, waivers=ROWS))))
     def fuzz(text):
         (tmp_path / WAIVERS).write_text(text)
         try:
@@ -287,7 +288,7 @@ def test_fuzzed_waivers(tmp_path):
             return
         for waiver in waivers:
             described(waiver)
-        verdict = waive(moved, evidence(), waivers, TODAY)
+        verdict = permit(moved, evidence(), waivers, TODAY)
         words.block(verdict, "e.json", Commands())
 
     fuzz()

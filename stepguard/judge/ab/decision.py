@@ -369,8 +369,12 @@ def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
         if verdict.status is Status.SLOWER and not proven:
             metrics = tuple(_unproven(m) if m.metric == JUDGED_TIME else m for m in verdict.metrics)
             # Its waiver did nothing: the metric fails no more, it is undecided.
-            waivers = tuple(one for one in verdict.waivers if one.waiver.metric != JUDGED_TIME)
-            found.append(replace(verdict.with_metrics(metrics), waivers=waivers))
+            others = tuple(
+                one
+                for one in verdict.permissions
+                if one.permission.is_trailer or one.permission.metric != JUDGED_TIME
+            )
+            found.append(replace(verdict.with_metrics(metrics), permissions=others))
     return found
 
 

@@ -1,10 +1,11 @@
-"""Expectations from the messages of commits: the trailers ``Perf-Expect`` of a range."""
+"""Permissions in the messages of commits: the trailers ``Perf-Expect`` of a range."""
 
 import re
 from collections.abc import Collection
 from pathlib import Path
 
-from stepguard.core.expectation import FORM, KEY, Expectation, parse
+from stepguard.core.metrics import GATEABLE, not_gateable
+from stepguard.core.permission import FORM, KEY, Permission
 from stepguard.core.text import short_hash
 from stepguard.machine.git.resolve import DEEPEN, TreeError, is_shallow
 from stepguard.machine.git.revision import git
@@ -16,13 +17,14 @@ _REVERTS = re.compile(r"^This reverts commit ([0-9a-f]{7,64})\b", re.MULTILINE)
 _TRAILERS = f"%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)"
 _FORMAT = f"%H%x00%an%x00{_TRAILERS}%x00%B%x00%x02"
 _FIELDS = 5  # of a commit; the last one is empty
+_VALUE = re.compile(r"(?P<case>\S+) (?P<metric>\S+): +(?P<reason>\S.*)")
 
 
-def expectations(
+def trailers(
     root: Path, base: str, head: str, cases: Collection[str] | None = None
-) -> list[Expectation]:
-    """Return what the commits of ``base..head`` expect, the newest first; not of one that another
-    commit of the range reverts, and which is not reverted itself.
+) -> list[Permission]:
+    """Return what the trailers of the commits ``base..head`` permit, the newest first. The trailers
+    of a commit that another one of the range reverts do not count, unless that is reverted, too.
 
     Raises TreeError, with the commit, the line and the right form, for a trailer that is malformed,
     of an unknown metric or of a case that is not among ``cases`` (None: any), for a line that was
@@ -59,7 +61,7 @@ def expectations(
     return found
 
 
-def _parsed(value: str, commit: str, author: str, cases: Collection[str] | None) -> Expectation:
+def _parsed(value: str, commit: str, author: str, cases: Collection[str] | None) -> Permission:
     line = f"{KEY}: {value.strip()}"
     try:
         found = parse(value, commit, author)
@@ -69,6 +71,25 @@ def _parsed(value: str, commit: str, author: str, cases: Collection[str] | None)
         there = ", ".join(sorted(cases)) or "none"
         raise TreeError(_wrong(commit, line, f"there is no case {found.case!r}; cases: {there}"))
     return found
+
+
+def parse(value: str, commit: str, author: str) -> Permission:
+    """Return the permission of a trailer's value. Raises ValueError saying what is wrong."""
+    parts = _VALUE.fullmatch(value.strip())
+    if parts is None:
+        raise ValueError("not of that form, or without a reason")
+    # Whoever approves the change reads it, in a terminal or a comment.
+    if not parts["reason"].isprintable() or not any(map(str.isalnum, parts["reason"])):
+        raise ValueError("its reason is no line of words")
+    if parts["metric"] not in GATEABLE:
+        raise ValueError(not_gateable(parts["metric"]))
+    return Permission(
+        case=parts["case"],
+        metric=parts["metric"],
+        reason=parts["reason"],
+        commit=commit,
+        who=author,
+    )
 
 
 def _no_trailer(line: str) -> str:

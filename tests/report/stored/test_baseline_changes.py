@@ -13,7 +13,7 @@ from builders import (
 )
 from msgspec import structs
 
-from stepguard.core.waiver import Waiver
+from stepguard.core.permission import Permission
 from stepguard.judge.ab.calibration import CalibratedCase
 from stepguard.report.baseline_changes import changes
 from stepguard.storage import baseline_files, calibrations
@@ -130,7 +130,7 @@ def test_a_file_that_is_new_or_gone(folders):
 def test_waivers_and_calibrations(folders):
     """A longer or wider waiver, and a larger noise, which widens margins."""
     old, new = folders
-    one = Waiver(
+    one = Permission(
         case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=today(), who="w"
     )
     add_waiver(new, one, today())

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from stepguard.core.evidence import Fault
 from stepguard.core.metrics import GATEABLE, METRICS
+from stepguard.core.permission import Permission
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.core.waiver import Waiver
+from stepguard.judge.permit import MAX_DAYS, permit, problem_of, suggested_size
 from stepguard.judge.screen import judge
-from stepguard.judge.waivers import MAX_DAYS, problem_of, suggested_size, waive
 from stepguard.report.commands import Commands
-from stepguard.report.waiver_text import sentences
+from stepguard.report.permission_text import of_waivers as sentences
 from stepguard.report.words import block as told
 from stepguard.storage.baseline_files import files, load, save
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waiver_file import BadWaiver, add_waiver, load_waivers, unknown
+from stepguard.storage.waiver_file import BadWaiver, WaiverRow, add_waiver, load_waivers, unknown
 
 TODAY = date(2026, 11, 21)
 UNTIL = date(2026, 12, 31)
@@ -33,7 +33,7 @@ def waiver(metric="step_ms", **changes):
     """A waiver of CASE_ID, of a time up to +6 %."""
     size = {"value": 3} if METRICS[metric].kind == "counter" else {"limit_pct": 6.0}
     known = {"case": CASE_ID, "metric": metric, "reason": "waits for torch", "who": "A. Author"}
-    return Waiver(**known | {"expires": UNTIL} | size | changes)
+    return Permission(**known | {"expires": UNTIL} | size | changes)
 
 
 SLOW = (waiver("step_ms"),)
@@ -41,7 +41,7 @@ SLOW = (waiver("step_ms"),)
 
 def judged(found, *waivers, today=TODAY, baseline=None):
     """The verdict of evidence against 250 ms, waivers applied."""
-    return waive(judge(found, baseline or entry()), found, waivers, today)
+    return permit(judge(found, baseline or entry()), found, waivers, today)
 
 
 def run(pct=5.0, **counts):
@@ -151,7 +151,7 @@ def test_a_waiver_that_is_not_needed_is_stale():
 def test_another_case_is_not_touched():
     """A waiver is of one case."""
     found = judged(run(), *(replace_case(one) for one in SLOW))
-    assert (found.outcome, found.waivers) == ("failed", ())
+    assert (found.outcome, found.permissions) == ("failed", ())
 
 
 def replace_case(one):
@@ -168,7 +168,7 @@ def beside(pct, *waivers):
         "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, old=1, new=2, change_pct=pct
     )
     verdict = replace(changed(metric), against="main (abc)")
-    return waive(verdict, evidence(), waivers, TODAY)
+    return permit(verdict, evidence(), waivers, TODAY)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_waiver_is_not_stale_beside_another_revision():
     metric = MetricVerdict("step_ms", Status.SAME, Reason.WITHIN_MARGINS, old=1, new=1)
     verdict = replace(changed(metric), against="main")
     both = [waiver(), waiver("sync_overhead_pct")]
-    needless, unseen = sentences(waive(verdict, evidence(), both, TODAY))
+    needless, unseen = sentences(permit(verdict, evidence(), both, TODAY))
     assert needless.startswith(
         "waiver not needed against main, step_ms is same: step_ms up to +6.00 %"
     )
@@ -219,7 +219,7 @@ def test_a_suggested_size_covers(found):
     sizes = [size[counter]] if size else [1, 2, 10, 50, *(new for _, new in found.failing_ranks)]
     for value in sizes:
         much = {"value": int(value)} if counter else {"limit_pct": float(value)}
-        passed = waive(changed(found), evidence(), [waiver(found.metric, **much)], TODAY)
+        passed = permit(changed(found), evidence(), [waiver(found.metric, **much)], TODAY)
         assert bool(passed.waived_until) is bool(size)
 
 
@@ -257,7 +257,7 @@ def test_what_is_never_waived(found, baseline, status):
 def test_no_baseline_is_never_waived():
     """There is no size without something to compare with."""
     found = run()
-    assert waive(judge(found, None), found, EVERYTHING, TODAY).outcome == "error"
+    assert permit(judge(found, None), found, EVERYTHING, TODAY).outcome == "error"
 
 
 def test_a_change_that_explains_an_undecided_case_is_not_waived():
@@ -400,7 +400,9 @@ def test_a_file_that_is_none(folder, text):
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(["schema", "waivers", *Waiver.__struct_fields__]), inner, max_size=8
+                st.sampled_from(["schema", "waivers", *WaiverRow.__struct_fields__]),
+                inner,
+                max_size=8,
             )
         ),
     )
@@ -456,7 +458,7 @@ def test_a_counters_waiver_is_no_blank_cheque():
     )
     assert passes(found, 2000)
     wide = waiver("launches_per_step", value=2001)
-    verdict = waive(changed(found), evidence(), [wide], TODAY)
+    verdict = permit(changed(found), evidence(), [wide], TODAY)
     assert not verdict.waived_until
     assert sentences(verdict)[0].startswith("waiver TOO WIDE, at most 2,000")
     none = MetricVerdict("host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=0, new=2)
@@ -466,7 +468,7 @@ def test_a_counters_waiver_is_no_blank_cheque():
 def passes(found, value):
     """Whether a case of which only this moved passes under a waiver of that value."""
     one = waiver(found.metric, value=value)
-    return bool(waive(changed(found), evidence(), [one], TODAY).waived_until)
+    return bool(permit(changed(found), evidence(), [one], TODAY).waived_until)
 
 
 def changed(found):

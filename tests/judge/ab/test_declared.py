@@ -1,15 +1,18 @@
 """What a commit declared: a notice of exactly that metric, and never more."""
 
 from dataclasses import replace
+from datetime import date
 
 import pytest
+from builders import evidence
 from test_ab_rules import COST, fault, metric, shifted, turns
 
-from stepguard.core.expectation import Expectation, ExpectationEffect
+from stepguard.core.permission import Effect, Permission
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.ab.decision import judge_ab, without_false_discoveries
-from stepguard.judge.ab.expectations import expect
+from stepguard.judge.permit import permit
 from stepguard.report.commands import Commands
+from stepguard.report.permission_text import of_trailers
 from stepguard.report.result_documents import verdict_document
 from stepguard.report.words import block as shown_block
 
@@ -17,13 +20,19 @@ ID = "train_step[124m-bf16]"
 
 
 def declared(name="step_ms", case=ID):
-    """An expectation of a metric."""
-    return Expectation(case, name, "a larger vocabulary", "c" * 40, "A. Author")
+    """A trailer that permits a metric."""
+    reason, who = "a larger vocabulary", "A. Author"
+    return Permission(case=case, metric=name, reason=reason, commit="c" * 40, who=who)
+
+
+def expect(verdict, trailers):
+    """The verdict under these trailers."""
+    return permit(verdict, evidence(), trailers, date(2026, 11, 21))
 
 
 def effects(verdict):
-    """What each expectation did."""
-    return [one.effect for one in verdict.expectations]
+    """What each permission did."""
+    return [one.effect for one in verdict.permissions]
 
 
 def test_a_declared_slowdown_passes_as_a_notice():
@@ -40,7 +49,7 @@ def test_a_declared_slowdown_passes_as_a_notice():
     for text in ("\n".join(document.lines), shown_block(verdict, "x", Commands())):
         assert "worse, as a commit of the range declares" in text and "+2.00 %" in text
         assert "expected: step_ms, cccccccccccc by A. Author: a larger vocabulary" in text
-    assert document.expectations == [one.sentence for one in verdict.expectations]
+    assert document.expectations == of_trailers(verdict)
 
 
 def test_only_that_metric_of_that_case_passes():
@@ -48,7 +57,7 @@ def test_only_that_metric_of_that_case_passes():
     found = judge_ab(turns(shifted(2.0)))
     assert expect(found, [declared(case="forward[nano-cpu]")]) == found
     other = expect(found, [declared(COST)])
-    assert other.status is Status.SLOWER and effects(other) == [ExpectationEffect.NOT_NEEDED]
+    assert other.status is Status.SLOWER and effects(other) == [Effect.NOT_NEEDED]
     both = replace(found, metrics=found.metrics)
     risen = tuple(
         replace(one, status=Status.CHANGED, reason=Reason.COUNTER_ROSE)
@@ -63,10 +72,10 @@ def test_only_that_metric_of_that_case_passes():
 
 
 def test_what_was_not_needed_is_said():
-    """The metric is `same`: passed, with a line on the expectation."""
+    """The metric is `same`: passed, with a line on the trailer."""
     verdict = expect(judge_ab(turns(shifted(0.0))), [declared()])
     assert verdict.status is Status.SAME and verdict.has_notice
-    assert effects(verdict) == [ExpectationEffect.NOT_NEEDED]
+    assert effects(verdict) == [Effect.NOT_NEEDED]
     assert "expected and not needed" in "\n".join(verdict_document(verdict).lines)
 
 

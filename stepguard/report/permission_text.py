@@ -1,0 +1,94 @@
+"""Permissions in sentences: how far one goes, and what it did in a run."""
+
+from stepguard.core.metrics import METRICS, format_value
+from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.text import short_hash
+from stepguard.core.verdict import MetricVerdict, Reason, Verdict
+from stepguard.judge.permit import largest_value, uncovered_count
+from stepguard.report.commands import Commands
+
+TYPED_ANYWHERE = Commands()
+_OF_TRAILERS = {
+    Effect.ALLOWED: "expected",
+    Effect.NOT_NEEDED: "expected and not needed, it does not fail",
+    Effect.NOT_GATED: "expected, but the case does not gate it",
+    Effect.NOT_APPLIED: (
+        "expected, but not applied: the case as a whole was not compared or decided"
+    ),
+}
+
+
+def described(permission: Permission) -> str:
+    """Return "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14", or
+    "step_ms, a1b2c3d4e5f6 by A. Author: a larger vocabulary" of a trailer.
+    """
+    by = f"by {permission.who}: {permission.reason}"
+    if permission.is_trailer:
+        return f"{permission.metric}, {short_hash(permission.commit)} {by}"
+    if permission.limit_pct is not None:
+        size = f"up to +{permission.limit_pct:.2f} %"
+    else:
+        exact = METRICS[permission.metric].role == "work"
+        size = f"{'at' if exact else 'up to'} {format_value(permission.metric, permission.value)}"
+    return f"{permission.metric} {size} until {permission.expires}, {by}"
+
+
+def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[str]:
+    """Return what each waiver of the case did, a sentence each."""
+    mine = [one for one in verdict.permissions if not one.permission.is_trailer]
+    return [_of_waiver(one, verdict, commands) for one in mine]
+
+
+def of_trailers(verdict: Verdict) -> list[str]:
+    """Return what each trailer of the range that is about the case did, a sentence each."""
+    mine = [one for one in verdict.permissions if one.permission.is_trailer]
+    return [f"{_OF_TRAILERS[one.effect]}: {described(one.permission)}" for one in mine]
+
+
+def _of_waiver(outcome: PermissionOutcome, verdict: Verdict, commands: Commands) -> str:
+    metrics = {one.metric: one for one in verdict.metrics}
+    effect = _effect(outcome, metrics.get(outcome.permission.metric), verdict, commands)
+    word = effect if outcome.effect is Effect.ALLOWED else f"waiver {effect}"
+    return f"{word}: {described(outcome.permission)}"
+
+
+def _effect(
+    outcome: PermissionOutcome,
+    found: MetricVerdict | None,
+    verdict: Verdict,
+    commands: Commands,
+) -> str:
+    waiver, effect = outcome.permission, outcome.effect
+    against = f" against {verdict.against}" if verdict.against else ""
+    # Beside another revision not: the recordings may still need it.
+    remove = "" if against else f" (remove it: {commands.unwaive(waiver)})"
+    if effect is Effect.ALLOWED:
+        return "waived"
+    if effect is Effect.EXPIRED:
+        return "EXPIRED"
+    if effect is Effect.NOT_APPLIED:
+        return f"not applied, the case is {verdict.status.value}"
+    if found is None or effect is Effect.NOT_GATED:
+        return f"not judged{against}" if against else f"stale, the case does not gate it{remove}"
+    if effect is Effect.NOT_NEEDED:
+        if found.reason is Reason.MACHINE_MOVED:
+            return "not needed, the machine changed and not the code"
+        word = f"not needed{against}" if against else "stale"
+        return f"{word}, {waiver.metric} is {found.status.value}{remove}"
+    if effect is Effect.TOO_WIDE:
+        return f"TOO WIDE, at most {format_value(waiver.metric, largest_value(found))}"
+    return _uncovered(waiver, found)
+
+
+def _uncovered(waiver: Permission, found: MetricVerdict) -> str:
+    """Return by how much the metric is further off than is waived."""
+    missed = None if waiver.value is None else uncovered_count(waiver, found)
+    old, new = missed or (found.old, found.new)
+    now = format_value(waiver.metric, new)
+    if waiver.limit_pct is not None and found.change_pct is not None:
+        now = f"{found.change_pct:+.2f} %"
+    if METRICS[waiver.metric].role == "work" and missed:
+        return "of other work, " + (
+            f"it is {now} now" if new != old else "its total did not change"
+        )
+    return f"EXCEEDED, it is {now} now"
