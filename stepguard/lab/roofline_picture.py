@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 from stepguard.core.profile import KernelRow, Profile, grouped, mean
 from stepguard.core.roofline import Peaks, Position, position
 from stepguard.lab.timeline import BEGINS, COLOURS
-from stepguard.lab.trace_page import short
+from stepguard.report.kernel_names import short
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 90, 50, 900, 480
 _LEAST_PX, _LARGEST_PX = 3.0, 40.0  # radius

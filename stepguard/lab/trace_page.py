@@ -2,6 +2,7 @@
 its width; figures are not.
 """
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import stdev
