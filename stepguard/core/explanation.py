@@ -81,6 +81,7 @@ class Explanation:
     causes: tuple[Cause, ...] = ()
     scatter_us: float = 0.0  # the sum of what is within the scatter between steps
     scatter_parts: tuple[tuple[str, float], ...] = ()  # ... by class or part, the largest first
+    scatter_known: bool = True  # or a side has one step, and the causes are all differences
     calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
     software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
 
