@@ -95,7 +95,8 @@ def _declared(found: RunDocument, options: argparse.Namespace) -> list[Permissio
     metrics = (one for result in found.results for one in result.verdict.metrics)
     if not options.against or not any(one.reason == Reason.EXPECTED.name for one in metrics):
         return []
-    return trailers(Path.cwd(), options.against, options.head or options.commit)
+    head = options.head or options.commit
+    return trailers(Path.cwd(), options.against, head, notice=complain)
 
 
 def _annotate(lines: Sequence[str]) -> None:

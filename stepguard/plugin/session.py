@@ -247,7 +247,7 @@ class Session:
                 if lacks := left_behind(self._root, rev, self._tree.commit):
                     notice(lacks)
                 cases = self._collection.cases if self._whole else None
-                declared = trailers(self._root, self._tree.commit, "HEAD", cases)
+                declared = trailers(self._root, self._tree.commit, "HEAD", cases, notice)
             self._suite = Suite(
                 self._root,
                 self._baselines,
