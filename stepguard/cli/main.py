@@ -53,7 +53,7 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     explain_code,
 )
 # The lab's commands. They are loaded by name: no module of the gate imports the lab.
-LAB = ("trace", "analyze", "memory", "nsight", "compare", "sweep")
+LAB = ("trace", "analyze", "memory", "nsight", "compare", "refresh", "sweep")
 
 
 def main(arguments: list[str] | None = None) -> int:
