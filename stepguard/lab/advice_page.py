@@ -5,7 +5,7 @@ from textwrap import wrap
 
 from stepguard.lab.advice import Advice, Found
 from stepguard.lab.bottleneck import Bound
-from stepguard.lab.trace_page import short
+from stepguard.report.kernel_names import short
 
 WIDTH = 80
 _BOUND = {

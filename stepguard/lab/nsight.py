@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from stepguard.cli.common import UsageError, add_top, say
+from stepguard.cli.doctor import COMES_WITH
 from stepguard.cli.record import new_folder
 from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.core.case import Case
@@ -39,10 +40,6 @@ NCU = """a workload's kernels under Nsight Compute: occupancy, throughputs, cach
 
 It runs each kernel several times, one by one, after a warm-up, and leaves the clocks as they are
 (--clock-control none): otherwise it would lock them at the base clock."""
-COMES_WITH = {
-    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems",
-    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute",
-}
 REPORTS = (
     "cuda_gpu_kern_sum",
     "cuda_api_sum",

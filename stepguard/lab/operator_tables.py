@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stepguard.lab.read_tables import NcuRow, Stats, StatsTable
-from stepguard.lab.trace_page import short
+from stepguard.report.kernel_names import short
 from stepguard.report.table import aligned
 from stepguard.trace.classes import Classes
 

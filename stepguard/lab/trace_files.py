@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from stepguard.cli.record import TRACES, traces_in
 from stepguard.core.text import counted
 from stepguard.lab.host_breakdown import HostSummary, host_summary
 from stepguard.lab.read_nsys import read_nsys
@@ -15,7 +16,6 @@ from stepguard.trace.profiles import Analysis, analyse
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 
-_TRACES = (".json", ".json.gz", ".sqlite")
 _TWO_RUNS = "two runs: name the files of one, or put each run into a folder of its own"
 _SQLITE = b"SQLite format 3\0"
 Files = dict[int, tuple[Path, Trace]]  # by rank
@@ -91,14 +91,9 @@ def in_folders(paths: list[Path]) -> list[Path]:
     for path in paths:
         inside = traces_in(path)
         if path.is_dir() and not inside:
-            raise FileError(f"{path}: no trace in it, looked for {', '.join(_TRACES)}")
+            raise FileError(f"{path}: no trace in it, looked for {', '.join(TRACES)}")
         found += inside if path.is_dir() else [path]
     return found
-
-
-def traces_in(folder: Path) -> list[Path]:
-    """Return the traces of a folder; none where there is no such folder."""
-    return sorted(one for one in folder.glob("*") if one.name.endswith(_TRACES))
 
 
 def _traces(path: Path) -> list[Trace]:

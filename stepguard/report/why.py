@@ -7,9 +7,9 @@ from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
 from stepguard.core.site import Site
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
-from stepguard.lab.trace_page import is_generic
 from stepguard.report.cause_text import how, named
 from stepguard.report.explanation_text import refused_because
+from stepguard.report.kernel_names import is_generic
 from stepguard.report.notes import on_ranks
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a

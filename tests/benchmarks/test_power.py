@@ -9,7 +9,6 @@ import pytest
 from builders import entry
 from comparisons import comparison_of
 from run_documents import measured
-from stepguard.expectation import KEY, parse
 
 from benchmarks import power
 from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
@@ -17,6 +16,8 @@ from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import CASES, CHANGES, Plan, Work, as_expected, planted, said_of
 from benchmarks.shared import ROOT, git
 from stepguard.core.evidence import to_json
+from stepguard.core.permission import KEY
+from stepguard.machine.git.trailers import parse
 
 ALL = CHANGES | FAULTS | OF_TWO_GPUS
 
