@@ -169,7 +169,8 @@ def lines(verdict: Verdict) -> Iterator[str]:
         if (rest := len(found.causes) + found.smaller - SHOWN) > 0:
             smaller_us = sum(cause.us for cause in found.causes[SHOWN:]) + found.smaller_us
             yield f"  {smaller_us / 1e3:+.2f} ms: {rest} smaller causes"
-        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, within the scatter of steps"
+        scatter = "within the scatter of steps" if found.scatter_known else "at most 1 us each"
+        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
 
 
 def line(cause: Cause) -> str:
