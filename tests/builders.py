@@ -4,9 +4,10 @@ The figures are round, so that what follows from them can be said by hand: 3 lau
 10 steps, 250 ms a step, 131,072 tokens, a physical floor of 100 ms.
 """
 
+import dataclasses
 import math
-from dataclasses import replace
 
+import msgspec
 from counts import counted
 from hypothesis import HealthCheck, settings
 
@@ -16,7 +17,14 @@ from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS, default_gates
 from stepguard.core.recording import Recording
 from stepguard.judge.counters import compare
-from stepguard.judge.summary import notes, summarise
+from stepguard.judge.summary import explained, summarise
+
+
+def replace(value, /, **changes):
+    """A frozen value of either kind, with these changes."""
+    kind = msgspec.structs if isinstance(value, msgspec.Struct) else dataclasses
+    return kind.replace(value, **changes)
+
 
 PROPERTY = settings(
     max_examples=100,
@@ -76,7 +84,7 @@ def values_of(found):
 def compared(metric, found, past):
     """A metric of an evidence against recordings."""
     verdict = compare(metric, summarise(found), past, found.gates)
-    return replace(verdict, facts=notes(found).get(metric, {}))
+    return explained(verdict, found)
 
 
 def metric(verdict, name):

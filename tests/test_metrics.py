@@ -1,8 +1,7 @@
 """The table of metrics, the verdicts' ranks and outcomes, and how values are shown."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
 from stepguard.core.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
 from stepguard.core.site import Site
@@ -97,7 +96,7 @@ def test_statuses_from_worst_to_best():
 
 def test_every_reason_says_something_else():
     """No two reasons share their words."""
-    assert len({reason.value for reason in Reason}) == len(list(Reason)) > 20
+    assert len({reason.phrase for reason in Reason}) == len(list(Reason)) > 20
 
 
 def test_the_worst_gated_metric_is_a_verdicts_worst():

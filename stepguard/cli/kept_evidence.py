@@ -56,7 +56,7 @@ def verdict_of_run(
     recordings = comparable(entry.level, evidence) if entry and evidence.fingerprint else []
     # Another commit in place of the recording's own, or of a level since, excuses nothing.
     own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
-    if pairs is not None and (to_confirm(found) or own and may_ask(found, [pairs])):
+    if pairs is not None and (to_confirm(found) or own and may_ask(found, pairs)):
         found = confirmed(found, pairs, pairs.named, own, steps=evidence.timed_steps)
     return final(found, evidence, waivers, today())
 

@@ -4,7 +4,6 @@
     python -m stepguard doctor
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
     python -m stepguard baselines list
-    python -m stepguard calibrate 'train_step[124m-bf16]'
     python -m stepguard gate perf.json --commit 4f2a91c0d3e7...
 
 Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for bad usage.
@@ -21,7 +20,6 @@ from types import ModuleType
 from stepguard.cli import (
     accept,
     baselines,
-    calibrate,
     comment,
     doctor,
     explain_code,
@@ -47,7 +45,6 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     judge,
     baselines,
     waive,
-    calibrate,
     comment,
     gate,
     explain_code,

@@ -8,7 +8,8 @@ side the scatter is not known, and every difference is a cause.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.core.profile import (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.sentences import sentence, uncommitted
+from stepguard.core.sentences import uncommitted
 from stepguard.core.text import counted
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.noise_limits import (
@@ -36,7 +36,7 @@ def unfit_to_record(evidence: Evidence) -> str:
     """Return why this evidence is no level to compare with, whatever the baseline holds."""
     problem = measurement_problem(evidence)
     if problem is not None:
-        return f"{problem.status.value}: {sentence(problem.reason, problem.facts)}"
+        return f"{problem.status.value}: {problem.figures.sentence}"
     # All runs of a factory have one id, whatever their parameters; no test has a row of a sweep.
     if _OF_A_COMMAND.fullmatch(evidence.case_id):
         return "it is no case of the suite: run and sweep- are names that the commands give"
@@ -49,7 +49,7 @@ def unfit_to_record(evidence: Evidence) -> str:
     if evidence.dirty:
         return f"measured on a tree with {uncommitted(evidence.dirty)}, then measure again"
     if evidence.tree_changed:
-        return f"{Reason.TREE_CHANGED.value}; measure again"
+        return f"{Reason.TREE_CHANGED.phrase}; measure again"
     # Last: these need blocks, launches and differences that are sound.
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 

@@ -3,14 +3,16 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepguard.core.sentences import changed
+from stepguard.core.figures import Changed
 
 Change = tuple[str, Any, Any]  # key, old, new
 
 
 def first_change(known: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
     """Return the first thing that differs, as "batch 32 -> 64"; empty if all is equal."""
-    return next((changed(found[:1]) for both in known if (found := changes(*both))), "")
+    return next(
+        (Changed(changes=found[:1]).text for both in known if (found := changes(*both))), ""
+    )
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -19,7 +21,7 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...
     """
     then, now = _flat(old), _flat(new)
     return tuple(
-        (key, then.get(key, "unset"), now.get(key, "unset"))
+        (key, str(then.get(key, "unset")), str(now.get(key, "unset")))
         for key in sorted(then | now, key=lambda key: (key != "torch", key))
         # A parameter that is None differs from one that is not there.
         if (key in then, then.get(key)) != (key in now, now.get(key))

@@ -7,10 +7,11 @@ epoch, oldest first, or the other revision's summary alone.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
+from stepguard.core.figures import OwnLimit
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
@@ -101,8 +102,8 @@ def _compare_time(new: float, found: Screen | None) -> MetricVerdict:
         return _not_recorded(JUDGED_TIME, new)
     # The level that the change refers to, the mean over recordings; none of them need have it.
     old = new / (1 + found.change_pct / 100)
-    facts = {"own_card": found.own_card, "compared": found.compared}
-    verdict = MetricVerdict(JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, facts=facts)
+    limit = OwnLimit(own_card=found.own_card, compared=found.compared)
+    verdict = MetricVerdict(JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, figures=limit)
     return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
 
 

@@ -7,13 +7,13 @@ revision.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import date
+
+from msgspec.structs import replace
 
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
-from stepguard.core.run_document import MetricDocument
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
@@ -23,7 +23,6 @@ MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as s
 MAX_PCT = 50
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
 _FAILING = (Status.SLOWER, Status.CHANGED)
-Found = MetricVerdict | MetricDocument
 Size = tuple[float | None, int | None]  # limit_pct and value of a waiver, which has one of them
 
 
@@ -96,8 +95,7 @@ def _applied(
 
 
 def _as_declared(found: MetricVerdict, permission: Permission) -> MetricVerdict:
-    facts = {**found.facts, "was": found.status.value}
-    return replace(found, status=Status.SAME, reason=Reason.EXPECTED, facts=facts)
+    return replace(found, status=Status.SAME, reason=Reason.EXPECTED)
 
 
 def _as_waived(found: MetricVerdict, permission: Permission) -> MetricVerdict:
@@ -115,7 +113,7 @@ def final(
     return permit(settled(waived), evidence, waivers, today)
 
 
-def effect_of(permission: Permission, found: Found | None, today: date) -> Effect:
+def effect_of(permission: Permission, found: MetricVerdict | None, today: date) -> Effect:
     """Return what a permission does to a metric; ``found`` is None where the case has none."""
     if found is None or not found.gated:
         return Effect.NOT_GATED
@@ -139,7 +137,7 @@ def effect_of(permission: Permission, found: Found | None, today: date) -> Effec
     return Effect.ALLOWED if covered else Effect.EXCEEDED
 
 
-def uncovered_count(waiver: Permission, found: Found) -> tuple[float, float] | None:
+def uncovered_count(waiver: Permission, found: MetricVerdict) -> tuple[float, float] | None:
     """Return the recorded and the present count of a rank that the waiver's value does not cover,
     or None. Only the ranks that fail are asked.
     """
@@ -160,11 +158,11 @@ def may_cover(value: int, metric: str, old: float) -> bool:
     return value != old if METRICS[metric].role == "work" else value > old
 
 
-def _failing_counts(found: Found) -> tuple[tuple[float, float], ...]:
+def _failing_counts(found: MetricVerdict) -> tuple[tuple[float, float], ...]:
     return found.failing_ranks or ((found.old or 0, found.new or 0),)
 
 
-def largest_value(found: Found) -> float:
+def largest_value(found: MetricVerdict) -> float:
     """Return the largest value that is still a limit: twice what each failing rank recorded, or a
     little where that is next to nothing.
     """

@@ -5,20 +5,20 @@ compare with; what is there cannot be compared; then every metric on its own, th
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
+from stepguard.core.figures import Changed, NotRecorded, OfCase, OtherTokens
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.recording import Recording
-from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status, Verdict
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.by_profile import against_recordings, with_alarm
 from stepguard.judge.conditions import changes
 from stepguard.judge.counters import compare, screen_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.series import noticed
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
-from stepguard.judge.summary import notes, summarise
+from stepguard.judge.summary import explained, summarise
 
 DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch
 
@@ -32,43 +32,43 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
             return risen
         status, reason = problem.status, problem.reason
         shown = uncompared(now, gates, status, reason) if evidence.launches else ()
-        return Verdict(evidence.case_id, status, reason, problem.facts, problem.detail, shown)
-    past, lacks, facts = _past(evidence, now, entry)
-    if lacks is not None:
-        unknown = lacks is Reason.NOT_RECORDED
+        return Verdict(evidence.case_id, status, reason, problem.figures, problem.detail, shown)
+    past, lack = _past(evidence, now, entry)
+    if lack is not None:
+        reason, figures = lack
+        unknown = reason is Reason.NOT_RECORDED
         status = Status.NO_BASELINE if unknown else Status.NOT_COMPARABLE
-        shown = uncompared(now, gates, status, lacks)
-        return Verdict(evidence.case_id, status, lacks, facts, metrics=shown)
-    values, explained = now.values(), notes(evidence)
+        shown = uncompared(now, gates, status, reason)
+        return Verdict(evidence.case_id, status, reason, figures, metrics=shown)
+    values = now.values()
     compared = (compare(name, now, past, gates) for name in METRICS if name in values)
-    metrics = tuple(
-        noticed(replace(one, facts={**one.facts, **explained.get(one.metric, {})}))
-        for one in compared
-    )
+    metrics = tuple(noticed(explained(one, evidence)) for one in compared)
     why, moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
-    judged = with_alarm(metrics) if moved else metrics
-    return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=why)
+    judged, cause = with_alarm(metrics) if moved else metrics, why and why.bounded()
+    return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=cause)
 
 
 def _past(
     evidence: Evidence, now: Recording, entry: Entry | None
-) -> tuple[list[Recording], Reason | None, Facts]:
+) -> tuple[list[Recording], tuple[Reason, OfCase] | None]:
     """Return the recordings that the evidence is compared with, or why there are none."""
     if entry is None:
-        return [], Reason.NOT_RECORDED, {}
+        return [], (Reason.NOT_RECORDED, NotRecorded())
     if entry.case != evidence.case:
-        return [], Reason.OTHER_PARAMETERS, {"changes": changes(entry.case, evidence.case)}
+        edited = Changed(changes=changes(entry.case, evidence.case))
+        return [], (Reason.OTHER_PARAMETERS, edited)
     # The last epoch alone: an older level is what an accepted change left behind.
     past = comparable(entry.level, evidence)
     if not past:
-        newest = entry.newest.software
-        return [], Reason.OTHER_SOFTWARE, {"changes": changes(newest, evidence.software_key())}
+        other = Changed(changes=changes(entry.newest.software, evidence.software_key()))
+        return [], (Reason.OTHER_SOFTWARE, other)
     # The case's parameters are equal, so the workload itself was changed; times of other work say
     # nothing.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
-        return [], Reason.OTHER_TOKENS, {"old": tokens, "new": now.tokens_per_step}
-    return past, None, {}
+        work = OtherTokens(old=tokens, new=now.tokens_per_step)
+        return [], (Reason.WORK_MOVED, work)
+    return past, None
 
 
 def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Verdict | None:

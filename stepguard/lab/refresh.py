@@ -49,7 +49,7 @@ def _refresh(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="stepguard-") as kept:
         before = Path(kept, "before")
         before.mkdir()
-        if folder.is_dir():  # calibrations and waivers, too
+        if folder.is_dir():  # waivers, too
             shutil.copytree(folder, before, dirs_exist_ok=True)
         _measure(options)
         accepting = argparse.Namespace(**vars(options), case=[], evidence=None)

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
@@ -14,7 +13,6 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.verdict import Confirmation, Verdict
 from stepguard.judge.ab.confirm import (
-    confirmation_wants_pair,
     confirmed,
     may_ask,
     same_code,
@@ -84,7 +82,7 @@ def confirm(
     wanted_beside: Callable[[Case, str], PairsWanted],
 ) -> tuple[Verdict, Comparison | None]:
     """Return the verdict after the recording's commit was measured beside HEAD, and what was
-    measured. A verdict that no time decided, now or in an earlier run of these commits, is returned
+    measured. A verdict that no time decided, now or in an earlier run of these trees, is returned
     as it is. ``recorded`` is that commit, and the branch that has to have it; empty: the main
     branch. ``wanted_beside`` says what is wanted of pairs of a case with a commit.
 
@@ -106,14 +104,15 @@ def confirm(
     # FLOPs as well: of trees that do other work no times are compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
     wanted = wanted_beside(times, chosen.commit)
-    if not may_ask(verdict, wanted.earlier):
+    stays = wanted.stays(evidence)
+    if not may_ask(verdict, stays):
         return verdict, None
-    wants = partial(confirmation_wants_pair, verdict, steps=steps)
-    wanted = replace(wanted, wants_another=wants, steps=steps)
     try:
-        comparison = _beside(times, bench, chosen.commit, progress, wanted)
+        comparison = stays or _beside(
+            times, bench, chosen.commit, progress, replace(wanted, steps=steps)
+        )
     except TreeError as error:
-        return (unconfirmed(verdict, Confirmation.NO_TREE, str(error)) if moved else verdict), None
+        return unconfirmed(verdict, Confirmation.NO_TREE, str(error)), None
     kept = wanted.keep(comparison)
     if moved and kept.head.tree_changed:
         return unconfirmed(verdict, Confirmation.TREE_CHANGED), kept

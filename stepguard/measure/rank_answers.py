@@ -30,7 +30,7 @@ def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
         uuid = answer["fingerprint"]["device_uuid"]
         if uuid != gpu.uuid:
             message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"
-            raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
+            raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE, message))
 
 
 def refuse_unlike_ranks(ranks: Answers) -> None:
@@ -42,7 +42,7 @@ def refuse_unlike_ranks(ranks: Answers) -> None:
         if odd:
             torch = ranks[0]["fingerprint"]["torch"]
             message = f"rank {rank} has {', '.join(odd)}, rank 0 does not (torch {torch})"
-            raise LaunchFailed(Fault(Reason.RANKS_DIFFER.name, message))
+            raise LaunchFailed(Fault(Reason.RANKS_DIFFER, message))
 
 
 def _platform(answer: dict[str, Any]) -> dict[str, str]:

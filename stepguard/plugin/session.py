@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from stepguard.core.case import Case
+from stepguard.core.comparison import judged
+from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import counted, listed, printable
+from stepguard.judge.ab.sequential_plan import level_of
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind
@@ -51,6 +54,7 @@ from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
+from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 
@@ -158,12 +162,13 @@ class Session:
     def _check_folder(self, all_collected: bool) -> None:
         refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
         self._whole = all_collected and whole_folders(self._config)
-        rev, said = base_branch(self._config)
-        if rev:
+        if (named := base_branch(self._config))[0]:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="stepguard-"))
-            with _usage_errors(f"{said}: "):
+            with _usage_errors(f"{named[1]}: "):
                 into = Path(folder) / self._baselines.name
-                self._base = base_of(self._root, self._baselines, rev, into)
+                self._base = base_of(self._root, self._baselines, named[0], into)
+        # Of this tree alone: the base may still have what this change removes.
+        refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         written = [self._commands.folder / path for path in self._documents]
@@ -256,6 +261,8 @@ class Session:
                 permissions=(*self._waivers, *declared),
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
+                fresh=option.perf_fresh,
+                alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,
                 base=self._base.name if self._base else "",
@@ -324,15 +331,13 @@ class Session:
 
     def _settle(self, suite: Suite) -> None:
         """Note and record what only all results together decide."""
+        if suite.fresh:
+            self._notices.append("--perf-fresh: what earlier runs called SLOWER was measured again")
         remarks: dict[str, list[str]] = {}
         for result in suite.results:
             for text in words.remarks(result.evidence):
                 remarks.setdefault(text, []).append(result.case.id)
         self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
-        for case_id in suite.withdraw_false_discoveries():
-            self._notices.append(
-                f"{case_id}: SLOWER taken back, not proven among all that this run tried"
-            )
         self.recorder.record_waiting([result.verdict for result in suite.results])
 
     def _results(self) -> list[Result]:

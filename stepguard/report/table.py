@@ -5,14 +5,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
-from stepguard.core.run_document import MetricDocument, VerdictDocument
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 
 # Counters that moved and pass, since a time says what they are worth or a commit declares them.
-_OUTWEIGHED = (Reason.TIME_DECIDES.name, Reason.PAID_FOR.name, Reason.EXPECTED.name)
-# Of this process, or as another one wrote them.
-AnyVerdict = Verdict | VerdictDocument
-AnyMetric = MetricVerdict | MetricDocument
+_OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR, Reason.EXPECTED)
 
 COLUMNS = (
     "case",
@@ -41,13 +37,13 @@ class Row:
     status: Status
 
 
-def rows(verdicts: Sequence[AnyVerdict]) -> list[Row]:
+def rows(verdicts: Sequence[Verdict]) -> list[Row]:
     """Return the rows, worst verdict first, then by case id."""
     ordered = sorted(verdicts, key=lambda v: (v.status.rank, v.case_id))
     return [Row(_cells(verdict), verdict.status) for verdict in ordered]
 
 
-def _cells(verdict: AnyVerdict) -> tuple[str, ...]:
+def _cells(verdict: Verdict) -> tuple[str, ...]:
     found = {metric.metric: metric for metric in verdict.metrics}
     step = found.get(JUDGED_TIME)
     gated = step is not None and step.gated
@@ -67,19 +63,18 @@ def _cells(verdict: AnyVerdict) -> tuple[str, ...]:
     )
 
 
-def _value(metric: AnyMetric | None) -> str:
+def _value(metric: MetricVerdict | None) -> str:
     return "" if metric is None else format_value(metric.metric, metric.new)
 
 
-def _counters(verdict: AnyVerdict) -> str:
+def _counters(verdict: Verdict) -> str:
     counters = [m for m in verdict.metrics if m.gated and METRICS[m.metric].kind == "counter"]
     if not counters:
         return ""
     moved = [
         m
         for m in counters
-        if m.status in (Status.CHANGED, Status.FASTER)
-        or (m.reason if isinstance(m.reason, str) else m.reason.name) in _OUTWEIGHED
+        if m.status in (Status.CHANGED, Status.FASTER) or m.reason in _OUTWEIGHED
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
@@ -170,7 +165,7 @@ def figure(name: str, value: float, width: int) -> str:
     return f"{name.ljust(width)}  {format_value(name, value):>16} {unit}".rstrip()
 
 
-def counts(verdicts: Sequence[AnyVerdict]) -> str:
+def counts(verdicts: Sequence[Verdict]) -> str:
     """Return how many of each verdict there are: "1 SLOWER, 2 same, 1 recorded"."""
     # Recorded and waived ones last: they pass, whatever their status.
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))

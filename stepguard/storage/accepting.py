@@ -14,10 +14,10 @@ import msgspec
 
 from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Evidence
+from stepguard.core.figures import OwnLimit
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.core.recording import Recording
-from stepguard.core.sentences import message
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.confirm import same_code
 from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
@@ -88,7 +88,7 @@ def accept(
     verdict = judge(evidence, entry)
     # Where a time moved on a card that was recorded, one more recording would be as far from the
     # others, and widen their limit: it needs a reason, and is a level of its own.
-    if machine_moved and not any(one.facts.get("own_card") for one in verdict.moved):
+    if machine_moved and not any(_is_of_own_card(one) for one in verdict.moved):
         verdict = same_code(verdict, evidence.commit)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
@@ -106,6 +106,10 @@ def accept(
     opened = action is Action.EPOCH_OPENED
     moved = tuple(verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _is_of_own_card(found: MetricVerdict) -> bool:
+    return isinstance(found.figures, OwnLimit) and found.figures.own_card
 
 
 def _content(path: Path, machine: str) -> BaselineFile:
@@ -195,7 +199,7 @@ def _moved(verdict: Verdict) -> str:
     """Return what makes it another level, in figures: the verdict of a run may be another one."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        return message(verdict)
+        return verdict.message
     if worst.limit_pct is not None and worst.change_pct is not None:
         return f"{worst.metric} {worst.change_pct:+.2f} % (limit {worst.limit_pct:.2f} %)"
     if worst.old is None:

@@ -1,10 +1,9 @@
 """Planted causes are named first, the sum always closes, and scatter between steps is no cause."""
 
 import random
-from dataclasses import replace
 
 import pytest
-from builders import PROPERTY
+from builders import PROPERTY, replace
 from hypothesis import given
 from hypothesis import strategies as st
 

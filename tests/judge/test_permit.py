@@ -1,11 +1,10 @@
 """Waivers: what they cover, what they never cover, and a file that people edit."""
 
 import json
-from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
-from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, with_counts
+from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -236,7 +235,7 @@ EVERYTHING = tuple(
     ("found", "baseline", "status"),
     [
         (replace(run(), launches=()), None, Status.BROKEN),
-        (replace(run(), faults=(Fault("THROTTLED", "hot"),)), None, Status.UNFIT),
+        (replace(run(), faults=(Fault(Reason.THROTTLED, "hot"),)), None, Status.UNFIT),
         (replace(run(), case=run().case | {"params": {}}), None, Status.NOT_COMPARABLE),
         (
             replace(run(), fingerprint=replace(run().fingerprint, torch="9")),

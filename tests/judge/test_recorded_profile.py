@@ -3,11 +3,10 @@
 import json
 import math
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import CASE, COUNTS, evidence, recording, with_counts
+from builders import CASE, COUNTS, evidence, recording, replace, with_counts
 from comparisons import alike
 
 from stepguard.core.baseline import Entry, Epoch

@@ -1,9 +1,7 @@
 """The rank that got slower is found by what it does itself, not by how long the others wait."""
 
-from dataclasses import replace
-
 import pytest
-from builders import PROPERTY, evidence
+from builders import PROPERTY, evidence, replace
 from comparisons import alike
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,16 +1,14 @@
 """Pairs whose blocks are out of line: another is measured, and no estimate moves by it."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from builders import block, launch
+from builders import block, launch, replace
 from comparisons import comparison_of
 
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
-from stepguard.core.margins import Prior
 from stepguard.core.verdict import Status
 from stepguard.judge.ab.decision import by_plan
 from stepguard.judge.ab.pairs import decide, out_of_line
@@ -39,10 +37,6 @@ class Run(_PairRun):
     def __init__(self, case=GPU, steps=range(0)):
         sides = [SimpleNamespace(launches=[]) for _ in "hb"]
         super().__init__(case, sides, "main", PairsWanted(600.0, steps=steps))
-
-    def comparison(self):
-        """All that is asked of it."""
-        return SimpleNamespace(prior=Prior())
 
     def ratios(self):
         """The log-ratios of the pairs that count."""

@@ -1,9 +1,9 @@
 """--perf-append: what is `same` becomes one more recording, and nothing else does."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from builders import replace
 
 import stepguard.measure.suite
 from stepguard.core.verdict import Confirmation, Confirmed, Reason

@@ -4,9 +4,7 @@ A run keeps the pairs beside the evidence, and judge reads both. Where a run mea
 the code is the recording's or cannot be had, the call that the run makes is made here.
 """
 
-from dataclasses import replace
-
-from builders import block, entry, evidence, launch
+from builders import block, entry, evidence, launch, replace
 from inputs import (
     FIVE,
     NOISY,
@@ -176,7 +174,7 @@ CONFIRMED = (
         "faster-at-other-work",
         "Half the time, and a third of the FLOPs is gone: CHANGED.",
         "CHANGED",
-        "OTHER_FLOPS",
+        "WORK_MOVED",
         confirmed(-50.0, counted_in(beside(-50.0), "base", flops_per_step=75_000_000_000_000)),
     ),
     Scenario(

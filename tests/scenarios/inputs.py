@@ -1,7 +1,6 @@
 """Builders of what runs keep: one side beside recordings, and two sides in pairs."""
 
 import math
-from dataclasses import replace
 from datetime import date
 
 import numpy as np
@@ -13,6 +12,7 @@ from builders import (
     entry_of,
     evidence,
     launch,
+    replace,
     two_rank_evidence,
     with_counts,
 )
@@ -22,6 +22,7 @@ from stepguard.core.comparison import Comparison, LaunchPair
 from stepguard.core.evidence import Difference, Fault
 from stepguard.core.margins import MARGINS_PCT, Margins
 from stepguard.core.profile import Parts, Profile
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
 from stepguard.storage.waiver_file import WaiverRow
@@ -155,7 +156,7 @@ def profiled(found, head, base):
 
 def failed_side(code, message, detail="", site=None):
     """What a side is that failed before its first pair."""
-    fault = Fault(code, message, detail, "counting launch, prepare", site)
+    fault = Fault(Reason(code), message, detail, "counting launch, prepare", site)
     return {"faults": (fault,), "launches": (), "counts": None}
 
 

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import replace
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
 from quick_launches import (
@@ -28,7 +28,6 @@ from quick_launches import (
 
 from stepguard import Case
 from stepguard.core.evidence import Block, Evidence, Launch
-from stepguard.core.sentences import message, note
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.machine.git.revision import current
@@ -36,6 +35,7 @@ from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.beside_base import compare_with, confirm
 from stepguard.measure.pair_run import PairsWanted
 from stepguard.measure.workers import Bench
+from stepguard.report.notes import note
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01
@@ -272,17 +272,17 @@ def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, facto
     ("factory", "params", "expected", "words"),
     [
         ("widened", {"width": 2}, (Status.NOT_COMPARABLE, Reason.BASE_LACKS), "argument 'width'"),
-        ("read", {}, (Status.CHANGED, Reason.OTHER_TOKENS), "tokens_per_step 1 in old"),
+        ("read", {}, (Status.CHANGED, Reason.WORK_MOVED), "tokens_per_step 1 in old"),
     ],
 )
 def test_what_the_old_revision_does_not_do(bench, factory, params, expected, words):
     """A parameter, other tokens: known from the counting launches. Other FLOPs are in
-    test_third_tree.py, equal code in test_calibrate.py.
+    test_third_tree.py, equal code in test_itself.py.
     """
     found = compared(bench, factory, "old", params)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == expected
-    assert words in message(verdict) and "old (" in message(verdict)
+    assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and found.head.counts is not None
     assert_nothing_left(bench.root)
 

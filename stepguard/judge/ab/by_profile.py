@@ -1,10 +1,10 @@
 """What the profiles of two sides say beside their times: why, and of several ranks which one."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import stdev
 
 import msgspec
+from msgspec.structs import replace
 
 from stepguard.core.explanation import Explanation, Kind
 from stepguard.core.metrics import JUDGED_TIME

@@ -1,22 +1,26 @@
 """Confirmation of the screen's alarm by pairs: they tell slower code from a slower machine."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+
+from msgspec import structs
+from msgspec.structs import replace
 
 from stepguard.core.comparison import Comparison
+from stepguard.core.figures import OtherWork, OtherWorkOfRanks
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.verdict import (
     Confirmation,
     Confirmed,
     Decision,
     MetricVerdict,
+    NoComparison,
     Reason,
     Status,
     Verdict,
     worst_of,
 )
-from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
-from stepguard.judge.ab.earlier import says_slower
+from stepguard.judge.ab.decision import decision, pairs_finding, problem, why
+from stepguard.judge.ab.stays import says_slower
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.series import judged_within, of_pairs
 from stepguard.judge.summary import summarise
@@ -26,7 +30,6 @@ from stepguard.judge.summary import summarise
 # studies, a factor of 1.14, which a step's time can follow at most.
 MACHINE_LIMIT_PCT = 15.0
 PROVEN = (Confirmation.CONFIRMED, Confirmation.REVERSED)
-OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 
 
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
@@ -44,28 +47,14 @@ def to_confirm(verdict: Verdict) -> MetricVerdict | None:
     return next((one for one in verdict.metrics if passes and _kernels_ask(one)), None)
 
 
-def may_ask(verdict: Verdict, earlier: Sequence[Comparison]) -> bool:
+def may_ask(verdict: Verdict, pairs: Comparison | None) -> bool:
     """Tell whether pairs have to say what is true of a screen's verdict: it moved a time, or passes
-    where the pairs of an ``earlier`` run of these commits said SLOWER. Until it is green by chance
-    nobody needs to try.
+    where the ``pairs`` of an earlier run, which still hold, said SLOWER. Until it is green by
+    chance nobody needs to try.
     """
     passes = verdict.outcome == "passed" and any(map(_is_same_time, verdict.metrics))
-    return to_confirm(verdict) is not None or passes and says_slower(earlier)
-
-
-def confirmation_wants_pair(
-    verdict: Verdict, comparison: Comparison, steps: range = range(0)
-) -> bool:
-    """Tell whether a confirmation needs another pair: the step is not decided yet, or an earlier
-    run's pairs did not time all ``steps``. What they call SLOWER stays: only a pass needs those.
-    """
-    if to_confirm(verdict) is None:  # the earlier pairs alone are asked
-        return False
-    if wants_another_pair(comparison):
-        return True
-    if not comparison.earlier or problem(comparison) is not None or says_slower([comparison]):
-        return False
-    return _missed(comparison, steps) > 0
+    slower = pairs is not None and says_slower(pairs)
+    return to_confirm(verdict) is not None or passes and slower
 
 
 def confirmed(
@@ -85,12 +74,13 @@ def confirmed(
     if to_confirm(verdict) is None:
         return _as_before(verdict, comparison, commit)
     failed = problem(comparison)
-    if failed is not None and failed.reason in OTHER_WORK and verdict.status is Status.FASTER:
-        facts = {**(failed.facts or {}), "but": verdict.status.value}
-        return replace(verdict, status=failed.status, reason=failed.reason, facts=facts)
     if failed is not None:
-        facts = {"status": failed.status.value, "reason": failed.reason, "facts": failed.facts}
-        return unconfirmed(verdict, Confirmation.BASE_FAILED, facts=facts)
+        work = failed.figures if verdict.status is Status.FASTER else None
+        if isinstance(work, OtherWork | OtherWorkOfRanks):
+            work = structs.replace(work, alarm=verdict.status.value)
+            return replace(verdict, status=failed.status, reason=failed.reason, figures=work)
+        cannot = NoComparison(failed.status, failed.reason, failed.figures)
+        return _unconfirmed(verdict, Confirmed(Confirmation.BASE_FAILED, failed=cannot))
     not_machine = _not_the_machine(comparison, own, steps)
     found = _with_times(verdict, lambda m: _judged(m, comparison, commit, not_machine))
     # Of this machine at this time, which a recording's is not.
@@ -149,7 +139,7 @@ def _judged(
     outcome, missed = _outcome(found, by_pairs), 0
     if outcome is Confirmation.MACHINE and not_machine:
         outcome, missed = not_machine
-    how = Confirmed(outcome, commit, pairs_finding(comparison, by_pairs), {"missed": missed})
+    how = Confirmed(outcome, commit, pairs_finding(comparison, by_pairs), missed)
     if outcome is Confirmation.MACHINE:
         return _by_machine(found, how)
     if by_pairs.status is Status.SLOWER and found.status is not Status.SLOWER:
@@ -191,7 +181,8 @@ def _slower(
     )
     if of_pairs(comparison):
         judged = judged_within(comparison, judged)
-    return replace(judged, pairs=None, facts={**found.facts, **judged.facts})
+    slow_steps = judged.slow_steps or found.slow_steps
+    return replace(judged, pairs=None, slow_steps=slow_steps)
 
 
 def _by_its_figures(
@@ -216,8 +207,7 @@ def _by_machine(found: MetricVerdict, how: Confirmed) -> MetricVerdict:
     Beyond that nobody knows what moved; a recording that is not of its commit, maybe.
     """
     if found.change_pct is None or abs(found.change_pct) > MACHINE_LIMIT_PCT:
-        facts = {**how.facts, "limit_pct": MACHINE_LIMIT_PCT}
-        how = replace(how, outcome=Confirmation.TOO_FAR, facts=facts)
+        how = replace(how, outcome=Confirmation.TOO_FAR, limit_pct=MACHINE_LIMIT_PCT)
         return replace(
             found, status=Status.INCONCLUSIVE, reason=Reason.MACHINE_TOO_FAR, confirmed=how
         )
@@ -241,12 +231,13 @@ def same_code(verdict: Verdict, commit: str) -> Verdict:
     return _with_times(verdict, lambda m: _by_machine(m, how))
 
 
-def unconfirmed(
-    verdict: Verdict, why: Confirmation, commit: str = "", facts: dict[str, object] | None = None
-) -> Verdict:
+def unconfirmed(verdict: Verdict, why: Confirmation, commit: str = "") -> Verdict:
     """Return the screen's verdict as it is, and why code and machine could not be told apart."""
+    return _unconfirmed(verdict, Confirmed(why, commit))
+
+
+def _unconfirmed(verdict: Verdict, how: Confirmed) -> Verdict:
     assert to_confirm(verdict) is not None
-    how = Confirmed(why, commit, facts=facts or {})
     return _with_times(verdict, lambda m: replace(m, confirmed=how))
 
 

@@ -10,19 +10,28 @@ operators.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
+
+from msgspec import structs
+from msgspec.structs import replace
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.explanation import Explanation
+from stepguard.core.figures import (
+    Failed,
+    OfCase,
+    OtherWork,
+    OtherWorkOfRanks,
+    UnknownWork,
+    Unpaired,
+)
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.recording import Recording
 from stepguard.core.verdict import (
     Decision,
-    Facts,
     MetricVerdict,
     PairsFinding,
     Reason,
@@ -32,7 +41,7 @@ from stepguard.core.verdict import (
 from stepguard.explain.causes import explain
 from stepguard.judge.ab.by_profile import other_kernels, straggler
 from stepguard.judge.ab.identical import identical, not_enough
-from stepguard.judge.ab.pairs import benjamini_hochberg, decide
+from stepguard.judge.ab.pairs import decide
 from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.counters import compare
 from stepguard.judge.screen import moved_counters
@@ -41,9 +50,9 @@ from stepguard.judge.soundness import measurement_problem, uncompared, undecided
 from stepguard.judge.summary import summarise
 
 # Another revision's tree may well lack the case, without anybody having made HEAD worse.
-_LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name)
+_LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 # Has to be equal on both sides, or their times say nothing.
-WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
+WORK = ("tokens_per_step", "flops_per_step")
 # What no time pays for: another exchange, a step that at last runs out of memory.
 PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step")
 # What the compiler's kernels cost on a GPU is in the launches and in the time: a step without its
@@ -52,7 +61,6 @@ GENERATED = "generated_kernels"
 # Pairs of a CPU's time that the case does not gate: two that show no slowdown on average end it, so
 # do eight that leave it in doubt.
 LEAST_GLANCED, MOST_GLANCED = 2, 8
-FALSE_DISCOVERIES = 0.01  # of the claims of a run, at most so many are false on average
 
 _REASONS = {
     Status.SLOWER: Reason.BEYOND_MARGIN,
@@ -97,18 +105,14 @@ def by_plan(comparison: Comparison) -> Decision:
     """Decide the step time by the sequential plan alone."""
     ratios = comparison.log_ratios()
     few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
-    # What an earlier run's profiles explained stays: a retry has other ones.
-    explained = few and (
-        comparison.decided or other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
-    )
+    explained = few and other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
     return decide(
         ratios,
         comparison.margins,
-        comparison.prior,
         replaced=[one.log_ratio for one in comparison.again if not one.compiled],
         last=comparison.out_of_time,
-        spent=comparison.spent,
         fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
+        alpha=comparison.alpha,
     )
 
 
@@ -134,13 +138,11 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     return PairsFinding(
         found,
         comparison.margins,
-        comparison.why,
+        comparison.alpha,
         comparison.together,
         most,
         len(comparison.again),
-        comparison.earlier,
-        100 * math.expm1(comparison.check.log_ratio) if comparison.check else None,
-        comparison.not_pooled,
+        comparison.stays,
         "" if moved else not_enough(comparison),
     )
 
@@ -176,8 +178,8 @@ def _failed(comparison: Comparison) -> Verdict | None:
     fault = comparison.base.faults[0]
     if fault.code not in _LACKS:
         return _broken(comparison, comparison.base)
-    facts = {"revision": comparison.named, "fault": fault.message}
-    return _verdict(comparison, Status.NOT_COMPARABLE, Reason.BASE_LACKS, facts, fault.detail)
+    lacks = Failed(revision=comparison.named, message=fault.message)
+    return _verdict(comparison, Status.NOT_COMPARABLE, Reason.BASE_LACKS, lacks, fault.detail)
 
 
 def _unsound(comparison: Comparison) -> Verdict | None:
@@ -187,8 +189,8 @@ def _unsound(comparison: Comparison) -> Verdict | None:
     head, base = len(comparison.head.launches), len(comparison.base.launches)
     if head == base:
         return None
-    facts = {"head": head, "base": base, "other": comparison.named}
-    return _verdict(comparison, Status.BROKEN, Reason.TOO_FEW_LAUNCHES, facts)
+    unpaired = Unpaired(head=head, base=base, other=comparison.named)
+    return _verdict(comparison, Status.BROKEN, Reason.NOTHING_MEASURED, unpaired)
 
 
 def _broken(comparison: Comparison, evidence: Evidence) -> Verdict | None:
@@ -196,19 +198,19 @@ def _broken(comparison: Comparison, evidence: Evidence) -> Verdict | None:
     found = measurement_problem(evidence)
     if found is None:
         return None
-    facts = dict(found.facts)
+    figures = found.figures
     if evidence is comparison.base:
-        facts["revision"] = comparison.named
-    return _verdict(comparison, found.status, found.reason, facts, found.detail)
+        figures = structs.replace(figures, revision=comparison.named)
+    return _verdict(comparison, found.status, found.reason, figures, found.detail)
 
 
 def _verdict(
-    comparison: Comparison, status: Status, reason: Reason, facts: Facts, detail: str = ""
+    comparison: Comparison, status: Status, reason: Reason, figures: OfCase, detail: str = ""
 ) -> Verdict:
     """Return a verdict on the case as a whole; HEAD's figures are shown if there are any."""
     head = comparison.head
     shown = uncompared(summarise(head), head.gates, status, reason) if comparison.pairs else ()
-    return Verdict(head.case_id, status, reason, facts, detail, shown, against=comparison.named)
+    return Verdict(head.case_id, status, reason, figures, detail, shown, against=comparison.named)
 
 
 def _other_work(comparison: Comparison) -> Verdict | None:
@@ -228,15 +230,15 @@ def _other_work(comparison: Comparison) -> Verdict | None:
 
 def _unequal(comparison: Comparison, head: Recording, base: Recording) -> Verdict | None:
     now, then = head.values(), base.values()
-    for name, reason in WORK.items():
-        facts: dict[str, object] = {"metric": name, "revision": comparison.named}
+    for name in WORK:
+        work: OtherWork | OtherWorkOfRanks
         if name in now and name in then and now[name] != then[name]:
-            facts |= {"old": then[name], "new": now[name]}
-            return _verdict(comparison, Status.CHANGED, reason, facts)
+            work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
+            return _verdict(comparison, Status.CHANGED, Reason.WORK_MOVED, work)
         new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
         if new != old:  # as much on the busiest rank, and another does less or more
-            facts |= {"old_by_rank": old, "new_by_rank": new}
-            return _verdict(comparison, Status.CHANGED, reason, facts)
+            work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
+            return _verdict(comparison, Status.CHANGED, Reason.WORK_MOVED, work)
     return None
 
 
@@ -261,8 +263,8 @@ def _unknown_work(comparison: Comparison) -> Verdict | None:
         values = summarise(evidence).values()
         for name in (name for name in WORK if name not in values):
             why = evidence.counted.unstable.get(name, "")
-            facts = {"metric": name, "whose": whose, "text": why}
-            return _verdict(comparison, Status.BROKEN, Reason.METRIC_MISSING, facts)
+            unknown = UnknownWork(metric=name, whose=whose, why=why)
+            return _verdict(comparison, Status.BROKEN, Reason.METRIC_MISSING, unknown)
     return None
 
 
@@ -286,8 +288,9 @@ def _compared(comparison: Comparison) -> Verdict:
 def why(comparison: Comparison) -> dict[str, Any]:
     """Return what the profiles of both sides say, as fields of a verdict."""
     head, base = comparison.head.counted, comparison.base.counted
+    found = _explanation(comparison)
     return {
-        "explanation": _explanation(comparison),
+        "explanation": found.bounded() if found else None,
         "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
     }
 
@@ -300,7 +303,8 @@ def _explanation(comparison: Comparison) -> Explanation | None:
 
 def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float | None:
     """Return the p-value of the claim that the step is slower, by its mean or within launches."""
-    known = [one.facts["p_value"] for one in metrics if "p_value" in one.facts]
+    slow = (one.slow_steps.p_value for one in metrics if one.slow_steps)
+    known = [p_value for p_value in slow if p_value is not None]
     return min([*known, found.p_value]) if found else None
 
 
@@ -328,8 +332,8 @@ def _time(
     margins = comparison.margins
     if found is None:
         change = 100 * (new / old - 1) if old else None
-        facts = Status.SAME, Reason.NOT_JUDGED, old, new, change
-        return MetricVerdict(JUDGED_TIME, *facts, gated=False)
+        shown = Status.SAME, Reason.NOT_JUDGED, old, new, change
+        return MetricVerdict(JUDGED_TIME, *shown, gated=False)
     judged = MetricVerdict(
         JUDGED_TIME,
         found.status,
@@ -354,30 +358,3 @@ def _own_reason(comparison: Comparison, found: Decision) -> Reason | None:
         return None
     slower = found.estimate_pct > comparison.margins.ignore_pct
     return Reason.MAYBE_SLOWER if slower else Reason.NO_SLOWDOWN
-
-
-def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the SLOWER verdicts of a run that its false discovery limit does not let pass, as
-    INCONCLUSIVE. Every verdict that has a p-value counts among the claims that were tried.
-    """
-    # SLOWER or not: for claims that are chosen by their result the correction is too mild.
-    tried = [verdict for verdict in verdicts if verdict.p_value is not None]
-    p_values = [v.p_value for v in tried if v.p_value is not None]
-    kept = benjamini_hochberg(p_values, FALSE_DISCOVERIES)
-    found = []
-    for verdict, proven in zip(tried, kept, strict=True):
-        if verdict.status is Status.SLOWER and not proven:
-            metrics = tuple(_unproven(m) if m.metric == JUDGED_TIME else m for m in verdict.metrics)
-            # Its waiver did nothing: the metric fails no more, it is undecided.
-            others = tuple(
-                one
-                for one in verdict.permissions
-                if one.permission.is_trailer or one.permission.metric != JUDGED_TIME
-            )
-            found.append(replace(verdict.with_metrics(metrics), permissions=others))
-    return found
-
-
-def _unproven(found: MetricVerdict) -> MetricVerdict:
-    """Make the metric undecided, so that no waiver covers it."""
-    return replace(found, status=Status.INCONCLUSIVE, reason=Reason.UNPROVEN, waived_until="")

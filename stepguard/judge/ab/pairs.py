@@ -2,8 +2,8 @@
 
 Every pair gives one log-ratio ``d = log(head / base)``. Bounds on its mean, with a standard
 deviation that a machine's known noise steadies while pairs are few, are set against two margins.
-Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests), Benjamini and Hochberg
-1995. When pairs may decide is in `sequential_plan.py`.
+Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests). When pairs may decide is
+in `sequential_plan.py`.
 """
 
 import math
@@ -17,17 +17,16 @@ import numpy as np
 import scipy  # whose .special is imported when it is first used: a third of a short command's time
 
 from stepguard.core.evidence import Launch
-from stepguard.core.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
 from stepguard.core.verdict import Decision, Status
 from stepguard.judge.ab.sequential_plan import (
-    ALPHA,
     MIN_PAIRS,
     MOST_PAIRS,
     SEQUENTIAL_PLAN,
     InterimAnalysis,
     analysis_at,
+    level_share,
     may_decide,
-    may_decide_later,
 )
 
 POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
@@ -38,7 +37,7 @@ POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an er
 OUT_OF_LINE_SDS = 5.5
 
 
-def out_of_line(head: Launch, base: Launch, prior: Prior = PRIOR) -> bool:
+def out_of_line(head: Launch, base: Launch) -> bool:
     """Tell whether a pair's blocks differ within a side by more than they do on a quiet machine.
 
     Of four blocks the pair's log-ratio is one contrast. The root sum of squares of the two that are
@@ -49,7 +48,7 @@ def out_of_line(head: Launch, base: Launch, prior: Prior = PRIOR) -> bool:
     if not (head.has_times() and base.has_times()):
         return False
     within = [math.log(side.blocks[0].mean_ms / side.blocks[-1].mean_ms) for side in (head, base)]
-    return math.hypot(*within) / math.sqrt(2) > OUT_OF_LINE_SDS * prior.sd_pct / 100
+    return math.hypot(*within) / math.sqrt(2) > OUT_OF_LINE_SDS * PRIOR.sd_pct / 100
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,18 @@ class Bounds:
         return min(1.0, its * ALPHA / self.analysis.alpha)
 
 
-def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR, fewest: int = MIN_PAIRS) -> Bounds:
+def bounds(
+    log_ratios: Sequence[float],
+    prior: Prior = PRIOR,
+    fewest: int = MIN_PAIRS,
+    alpha: float = ALPHA,
+) -> Bounds:
     """Return the mean of the log-ratios and two bounds for the truth, ``mean -+ t * sd / sqrt(n)``.
 
     Each is taken at the analysis' beta, so that each misses the truth with probability BETA at
-    most, over all analyses. ``surely`` is the bound at alpha, which must not reach zero. Raises
-    ValueError without a pair, with more than MOST_PAIRS, or for one that is not finite.
+    most, over all analyses. ``surely`` is the bound at the analysis' share of ``alpha``, which must
+    not reach zero. Raises ValueError without a pair, with more than MOST_PAIRS, or for one that is
+    not finite.
     """
     count = len(log_ratios)
     if not 1 <= count <= MOST_PAIRS:
@@ -111,7 +116,8 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR, fewest: int = MIN_
     sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
     analysis, error = analysis_at(count), sd / math.sqrt(count)
-    surely = abs(mean) > float(scipy.special.stdtrit(degrees, 1 - analysis.alpha)) * error
+    level = analysis.alpha * level_share(alpha)
+    surely = abs(mean) > float(scipy.special.stdtrit(degrees, 1 - level)) * error
     reach = float(scipy.special.stdtrit(degrees, 1 - analysis.beta)) * error
     return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees, fewest)
 
@@ -123,21 +129,21 @@ def decide(
     *,
     replaced: Sequence[float] = (),
     last: bool = False,
-    spent: Sequence[int] = (),
     fewest: int = MIN_PAIRS,
+    alpha: float = ALPHA,
 ) -> Decision:
     """Judge the pairs so far, each a log(head / base) of the step time; all of them, in any order.
     From the ``fewest`` on they may say SLOWER or FASTER.
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
     up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
-    of the one before; ``spent`` says where earlier runs of these pairs did. Nothing passes while
-    HEAD is slower by more than matters with the pairs that these ``replaced``: what disturbs HEAD
-    alone, one pair and then another, is HEAD's. Raises ValueError as bounds() does.
+    of the one before. Nothing passes while HEAD is slower by more than matters with the pairs that
+    these ``replaced``: what disturbs HEAD alone, one pair and then another, is HEAD's. Raises
+    ValueError as bounds() does.
     """
-    found = bounds(log_ratios, prior, fewest)
+    found = bounds(log_ratios, prior, fewest, alpha)
     count, status = found.pairs, Status.INCONCLUSIVE
-    if may_decide(count, last, spent):
+    if may_decide(count, last):
         status = found.status(margins)
     all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
     if all_pct is not None and all_pct > margins.matter_pct and status is not Status.SLOWER:
@@ -150,30 +156,21 @@ def decide(
         pairs=count,
         sd_pct=100 * found.sd,
         p_value=found.p_value,
-        smallest_detectable_pct=smallest_detectable_pct(MOST_PAIRS, 100 * found.sd, margins, prior),
-        final=last or status is not Status.INCONCLUSIVE or not may_decide_later(count, spent),
+        smallest_detectable_pct=smallest_detectable_pct(
+            MOST_PAIRS, 100 * found.sd, margins, prior, alpha
+        ),
+        final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS,
         with_replaced_pct=all_pct,
     )
 
 
-def benjamini_hochberg(p_values: Sequence[float], q: float = 0.01) -> tuple[bool, ...]:
-    """Tell which claims survive among all that a run makes, by Benjamini and Hochberg's step-up.
-
-    At most a fraction ``q`` of the survivors is false on average, also for positively dependent
-    p-values; if no code changed, a run has a survivor with probability ``q`` at most. Give every
-    judged case, SLOWER or not. Raises ValueError for a p-value outside [0, 1].
-    """
-    if not p_values:
-        return ()
-    # A second of import, which a run that compared nothing in pairs does not pay.
-    from scipy.stats import false_discovery_control
-
-    return tuple(bool(p <= q) for p in false_discovery_control(p_values))
-
-
 @lru_cache(maxsize=64)  # whether to go on, the verdict and its report ask for the same
 def smallest_detectable_pct(
-    pairs: int, sd_pct: float, margins: Margins = MARGINS, prior: Prior = PRIOR
+    pairs: int,
+    sd_pct: float,
+    margins: Margins = MARGINS,
+    prior: Prior = PRIOR,
+    alpha: float = ALPHA,
 ) -> float:
     """Return the true slowdown in percent that is SLOWER within ``pairs`` in 95 of 100 runs.
 
@@ -188,7 +185,7 @@ def smallest_detectable_pct(
     # The last analysis is at ``pairs``, whether the plan has one there or time is up there.
     planned = [analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs < pairs]
     planned.append(analysis_at(pairs)._replace(pairs=pairs))
-    reaches = [_mean_reaches(analysis, sd_pct, prior, margins) for analysis in planned]
+    reaches = [_mean_reaches(analysis, sd_pct, prior, margins, alpha) for analysis in planned]
     errors = [sd_pct / 100 / math.sqrt(analysis.pairs) for analysis in planned]
 
     def missed(true: float) -> float:
@@ -209,8 +206,22 @@ def smallest_detectable_pct(
     return 100 * math.expm1(high)
 
 
+def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = ALPHA) -> Margins:
+    """Return the margins with the smallest matter margin, in steps of 0.1 % from the given one on,
+    that MOST_PAIRS pairs of a standard deviation ``sd_pct`` find in 95 of 100 runs.
+    """
+    # The ignore margin stays: how much is nothing is no question of noise.
+    found = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
+    while found > margins.matter_pct:
+        # A wider matter margin lets more pass at the first analyses, hence the loop.
+        tenths = max(math.ceil(10 * found), math.floor(10 * margins.matter_pct) + 1)
+        margins = Margins(margins.ignore_pct, tenths / 10)
+        found = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
+    return margins
+
+
 def _mean_reaches(
-    analysis: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins
+    analysis: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins, alpha: float
 ) -> tuple[Any, Any]:
     """Return below which mean an analysis says `same`, and from which on SLOWER, as arrays over all
     sample variances.
@@ -223,7 +234,7 @@ def _mean_reaches(
     variances = (sd_pct / 100) ** 2 * quantiles / (count - 1)
     sd, degrees = np.vectorize(prior.moderated)(variances, count)
     error = sd / math.sqrt(count)
-    sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha) * error
+    sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha * level_share(alpha)) * error
     reach = scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
     # As in Bounds.status(): `same` lies inside what matters, and not wholly beyond what is ignored.
     same_below = np.minimum(margins.matter - reach, margins.ignore + reach)

@@ -5,10 +5,15 @@ SEQUENTIAL_PLAN says how much. What the whole plan errs by, at any standard devi
 `docs/judge.md`. The analyses' errors add up (Bonferroni).
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-ALPHA = 0.001  # of all analyses together: SLOWER although nothing changed at all
+from stepguard.core.margins import ALPHA
+
+RUN_ALPHA = 0.01  # of a run: that any of its cases is SLOWER although nothing changed
+# By which power of its share of ALPHA a case's level scales those of the analyses: in proportion
+# they would be exceeded by 26 % with 50 cases and 43 % with 100, at pairs three and four times as
+# noisy as the prior says.
+LEVEL_POWER = 1.25
 # Of all analyses together: SLOWER although the true change is only the ignore margin, and `same`
 # although it is the matter margin.
 BETA = 0.05
@@ -45,21 +50,23 @@ SEQUENTIAL_PLAN = (
 MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
 
 
-def may_decide(pairs: int, last: bool, spent: Sequence[int] = ()) -> bool:
-    """Tell whether so many pairs may decide: at an analysis of the plan, or since time is up
-    (``last``), which spends the error of the next one. What was ``spent`` so at some number of
-    pairs, in an earlier run that these pairs are of, is not there again.
+def level_of(cases: int) -> float:
+    """Return the level of each case of a run that judges so many in pairs: ALPHA, or an equal share
+    of RUN_ALPHA. It is known before anything is measured, so that nothing is withdrawn afterwards.
     """
-    return (last or _due(pairs) == pairs) and _due(pairs) not in map(_due, spent)
+    return min(ALPHA, RUN_ALPHA / max(1, cases))
 
 
-def may_decide_later(pairs: int, spent: Sequence[int]) -> bool:
-    """Tell whether more pairs may decide."""
-    return any(may_decide(one.pairs, False, spent) for one in SEQUENTIAL_PLAN if one.pairs > pairs)
+def level_share(alpha: float) -> float:
+    """Return the factor of the analyses' levels that makes them err by ``alpha`` together."""
+    return float((alpha / ALPHA) ** LEVEL_POWER)
 
 
-def _due(pairs: int) -> int:
-    return min((one.pairs for one in SEQUENTIAL_PLAN if one.pairs >= pairs), default=0)
+def may_decide(pairs: int, last: bool) -> bool:
+    """Tell whether so many pairs may decide: at an analysis of the plan, or since time is up
+    (``last``), which spends the error of the next one.
+    """
+    return last or any(one.pairs == pairs for one in SEQUENTIAL_PLAN)
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:

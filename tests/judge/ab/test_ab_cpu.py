@@ -55,7 +55,7 @@ def test_a_step_several_times_as_long_is_slower():
 
 
 def test_two_pairs_without_a_slowdown_end_it():
-    """Whatever they scatter by; and HEAD against itself is no calibration of what is not gated."""
+    """Whatever they scatter by; and HEAD against itself measures no more of what is not gated."""
     assert wants_another_pair(turns([-0.5], **HOW))
     found = turns([-0.2, 0.1], **HOW)
     assert decided(found) == (Status.SAME, Reason.NO_SLOWDOWN)

@@ -14,8 +14,15 @@ from scipy import stats
 from benchmarks.judge_rates import NOISES, binomial_bounds, outcomes
 from stepguard.core.margins import Margins, Prior
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.pairs import benjamini_hochberg, bounds, decide, smallest_detectable_pct
-from stepguard.judge.ab.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.ab.pairs import bounds, decide, smallest_detectable_pct
+from stepguard.judge.ab.sequential_plan import (
+    ALPHA,
+    BETA,
+    MIN_PAIRS,
+    SEQUENTIAL_PLAN,
+    level_of,
+    level_share,
+)
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs
 LOG_RATIOS = st.lists(st.floats(-0.02, 0.02), min_size=1, max_size=BUDGET)
@@ -325,30 +332,34 @@ def test_the_bounds_hold_the_truth_at_every_look(truth_pct, sd_pct):
 # over the cases of a run
 
 
-def test_benjamini_hochberg_by_hand():
-    """Five claims at q = 0.05: the third lies above its own limit of 0.03 and is carried."""
-    assert benjamini_hochberg([0.005, 0.2, 0.035, 0.012, 0.039], 0.05) == (
-        True,
-        False,
-        True,
-        True,
-        True,
-    )
-    assert benjamini_hochberg([], 0.05) == ()
-    assert benjamini_hochberg([0.011], 0.01) == (False,)
+def test_the_level_of_a_case_is_known_beforehand():
+    """0.1 % up to ten cases, beyond them an equal share of 1 %: a run errs by 1 % at most."""
+    levels = {cases: level_of(cases) for cases in (0, 1, 10, 11, 20, 100)}
+    assert levels == {0: 0.001, 1: 0.001, 10: 0.001, 11: 0.01 / 11, 20: 0.0005, 100: 0.0001}
 
 
-@pytest.mark.parametrize(("p_values", "q"), [([1.1], 0.1), ([math.nan], 0.1)])
-def test_benjamini_hochberg_refuses_what_is_no_probability(p_values, q):
-    """A p-value or q outside [0, 1]."""
-    with pytest.raises(ValueError):
-        benjamini_hochberg(p_values, q)
+@pytest.mark.parametrize("cases", [20, 50, 100, 500])
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 2.5, 3.0, 4.0, 8.0])
+def test_the_looks_err_by_the_level_of_many_cases(cases, ratio):
+    """As by that of one: whatever the noise is, beside what the prior says."""
+    alpha = level_of(cases)
+    assert errors(Prior(), ratio, level_share(alpha))["alpha"] <= alpha
+
+
+def test_a_stricter_level_decides_less_and_never_otherwise():
+    """What is SLOWER among a hundred cases is SLOWER alone."""
+    pairs = log_pct(0.7, 1.1, 0.6, 1.2, 0.8, 1.0)
+    one, many = (decide(pairs, alpha=level_of(cases)) for cases in (1, 500))
+    assert (one.status, many.status) == (Status.SLOWER, Status.INCONCLUSIVE)
+    assert one.p_value == many.p_value and one.low_pct == many.low_pct
+    assert many.smallest_detectable_pct >= one.smallest_detectable_pct
 
 
 def test_a_run_of_thirty_unchanged_cases_claims_nothing():
-    """A/A runs of thirty cases: 1 % of them at most have a survivor."""
-    rng, runs, alarms = np.random.default_rng(20261122), 100, 0
+    """A/A runs of thirty cases, by the whole plan: 1 % of them at most call one SLOWER."""
+    rng, runs, alarms, alpha = np.random.default_rng(20261122), 100, 0, level_of(30)
     for _ in range(runs):
-        drawn = rng.normal(0, 0.003, (30, 6))
-        alarms += any(benjamini_hochberg([bounds(d).p_value for d in drawn.tolist()]))
+        for drawn in rng.normal(0, 0.003, (30, BUDGET)).tolist():
+            looks = (bounds(drawn[: look.pairs], alpha=alpha) for look in SEQUENTIAL_PLAN)
+            alarms += any(look.status(Margins()) is Status.SLOWER for look in looks)
     assert binomial_bounds(alarms, runs)[0] <= 0.01
