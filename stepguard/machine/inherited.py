@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Variables that change by themselves: pytest, coverage, the interpreter's locale (PEP 538), and
-# libraries that set them as they are imported. No launch gets another value because of them.
+# libraries that set them as they are imported, or compile. No launch gets them.
 _BY_THEMSELVES = (
     "PYTEST_",
     "COV_CORE_",
@@ -20,7 +20,9 @@ _BY_THEMSELVES = (
     "LC_CTYPE",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
+    "CUDA_MODULE_LOADING",
     "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_",
     "TRITON_CACHE_DIR",
 )
 _SECRET = re.compile("TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH", re.IGNORECASE)

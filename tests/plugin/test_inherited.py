@@ -6,6 +6,9 @@ Both sides of a pair would have it, so that no comparison could show it.
 import os
 import resource
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import factories
 import pytest
@@ -22,6 +25,7 @@ PLUGIN = 'import os\nimport resource\n\nimport pytest\n\npytest_plugins = ["step
 EARLY = "{text}\n"
 LATE = "@pytest.fixture(autouse=True)\ndef late(monkeypatch):\n    {text}\n"
 IN_MODULE = "import os\n\n{text}\n\n"
+ROOT = Path(__file__).resolve().parents[2]
 SETS = "os.environ['MKL_CBWR'] = 'COMPATIBLE'"
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 FEWER = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES[0] - 1}, {FILES[1]}))"
@@ -113,6 +117,15 @@ def test_no_rank_sees_what_a_conftest_set(project):
     result = project.run("--perf-json=.stepguard/run.json")
     (found,) = load_document(project.path / ".stepguard/run.json").results
     assert found.verdict.status is Status.NO_BASELINE, str(result.stdout)
+
+
+def test_torch_in_pytests_own_process_is_no_change():
+    """Tests beside the cases may import it, and compile: torch then sets variables by itself."""
+    code = "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(4))\n"
+    code += "from stepguard.machine import inherited as one\n"
+    code += "print(one.STARTED.changes(one.inherited_now()))"
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert said == "()\n"
 
 
 def test_values_of_secrets_are_not_shown():
