@@ -31,7 +31,7 @@ _CLIP = "self._grad_clip, foreach=True\n"
 _LOSS = "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n"
 _CALL = "            return self._network(inputs, targets)\n"
 _ZEROED = "            self.optimizer.zero_grad("
-_SETTLED = "        self._network = settings.compiled(self.model)\n"
+_SETTLED = "        self._network = settings.compiled(self._fast or self.model)\n"
 
 
 def _in_layers(layers: int, *edits: tuple[str, str]) -> tuple[Edit, ...]:
@@ -204,7 +204,7 @@ OPTIMIZATIONS: dict[str, Change] = {
     "gradients set to None": _undone(KEPT_GRADIENTS),
 }
 
-_TYPING = "from typing import Any\n"
+_TYPING = "from typing import TYPE_CHECKING, Any\n"
 _STEP = "        self.grad_norm = None  # the last one's would count among this step's memory\n"
 _COUNTED = "        self._ran = getattr(self, '_ran', 0) + 1\n"
 _MADE = "        self._grad_clip = grad_clip\n"

@@ -61,6 +61,19 @@ def test_nothing_in_a_variable_is_run(project, text, name, where):
     assert not (project / "planted").exists()
 
 
+@pytest.mark.parametrize(("tests", "types"), [(0, 1), (2, 0), (2, 1), (0, 0)])
+def test_neither_the_tests_nor_the_types_hide_the_other(project, tests, types):
+    """mypy runs beside pytest: either one's failure is make's, and what mypy said is shown."""
+    (project / "pytest" / "__main__.py").write_text(f"print('<ran>')\nraise SystemExit({tests})\n")
+    python = PYTHON.replace(
+        "esac", f"  -m) test $2 != mypy || {{ echo '<types>'; exit {types}; }} ;;\nesac"
+    )
+    (project / "python").write_text(python)
+    words, status, complaints = make(project, "test")
+    assert words == ["ran", "types"]
+    assert bool(status) == bool(tests or types), complaints
+
+
 def test_words_and_quotes(project):
     """As a shell splits them; without ARGS nothing is added."""
     words, *_ = make(project, "perf", "ARGS=-k 'a and not b' --perf-reason=\"it is right\"")

@@ -21,7 +21,7 @@ from stepguard.core.permission import Permission
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
 from stepguard.core.verdict import Reason
-from stepguard.judge.gate_rules import expected, gate
+from stepguard.judge.gate_facts import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.machine.git.trailers import trailers
 from stepguard.machine.interpreter import as_typed

@@ -1,7 +1,7 @@
 """What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
 
-pytest describes the run that goes on (plugin/strict_run.py). The command ``gate`` describes one by
-its document (judge/gate_rules.py). What a door does not know stays empty, and is no problem.
+pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes a run by its
+document (judge/gate_facts.py). What a door does not know stays empty, and is no problem.
 """
 
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,7 @@
 .stepguard/runs/.../<case>/comparison.json                    with another revision's tree
 .stepguard/runs/.../<case>/launch-1/                          its logs
 .stepguard/cache/                                             compile caches, see cache_of()
-.stepguard/trees/                                             other revisions (machine/git/worktree.py)
+.stepguard/trees/                                             other revisions (git/worktree.py)
 """
 
 import contextlib

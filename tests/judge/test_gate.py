@@ -21,7 +21,7 @@ from stepguard.core.permission import Permission
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.run_document import CaseState, End, Problem, ProblemCode, State
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.gate_rules import expected, gate
+from stepguard.judge.gate_facts import expected, gate
 from stepguard.judge.guarded_run import Base
 
 OTHER = "b" * 40

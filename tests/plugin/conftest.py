@@ -308,6 +308,8 @@ def gate(pytester, monkeypatch):
     # Every run would read all that is installed, and ask git for a name that nothing shows.
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
     monkeypatch.setattr(pytest_benchmark.plugin, "get_tag", lambda: "tag")
+    # It starts a Python to look at the CPU.
+    monkeypatch.setattr(pytest_benchmark.plugin, "get_cpu_info", dict)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made

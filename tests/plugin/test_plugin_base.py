@@ -109,7 +109,7 @@ def test_a_waiver_of_the_tree_itself_does_not_waive(gate):
 
 
 def _on_2030_01_01(patch):
-    for name in ("plugin.baselines", "measure.suite", "report.stored.baseline_changes"):
+    for name in ("plugin.baseline_folder", "measure.suite", "report.baseline_changes"):
         patch.setattr(f"stepguard.{name}.today", lambda: date(2030, 1, 1))
 
 

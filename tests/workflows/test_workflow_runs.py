@@ -87,7 +87,7 @@ def origin(tmp_path_factory, memory):
     for name in (".github", "scripts", "stepguard"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
-    for name in ("quick_launches.py", "late_compiler.py"):
+    for name in ("agent_forks.py", "quick_launches.py", "late_compiler.py"):
         shutil.copy(ROOT / "tests" / name, made)
     project = (ROOT / "pyproject.toml").read_text()
     (made / "pyproject.toml").write_text(project.replace('["stepguard"]', '["tests"]', 1))
