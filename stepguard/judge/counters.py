@@ -54,10 +54,22 @@ VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches 
 
 
 def compare(
-    metric: str, now: Recording, past: Sequence[Recording], gates: Sequence[str]
+    metric: str,
+    now: Recording,
+    past: Sequence[Recording],
+    gates: Sequence[str],
+    recorded: bool = False,
 ) -> MetricVerdict:
-    """Return the metric's verdict; ``now`` must hold it."""
-    return replace(_compared(metric, now, past), gated=metric in gates)
+    """Return the metric's verdict; ``now`` must hold it. ``recorded``: ``past`` is a baseline's,
+    which may be older than a new counter. That is counted, not compared.
+    """
+    older = METRICS[metric].new and not any(metric in one.counters for one in past)
+    if recorded and older:
+        status = Status.SAME, Reason.METRIC_NOT_RECORDED
+        found = _verdict(metric, *status, None, now.values()[metric])
+    else:
+        found = _compared(metric, now, past)
+    return replace(found, gated=metric in gates)
 
 
 def _compared(metric: str, now: Recording, past: Sequence[Recording]) -> MetricVerdict:

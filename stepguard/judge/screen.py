@@ -40,7 +40,7 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
         shown = uncompared(now, gates, status, lacks)
         return Verdict(evidence.case_id, status, lacks, facts, metrics=shown)
     values, explained = now.values(), notes(evidence)
-    compared = (compare(name, now, past, gates) for name in METRICS if name in values)
+    compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)
     metrics = tuple(
         noticed(replace(one, facts={**one.facts, **explained.get(one.metric, {})}))
         for one in compared

@@ -11,6 +11,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.site import merge
 from stepguard.worker.count import compiler
 from stepguard.worker.count.eager import count_eager
+from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
 from stepguard.worker.count.kept import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.profiled_steps import count_profiled
@@ -30,6 +31,8 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
             # Before the profiler, whose records are live tensors' neighbours.
             progress("count: memory")
             count_memory(tally, counted)
+        progress("count: graph nodes")
+        count_graph_nodes(tally, counted)
         # After memory: on a GPU this listens for syncs, which slows allocations for good.
         progress("count: profiled steps")
         count_profiled(tally, counted)
@@ -38,6 +41,7 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     progress("count: eager operators")
     count_eager(tally, counted)
     locate_kept(tally, counted)
+    locate_graph_nodes(tally, counted)
     return tally.as_dict()
 
 
