@@ -14,6 +14,7 @@ from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
 from stepguard.worker.count.kept import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
+from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
 from stepguard.worker.count.tally import RankStep, Tally
 
@@ -33,6 +34,7 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
             count_memory(tally, counted)
         progress("count: graph nodes")
         count_graph_nodes(tally, counted)
+        refuse_work_elsewhere(counted)
         # After memory: on a GPU this listens for syncs, which slows allocations for good.
         progress("count: profiled steps")
         count_profiled(tally, counted)
