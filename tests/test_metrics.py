@@ -17,6 +17,7 @@ UNIT_IN_NAME = {
     "J": "_j_per_step",
     "FLOP": "flops_per_step",
     "calls": "s_per_step",
+    "objects": "_objects_per_step",
     "nodes": "_nodes_per_step",
     "tokens": "tokens_per_step",
     "kernels": "_kernels",

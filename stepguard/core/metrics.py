@@ -21,6 +21,7 @@ ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds eve
 PEAK = "peak_allocated_bytes"
 COLLECTIVES = "collectives_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
+GARBAGE = "garbage_objects_per_step"
 GRAPH_NODES = "leaked_graph_nodes_per_step"
 OPERATORS = "operator_calls_per_step"
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
@@ -110,6 +111,7 @@ _TABLE = (
     _cost(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
     _cost("leaked_bytes_per_step", "B", _EXACT),
     _cost(GRAPH_NODES, "nodes", new=True),
+    _cost(GARBAGE, "objects", new=True),
     _cost("device_allocations_per_step", "calls", _GPU),
     _difference("sync_overhead_pct", "% of a step", _GPU),
     _information("sync_overhead_ms", "ms", _GPU),
@@ -123,6 +125,7 @@ _TABLE = (
     _information("mfu_pct", "%", digits=2),
     _information("compile_s", "s", digits=2),
     _information("enqueue_ms", "ms"),
+    _information("gc_pause_ms_per_step", "ms"),
     _information("energy_j_per_step", "J", digits=2),
     _information("peak_reserved_bytes", "B", _GPU, digits=0),
     _information("sync_api_share_pct", "%", _GPU, digits=1),
@@ -139,6 +142,7 @@ WASTE = (
     "recompiles",
     "leaked_bytes_per_step",
     GRAPH_NODES,
+    GARBAGE,
 )
 # The only one of its kind: what costs time moves the mean, and at half the noise of the median.
 JUDGED_TIME = "step_ms"

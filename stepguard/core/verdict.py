@@ -12,7 +12,7 @@ from typing import Any, Literal
 from stepguard.core.expectation import ExpectationOutcome
 from stepguard.core.explanation import Explanation
 from stepguard.core.margins import Margins
-from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, GRAPH_NODES, OPERATORS, PEAK
+from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, GARBAGE, GRAPH_NODES, OPERATORS, PEAK
 from stepguard.core.site import Site
 from stepguard.core.waiver import WaiverOutcome
 
@@ -240,6 +240,7 @@ _CAUSES = (
     "graph_breaks",
     "recompiles",
     COLLECTIVES,
+    GARBAGE,
     GRAPH_NODES,
     "leaked_bytes_per_step",
     OPERATORS,

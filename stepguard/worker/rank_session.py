@@ -175,7 +175,8 @@ class Session:
             raise BadWorkload(str(error)) from None
         self.channel.begin()
         began_ns = perf_counter_ns()
-        segments_ms = alternate(chosen, order, steps, self.device, self.channel.barrier)
+        line_up, collector = self.channel.barrier, self.clock.collector
+        segments_ms = alternate(chosen, order, steps, self.device, line_up, collector)
         ended_ns = perf_counter_ns()
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 

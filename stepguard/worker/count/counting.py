@@ -11,6 +11,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.site import merge
 from stepguard.worker.count import compiler
 from stepguard.worker.count.eager import count_eager
+from stepguard.worker.count.garbage import count_garbage, locate_garbage
 from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
 from stepguard.worker.count.kept import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
@@ -34,6 +35,8 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
             count_memory(tally, counted)
         progress("count: graph nodes")
         count_graph_nodes(tally, counted)
+        progress("count: garbage")
+        count_garbage(tally, counted)
         refuse_work_elsewhere(counted)
         # After memory: on a GPU this listens for syncs, which slows allocations for good.
         progress("count: profiled steps")
@@ -44,6 +47,7 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     count_eager(tally, counted)
     locate_kept(tally, counted)
     locate_graph_nodes(tally, counted)
+    locate_garbage(tally, counted)
     return tally.as_dict()
 
 
