@@ -25,6 +25,7 @@ GARBAGE = "garbage_objects_per_step"
 GRAPH_NODES = "leaked_graph_nodes_per_step"
 OPERATORS = "operator_calls_per_step"
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
+SETTINGS = "settings"
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
 
@@ -87,6 +88,7 @@ _TABLE = (
     _work("flops_per_step", "FLOP", parts=True),
     *(_work(name, "calls", parts=True) for name in OPERATOR_METRICS),
     _work("tokens_per_step", "tokens"),
+    _work(SETTINGS, "settings", parts=True, new=True),
     _cost("host_syncs_per_step", "syncs", _GPU),
     _cost("sync_candidates_per_step", "calls", Scope.CPU),
     _cost("launches_per_step", "calls", _GPU, slack_pct=2.0),
@@ -166,6 +168,17 @@ def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
     times = (JUDGED_TIME,) if is_gpu(device) else ()
     counters = (metric for metric in METRICS.values() if metric.kind == "counter")
     return (*times, *(metric.name for metric in counters if metric.exists(device, world_size)))
+
+
+def setting(name: str, value: object) -> str:
+    """Return a setting and its value as a part of SETTINGS; ``setting_of`` reads it."""
+    return f"{name} = {value}"
+
+
+def setting_of(part: str) -> tuple[str, str]:
+    """Return name and value of a setting."""
+    name, _, value = part.partition(" = ")
+    return name, value
 
 
 def format_value(name: str, value: float | None) -> str:

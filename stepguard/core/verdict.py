@@ -12,7 +12,15 @@ from typing import Any, Literal
 from stepguard.core.expectation import ExpectationOutcome
 from stepguard.core.explanation import Explanation
 from stepguard.core.margins import Margins
-from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, GARBAGE, GRAPH_NODES, OPERATORS, PEAK
+from stepguard.core.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    GARBAGE,
+    GRAPH_NODES,
+    OPERATORS,
+    PEAK,
+    SETTINGS,
+)
 from stepguard.core.site import Site
 from stepguard.core.waiver import WaiverOutcome
 
@@ -237,6 +245,7 @@ class MetricVerdict:
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
+    SETTINGS,
     "graph_breaks",
     "recompiles",
     COLLECTIVES,

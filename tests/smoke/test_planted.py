@@ -65,6 +65,38 @@ PLANTS = {
         "            # Nothing is different.\n            called = self._network\n"
         "            return called(inputs, targets)\n",
     ),
+    "a graph that grows": (
+        "train-eager",
+        "model/workloads.py",
+        "                self._scaler.scale(loss).backward()\n",
+        "                self._scaler.scale(loss).backward()\n"
+        "            self.total = getattr(self, 'total', 0) + loss\n",
+    ),
+    "garbage": (
+        "train-eager",
+        "model/workloads.py",
+        "        total = self._micro_step(0)\n",
+        "        for _ in range(4096):\n"
+        "            sample = {'ids': [1, 2]}\n"
+        "            sample['self'] = sample\n"
+        "        total = self._micro_step(0)\n",
+    ),
+    "a step in another thread": (
+        "train-eager",
+        "model/workloads.py",
+        "    def step(self) -> Tensor:\n        self.grad_norm = None",
+        "    def step(self) -> Tensor:\n"
+        "        from concurrent.futures import ThreadPoolExecutor\n\n"
+        "        with ThreadPoolExecutor(1) as pool:\n"
+        "            return pool.submit(self._step).result()\n\n"
+        "    def _step(self) -> Tensor:\n        self.grad_norm = None",
+    ),
+    "a setting": (
+        "train-eager",
+        "model/workloads.py",
+        "        settings.set_matmul_precision()\n",
+        "        settings.set_matmul_precision()\n        torch.backends.mkldnn.enabled = False\n",
+    ),
     "a tensor kept alive": (
         "train-eager",
         "model/gpt.py",
@@ -129,6 +161,8 @@ def planted(plant, folder):
     parts = {}
     for case in cases:
         counts = json.loads((folder / case["evidence"]).read_text())["counts"]
+        if counts is None:  # it was not counted to the end
+            continue
         parts[case["case"]] = counts["detail"]["compiled_operator_calls_per_step"]
     return SimpleNamespace(status=status, text=text, moved=moved, operators=parts)
 
@@ -221,3 +255,37 @@ def test_a_tensor_kept_alive(outcomes):
     old, new = outcome.moved["allocated_bytes_between_steps"]
     assert new - old == 16 * 8256 * 4
     assert "logits = " in outcome.text
+
+
+def test_a_graph_that_grows(outcomes):
+    """A sum of losses that keeps every step's graph: its nodes, at the line that adds."""
+    outcome = outcomes["a graph that grows"]
+    assert_named(outcome, "train-eager", "leaked_graph_nodes_per_step")
+    old, new = outcome.moved["leaked_graph_nodes_per_step"]
+    assert old == 0 and new > 10
+    assert "self.total = getattr(self, 'total', 0) + loss" in outcome.text
+
+
+def test_garbage(outcomes):
+    """4,096 dictionaries a step that refer to themselves, each with a list: at their line."""
+    outcome = outcomes["garbage"]
+    assert_named(outcome, "train-eager", "garbage_objects_per_step")
+    assert outcome.moved == {"garbage_objects_per_step": (0, 8192)}
+    assert re.search(
+        r"sample = \{'ids': \[1, 2\]\} in \S+ \(model/workloads\.py:\d+\)", outcome.text
+    )
+
+
+def test_a_step_in_another_thread(outcomes):
+    """No counter sees it, so it is BROKEN, in one sentence."""
+    outcome = outcomes["a step in another thread"]
+    assert outcome.status == 1
+    assert "train_step[train-eager]: BROKEN: " in outcome.text
+    assert "calls no operator of torch's in its own thread" in outcome.text
+
+
+def test_a_setting(outcomes):
+    """Named, with its old and its new value."""
+    outcome = outcomes["a setting"]
+    assert outcome.status == 1
+    assert "CHANGED: settings: backends.mkldnn.enabled default -> False" in outcome.text

@@ -17,6 +17,7 @@ from stepguard.worker.count.kept import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
+from stepguard.worker.count.steering import count_settings
 from stepguard.worker.count.tally import RankStep, Tally
 
 
@@ -25,6 +26,7 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     tally = Tally()
     progress("count: settling")
     counted.step()  # gradients and optimizer state exist from the second step on
+    count_settings(tally, counted)
     progress("count: compiler")
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
