@@ -97,6 +97,13 @@ PLANTS = {
         "        settings.set_matmul_precision()\n",
         "        settings.set_matmul_precision()\n        torch.backends.mkldnn.enabled = False\n",
     ),
+    "a mask of targets": (
+        "train-eager",
+        "model/gpt.py",
+        "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n",
+        "        kept = logits[targets != -1]\n"
+        "        return F.cross_entropy(kept, targets[targets != -1])\n",
+    ),
     "a tensor kept alive": (
         "train-eager",
         "model/gpt.py",
@@ -289,3 +296,13 @@ def test_a_setting(outcomes):
     outcome = outcomes["a setting"]
     assert outcome.status == 1
     assert "CHANGED: settings: backends.mkldnn.enabled default -> False" in outcome.text
+
+
+def test_a_mask_of_targets(outcomes):
+    """On a GPU each index with a mask waits for its size: of the logits, of the targets, and once
+    more in the backward pass. The loader copies its batches nowhere on a CPU.
+    """
+    outcome = outcomes["a mask of targets"]
+    assert_named(outcome, "train-eager", "sync_candidates_per_step")
+    assert outcome.moved["sync_candidates_per_step"] == (0, 3)
+    assert re.search(r"CHANGED: sync_candidates_per_step 0 -> 3 .*model/gpt\.py:\d+", outcome.text)
