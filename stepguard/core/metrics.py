@@ -102,6 +102,7 @@ _TABLE = (
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),
     _cost("recompiles", "recompiles"),
+    _cost("uncached_graphs", "graphs", new=True),
     _cost(
         PEAK,
         "B",
@@ -142,6 +143,7 @@ WASTE = (
     "device_allocations_per_step",
     "graph_breaks",
     "recompiles",
+    "uncached_graphs",
     "leaked_bytes_per_step",
     GRAPH_NODES,
     GARBAGE,

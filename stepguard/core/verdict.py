@@ -260,6 +260,7 @@ _CAUSES = (
     "memsets_per_step",
     "device_allocations_per_step",
     "unique_graphs",
+    "uncached_graphs",
     "generated_kernels",
     "compiled_operator_calls_per_step",
     "collective_bytes_per_step",

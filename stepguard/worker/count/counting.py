@@ -54,12 +54,15 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
 
 
 def count_compiler(tally: Tally) -> None:
-    """Count graphs, unique graph breaks and generated kernels of this process so far."""
+    """Count graphs, also those that no cache keeps, unique graph breaks and generated kernels of
+    this process so far.
+    """
     breaks = compiler.graph_breaks()
     reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
     tally.add("graph_breaks", [len(breaks)], reasons, [breaks])
     tally.add("unique_graphs", [compiler.unique_graphs()])
     tally.add("generated_kernels", [compiler.generated_kernels()])
+    tally.add("uncached_graphs", [compiler.uncached_graphs()])
 
 
 def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
