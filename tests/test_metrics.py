@@ -18,6 +18,7 @@ UNIT_IN_NAME = {
     "FLOP": "flops_per_step",
     "calls": "s_per_step",
     "settings": "settings",
+    "lines": "_lines_per_step",
     "objects": "_objects_per_step",
     "nodes": "_nodes_per_step",
     "tokens": "tokens_per_step",

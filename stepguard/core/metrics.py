@@ -23,6 +23,8 @@ COLLECTIVES = "collectives_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
 GARBAGE = "garbage_objects_per_step"
 GRAPH_NODES = "leaked_graph_nodes_per_step"
+PYTHON_LINES = "python_lines_per_step"
+GROWING_LINES = "growing_python_lines_per_step"
 OPERATORS = "operator_calls_per_step"
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
 SETTINGS = "settings"
@@ -115,6 +117,7 @@ _TABLE = (
     _cost("leaked_bytes_per_step", "B", _EXACT),
     _cost(GRAPH_NODES, "nodes", new=True),
     _cost(GARBAGE, "objects", new=True),
+    _cost(GROWING_LINES, "lines", new=True),
     _cost("device_allocations_per_step", "calls", _GPU),
     _difference("sync_overhead_pct", "% of a step", _GPU),
     _information("sync_overhead_ms", "ms", _GPU),
@@ -129,6 +132,7 @@ _TABLE = (
     _information("compile_s", "s", digits=2),
     _information("enqueue_ms", "ms"),
     _information("gc_pause_ms_per_step", "ms"),
+    _information(PYTHON_LINES, "lines", digits=0),
     _information("energy_j_per_step", "J", digits=2),
     _information("peak_reserved_bytes", "B", _GPU, digits=0),
     _information("sync_api_share_pct", "%", _GPU, digits=1),
@@ -147,6 +151,7 @@ WASTE = (
     "leaked_bytes_per_step",
     GRAPH_NODES,
     GARBAGE,
+    GROWING_LINES,
 )
 # The only one of its kind: what costs time moves the mean, and at half the noise of the median.
 JUDGED_TIME = "step_ms"

@@ -97,6 +97,21 @@ PLANTS = {
         "        settings.set_matmul_precision()\n",
         "        settings.set_matmul_precision()\n        torch.backends.mkldnn.enabled = False\n",
     ),
+    "a loop that grows": (
+        "train-eager",
+        "model/workloads.py",
+        "        total = self._micro_step(0)\n",
+        "        self.seen = getattr(self, 'seen', 0) + 1\n"
+        "        for number in range(self.seen):\n"
+        "            number * 2\n"
+        "        total = self._micro_step(0)\n",
+    ),
+    "a slow host": (
+        "train-eager",
+        "model/workloads.py",
+        "        total = self._micro_step(0)\n",
+        "        __import__('time').sleep(0.3)\n        total = self._micro_step(0)\n",
+    ),
     "a mask of targets": (
         "train-eager",
         "model/gpt.py",
@@ -306,3 +321,21 @@ def test_a_mask_of_targets(outcomes):
     assert_named(outcome, "train-eager", "sync_candidates_per_step")
     assert outcome.moved["sync_candidates_per_step"] == (0, 3)
     assert re.search(r"CHANGED: sync_candidates_per_step 0 -> 3 .*model/gpt\.py:\d+", outcome.text)
+
+
+def test_a_loop_that_grows(outcomes):
+    """Two lines of Python more in every step, of the function that runs them."""
+    outcome = outcomes["a loop that grows"]
+    assert_named(outcome, "train-eager", "growing_python_lines_per_step")
+    assert outcome.moved == {"growing_python_lines_per_step": (0, 2)}
+    assert re.search(r"TrainStep\.step \(model/workloads\.py:\d+\)", outcome.text)
+
+
+def test_a_slow_host(outcomes):
+    """Counters are equal and no time is gated on a CPU: it passes, and the run says how long a step
+    takes by now.
+    """
+    outcome = outcomes["a slow host"]
+    assert (outcome.status, outcome.moved) == (0, {})
+    said = r"train-eager\]: a step takes [\d.]+ times as long as in this machine's last run"
+    assert re.search(said, outcome.text), outcome.text
