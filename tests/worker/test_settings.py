@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepguard.core.metrics import SETTINGS
-from stepguard.worker.count.steering import count_settings, settings
+from stepguard.worker.count.steering import count_settings, everywhere, settings
 from stepguard.worker.count.tally import RankStep, Tally
 
 
@@ -78,10 +78,10 @@ def test_where_a_tree_lies_is_no_setting(monkeypatch):
     assert settings() == before
 
 
-def counted():
-    """The settings that are counted now."""
+def counted(before):
+    """The settings that are counted now, where they were as ``before``."""
     tally = Tally()
-    count_settings(tally, RankStep(lambda: None, torch.device("cpu")))
+    count_settings(tally, RankStep(lambda: None, torch.device("cpu"), settings=before))
     assert tally.values[SETTINGS] == len(tally.detail[SETTINGS])
     return set(tally.detail[SETTINGS])
 
@@ -114,38 +114,32 @@ def counted():
 )
 def test_a_setting_that_the_workload_changes_is_counted_with_its_value(change, undo, part):
     """And no longer when it is as before."""
-    before = counted()
+    before = everywhere()
+    assert counted(before) == set()
     change()
     try:
-        assert part in counted() - before
+        assert part in counted(before)
     finally:
         undo()
-    assert counted() == before
+    assert counted(before) == set()
 
 
 def test_threads_are_counted_on_a_cpu_of_any_size():
     """Their number where the workload sets it, and nothing where it is the machine's."""
-    command = [sys.executable, "-c", THREADS]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert lines == ["{}", "{'get_num_threads = 3': 1}"]
-
-
-THREADS = """
-import torch
-from stepguard.worker.count.steering import count_settings
-from stepguard.worker.count.tally import RankStep, Tally
-
-for threads in (torch.get_num_threads(), 3):
+    before, threads = everywhere(), torch.get_num_threads()
     torch.set_num_threads(threads)
-    count_settings(tally := Tally(), RankStep(lambda: None, torch.device("cpu")))
-    print(tally.detail["settings"])
-"""
+    assert counted(before) == set()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert counted(before) == {f"get_num_threads = {threads + 1}"}
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_weights_in_another_order_are_a_setting():
     """A weight that is transposed in memory, as channels_last does to those of convolutions."""
-    before = counted()
+    before = everywhere()
     layer = torch.nn.Linear(4, 8)
-    assert counted() == before
+    assert counted(before) == set()
     layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
-    assert counted() - before == {"weights that are not contiguous = 1"}
+    assert counted(before) == {"weights that are not contiguous = 1"}

@@ -3,7 +3,7 @@
 Code may set them anywhere, and they need not show in what is launched: another precision of
 products, or a thread that takes the interpreter's time now and then. All of them are a part of the
 identity of a GPU's step. Those that mean the same on every machine are counted, where the workload
-changed them from what they were when this process began.
+changed them.
 """
 
 import gc
@@ -81,18 +81,23 @@ def flags() -> dict[str, str | None]:
 
 def count_settings(tally: Tally, counted: RankStep) -> None:
     """Count the settings that the workload changed, each with the value that it has now."""
-    changed = {name: now for name, now in _everywhere().items() if now != _AT_FIRST.get(name)}
+    before = counted.settings
+    changed = {
+        name: now for name, now in everywhere().items() if name in before and now != before[name]
+    }
     if reordered := sum(map(_is_reordered, live_objects(counted.frozen))):
         changed["weights that are not contiguous"] = reordered
     tally.add_parts(SETTINGS, [{setting(name, now): 1 for name, now in changed.items()}])
 
 
-def _everywhere() -> dict[str, Any]:
-    """Return what every machine has, whatever its GPUs, by name."""
+def everywhere() -> dict[str, object]:
+    """Return the settings that every machine has, whatever its GPUs, by name."""
     # As what nobody set is computed: to say so is no change.
     unset = {"none": "ieee"}
+    # To ask a GPU would open its context, which a rank on standby must not.
+    asked = (name for name in _FLAGS if not name.startswith("cuda."))
     return {
-        **{name: unset.get(str(value), value) for name, value in flags().items()},
+        **{name: unset.get(str(value := _value(name)), value) for name in asked},
         "flush denormals": _flushes_denormals(),
         "garbage collection": gc.isenabled(),
         "garbage collection's thresholds": gc.get_threshold(),
@@ -116,7 +121,8 @@ def _is_reordered(thing: Any) -> bool:
 def settings() -> dict[str, Any]:
     """Return all that is looked at, by name."""
     return {
-        **_everywhere(),
+        **flags(),
+        **everywhere(),
         "threads": sorted(_own_threads()),
         "processes": sorted(_own_processes()),
         "environment": {
@@ -165,6 +171,3 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:  # it has ended
         return ""
-
-
-_AT_FIRST = _everywhere()  # a rank imports this before its workload
