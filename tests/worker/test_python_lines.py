@@ -1,5 +1,6 @@
 """Lines of Python: programs of a known number, and those that run more from step to step."""
 
+import gc
 import sys
 
 import pytest
@@ -52,6 +53,25 @@ def test_a_loop_over_what_steps_add_to_grows():
     tally = counted(step)
     assert tally.values == {GROWING_LINES: 2}
     assert [(site.function, site.count) for site in tally.sites[GROWING_LINES]] == [("scan", 2)]
+
+
+def test_what_runs_as_garbage_is_collected_is_no_line_of_the_step():
+    """A library's callback, for one: when the collector comes is chance."""
+    numbers, called = list(range(10)), []
+
+    def callback(phase, info):
+        called.append(phase)
+
+    def step():
+        made = [[] for _ in range(2 * gc.get_threshold()[0])]
+        return len(made), scan(numbers)
+
+    counts = []
+    for callbacks in ([], [callback]):
+        gc.callbacks.extend(callbacks)
+        counts.append(counted(step).information)
+    gc.callbacks.remove(callback)
+    assert counts[0] == counts[1] and gc.isenabled()
 
 
 @pytest.mark.parametrize("every", [2, 3, 4])

@@ -5,6 +5,7 @@ are exact for one version of the source, and any refactoring moves them, so they
 they become more from each step to the next is another matter: such a step ends up slow.
 """
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,12 +70,16 @@ def _traced() -> Iterator[Lines]:
             found[frame.f_code] += 1
         return inside
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    # A collection comes when it comes, and runs finalizers and callbacks.
+    gc.disable()
     sys.settrace(enter)
     try:
         yield found
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()
 
 
 def _sites(lines: Lines) -> list[Site]:
