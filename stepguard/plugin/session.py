@@ -49,6 +49,7 @@ from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.report import words
 from stepguard.report.commands import Commands
+from stepguard.report.last_run import several_times_slower
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
@@ -217,10 +218,13 @@ class Session:
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
+        last = None if self._tree else Store(self._root).last_evidence(case)
         with line.case(case.id, suite.longest_s(case)):
             result = suite.run(case, line.stage, self._after(case))
         if not result.evidence.faults:  # it would have ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
+        if text := several_times_slower(result.evidence, last):
+            self._notices.append(f"{case.id}: {text}")
         self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)
