@@ -230,7 +230,23 @@ _ASIDE_MADE = (
     "        self._wide = torch.ones(8192, 8192, device='cuda', dtype=torch.bfloat16)\n"
 )
 
+_CYCLES = (
+    "        for _ in range(4096):\n"
+    "            left: dict[str, object] = {'names': []}\n"
+    "            left['self'] = left\n"
+)
+_TOTAL = (
+    "        last = [*self.model.parameters()][-1].sum()\n"
+    "        self._total = getattr(self, '_total', 0.0) + last\n"
+)
+
 HIDDEN: dict[str, Change] = {
+    "garbage of 4,096 cycles in each step": replace(
+        _before_each_step(_CYCLES), named="garbage_objects_per_step"
+    ),
+    "a running total that is not detached": replace(
+        _before_each_step(_TOTAL), named="leaked_graph_nodes_per_step"
+    ),
     "a sleep in each step": _before_each_step("        time.sleep(0.2)\n"),
     "a sleep in every 16th step": _before_each_step(
         "        time.sleep(0.6 if self._ran % 16 == 0 else 0)\n"

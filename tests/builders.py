@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, settings
 from stepguard.core.baseline import SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
-from stepguard.core.metrics import METRICS, default_gates
+from stepguard.core.metrics import JUDGED_TIME, METRICS, default_gates
 from stepguard.core.recording import Recording
 from stepguard.judge.counters import compare
-from stepguard.judge.summary import explained, summarise
+from stepguard.judge.series import of_launches
+from stepguard.judge.summary import notes, summarise
 
 
 def replace(value, /, **changes):
@@ -84,7 +85,12 @@ def values_of(found):
 def compared(metric, found, past):
     """A metric of an evidence against recordings."""
     verdict = compare(metric, summarise(found), past, found.gates)
-    return explained(verdict, found)
+    pattern = of_launches(found.launches) if metric == JUDGED_TIME else None
+    return replace(
+        verdict,
+        figures=notes(found).get(metric, verdict.figures),
+        slow_steps=pattern.figures() if pattern else None,
+    )
 
 
 def metric(verdict, name):

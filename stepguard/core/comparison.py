@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stepguard.core.case import Case
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Launch, decode, problems
-from stepguard.core.margins import ALPHA, Margins
+from stepguard.core.margins import ALPHA, Margins, margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.text import revision
 
@@ -30,7 +30,7 @@ class LaunchPair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """HEAD's tree and the other one, measured, and by which margins they are judged.
+    """HEAD's tree and the other one, measured.
 
     Launch ``i`` of ``head`` and launch ``i`` of ``base`` ran alternately: they are a pair.
     """
@@ -38,7 +38,6 @@ class Comparison:
     against: str  # the other revision, as it was asked for
     head: Evidence
     base: Evidence
-    margins: Margins = field(default_factory=Margins)
     alpha: float = ALPHA  # the chance of SLOWER where nothing changed, over all analyses
     together: bool = True  # both groups alive, one of them parked; else one after the other
     out_of_time: bool = False  # there were to be more pairs, and the budget was spent
@@ -49,6 +48,11 @@ class Comparison:
     fresh: bool = False  # measured although an earlier run said SLOWER: that was asked for
     stays: str = ""  # the day and time of the run that measured it, where its SLOWER stays
     schema: int = SCHEMA
+
+    @property
+    def margins(self) -> Margins:
+        """Return the margins that judge: the case's own."""
+        return margins_of(self.head.margins_pct, self.head.case["device"])
 
     @property
     def named(self) -> str:

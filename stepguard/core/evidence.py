@@ -326,7 +326,8 @@ def _unlikely(times_ms: Iterable[float]) -> Iterator[str]:
 
 
 def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
-    tables = (counts.values, counts.unstable, counts.detail, counts.sites, counts.by_rank)
+    places = (name for name in counts.sites if name not in counts.information)
+    tables = (counts.values, counts.unstable, counts.detail, places, counts.by_rank)
     for name in chain(*tables):
         if name not in METRICS or METRICS[name].kind != "counter":
             yield f"{name!r} is no counter"

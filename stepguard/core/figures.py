@@ -283,6 +283,33 @@ class OneRank(Figures, frozen=True):
         return f"one rank alone takes {self.one_rank_ms:.2f} ms{unsteady}"
 
 
+class NoAnswer(Figures, frozen=True):
+    """An alarm that no pairs answer."""
+
+    says = "{why}"
+    why: str  # empty where the commit says it
+
+
+class NotTimed(Figures, frozen=True):
+    """Steps that the run timed and the pairs did not."""
+
+    says = "the pairs did not time {missed} of the steps that the run timed"
+    missed: int
+
+
+class OtherCommit(Figures, frozen=True):
+    """The pairs are beside another commit than the recording's."""
+
+    says = "as slow as that other commit"
+
+
+class TooFar(Figures, frozen=True):
+    """A time moved by more than a machine can make it."""
+
+    says = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
+    limit_pct: float
+
+
 class SlowSteps(Figures, frozen=True):
     """Steps that are slower within launches, in all of them."""
 
@@ -292,7 +319,6 @@ class SlowSteps(Figures, frozen=True):
     period: int  # steps from one slow step to the next; 0: late, or no other was timed
     slower_pct: float
     slower_ms: float
-    p_value: float | None = None  # where the other revision's steps say that they are slower
 
     @property
     def text(self) -> str:
@@ -332,3 +358,4 @@ OfCase = (
     | OtherWorkOfRanks
 )
 OfMetric = Undecided | OwnLimit | SlowestRank | OneRank
+OfConfirmation = NoAnswer | NotTimed | OtherCommit | TooFar

@@ -4,16 +4,23 @@ Every verdict has a reason and the figures of its sentence. The rules that choos
 """
 
 from collections.abc import Iterable
-from enum import Enum
-from typing import Any
+from enum import StrEnum
 
 import msgspec
-from msgspec.structs import replace
 
 from stepguard.core.explanation import Explanation
-from stepguard.core.figures import OfCase, OfMetric, SlowSteps
+from stepguard.core.figures import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.margins import Margins
-from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
+from stepguard.core.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    GARBAGE,
+    GRAPH_NODES,
+    GROWING_LINES,
+    OPERATORS,
+    PEAK,
+    SETTINGS,
+)
 from stepguard.core.permission import PermissionOutcome
 from stepguard.core.reasons import NOTICES as NOTICES
 from stepguard.core.reasons import Reason as Reason
@@ -26,33 +33,22 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a verdict, as rules return it and as a run's document holds it."""
 
 
-class Confirmation(Enum):
-    """The outcome of pairs beside the recording's commit, for a time that the screen calls moved.
+class Confirmation(StrEnum):
+    """What pairs beside the recording's commit, or the lack of them, say of an alarm."""
 
-    In words, with the fields of Confirmed, and what the pairs ``beside`` its commit say.
-    """
-
-    CONFIRMED = "confirmed, the code is {verdict}: {beside}"
-    REVERSED = "confirmed, the code is SLOWER, not FASTER: {beside}"
-    STEP_SAME = "no slower step by pairs; {beside}"  # kernels moved, the step did not
-    MACHINE = "the machine changed; {beside}"
-    SAME_CODE = "the machine changed: HEAD is {commit}"  # the recording is of this very code
-    # Why an alarm stays unconfirmed.
-    TOO_FAR = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
-    NOT_JUDGED = "the step time was not judged"
-    UNDECIDED = "the pairs do not decide"
-    NOT_EXCLUDED = "the pairs do not exclude what the baseline says"
-    STEPS_NOT_TIMED = "the pairs did not time {missed} of the steps that the run timed"
-    OTHER_COMMIT = "as slow as that other commit"
-    BASE_FAILED = "{failed}"
-    TREE_CHANGED = "the tree changed while it was measured"
-    NO_TREE = ""  # the commit says why
+    CONFIRMED = "CONFIRMED"  # the code is slower, or faster
+    STEP_SAME = "STEP_SAME"  # kernels take longer, the step does not
+    MACHINE = "MACHINE"  # the machine changed, the code did not
+    UNDECIDED = "UNDECIDED"  # the pairs do not decide
+    NOT_CLEARED = "NOT_CLEARED"  # the pairs see no difference, and that need not be the machine
+    NOT_MEASURED = "NOT_MEASURED"  # no pairs could be had, or judged
 
 
 class Decision(_Data, frozen=True):
     """A time, judged by its pairs; percent of the base's step time, positive is slower."""
 
     status: Status  # INCONCLUSIVE while pairs are wanted
+    reason: Reason
     estimate_pct: float
     low_pct: float  # the two bounds that decide, 90 % together over all analyses
     high_pct: float
@@ -77,28 +73,27 @@ class PairsFinding(_Data, frozen=True):
     not_enough: str = ""  # why no fewer pairs were enough for `same`
 
 
-class NoComparison(_Data, frozen=True):
+class NoComparison(_Data, frozen=True, tag=True):
     """Why HEAD and the recording's commit cannot be compared."""
 
     status: Status
     reason: Reason
-    figures: OfCase | None = None
+    figures: OfCase
 
     @property
-    def sentence(self) -> str:
+    def text(self) -> str:
         """Return it in words."""
-        return self.figures.sentence if self.figures else self.reason.phrase
+        return f"{self.status.value}, {self.figures.sentence}"
 
 
 class Confirmed(_Data, frozen=True):
-    """The confirmation of a screen's alarm, or the reason why there is none."""
+    """The answer to an alarm of recordings, or the reason why there is none."""
 
     outcome: Confirmation
     commit: str = ""  # the one that was chosen, and how
     step: PairsFinding | None = None  # the decision that counts
-    missed: int = 0  # of the steps that the run timed
-    limit_pct: float | None = None  # that cards and clocks can change
-    failed: NoComparison | None = None
+    hidden: bool = False  # the code is SLOWER, and recordings said FASTER
+    why: OfConfirmation | NoComparison | None = None  # it is not cleared, or not measured
 
 
 class PartMove(_Data, frozen=True):
@@ -150,10 +145,14 @@ class MetricVerdict(_Data, frozen=True):
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
+    SETTINGS,
     "graph_breaks",
     "recompiles",
     COLLECTIVES,
+    GARBAGE,
+    GRAPH_NODES,
     "leaked_bytes_per_step",
+    GROWING_LINES,
     OPERATORS,
     BETWEEN_STEPS,
     "pageable_copies_per_step",
@@ -162,6 +161,7 @@ _CAUSES = (
     "memsets_per_step",
     "device_allocations_per_step",
     "unique_graphs",
+    "uncached_graphs",
     "generated_kernels",
     "compiled_operator_calls_per_step",
     "collective_bytes_per_step",
@@ -216,13 +216,6 @@ class Verdict(_Data, frozen=True):
     permissions: tuple[PermissionOutcome, ...] = ()  # of the case, and what each of them did
     explanation: Explanation | None = None  # of the time, where both sides have a profile
     straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
-
-    @classmethod
-    def of(cls, case_id: str, metrics: tuple[MetricVerdict, ...], **others: Any) -> "Verdict":
-        """Return the verdict that metrics make, the worst deciding; ``others`` are more fields."""
-        worst = worst_of(metrics)
-        assert worst is not None
-        return cls(case_id, worst.status, worst.reason, metrics=metrics, **others)
 
     @property
     def whole(self) -> bool:
@@ -281,20 +274,3 @@ class Verdict(_Data, frozen=True):
         """Return the gated metrics that have this outcome and are not waived."""
         gated = (m for m in self.metrics if m.gated and not m.waived_until)
         return [m for m in gated if m.status.outcome == outcome]
-
-    def with_metrics(self, metrics: tuple[MetricVerdict, ...]) -> "Verdict":
-        """Return the verdict with these metrics in place of its own, the worst of them deciding.
-        That the machine changed is the reason where all of them pass, so that it is shown.
-        """
-        found = replace(self, metrics=metrics)
-        worst = worst_of(metrics)
-        assert worst is not None
-        machine = worst.status is Status.SAME and found.machine_moved
-        # ISO 8601 days sort as text.
-        until = min((m.waived_until for m in metrics if m.waived_until), default="")
-        return replace(
-            found,
-            status=worst.status,
-            reason=Reason.MACHINE_MOVED if machine else worst.reason,
-            waived_until=until if worst.waived_until else "",
-        )

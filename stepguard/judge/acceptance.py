@@ -18,18 +18,13 @@ from stepguard.judge.noise_limits import (
     launch_spread_pct,
     paired,
 )
-from stepguard.judge.screen import comparable
+from stepguard.judge.screen import alike
 from stepguard.judge.soundness import measurement_problem
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
 MIN_TIMED_LAUNCHES = 2  # on a GPU: one launch says nothing of how launches differ
 MIN_TOGETHER = 3  # cases; two that move alike may well have the same cause in the code
 ALIKE = 2.0  # the largest of moves that are alike is at most so many times the smallest
-
-
-def has_words(reason: str) -> bool:
-    """Tell whether a reason says anything: the "..." of a pasted command does not."""
-    return bool(reason.strip(" .'\""))
 
 
 def unfit_to_record(evidence: Evidence) -> str:
@@ -94,7 +89,7 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     """
     if JUDGED_TIME not in evidence.gates:
         return ""
-    recordings = comparable(entry.level, evidence) if entry else []
+    recordings = alike(entry.level, evidence) if entry else []
     now = [launch.step_ms for launch in evidence.launches]
     past = [one.times_ms[JUDGED_TIME] for one in recordings if one.times_ms.get(JUDGED_TIME)]
     spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)

@@ -6,47 +6,21 @@ revision.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 
 from msgspec.structs import replace
 
-from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.ab.confirm import settled
-from stepguard.judge.acceptance import has_words
-from stepguard.judge.soundness import measurement_problem
 
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 MAX_PCT = 50
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
 _FAILING = (Status.SLOWER, Status.CHANGED)
 Size = tuple[float | None, int | None]  # limit_pct and value of a waiver, which has one of them
-
-
-def permit(
-    verdict: Verdict, evidence: Evidence, permissions: Iterable[Permission], today: date
-) -> Verdict:
-    """Return the verdict with the case's permissions applied, and what each of them did.
-
-    Only SLOWER and CHANGED are ever permitted. What a waiver allows keeps its status and is marked
-    with the waiver's last day. What a trailer allows is `same`, as a notice. Trailers count beside
-    another revision alone, and come first: a waiver of the same metric is then not needed.
-    """
-    mine = [one for one in permissions if one.case == verdict.case_id]
-    if not verdict.against:
-        mine = [one for one in mine if not one.is_trailer]
-    if not mine:
-        return verdict
-    # A counter that moved decides although others are unknown: a waiver of it would pass the case
-    # undecided. Beside another revision the unknown ones are metrics of the verdict, and fail it.
-    unsound = verdict.whole or measurement_problem(evidence) is not None
-    metrics, outcomes = permitted(verdict.metrics, mine, verdict.whole, unsound, today)
-    if any(one.effect is Effect.ALLOWED for one in outcomes):
-        verdict = verdict.with_metrics(metrics)
-    return replace(verdict, permissions=outcomes)
 
 
 def permitted(
@@ -58,6 +32,10 @@ def permitted(
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
     """Return a case's metrics under its permissions, and what each of these did. No permission
     applies to a case that was judged as a ``whole``, and no waiver to one that is ``unsound``.
+
+    Only SLOWER and CHANGED are ever permitted. What a waiver allows keeps its status and is marked
+    with the waiver's last day. What a trailer allows is `same`, as a notice. Trailers come first: a
+    waiver of the same metric is then not needed.
     """
     trailers = [one for one in permissions if one.is_trailer]
     waivers = [one for one in permissions if not one.is_trailer]
@@ -101,16 +79,6 @@ def _as_declared(found: MetricVerdict, permission: Permission) -> MetricVerdict:
 def _as_waived(found: MetricVerdict, permission: Permission) -> MetricVerdict:
     assert permission.expires is not None
     return replace(found, waived_until=permission.expires.isoformat())
-
-
-def final(
-    verdict: Verdict, evidence: Evidence, waivers: Sequence[Permission], today: date
-) -> Verdict:
-    """Return the screen's verdict as it may leave a run, after pairs or without: waived, and less
-    the alarms that nothing confirmed. What is waived stays as the screen saw it.
-    """
-    waived = permit(verdict, evidence, waivers, today)
-    return permit(settled(waived), evidence, waivers, today)
 
 
 def effect_of(permission: Permission, found: MetricVerdict | None, today: date) -> Effect:

@@ -15,16 +15,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import scipy
-from msgspec import structs
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.device import CPU, GPU
 from stepguard.core.evidence import Launch
 from stepguard.core.figures import SlowSteps
 from stepguard.core.margins import PRIOR
-from stepguard.core.verdict import MetricVerdict, Reason, Status
-from stepguard.judge.ab.sequential_plan import MIN_PAIRS, level_share
+from stepguard.core.reasons import Reason
 from stepguard.judge.noise_limits import pooled_variance
+from stepguard.judge.sequential_plan import MIN_PAIRS, level_share
 
 Numbers = npt.NDArray[Any]
 # What is in one launch alone may be the machine's. On a CPU other work slows a pair or two.
@@ -62,8 +61,8 @@ class Pattern:
     ms: float  # by so much a slow step is longer
     p_value: float = 1.0
 
-    def figures(self, p_value: float | None = None) -> SlowSteps:
-        """Return it as figures of a metric's verdict, with a ``p_value`` if the pairs proved it."""
+    def figures(self) -> SlowSteps:
+        """Return it as figures of a metric's verdict."""
         return SlowSteps(
             kind=self.kind,
             begin=int(self.begin),
@@ -71,7 +70,6 @@ class Pattern:
             period=int(self.period),
             slower_pct=100 * math.expm1(self.slower),
             slower_ms=float(self.ms),
-            p_value=p_value,
         )
 
 
@@ -134,38 +132,6 @@ def _found(
     # is late if it is so without these.
     others = [one.without(periodic) for one in series]
     return late if _late(others, sd_pct, alpha) else periodic
-
-
-def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict:
-    """Make the step time SLOWER, where steps of HEAD are slower from some step on, or every so many
-    steps, and those of the other tree are not; a notice where both are. Where the pairs say that
-    the mean step is slower by more, it is so for more than that: then theirs are the figures.
-    """
-    slower = of_pairs(comparison)
-    if slower is None:
-        both = of_launches(comparison.head.launches)
-        return noticed(structs.replace(found, slow_steps=both.figures())) if both else found
-    assert found.new is not None and found.change_pct is not None and found.pairs
-    pct, reason = 100 * math.expm1(slower.adds), REASONS[slower.kind]
-    if found.status is Status.SLOWER and found.pairs.decision.low_pct > pct:
-        reason = found.reason
-    pct = max(pct, found.change_pct)
-    return structs.replace(
-        found,
-        status=Status.SLOWER,
-        reason=reason,
-        old=found.new / (1 + pct / 100),
-        change_pct=pct,
-        limit_pct=comparison.margins.ignore_pct,
-        slow_steps=slower.figures(slower.p_value),
-    )
-
-
-def noticed(found: MetricVerdict) -> MetricVerdict:
-    """Return a metric's verdict; slower steps within launches are its reason where it passes."""
-    if found.status is not Status.SAME or found.slow_steps is None:
-        return found
-    return structs.replace(found, reason=REASONS[found.slow_steps.kind])
 
 
 def lasting_ms(launch: Launch, begin: int) -> float:

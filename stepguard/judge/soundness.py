@@ -32,8 +32,8 @@ from stepguard.judge.summary import summarise
 
 
 @dataclass(frozen=True)
-class UnsoundEvidence:
-    """A measurement that cannot be judged or recorded, and why."""
+class Refusal:
+    """Why a case is judged as a whole, or cannot be recorded, and no metric decides."""
 
     status: Status
     reason: Reason
@@ -41,14 +41,14 @@ class UnsoundEvidence:
     detail: str = ""
 
 
-def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
+def measurement_problem(evidence: Evidence) -> Refusal | None:
     """Return why this evidence cannot be judged or recorded; None if it is sound."""
     # Faults first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
         status = Status.UNFIT if Status.UNFIT in fault.code.statuses else Status.BROKEN
         launch = fault.during.partition(",")[0]  # the message says where in it
         failed = Failed(launch=launch, message=fault.message, site=fault.site)
-        return UnsoundEvidence(status, fault.code, failed, fault.detail)
+        return Refusal(status, fault.code, failed, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
         return _broken(Reason.NOTHING_MEASURED, NoneMeasured(what="launch"))
     count, planned = len(evidence.launches), evidence.planned_launches
@@ -58,8 +58,8 @@ def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
     return _contradiction(evidence) or _undecided(evidence)
 
 
-def _broken(reason: Reason, figures: OfCase) -> UnsoundEvidence:
-    return UnsoundEvidence(Status.BROKEN, reason, figures)
+def _broken(reason: Reason, figures: OfCase) -> Refusal:
+    return Refusal(Status.BROKEN, reason, figures)
 
 
 def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
@@ -69,7 +69,7 @@ def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
         yield "one-rank launch", evidence.one_rank
 
 
-def _contradiction(evidence: Evidence) -> UnsoundEvidence | None:
+def _contradiction(evidence: Evidence) -> Refusal | None:
     for label, launch in _labelled(evidence):
         if not launch.blocks:
             return _broken(Reason.NOTHING_MEASURED, NoneMeasured(launch=label, what="block"))
@@ -120,10 +120,10 @@ def _negative(difference: Difference) -> NegativeDifference | None:
     )
 
 
-def _undecided(evidence: Evidence) -> UnsoundEvidence | None:
+def _undecided(evidence: Evidence) -> Refusal | None:
     if launch := _unsteady(evidence):
         unsteady = Undecided(launch=f"launch {launch.index}", why=launch.steady)
-        return UnsoundEvidence(Status.INCONCLUSIVE, Reason.NOT_STEADY, unsteady)
+        return Refusal(Status.INCONCLUSIVE, Reason.NOT_STEADY, unsteady)
     if not evidence.gates:  # of a file that was edited: a case always has some
         return _broken(Reason.METRIC_MISSING, NoGates())
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
@@ -136,7 +136,7 @@ def _undecided(evidence: Evidence) -> UnsoundEvidence | None:
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
         where = tuple(sites.get(name, ()))
         unequal = Unstable(metric=name, why=unstable[name], sites=where)
-        return UnsoundEvidence(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
+        return Refusal(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
     return None
 
 

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from statistics import geometric_mean, median
 
 import msgspec
-from msgspec.structs import replace
 
 from stepguard.core.evidence import Evidence, Launch
-from stepguard.core.figures import OneRank, SlowestRank
+from stepguard.core.figures import OfMetric, OneRank, SlowestRank
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
-from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.series import lasting_ms, of_launches
@@ -136,21 +134,16 @@ def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
     return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": efficiency}
 
 
-def explained(found: MetricVerdict, evidence: Evidence) -> MetricVerdict:
-    """Return a metric with what explains it: of a step time a slowdown within launches, of several
-    ranks the slowest, and one rank alone.
-    """
+def notes(evidence: Evidence) -> dict[str, OfMetric]:
+    """Return what explains figures, by metric: of several ranks the slowest, and one rank alone."""
+    found: dict[str, OfMetric] = {}
+    for one in evidence.differences:
+        if one.name == "exposed_comm" and (each := one.plain_by_rank_ms):
+            found["rank_skew_pct"] = _slowest(each)
     alone = evidence.one_rank
-    if found.metric == JUDGED_TIME and (pattern := of_launches(evidence.launches)):
-        return replace(found, slow_steps=pattern.figures())
-    if found.metric == "rank_skew_pct":
-        each = next(
-            (d.plain_by_rank_ms for d in evidence.differences if d.name == "exposed_comm"), ()
-        )
-        return replace(found, figures=_slowest(each)) if each else found
-    if found.metric == "scaling_efficiency_pct" and alone and alone.has_times():
-        figures = OneRank(one_rank_ms=alone.step_ms, unsteady=alone.steady)
-        return replace(found, figures=figures)
+    if alone is not None and alone.has_times():
+        single = OneRank(one_rank_ms=alone.step_ms, unsteady=alone.steady)
+        found["scaling_efficiency_pct"] = single
     return found
 
 

@@ -22,10 +22,11 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.verdict import Reason
-from stepguard.judge.ab.decision import LEAST_GLANCED, wants_another_pair
-from stepguard.judge.ab.identical import enough, unlike
-from stepguard.judge.ab.pairs import out_of_line
-from stepguard.judge.ab.sequential_plan import MOST_PAIRS
+from stepguard.judge.decision import wants_another_pair
+from stepguard.judge.pairs import out_of_line
+from stepguard.judge.rules import mean_on_cpu
+from stepguard.judge.rules.identical_step import enough, unlike
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
@@ -235,7 +236,7 @@ class _PairRun:
         for a step that is the same, or most cases of a CPU end after it.
         """
         found = self.comparison()
-        ends = found.glance and found.pairs == LEAST_GLANCED - 1
+        ends = found.glance and found.pairs == mean_on_cpu.LEAST_PAIRS - 1
         untimed = JUDGED_TIME not in judged(self.case)
         alike = found.pairs == enough(found) - 1 and not unlike(found)
         return untimed or alike or ends
@@ -267,7 +268,6 @@ class _PairRun:
             self.against,
             head,
             base,
-            margins=self.case.margins,
             alpha=self.wanted.alpha,
             together=self.together,
             out_of_time=self.out_of_time,

@@ -10,25 +10,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from msgspec import structs
-
 from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, glances, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Fault
-from stepguard.core.figures import NotRecorded
 from stepguard.core.margins import ALPHA, BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import Reason, Status, Verdict
-from stepguard.judge.ab.decision import (
-    judge_ab,
-    wants_every_pair,
-)
-from stepguard.judge.ab.stays import still_slower
-from stepguard.judge.permit import final, permit
-from stepguard.judge.screen import comparable, judge, wants_another_launch
+from stepguard.judge.alarm import settled
+from stepguard.judge.decision import judge_ab, wants_every_pair
+from stepguard.judge.findings import Permits, verdict_of
+from stepguard.judge.screen import alike, judge, screen, wants_another_launch
+from stepguard.judge.stays import still_slower
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current, differing, same_files
 from stepguard.machine.git.worktree import Tree
@@ -128,35 +123,38 @@ class Suite:
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline; a time that moved is confirmed in pairs."""
         path, entry = self._known(case)
-        found = measure_launches(
+        measured = measure_launches(
             case, self._bench, progress, lambda evidence: wants_another_launch(evidence, entry)
         )
-        evidence = self._checked(found)
+        evidence = self._checked(measured)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
-        screened = self._naming(path, judge(evidence, entry))
-        screened, comparison = permit(screened, evidence, self.permissions, today()), None
+        found = screen(evidence, entry, self._named(path))
+        permits = Permits.of(found, self.permissions, today())
+        answer, comparison = None, None
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
             if self.confirms and entry is not None and evidence.fingerprint is not None:
                 # The first of the epoch: what was recorded since is `same` by the limit, not by
                 # pairs, and may have crept.
-                recordings = comparable(entry.epochs[-1], evidence)
+                recordings = alike(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
-                screened, comparison = confirm(
+                answer, comparison = confirm(
                     case,
                     self._bench,
-                    screened,
+                    found,
+                    permits,
                     evidence,
                     (recorded, self.base),
                     progress,
                     self._wanted,
                 )
+        ended = settled(found, permits, answer, evidence.timed_steps)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
-        verdict = final(screened, evidence, self.permissions, today())
-        if self.base_baselines and (own := baseline.load(path)):
-            by_own = judge(evidence, own.cases.get(case.id))
-            verdict = structs.replace(verdict, accepted=by_own.status is Status.SAME)
+        own = baseline.load(path) if self.base_baselines else None
+        by_own = judge(evidence, own.cases.get(case.id)) if own else None
+        accepted = by_own is not None and by_own.status is Status.SAME
+        verdict = verdict_of(ended, permits, accepted=accepted)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 
@@ -174,7 +172,7 @@ class Suite:
             wanted = replace(wanted, files=files, alpha=self.alpha)
             found = compare_with(case, self._bench, tree, progress, wanted)
         found, kept = self._keep_pairs(case, found)
-        verdict = permit(judge_ab(found), found.head, self.permissions, today())
+        verdict = judge_ab(found, self.permissions, today())
         return Result(case, found.head, verdict, kept, path, found)
 
     def _wanted(self, case: Case, base: str) -> PairsWanted:
@@ -223,11 +221,9 @@ class Suite:
         content = baseline.load_for(judges, machine)
         return path, content.cases.get(case.id) if content else None
 
-    def _naming(self, path: Path, verdict: Verdict) -> Verdict:
-        if verdict.reason is not Reason.NOT_RECORDED:
-            return verdict
-        path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
-        return structs.replace(verdict, figures=NotRecorded(path=str(path)))
+    def _named(self, path: Path) -> str:
+        """Return a path as a verdict names it."""
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""

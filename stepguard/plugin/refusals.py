@@ -13,8 +13,7 @@ import pytest
 from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.run_document import Problem
 from stepguard.core.sentences import no_folder, uncommitted
-from stepguard.core.text import first, printable
-from stepguard.judge.acceptance import has_words
+from stepguard.core.text import first, has_words, printable
 from stepguard.judge.guard import AFRESH, JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
 from stepguard.machine.git.resolve import TreeError, resolve

@@ -21,7 +21,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import counted, listed, printable
-from stepguard.judge.ab.sequential_plan import level_of
+from stepguard.judge.sequential_plan import level_of
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind
@@ -51,6 +51,7 @@ from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.report import words
 from stepguard.report.commands import Commands
+from stepguard.report.last_run import several_times_slower
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
@@ -219,10 +220,13 @@ class Session:
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
+        last = None if self._tree else Store(self._root).last_evidence(case)
         with line.case(case.id, suite.longest_s(case)):
             result = suite.run(case, line.stage, self._after(case))
         if not result.evidence.faults:  # it would have ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
+        if text := several_times_slower(result.evidence, last):
+            self._notices.append(f"{case.id}: {text}")
         self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)

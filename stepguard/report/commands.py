@@ -7,9 +7,9 @@ from pathlib import Path
 
 from stepguard.core.permission import KEY, Permission
 from stepguard.core.verdict import Reason, Status, Verdict
-from stepguard.judge.ab.pairs import deciding_margins
-from stepguard.judge.ab.sequential_plan import MOST_PAIRS
+from stepguard.judge.pairs import deciding_margins
 from stepguard.judge.permit import suggested_sizes
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")

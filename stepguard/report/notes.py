@@ -1,7 +1,9 @@
 """What else a report says of a metric: parts and ranks that moved, and what pairs found."""
 
+from collections.abc import Iterable
+
 from stepguard.core.margins import ALPHA
-from stepguard.core.metrics import format_value
+from stepguard.core.metrics import SETTINGS, format_value, setting_of
 from stepguard.core.sentences import margins_text
 from stepguard.core.text import listed
 from stepguard.core.verdict import (
@@ -10,17 +12,11 @@ from stepguard.core.verdict import (
     Decision,
     MetricVerdict,
     PairsFinding,
+    PartMove,
     Reason,
 )
 
 NOTE_PARTS = 3  # how many moved operators a note names
-_SETTLED = (
-    Confirmation.CONFIRMED,
-    Confirmation.REVERSED,
-    Confirmation.STEP_SAME,
-    Confirmation.MACHINE,
-    Confirmation.SAME_CODE,
-)
 
 
 def note(found: MetricVerdict) -> str:
@@ -51,12 +47,26 @@ def on_ranks(ranks: tuple[int, ...]) -> str:
 
 def parts(found: MetricVerdict, most: int = NOTE_PARTS) -> str:
     """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
+    if found.metric == SETTINGS:
+        return listed(_settings(found.moved), most)
     shown = [
         f"{part.name} {format_value(found.metric, part.old)} -> "
         f"{format_value(found.metric, part.new)}"
         for part in found.moved
     ]
     return listed(shown, most)
+
+
+def _settings(moved: Iterable[PartMove]) -> list[str]:
+    """Return "get_float32_matmul_precision high -> default": what a side lacks is as it was before
+    the workload.
+    """
+    sides: dict[str, tuple[str, str]] = {}
+    for part in moved:
+        name, value = setting_of(part.name)
+        old, new = sides.get(name, ("default", "default"))
+        sides[name] = (value, new) if part.new < part.old else (old, value)
+    return [f"{name} {old} -> {new}" for name, (old, new) in sides.items()]
 
 
 def pairs_text(found: PairsFinding) -> str:
@@ -93,21 +103,24 @@ def interval(found: Decision) -> str:
 
 
 def _confirmation(how: Confirmed) -> str:
-    """Return what pairs beside the recording's commit said of the screen's alarm."""
-    outcome, beside, verdict, failed = how.outcome, "", "", ""
+    """Return what pairs beside the recording's commit said of an alarm."""
+    outcome, beside = how.outcome, ""
     if how.step is not None:
         beside = f"{how.commit} beside it: {pairs_text(how.step)}"
-        verdict = how.step.decision.status.value
-    if how.failed is not None:
-        failed = f"{how.failed.status.value}, {how.failed.sentence}"
-    text = outcome.value.format(
-        commit=how.commit,
-        beside=beside,
-        verdict=verdict,
-        failed=failed,
-        missed=how.missed,
-        limit_pct=how.limit_pct,
-    )
-    if outcome in _SETTLED:
-        return text
-    return "unconfirmed: " + ", ".join(filter(None, (text, beside or how.commit)))
+    if outcome is Confirmation.CONFIRMED and how.step:
+        hidden = ", not FASTER" if how.hidden else ""
+        return f"confirmed, the code is {how.step.decision.status.value}{hidden}: {beside}"
+    if outcome is Confirmation.STEP_SAME:
+        return f"no slower step by pairs; {beside}"
+    if outcome is Confirmation.MACHINE:
+        return "the machine changed" + (f"; {beside}" if beside else f": HEAD is {how.commit}")
+    return "unconfirmed: " + ", ".join(filter(None, (_unconfirmed(how), beside or how.commit)))
+
+
+def _unconfirmed(how: Confirmed) -> str:
+    """Return why pairs, or the lack of them, leave an alarm as it is."""
+    if how.why:
+        return how.why.text
+    if how.outcome is Confirmation.UNDECIDED:
+        return "the pairs do not decide"
+    return "the pairs do not exclude what the baseline says"

@@ -78,9 +78,11 @@ def _counters(verdict: Verdict) -> str:
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
-    # Without a baseline, or where the case as a whole failed, they were compared with nothing.
-    compared = all(m.old is not None for m in counters)
-    return f"{len(counters)} equal" if compared else f"{len(counters)} counted"
+    # Counted alone: without a baseline, where the case as a whole failed, and what is newer than
+    # the recording.
+    equal = sum(m.old is not None for m in counters)
+    parts = {"equal": equal, "counted": len(counters) - equal}
+    return ", ".join(f"{number} {word}" for word, number in parts.items() if number)
 
 
 def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:

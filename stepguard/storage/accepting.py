@@ -18,11 +18,13 @@ from stepguard.core.figures import OwnLimit
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.core.recording import Recording
+from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.ab.confirm import same_code
-from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
+from stepguard.judge.acceptance import spread_too_far, unfit_to_record
+from stepguard.judge.alarm import Answer, settled
+from stepguard.judge.findings import NO_PERMITS, verdict_of
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.screen import comparable, drifted, judge
+from stepguard.judge.screen import alike, drifted, judge, screen
 from stepguard.judge.summary import stored
 from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
@@ -89,7 +91,8 @@ def accept(
     # Where a time moved on a card that was recorded, one more recording would be as far from the
     # others, and widen their limit: it needs a reason, and is a level of its own.
     if machine_moved and not any(_is_of_own_card(one) for one in verdict.moved):
-        verdict = same_code(verdict, evidence.commit)
+        answer = Answer(evidence.commit, same_code=True)
+        verdict = verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
     guards = entry is not None and all(getattr(entry, name) == one for name, one in guard.items())
@@ -149,7 +152,7 @@ def _place(
         return Action.FIRST_RECORDING, 1, [epoch]
     _refuse_doubtful(recording, entry, verdict)
     last = entry.level
-    known = comparable(last, evidence)
+    known = alike(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
     # The times are still those of the level that other cards and days tell of.
     more = has_words(reason) and _only_adds_metrics(verdict, last)

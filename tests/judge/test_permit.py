@@ -4,6 +4,7 @@ import json
 from datetime import date, timedelta
 
 import pytest
+from alarms import permit
 from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from stepguard.core.evidence import Fault
 from stepguard.core.metrics import GATEABLE, METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.permit import MAX_DAYS, permit, problem_of, suggested_size
+from stepguard.judge.permit import MAX_DAYS, problem_of, suggested_size
 from stepguard.judge.screen import judge
 from stepguard.report.commands import Commands
 from stepguard.report.permission_text import of_waivers as sentences

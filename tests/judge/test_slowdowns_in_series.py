@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from alarms import confirmed, of_metrics, to_confirm
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording, replace
+from comparisons import with_margins
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
-from stepguard.core.margins import Margins
 from stepguard.core.verdict import Confirmation, Reason, Status
-from stepguard.judge.ab.confirm import confirmed, settled, to_confirm
-from stepguard.judge.ab.decision import (
-    decision,
+from stepguard.judge.decision import (
     judge_ab,
     wants_another_pair,
 )
+from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.screen import judge
 from stepguard.judge.series import of_launches, of_pairs
 from stepguard.judge.summary import summarise
@@ -180,8 +180,8 @@ def test_its_limit_is_what_is_ignored():
     """Pairs whose mean is `same` show the matter margin, which a slowdown within launches may be
     below: SLOWER by 0.5 % of 8 would read as no failure.
     """
-    found = replace(pairs(4, head={"every": (16, 5, 0.06)}), margins=Margins(0.2, 8.0))
-    assert decision(found).status is Status.SAME
+    found = with_margins(pairs(4, head={"every": (16, 5, 0.06)}), 0.2, 8.0)
+    assert mean_of_pairs.rule(found).status is Status.SAME
     worst = judge_ab(found).worst
     assert (worst.status, worst.limit_pct) == (Status.SLOWER, 0.2)
     assert worst.change_pct == pytest.approx(0.5, abs=0.1)
@@ -297,12 +297,12 @@ def test_pairs_that_confirm_find_it_whatever_the_screen_says(ms, status):
     screened = judge(evidence((MS,) * 3, gates=GATES, **SOUND), entry((ms,)))
     asked = [replace(one, reason=Reason.KERNELS_MOVED) for one in screened.metrics[:1]]
     if status is Status.SAME:
-        screened = screened.with_metrics((*asked, *screened.metrics[1:]))
+        screened = of_metrics(screened, (*asked, *screened.metrics[1:]))
     assert screened.status is status and to_confirm(screened)
     found = pairs(2, head={"late": (300, 0.15)})
     assert not wants_another_pair(found)
     after = confirmed(screened, found, "the recording's commit")
-    assert settled(after).status is Status.SLOWER
+    assert after.status is Status.SLOWER
     assert after.worst.change_pct == pytest.approx(15, abs=1)
     assert "SLOWER: step_ms from step 300 on +14." in headline(after)
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.profile import Parts, Profile
-from stepguard.judge.ab.by_profile import STRAGGLER_SHARE, straggler
-from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.by_profile import STRAGGLER_SHARE, straggler
+from stepguard.judge.decision import judge_ab
 
 STEPS = 6
 

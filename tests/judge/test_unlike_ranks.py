@@ -4,6 +4,7 @@ from datetime import date
 
 import msgspec
 import pytest
+from alarms import permit
 from builders import PROPERTY, entry, epoch, replace, two_rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.permit import permit
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.report.notes import note

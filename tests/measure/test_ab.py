@@ -16,7 +16,7 @@ from stepguard import Case
 from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.margins import Margins
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.decision import judge_ab
 from stepguard.judge.screen import judge
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision

@@ -10,9 +10,9 @@ from comparisons import comparison_of
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.decision import by_plan
-from stepguard.judge.ab.pairs import decide, out_of_line
-from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.pairs import decide, figures, out_of_line
+from stepguard.judge.rules.mean_of_pairs import rule as by_plan
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.measure.pair_run import MOST_AGAIN, PairsWanted, _PairRun
 
 GPU = Case("a", "m:f")
@@ -136,10 +136,10 @@ def test_half_a_percent_is_found_among_disturbances():
     for again in (True, False):
         draw = np.random.default_rng(18)
         runs = [taken(draw, 12, again, pct=0.5, slow=0.02).ratios()[:12] for _ in range(150)]
-        found[again] = sum(decide(one).status is Status.SLOWER for one in runs) / len(runs)
+        found[again] = sum(decide(figures(one)).status is Status.SLOWER for one in runs) / len(runs)
     assert found[True] > 0.8 and found[True] > found[False] + 0.2, found
     draw = np.random.default_rng(18)
-    none = [decide(taken(draw, 12, slow=0.02).ratios()[:12]).status for _ in range(150)]
+    none = [decide(figures(taken(draw, 12, slow=0.02).ratios()[:12])).status for _ in range(150)]
     assert Status.SLOWER not in none
 
 

@@ -211,7 +211,7 @@ class Gate:
             return stays
         ended = fields.pop("ended", "")
         fields = {"fresh": wanted.fresh, "alpha": wanted.alpha} | fields
-        found = Comparison(against, **made, margins=case.margins, **fields)
+        found = Comparison(against, **made, **fields)
         wanted.keep(found)
         if ended:
             raise RuntimeError(ended)

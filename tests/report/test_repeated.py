@@ -6,6 +6,7 @@ from builders import replace
 from stepguard.core.figures import Failed, Unstable
 from stepguard.core.site import Site
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.commands import Commands
 from stepguard.report.repeated import ReportedCauses
 from stepguard.report.words import block
@@ -24,7 +25,7 @@ def risen(site=ITEM, metric="host_syncs_per_step", **more):
 
 def case(name, *metrics, **fields):
     """A case that these metrics decide."""
-    return replace(Verdict.of(name, metrics), **fields)
+    return replace(verdict_of(Findings(name, metrics)), **fields)
 
 
 def broken(name, detail="ValueError: x"):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from alarms import of_metrics
 from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, replace, with_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,7 +155,7 @@ def test_a_headline_says_case_and_verdict(status):
 def test_a_headline_of_equal_counters_shows_none_of_them():
     """Not the first of them, 0 -> 0; a time that was judged is shown with its limit."""
     kept = tuple(m for m in SAME.metrics if METRICS[m.metric].kind == "counter")
-    assert words.headline(SAME.with_metrics(kept)) == f"{CASE_ID}: same: equal"
+    assert words.headline(of_metrics(SAME, kept)) == f"{CASE_ID}: same: equal"
     assert words.headline(SAME).startswith(f"{CASE_ID}: same: step_ms ")
 
 
@@ -203,6 +204,28 @@ CLONES = MetricVerdict(
     ),
 )
 MOVED = Verdict("train_step[nano-cpu]", Status.CHANGED, Reason.WORK_MOVED, metrics=(CLONES,))
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([("a.precision = high", 1, 0)], "settings: a.precision high -> default"),
+        ([("a.precision = high", 0, 1)], "settings: a.precision default -> high"),
+        (
+            [("a.precision = high", 1, 0), ("a.precision = medium", 0, 1)],
+            "settings: a.precision high -> medium",
+        ),
+    ],
+)
+def test_a_setting_is_named_old_and_new(parts, text):
+    """Whether it was the workload that set it then, or now, or both times."""
+    moves = tuple(PartMove(*part) for part in parts)
+    olds, news = (float(sum(getattr(one, side) for one in moves)) for side in ("old", "new"))
+    reason = Status.CHANGED, Reason.WORK_MOVED
+    found = MetricVerdict("settings", *reason, old=olds, new=news, moved=moves)
+    verdict = Verdict("f[x]", *reason, metrics=(found,))
+    assert words.headline(verdict) == f"f[x]: CHANGED: {text}"
+    assert text.removeprefix("settings: ") in "".join(words.evidence_lines(verdict))
 
 
 def test_a_moved_operator_has_its_place():

@@ -2,13 +2,14 @@
 
 import msgspec
 import pytest
+from alarms import of_metrics
 from builders import CASE_ID, replace
 
 from stepguard.core.explanation import MOST_CAUSES, Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.core.margins import MARGINS
+from stepguard.core.margins import ALPHA, MARGINS
 from stepguard.core.site import Site
 from stepguard.core.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
-from stepguard.judge.ab.pairs import decide
+from stepguard.judge.pairs import decide, figures
 from stepguard.report import why
 from stepguard.report.words import evidence_lines, headline, place
 
@@ -38,7 +39,7 @@ def verdict(causes, *metrics, time=TIME):
     """A verdict on a step 4 ms slower."""
     explanation = Explanation((), 250e3, 254e3, tuple(causes), 100.0)
     blank = Verdict(CASE_ID, time.status, time.reason, against="main (aaa)")
-    return replace(blank.with_metrics((time, *metrics)), explanation=explanation)
+    return replace(of_metrics(blank, (time, *metrics)), explanation=explanation)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +193,9 @@ def test_a_kernel_of_the_straggler_has_its_rank():
 
 def test_pairs_that_ran_out_of_time_name_the_cause():
     """Undecided, though all of the interval is beyond zero."""
-    by = decide([0.08, 0.085, 0.09], last=True)
+    by = decide(figures([0.08, 0.085, 0.09]), last=True)
     assert by.status is Status.INCONCLUSIVE
-    pairs = PairsFinding(by, MARGINS, "", True)
+    pairs = PairsFinding(by, MARGINS, ALPHA, True)
     time = replace(TIME, status=Status.INCONCLUSIVE, reason=Reason.UNDECIDED, pairs=pairs)
     assert f": INCONCLUSIVE: {GELU} 6.5 -> 10.1" in headline(verdict([cause(3600.0)], time=time))
 

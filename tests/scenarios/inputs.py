@@ -20,7 +20,6 @@ from kernels import counts_of
 
 from stepguard.core.comparison import Comparison, LaunchPair
 from stepguard.core.evidence import Difference, Fault
-from stepguard.core.margins import MARGINS_PCT, Margins
 from stepguard.core.profile import Parts, Profile
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
@@ -189,7 +188,7 @@ def with_ranks(found, head_us, base_us):
 
 def cpu_pairs(ratios, **changes):
     """Pairs of a case on a CPU that gates no time; log-ratios."""
-    found = pairs(0.0, ratios, cpu_evidence, margins=Margins(*MARGINS_PCT["cpu"]), glance=True)
+    found = pairs(0.0, ratios, cpu_evidence, glance=True)
     sides = {
         name: replace(
             getattr(found, name),

@@ -1,6 +1,7 @@
 """Runs that measured another tree in pairs with HEAD: what the times say."""
 
 from builders import block_of, evidence, replace
+from comparisons import with_margins
 from inputs import (
     BUSY,
     DISTURBED,
@@ -19,11 +20,10 @@ from inputs import (
 from kernels import counts_of, step
 from scenario import Files, Run, Scenario
 
-from stepguard.core.margins import Margins
 from stepguard.core.profile import added
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
-from stepguard.judge.ab.sequential_plan import level_of
+from stepguard.judge.sequential_plan import level_of
 
 CLONED = "aten.clone.default"
 CLONE = (Site(CLONED, "model/gpt.py", 70, "forward", "x.clone()", count=12),)
@@ -122,7 +122,7 @@ PAIRED = (
         "2 % slower in a case whose own margins are 1 and 5 %.",
         "SLOWER",
         "BEYOND_MARGIN",
-        Run(pairs=pairs(2.0, margins=Margins(1.0, 5.0))),
+        Run(pairs=with_margins(pairs(2.0), 1.0, 5.0)),
     ),
     Scenario(
         "pairs-explained-four",
@@ -186,6 +186,13 @@ PAIRED = (
         "same",
         "IDENTICAL_STEP",
         Files("gpu-pairs-identical"),
+    ),
+    Scenario(
+        "pairs-stay-slower",
+        "An earlier run said SLOWER, so that nothing was measured again.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=pairs(2.0, stays="2026-11-20T10:00:00+00:00")),
     ),
     Scenario(
         "pairs-among-many",

@@ -26,15 +26,14 @@ from scenario import Files, Run, Scenario
 from stepguard.core.evidence import Fault
 from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
-from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.permit import permit
+from stepguard.judge.decision import judge_ab
 
 
 def expected(found, *names):
     """The verdict on pairs of a range, a commit of which declares that these metrics get worse."""
     known = {"case": found.head.case_id, "reason": "a larger vocabulary", "who": "A. Author"}
     declared = [Permission(**known, metric=name, commit=NEW) for name in names]
-    return permit(judge_ab(found), found.head, declared, date(2026, 11, 25))
+    return judge_ab(found, declared, date(2026, 11, 25))
 
 
 CHANGED = Fault(Reason.TREE_CHANGED, "model/gpt.py was written")

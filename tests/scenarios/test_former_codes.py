@@ -7,7 +7,7 @@ import stepguard.core.comparison
 import stepguard.core.evidence
 from stepguard.core.evidence import to_json
 from stepguard.core.reasons import FORMER_CODES, Reason
-from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.decision import judge_ab
 from stepguard.judge.screen import judge
 
 KILLED = failed("KILLED", "rank 0 was killed by SIGKILL")

@@ -28,8 +28,10 @@ from quick_launches import (
 
 from stepguard import Case
 from stepguard.core.evidence import Block, Evidence, Launch
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.ab.decision import judge_ab, wants_another_pair
+from stepguard.core.verdict import MetricVerdict, Reason, Status
+from stepguard.judge.alarm import settled
+from stepguard.judge.decision import judge_ab, wants_another_pair
+from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.beside_base import compare_with, confirm
@@ -339,10 +341,13 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     case = Case("tiny", "work:late", device="cpu", launches=1, gates=GATES)
     seen = Evidence(case.id, {}, "", "", (), "", 1, GATES, launches=(ran_later(),))
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
-    verdict = Verdict(case.id, Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(moved,), recordings=5)
+    alarm = Findings(case.id, (moved,), recordings=5)
     recorded = ("f" * 40,)
     pairs = PairsWanted(budget_s=0.0)
-    after, found = confirm(case, here, verdict, seen, recorded, lambda text: None, lambda *_: pairs)
+    answer, found = confirm(
+        case, here, alarm, NO_PERMITS, seen, recorded, lambda text: None, lambda *_: pairs
+    )
+    after = verdict_of(settled(alarm, NO_PERMITS, answer))
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3
     base = git(work, "rev-parse", "origin/main")

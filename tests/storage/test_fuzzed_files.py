@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from alarms import confirmed, permit, to_confirm
 from builders import (
     CASE_ID,
     baseline_file,
@@ -33,10 +34,8 @@ from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
 from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.judge.ab.confirm import confirmed, to_confirm
-from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.acceptance import moved_together
-from stepguard.judge.permit import permit
+from stepguard.judge.decision import judge_ab
 from stepguard.judge.screen import judge, wants_another_launch
 from stepguard.measure.suite import Result
 from stepguard.report import recorded, words

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 import pytest
+from alarms import of_metrics
 from builders import (
     PROPERTY,
     block,
@@ -14,6 +15,7 @@ from builders import (
     two_rank_evidence,
     with_counts,
 )
+from comparisons import with_margins
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,13 +26,13 @@ from stepguard.core.margins import Margins
 from stepguard.core.metrics import METRICS
 from stepguard.core.site import Site
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.decision import (
+from stepguard.judge.decision import (
     decision,
     judge_ab,
     wants_another_pair,
 )
-from stepguard.judge.ab.pairs import deciding_margins, smallest_detectable_pct
-from stepguard.judge.ab.sequential_plan import level_of
+from stepguard.judge.pairs import deciding_margins, smallest_detectable_pct
+from stepguard.judge.sequential_plan import level_of
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.notes import note
 from stepguard.report.words import block as told_block
@@ -122,7 +124,7 @@ def test_few_pairs_cannot_say_slower():
 
 def test_the_margins_are_the_comparisons_own():
     """2 % slower is `same` where 5 % is to be ignored and 20 % matters; the note says which."""
-    found = turns(shifted(2.0), margins=Margins(5.0, 20.0))
+    found = with_margins(turns(shifted(2.0)), 5.0, 20.0)
     assert decided(found) == (Status.SAME, Reason.WITHIN_MARGINS)
     text = note(metric(judge_ab(found), "step_ms"))
     assert "over 6 pairs" in text and "margins 5 and 20 %" in text
@@ -480,7 +482,7 @@ def test_a_counter_that_moved_is_reported_though_another_is_unknown(side, more, 
         }
         (moved,) = (one for one in verdict.metrics if one.metric == COST)
         metrics = (replace(moved, waived_until="2026-12-31"), *verdict.metrics[1:])
-        assert verdict.gated("error") and verdict.with_metrics(metrics).outcome == "error"
+        assert verdict.gated("error") and of_metrics(verdict, metrics).outcome == "error"
 
 
 def counted(found, name):
@@ -750,7 +752,6 @@ def test_a_comparison_survives_json():
     """Sides, margins and how it was measured."""
     found = turns(
         shifted(2.0),
-        margins=Margins(1.0, 3.0),
         together=False,
         out_of_time=True,
         base=fault("KILLED"),
@@ -760,6 +761,7 @@ def test_a_comparison_survives_json():
 
 # What a comparison held that an earlier version kept, and none holds now.
 REMOVED = {
+    "margins": {"ignore_pct": 0.2, "matter_pct": 4.0},
     "prior": {"sd_pct": 0.3, "degrees": 4.0},
     "why": "calibrated",
     "wall_s": 12.5,
@@ -777,7 +779,7 @@ REMOVED = {
 
 def test_a_comparison_of_an_earlier_version_is_read():
     """What is no longer known of it is left out; its pairs and margins judge as they did."""
-    found = turns(shifted(2.0), margins=Margins(1.0, 1.29))
+    found = with_margins(turns(shifted(2.0)), 1.0, 1.29)
     kept = msgspec.json.decode(to_json(found)) | REMOVED
     assert from_json(msgspec.json.encode(kept), "comparison.json") == found
 
@@ -803,9 +805,9 @@ def test_what_is_no_comparison_is_refused(data):
 def test_margins_of_nonsense_are_refused_in_json():
     """A file that somebody edited must not turn the judge's margins round."""
     document = msgspec.json.decode(to_json(turns()))
-    document["margins"] = {"ignore_pct": 5.0, "matter_pct": 1.0}
+    document["head"]["margins_pct"] = [5.0, 1.0]
     with pytest.raises(
-        ValueError, match="c.json: no comparison that stepguard wrote: .*ignore_pct < matter_pct"
+        ValueError, match="c.json: no comparison that stepguard wrote: head: .*ignore < matter"
     ):
         from_json(msgspec.json.encode(document), "c.json")
 

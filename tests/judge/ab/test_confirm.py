@@ -3,25 +3,19 @@
 import math
 
 import pytest
+from alarms import confirmed, ended, may_ask, of_metrics, same_code, to_confirm, unconfirmed
 from builders import PROPERTY, block, entry, evidence, launch, metric, replace, with_counts
+from comparisons import with_margins
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Fault
-from stepguard.core.margins import Margins
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.verdict import Confirmation, Reason, Status, Verdict
-from stepguard.judge.ab.confirm import (
-    MACHINE_LIMIT_PCT,
-    confirmed,
-    may_ask,
-    same_code,
-    settled,
-    to_confirm,
-    unconfirmed,
-)
-from stepguard.judge.ab.decision import decision, wants_another_pair
+from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.judge.alarm import MACHINE_LIMIT_PCT
+from stepguard.judge.decision import wants_another_pair
+from stepguard.judge.rules import decision
 from stepguard.judge.screen import judge
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.notes import note
@@ -128,7 +122,7 @@ def test_a_step_that_does_other_work_is_not_faster(name):
 def test_wide_margins_do_not_call_the_code_the_machine(screen, code):
     """`same` by margins that hold most of what the baseline says moved: its word stands."""
     apart = (0.02, -0.02, 0.02, -0.02)
-    pairs = replace(beside(code, spread=apart), margins=Margins(5.0, 20.0))
+    pairs = with_margins(beside(code, spread=apart), 5.0, 20.0)
     assert decision(pairs).status is Status.SAME
     verdict = confirmed(screened(screen), pairs, HOW)
     assert verdict.status is screened(screen).status
@@ -180,7 +174,7 @@ def test_the_same_commit_is_the_machine():
 
 def test_no_commit_leaves_slower():
     """Nobody can tell: SLOWER, unconfirmed, with the reason."""
-    verdict = unconfirmed(screened(5.0), Confirmation.NO_TREE, "no main branch is known")
+    verdict = unconfirmed(screened(5.0), "no main branch is known")
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
     assert times(verdict)[0] == "step_ms: unconfirmed: no main branch is known"
     assert any("unconfirmed: no main branch" in line for line in evidence_lines(verdict))
@@ -264,16 +258,16 @@ def test_slower_passes_only_for_pairs_that_exclude_it(screen, ratios):
 )
 def test_an_alarm_that_no_pairs_confirmed(change_pct, status, reason):
     """Within 4 % it proves nothing: an error where it is bad, and no gain where it is good."""
-    found = settled(screened(change_pct))
+    found = ended(screened(change_pct))
     assert (found.status, found.reason) == (status, reason)
-    assert settled(unconfirmed(screened(2.0), Confirmation.NO_TREE, "gone")).outcome == "error"
+    assert unconfirmed(screened(2.0), "gone").outcome == "error"
 
 
 def test_an_alarm_that_pairs_confirmed_remains():
     """SLOWER by 2 % is SLOWER, and what the machine did is `same` with a notice."""
-    slower = settled(confirmed(screened(2.0), beside(2.0), HOW))
+    slower = confirmed(screened(2.0), beside(2.0), HOW)
     assert (slower.status, slower.outcome) == (Status.SLOWER, "failed")
-    machine = settled(confirmed(screened(2.0), beside(0.0), HOW))
+    machine = confirmed(screened(2.0), beside(0.0), HOW)
     assert machine.status is Status.SAME and machine.has_notice
 
 
@@ -292,7 +286,7 @@ def test_what_pairs_have_called_slower_is_no_chance_of_the_screen(earlier, statu
     assert before.status is Status.SAME and not may_ask(before, None)
     assert may_ask(before, earlier) is (status is Status.SLOWER)
     after = confirmed(before, earlier, HOW)
-    assert after.status is settled(after).status is status
+    assert after.status is status
     if status is Status.SLOWER:
         assert note(metric(after, "step_ms")).startswith(
             "confirmed, the code is SLOWER: the recording"
@@ -305,7 +299,7 @@ def waived(verdict, name):
     """The verdict, with a metric that fails waived."""
     day = "2026-12-31"
     metrics = (replace(m, waived_until=day) if m.metric == name else m for m in verdict.metrics)
-    return verdict.with_metrics(tuple(metrics))
+    return of_metrics(verdict, metrics)
 
 
 def test_no_other_metric_hides_what_pairs_have_called_slower():

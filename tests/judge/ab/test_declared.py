@@ -3,13 +3,13 @@
 from datetime import date
 
 import pytest
+from alarms import of_metrics, permit
 from builders import evidence, replace
 from test_ab_rules import COST, fault, metric, shifted, turns
 
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.permit import permit
+from stepguard.judge.decision import judge_ab
 from stepguard.report.commands import Commands
 from stepguard.report.result_documents import text_of
 from stepguard.report.words import block as shown_block
@@ -62,9 +62,9 @@ def test_only_that_metric_of_that_case_passes():
         else one
         for one in both.metrics
     )
-    half = expect(both.with_metrics(risen), [declared()])
+    half = expect(of_metrics(both, risen), [declared()])
     assert half.status is Status.CHANGED and half.worst.metric == COST
-    whole = expect(both.with_metrics(risen), [declared(), declared(COST)])
+    whole = expect(of_metrics(both, risen), [declared(), declared(COST)])
     assert whole.outcome == "passed"
 
 

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import PROPERTY, block, evidence, launch, replace
-from comparisons import comparison_of
+from comparisons import comparison_of, with_margins
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Counts
-from stepguard.core.margins import PRIOR, Margins
+from stepguard.core.margins import PRIOR
 from stepguard.core.profile import Parts, Profile
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.decision import judge_ab, wants_another_pair
-from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, PAIR_SDS, enough, identical, unlike
+from stepguard.judge.by_profile import IDLE_SHARE
+from stepguard.judge.decision import judge_ab, wants_another_pair
+from stepguard.judge.rules.identical_step import HOST_SHARE, PAIR_SDS, enough, identical, unlike
 from stepguard.measure.suite import Result
 from stepguard.report.commands import Commands
 from stepguard.report.terminal import Run, lines
@@ -255,7 +256,7 @@ def series(*pairs, matter_pct):
         )
         for side in ("head", "base")
     )
-    return replace(pairs[0], head=head, base=base, margins=Margins(0.1, matter_pct))
+    return with_margins(replace(pairs[0], head=head, base=base), 0.1, matter_pct)
 
 
 @pytest.mark.parametrize(

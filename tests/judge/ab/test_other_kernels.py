@@ -10,9 +10,9 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.margins import MARGINS
 from stepguard.core.profile import KernelRow, Parts, Profile, added
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.decision import judge_ab, wants_another_pair
-from stepguard.judge.ab.pairs import bounds
-from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS
+from stepguard.judge.decision import judge_ab, wants_another_pair
+from stepguard.judge.pairs import bounds
+from stepguard.judge.sequential_plan import EXPLAINED_PAIRS
 
 STEPS = 6
 SPREAD = (0.0004, -0.0004, 0.0003, -0.0003, 0.0004, -0.0004)

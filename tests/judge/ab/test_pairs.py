@@ -14,8 +14,8 @@ from scipy import stats
 from benchmarks.judge_rates import NOISES, binomial_bounds, outcomes
 from stepguard.core.margins import Margins, Prior
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.pairs import bounds, decide, smallest_detectable_pct
-from stepguard.judge.ab.sequential_plan import (
+from stepguard.judge.pairs import bounds, decide, figures, smallest_detectable_pct
+from stepguard.judge.sequential_plan import (
     ALPHA,
     BETA,
     MIN_PAIRS,
@@ -76,9 +76,9 @@ def test_moderated_variance_by_hand(sample_pct, pairs, sd_pct, degrees):
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_prior_that_is_none_is_refused(bad):
     """Both of its figures must be positive and finite."""
-    for figures in ({"sd_pct": bad}, {"degrees": bad}):
+    for wrong in ({"sd_pct": bad}, {"degrees": bad}):
         with pytest.raises(ValueError, match="positive and finite"):
-            Prior(**figures)
+            Prior(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -132,31 +132,31 @@ def test_with_a_negligible_prior_it_is_scipys_t_test():
 )
 def test_the_rule(pairs, status, final):
     """SLOWER, FASTER, `same`, more pairs wanted, and out of pairs."""
-    found = decide(pairs)
+    found = decide(figures(pairs))
     assert (found.status, found.final) == (status, final)
     assert found.pairs == len(pairs)
 
 
 def test_when_time_is_up_what_there_is_decides():
     """``last`` decides between looks, and under the first ones it cannot."""
-    assert decide(log_pct(*[10.0] * 7), last=True).status is Status.SLOWER
+    assert decide(figures(log_pct(*[10.0] * 7)), last=True).status is Status.SLOWER
     for few in (log_pct(*[10.0] * 5), log_pct(0.0, 0.0, 0.0)):
-        found = decide(few, last=True)
+        found = decide(figures(few), last=True)
         assert (found.status, found.final, found.p_value) == (Status.INCONCLUSIVE, True, 1.0)
 
 
 def test_a_wider_margin_is_taken_as_given():
     """The same pairs are SLOWER against 0.2 % and `same` against 2 to 4 %."""
     pairs = log_pct(*[1.5] * 6)
-    assert decide(pairs).status is Status.SLOWER
-    assert decide(pairs, Margins(2.0, 4.0)).status is Status.SAME
+    assert decide(figures(pairs)).status is Status.SLOWER
+    assert decide(figures(pairs, Margins(2.0, 4.0))).status is Status.SAME
 
 
 @pytest.mark.parametrize("bad", [[], [math.nan], [0.0, math.inf], [0.0] * (BUDGET + 1)])
 def test_what_is_no_series_of_pairs_is_refused(bad):
     """None, too many, and what is not finite."""
     with pytest.raises(ValueError):
-        decide(bad)
+        figures(bad)
 
 
 # properties
@@ -221,8 +221,8 @@ def test_what_lies_beyond_what_is_ignored_is_never_same(pairs, ignore, more):
 def test_four_quiet_pairs_do_not_pass_what_six_fail():
     """14 % by margins of 5 and 20 %: undecided at the first look, SLOWER at the second."""
     quiet = log_pct(14.2, 14.0, 13.9, 14.1, 14.0, 14.1)
-    assert decide(quiet[:4], Margins(5.0, 20.0)).status is Status.INCONCLUSIVE
-    assert decide(quiet, Margins(5.0, 20.0)).status is Status.SLOWER
+    assert decide(figures(quiet[:4], Margins(5.0, 20.0))).status is Status.INCONCLUSIVE
+    assert decide(figures(quiet, Margins(5.0, 20.0))).status is Status.SLOWER
 
 
 def test_what_might_be_noise_is_not_slower_without_a_margin_either():
@@ -349,7 +349,7 @@ def test_the_looks_err_by_the_level_of_many_cases(cases, ratio):
 def test_a_stricter_level_decides_less_and_never_otherwise():
     """What is SLOWER among a hundred cases is SLOWER alone."""
     pairs = log_pct(0.7, 1.1, 0.6, 1.2, 0.8, 1.0)
-    one, many = (decide(pairs, alpha=level_of(cases)) for cases in (1, 500))
+    one, many = (decide(figures(pairs, alpha=level_of(cases))) for cases in (1, 500))
     assert (one.status, many.status) == (Status.SLOWER, Status.INCONCLUSIVE)
     assert one.p_value == many.p_value and one.low_pct == many.low_pct
     assert many.smallest_detectable_pct >= one.smallest_detectable_pct

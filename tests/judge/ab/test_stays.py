@@ -10,10 +10,10 @@ from stepguard.core.evidence import Fault, to_json
 from stepguard.core.margins import MARGINS
 from stepguard.core.reasons import Reason
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.ab.pairs import bounds
-from stepguard.judge.ab.sequential_plan import MOST_PAIRS, may_decide
-from stepguard.judge.ab.stays import says_slower, still_slower, unlike
+from stepguard.judge.decision import judge_ab
+from stepguard.judge.pairs import bounds
+from stepguard.judge.sequential_plan import MOST_PAIRS, may_decide
+from stepguard.judge.stays import says_slower, still_slower, unlike
 
 QUIET = (0.05, -0.05, 0.02, -0.02)
 SLOW = (1.0, 1.1, 0.9, 1.05, 0.95, 1.0)
@@ -98,7 +98,7 @@ def of_other_machine(**changes):
         (of_other_machine(cpu_threads=3), "cpu_threads "),
         (of_other_machine(environment={"CUBLAS_X": "1"}), "CUBLAS_X"),
         (now(fingerprint=None), "machine is not known"),
-        (now(margins_pct=(0.1, 0.4)), "ignore_pct 0.2 -> 0.1"),
+        (now(margins_pct=(0.1, 0.4)), "margins_pct (0.2, 0.5) -> (0.1, 0.4)"),
         (now(case=now().case | {"compile": False}), "compile "),
         (now(dirty=("a.py",)), "no commit, a.py"),
         (now(untracked=("b.py",)), "no commit, b.py"),

@@ -18,8 +18,8 @@ import scipy  # whose .special is imported when it is first used: a third of a s
 
 from stepguard.core.evidence import Launch
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
-from stepguard.core.verdict import Decision, Status
-from stepguard.judge.ab.sequential_plan import (
+from stepguard.core.verdict import Decision, Reason, Status
+from stepguard.judge.sequential_plan import (
     MIN_PAIRS,
     MOST_PAIRS,
     SEQUENTIAL_PLAN,
@@ -122,46 +122,85 @@ def bounds(
     return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees, fewest)
 
 
-def decide(
+_REASONS = {
+    Status.SLOWER: Reason.BEYOND_MARGIN,
+    Status.FASTER: Reason.BEYOND_MARGIN,
+    Status.SAME: Reason.WITHIN_MARGINS,
+    Status.INCONCLUSIVE: Reason.UNDECIDED,
+}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What pairs measured, whichever rule decides by it."""
+
+    bounds: Bounds
+    margins: Margins
+    alpha: float
+    smallest_detectable_pct: float
+    with_replaced_pct: float | None  # the change, if pairs that others replaced count, too
+
+    @property
+    def estimate_pct(self) -> float:
+        """Return the change of the step time."""
+        return 100 * math.expm1(self.bounds.mean)
+
+    def say(
+        self,
+        status: Status,
+        reason: Reason | None = None,
+        final: bool = True,
+        p_value: float = 1.0,
+    ) -> Decision:
+        """Return the decision; without a ``reason`` it is the plan's for that status."""
+        return Decision(
+            status=status,
+            reason=reason or _REASONS[status],
+            estimate_pct=self.estimate_pct,
+            low_pct=100 * math.expm1(self.bounds.low),
+            high_pct=100 * math.expm1(self.bounds.high),
+            pairs=self.bounds.pairs,
+            sd_pct=100 * self.bounds.sd,
+            p_value=min(self.bounds.p_value, p_value),
+            smallest_detectable_pct=self.smallest_detectable_pct,
+            final=final,
+            with_replaced_pct=self.with_replaced_pct,
+        )
+
+
+def figures(
     log_ratios: Sequence[float],
     margins: Margins = MARGINS,
     prior: Prior = PRIOR,
     *,
     replaced: Sequence[float] = (),
-    last: bool = False,
     fewest: int = MIN_PAIRS,
     alpha: float = ALPHA,
-) -> Decision:
-    """Judge the pairs so far, each a log(head / base) of the step time; all of them, in any order.
-    From the ``fewest`` on they may say SLOWER or FASTER.
+) -> Figures:
+    """Return what the pairs so far say, each a log(head / base) of the step time; all of them, in
+    any order. From the ``fewest`` on they may say SLOWER or FASTER. Raises ValueError as bounds().
+    """
+    found = bounds(log_ratios, prior, fewest, alpha)
+    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * found.sd, margins, prior, alpha)
+    all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
+    return Figures(found, margins, alpha, smallest, all_pct)
+
+
+def decide(found: Figures, *, last: bool = False) -> Decision:
+    """Judge pairs by the sequential plan.
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
     up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
     of the one before. Nothing passes while HEAD is slower by more than matters with the pairs that
-    these ``replaced``: what disturbs HEAD alone, one pair and then another, is HEAD's. Raises
-    ValueError as bounds() does.
+    others replaced: what disturbs HEAD alone, one pair and then another, is HEAD's.
     """
-    found = bounds(log_ratios, prior, fewest, alpha)
-    count, status = found.pairs, Status.INCONCLUSIVE
+    count, status = found.bounds.pairs, Status.INCONCLUSIVE
     if may_decide(count, last):
-        status = found.status(margins)
-    all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
-    if all_pct is not None and all_pct > margins.matter_pct and status is not Status.SLOWER:
+        status = found.bounds.status(found.margins)
+    all_pct = found.with_replaced_pct
+    if all_pct is not None and all_pct > found.margins.matter_pct and status is not Status.SLOWER:
         status = Status.INCONCLUSIVE
-    return Decision(
-        status=status,
-        estimate_pct=100 * math.expm1(found.mean),
-        low_pct=100 * math.expm1(found.low),
-        high_pct=100 * math.expm1(found.high),
-        pairs=count,
-        sd_pct=100 * found.sd,
-        p_value=found.p_value,
-        smallest_detectable_pct=smallest_detectable_pct(
-            MOST_PAIRS, 100 * found.sd, margins, prior, alpha
-        ),
-        final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS,
-        with_replaced_pct=all_pct,
-    )
+    return found.say(status, final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS)
 
 
 @lru_cache(maxsize=64)  # whether to go on, the verdict and its report ask for the same

@@ -6,27 +6,22 @@ the same software and environment. An earlier run that passed, or did not decide
 next one measures again.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.margins import margins_of
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.decision import by_plan, decision, problem
-from stepguard.judge.conditions import first_change
-from stepguard.judge.series import of_pairs
-
-MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threads")
+from stepguard.judge.comparable import comparable, conditions_of, said
+from stepguard.judge.decision import refusal
+from stepguard.judge.rules import decision
 
 
 def says_slower(comparison: Comparison) -> bool:
     """Tell whether these pairs say that HEAD's step is slower."""
-    if decision(comparison) is None or problem(comparison) is not None:
-        return False
-    slower = by_plan(comparison).status is Status.SLOWER
-    return slower or of_pairs(comparison) is not None
+    found = decision(comparison)
+    slower = found is not None and found.status is Status.SLOWER
+    return slower and refusal(comparison) is None
 
 
 def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Comparison | None:
@@ -57,16 +52,4 @@ def unlike(earlier: Comparison, now: Evidence) -> str:
             return f"its tree has files that are in no commit, {loose[0]}"
         if one.fingerprint is None:
             return "its machine is not known"
-    margins = margins_of(now.margins_pct, now.case["device"])
-    known = [
-        *zip(_conditions(earlier.head), _conditions(now), strict=True),
-        (asdict(earlier.margins), asdict(margins)),
-    ]
-    return first_change(known)
-
-
-def _conditions(one: Evidence) -> Iterator[Mapping[str, Any]]:
-    yield one.case
-    yield {name: getattr(one.fingerprint, name) for name in MACHINE}
-    # Of the environment what steers; other variables name folders, some a fresh one each run.
-    yield one.software_key()
+    return said(comparable(conditions_of(earlier.head), conditions_of(now)))

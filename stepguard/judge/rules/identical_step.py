@@ -15,15 +15,16 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Counts, Launch
 from stepguard.core.margins import ALPHA, PRIOR
 from stepguard.core.profile import mean
-from stepguard.judge.ab.pairs import out_of_line
+from stepguard.core.verdict import Decision, Reason, Status
+from stepguard.judge.by_profile import IDLE_SHARE
+from stepguard.judge.pairs import out_of_line
+from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.series import of_pairs
 
 # A host that needs most of the step for its launches may bound it when it gets slower. It waits for
 # room in the queue with more than some 1,000 launches: on H200s it needs 0.09 of a step for
 # `forward`, 0.48 for a train step of 1,500 launches, 0.72 with two and four ranks.
 HOST_SHARE = 0.8
-# ... and then its GPU is idle: 1.0 and 1.2 % of these steps are gaps between queued kernels.
-IDLE_SHARE = 0.03
 PAIR_SDS = 2.0  # of the mean of such pairs, that it may be away from zero
 # ... and that the matter margin has to be. So at most 31 % of what is slower by that margin, and
 # shows in no identity, would pass; one pair is enough up to a sd of 0.2 %.
@@ -38,6 +39,13 @@ RISE_LIMIT = 0.02
 TAIL, TAIL_LIMIT = 1 / 8, 0.025
 # What lies in other files (data, libraries, settings) may steer what a later step does.
 _CODE = (".py", ".pyi", ".md", ".rst")
+
+
+def rule(comparison: Comparison) -> Decision | None:
+    """Say `same` where there are just enough pairs of steps that are the same, and look like it."""
+    if not identical(comparison):
+        return None
+    return mean_of_pairs.measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
 
 
 def unlike(comparison: Comparison) -> str:
