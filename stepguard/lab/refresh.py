@@ -22,7 +22,7 @@ from typing import Any
 from stepguard.cli.accept import accept_evidence
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.core.sentences import uncommitted
-from stepguard.judge.acceptance import has_words
+from stepguard.core.text import has_words
 from stepguard.lab.compare import lines_of, side_of
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.report.baseline_changes import changes
