@@ -43,8 +43,12 @@ test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	$(call ready,test)
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
-	$(python) -m mypy
-	$(python) scripts/with_args.py $(PARALLEL) --tests
+	@# mypy beside the tests, which wait half of the time; what it says comes after them.
+	@types="$$(mktemp)"; trap 'kill $$checks 2>/dev/null; rm -f "$$types"' EXIT; trap 'exit 130' INT; \
+	$(python) -m mypy > "$$types" 2>&1 & checks=$$!; \
+	$(python) scripts/with_args.py $(PARALLEL) --tests; tested=$$?; \
+	wait $$checks; checked=$$?; echo mypy:; cat "$$types"; \
+	exit $$((tested ? tested : checked))
 
 # Else make would find the folder, and nothing to do.
 tests: test

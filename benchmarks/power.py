@@ -92,7 +92,8 @@ def said_of(case: Found, tree: Path) -> Found:
     said, text, kept = case["verdict"], case["text"], tree / case["evidence"]
     times = [one["status"] for one in said["metrics"] if one["metric"] == "step_ms"]
     found = {"status": said["status"], "time": times[0] if times else ""}
-    found |= {"reason": said["reason"], "first_line": text["headline"], "message": text["message"]}
+    found |= {"reason": said["reason"]}
+    found |= {"first_line": text["headline"], "message": text["message"]}
     if kept.is_file():
         pairs = from_json(kept.read_bytes(), str(kept))
         sides = zip(pairs.head.launches, pairs.base.launches, strict=False)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from agent_forks import VARIABLE, served
 from builders import PROPERTY
 from hypothesis import settings
 
@@ -44,17 +45,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.parent.name, len(SLOW)))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """The environment of tests and of what they start.
+# Without the first setting the first compilation in each cache builds and runs a program for every
+# instruction set; without the second a process that compiles starts others that import torch. Not
+# for the cases of perf_tests/, whose recordings are without them.
+COMPILER = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
-    Without the first setting the first compilation in each cache builds and runs a program for
-    every instruction set; without the second a process that compiles starts others that import
-    torch. Not for the cases of perf_tests/, whose recordings are without them.
-    """
+
+@pytest.fixture(scope="session", autouse=True)
+def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name of the server whose forks the agents of launches are."""
+    with served({**os.environ, **COMPILER}, tmp_path_factory.mktemp("agents")) as name:
+        yield name
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(agent_server: str) -> Iterator[None]:
+    """The environment of tests and of what they start."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
-        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        for variable, value in COMPILER.items():
+            monkeypatch.setenv(variable, value)
+        monkeypatch.setenv(VARIABLE, agent_server)
         # Nor what this machine's user configured: commits that are signed, say.
         monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(Path(__file__).with_name("gitconfig")))
         monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import agent_forks
 import pytest
 from builders import replace
 
@@ -20,6 +21,7 @@ from stepguard.core.evidence import Block, Launch
 from stepguard.launch import diagnosis, group, torchrun
 from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.machine import inherited
 from stepguard.measure import launches, pair_run, protocol, workers
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.protocol import Protocol
@@ -38,6 +40,7 @@ PROTOCOL = Protocol(
 PAIR_TIMING = PairTiming(0.02, 0.1, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.1), ahead=1)
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
+START_COLD = torchrun.spawn
 # First lines of the conftest.py of a repository that a test makes.
 CONFTEST = """
 import pytest
@@ -85,6 +88,11 @@ def launch_spec(folder: Path, **changes: Any) -> LaunchSpec:
     return replace(spec, **changes)
 
 
+def fork_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start agents by fork where a server of agents is there, and can stand in (agent_forks)."""
+    monkeypatch.setattr(torchrun, "spawn", agent_forks.forking(START_COLD))
+
+
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up nothing early, however slow the machine is."""
     monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
@@ -113,9 +121,12 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     monkeypatch.setattr(workers, "launch_spec", spec)
     given = filter(None, [os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*given, str(Path(__file__).parent)]))
+    # As if pytest had been started with it.
+    monkeypatch.setattr(inherited, "STARTED", inherited.inherited_now())
     monkeypatch.setitem(protocol.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(pair_run.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)
+    fork_agents(monkeypatch)
 
 
 def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -17,22 +18,25 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = ROOT / "stepguard"
-NOUNS = ""  # the modules directly in stepguard/
+PUBLIC = ""  # what `import stepguard` brings; it names values of core/ and has none of its own
 # From the top down. Ranks read their own traces, so trace/ is below worker/.
 ORDER = (
+    "lab",
     "cli",
     "plugin",
     "report",
     "measure",
     "launch",
     "storage",
-    "git",
-    "gpu",
     "judge",
     "explain",
+    "worker",
+    "trace",
+    "machine",
+    PUBLIC,
+    "core",
 )
-ORDER += ("worker", "trace", NOUNS)
-PURE = ("explain", "judge", "trace", NOUNS)
+PURE = ("explain", "judge", "trace", "core")
 IMPURE = {
     "ctypes",
     "fcntl",
@@ -103,9 +107,9 @@ def imported(path):
 
 
 def folder(module):
-    """Return the folder below stepguard/ that a module is in; the entry point belongs to cli/."""
+    """Return the folder below stepguard/ that a module is in; `python -m` belongs to cli/."""
     inner = MODULES[module].relative_to(ENGINE).parts
-    return "cli" if inner == ("__main__.py",) else inner[0] if len(inner) > 1 else NOUNS
+    return "cli" if inner == ("__main__.py",) else inner[0] if len(inner) > 1 else PUBLIC
 
 
 def importing(modules, packages_of_others):
@@ -131,6 +135,21 @@ def test_imports_go_downwards():
     place = {module: ORDER.index(folder(module)) for module in MODULES}
     imports = [(module, name) for module, path in MODULES.items() for name in imported(path)]
     assert not [(module, name) for module, name in imports if place[name] < place[module]]
+
+
+def test_no_two_modules_share_a_name():
+    """A module is known by its name alone."""
+    names = Counter(path.name for path in MODULES.values())
+    usual = ("__init__.py", "__main__.py")
+    assert not [name for name, count in names.items() if count > 1 and name not in usual]
+
+
+def test_the_gate_runs_without_the_lab(tmp_path):
+    """Where the lab is missing, every module of the gate can be imported, but for its commands."""
+    gate = [module for module in MODULES if folder(module) not in ("lab", "worker")]
+    code = "import sys; sys.modules['stepguard.lab'] = None\n"
+    code += "".join(f"import {module}\n" for module in gate if not module.endswith("__main__"))
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
 
 
 def test_no_circles():

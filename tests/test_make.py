@@ -1,5 +1,6 @@
 """The Makefile passes ARGS and TESTS on as words, and runs nothing in them."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,19 @@ def test_nothing_in_a_variable_is_run(project, text, name, where):
     assert not (project / "planted").exists()
 
 
+@pytest.mark.parametrize(("tests", "types"), [(0, 1), (2, 0), (2, 1), (0, 0)])
+def test_neither_the_tests_nor_the_types_hide_the_other(project, tests, types):
+    """mypy runs beside pytest: either one's failure is make's, and what mypy said is shown."""
+    (project / "pytest" / "__main__.py").write_text(f"print('<ran>')\nraise SystemExit({tests})\n")
+    python = PYTHON.replace(
+        "esac", f"  -m) test $2 != mypy || {{ echo '<types>'; exit {types}; }} ;;\nesac"
+    )
+    (project / "python").write_text(python)
+    words, status, complaints = make(project, "test")
+    assert words == ["ran", "types"]
+    assert bool(status) == bool(tests or types), complaints
+
+
 def test_words_and_quotes(project):
     """As a shell splits them; without ARGS nothing is added."""
     words, *_ = make(project, "perf", "ARGS=-k 'a and not b' --perf-reason=\"it is right\"")
@@ -91,3 +105,17 @@ def test_a_quote_without_an_end_is_named(project):
     words, status, complaint = make(project, "perf", "ARGS=-k 'a")
     assert (words, status) == ([], 2)
     assert complaint.startswith("ARGS=-k 'a: No closing quotation\n")
+
+
+@pytest.mark.parametrize("name", ["GNUmakefile", "makefile"])
+def test_what_every_change_must_pass_is_in_the_makefile_that_has_owners(project, name):
+    """make reads these names first: one that does nothing would pass everything."""
+    (project / name).write_text("test:\n\ttrue\n")
+    (project / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", project / ".ci")
+    (project / "Makefile").write_text("test:\n\t@echo '<owned>'\n")
+    said = subprocess.check_output([project / ".ci" / "run"], text=True)
+    assert said == "<owned>\n"
+    workflows = (ROOT / ".github" / "workflows").glob("*.yml")
+    lines = [line for path in workflows for line in path.read_text().splitlines()]
+    assert all("make -f Makefile" in line for line in lines if re.search(r"run: .*\bmake\b", line))

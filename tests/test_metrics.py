@@ -18,6 +18,10 @@ UNIT_IN_NAME = {
     "J": "_j_per_step",
     "FLOP": "flops_per_step",
     "calls": "s_per_step",
+    "settings": "settings",
+    "lines": "_lines_per_step",
+    "objects": "_objects_per_step",
+    "nodes": "_nodes_per_step",
     "tokens": "tokens_per_step",
     "kernels": "_kernels",
     "breaks": "_breaks",
@@ -49,6 +53,7 @@ def test_which_counters_are_work_and_which_are_cost():
         "compiled_operator_calls_per_step",
         "tokens_per_step",
         "collective_bytes_per_step",
+        "settings",
     }
     slack = {name: metric.slack_pct for name, metric in METRICS.items() if metric.slack_pct}
     assert slack == {"launches_per_step": 2.0, "peak_allocated_bytes": 0.05}

@@ -31,7 +31,6 @@ from stepguard.core.device import GPU
 from stepguard.core.roofline import Peaks
 from stepguard.core.sentences import uncommitted
 from stepguard.core.text import counted, short_hash
-from stepguard.lab.nsight import COMES_WITH
 from stepguard.launch import engine
 from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.machine.git.revision import current, no_commit
@@ -51,6 +50,10 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "usa
     "gpus": torch.cuda.device_count() if usable else 0, "folder": os.path.dirname(torch.__file__),
     "bytecode": compiled is not None and os.path.exists(compiled)}))
 """
+COMES_WITH = {
+    "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems",
+    "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute",
+}
 TOOLS = {
     "nvidia-smi": "the GPU's driver",
     "nvcc": "the CUDA toolkit: https://developer.nvidia.com/cuda-downloads",

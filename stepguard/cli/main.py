@@ -11,9 +11,11 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 
 import argparse
 import sys
+from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import dedent, fill, indent
+from types import ModuleType
 
 from stepguard.cli import (
     accept,
@@ -28,11 +30,10 @@ from stepguard.cli import (
     waive,
 )
 from stepguard.cli.common import UsageError, complain
-from stepguard.lab import analyze, compare, memory, nsight, sweep, trace
 from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
-from stepguard.machine.lifeline import notice_ends
+from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 
@@ -44,16 +45,12 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     judge,
     baselines,
     waive,
-    sweep,
-    trace,
-    analyze,
-    memory,
-    nsight,
     comment,
-    compare,
     gate,
     explain_code,
 )
+# The lab's commands. They are loaded by name: no module of the gate imports the lab.
+LAB = ("trace", "analyze", "memory", "nsight", "compare", "refresh", "sweep")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,7 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     notice_ends()
     try:
-        return int(options.call(options))
+        with ends_as_interrupts():
+            return int(options.call(options))
     # UsageError is a ValueError, so it has to come first.
     except UsageError as error:
         complain(error)
@@ -72,6 +70,11 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         complain("interrupted")
         return 130  # 128 + SIGINT, as shells give it
+
+
+def every_command() -> tuple[ModuleType, ...]:
+    """Return the modules of all commands, the gate's before the lab's."""
+    return (*COMMANDS, *(import_module(f"stepguard.lab.{name}") for name in LAB))
 
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
@@ -97,7 +100,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     root = root_of(Path.cwd())
-    for command in COMMANDS:
+    for command in every_command():
         known = set(commands.choices)
         command.add_command(commands, root)
         for name in commands.choices.keys() - known:

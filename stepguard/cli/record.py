@@ -9,13 +9,13 @@ from typing import Any
 from stepguard.cli.common import UsageError, progress_line, say
 from stepguard.core.case import Case
 from stepguard.core.text import printable
-from stepguard.lab.trace_files import traces_in
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.interpreter import as_typed
 from stepguard.measure.rank_answers import Answers
 from stepguard.measure.suite import Suite
 
 USUAL_PLAN = (3, 2, 4)
+TRACES = (".json", ".json.gz", ".sqlite")  # suffixes of the files that hold one
 
 
 def add_trace_options(run: argparse.ArgumentParser) -> None:
@@ -92,3 +92,8 @@ def ask(suite: Suite, case: Case, command: str, **arguments: Any) -> Answers:
         fault = failed.fault
         sys.stderr.writelines(f"  {printable(line)}\n" for line in fault.detail.splitlines())
         raise ValueError(f"{case.id}, {fault.during}: {fault.message}") from None
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """Return the traces of a folder; none where there is no such folder."""
+    return sorted(one for one in folder.glob("*") if one.name.endswith(TRACES))

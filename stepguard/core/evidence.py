@@ -32,6 +32,7 @@ from stepguard.core.recording import Count
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.strict_json import Check, Content, OtherSchema, parse
+from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 
 SCHEMA = 2
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
@@ -181,6 +182,11 @@ class Fault:
     during: str = ""  # "launch 2, block"
     site: Site | None = None  # that raised it; without a file where none is known
 
+    def __post_init__(self) -> None:
+        # Both quote a workload, whose exception may print a whole tensor.
+        object.__setattr__(self, "message", bounded(self.message, MESSAGE_CHARACTERS))
+        object.__setattr__(self, "detail", bounded(self.detail, DETAIL_CHARACTERS))
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -320,7 +326,8 @@ def _unlikely(times_ms: Iterable[float]) -> Iterator[str]:
 
 
 def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
-    tables = (counts.values, counts.unstable, counts.detail, counts.sites, counts.by_rank)
+    places = (name for name in counts.sites if name not in counts.information)
+    tables = (counts.values, counts.unstable, counts.detail, places, counts.by_rank)
     for name in chain(*tables):
         if name not in METRICS or METRICS[name].kind != "counter":
             yield f"{name!r} is no counter"

@@ -83,6 +83,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)] = ()
     scatter_us: float = 0.0  # the sum of what is within the scatter between steps
     scatter_parts: tuple[tuple[str, float], ...] = ()  # ... by class or part, the largest first
+    scatter_known: bool = True  # or a side has one step, and the causes are all differences
     calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
     software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
     smaller: int = 0  # causes beyond MOST_CAUSES ...

@@ -172,7 +172,9 @@ _NOTHING_TO_COMPARE: Mapping[Reason, Help] = {
         "`pytest perf_tests --perf-update-new`, or `python -m stepguard accept CASE`.",
     ),
     Reason.METRIC_NOT_RECORDED: Help(
-        "The recording is older than the metric, or lacks the parts that it is made of.",
+        "The recording is older than the metric, or lacks the parts that it is made of. A counter "
+        "that is new in this version is `same` instead: it is counted, and not compared until a "
+        "recording has it.",
         "`python -m stepguard accept CASE --reason '...'`.",
     ),
     Reason.OTHER_SOFTWARE: Help(
@@ -272,7 +274,8 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "The factory cannot be imported, or not be called with the case's parameters. Or what it "
         "returned has no `step` or `tokens_per_step`, or no `gradient_sync` where exposed "
         "communication is gated. Or it changes a variable that torch reads as it is imported "
-        "(`TORCHINDUCTOR_...`): that comes too late.",
+        "(`TORCHINDUCTOR_...`): that comes too late. Or `step()` does its work in another thread, "
+        "where no counter sees it.",
         "The message names what is missing, or what to set where.",
     ),
     Reason.TREE_CHANGED: Help(

@@ -126,7 +126,7 @@ class Reason(StrEnum):
     METRIC_NOT_RECORDED = (
         "METRIC_NOT_RECORDED",
         "the recording lacks this metric",
-        Status.NO_BASELINE,
+        (Status.NO_BASELINE, Status.SAME),
     )
     OTHER_SOFTWARE = (
         "OTHER_SOFTWARE",

@@ -11,7 +11,16 @@ import msgspec
 from stepguard.core.explanation import Explanation
 from stepguard.core.figures import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.margins import Margins
-from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
+from stepguard.core.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    GARBAGE,
+    GRAPH_NODES,
+    GROWING_LINES,
+    OPERATORS,
+    PEAK,
+    SETTINGS,
+)
 from stepguard.core.permission import PermissionOutcome
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
@@ -134,10 +143,14 @@ class MetricVerdict(_Data, frozen=True):
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
+    SETTINGS,
     "graph_breaks",
     "recompiles",
     COLLECTIVES,
+    GARBAGE,
+    GRAPH_NODES,
     "leaked_bytes_per_step",
+    GROWING_LINES,
     OPERATORS,
     BETWEEN_STEPS,
     "pageable_copies_per_step",
@@ -146,6 +159,7 @@ _CAUSES = (
     "memsets_per_step",
     "device_allocations_per_step",
     "unique_graphs",
+    "uncached_graphs",
     "generated_kernels",
     "compiled_operator_calls_per_step",
     "collective_bytes_per_step",

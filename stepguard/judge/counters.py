@@ -57,10 +57,19 @@ VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches 
 
 
 def compare(
-    metric: str, now: Recording, past: Sequence[Recording], gates: Sequence[str]
+    metric: str,
+    now: Recording,
+    past: Sequence[Recording],
+    gates: Sequence[str],
+    recorded: bool = False,
 ) -> MetricVerdict:
-    """Return the metric's verdict; ``now`` must hold it."""
+    """Return the metric's verdict; ``now`` must hold it. ``recorded``: ``past`` is a baseline's,
+    which may be older than a new counter. That is counted, not compared.
+    """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
+    if recorded and METRICS[metric].new and not any(metric in one.counters for one in past):
+        lacks = Status.SAME, Reason.METRIC_NOT_RECORDED
+        return MetricVerdict(metric, *lacks, new=new, gated=gated)
     if metric == JUDGED_TIME:
         return _compare_time(new, screen_of(now, past), gated)
     if kind == "difference":

@@ -1,7 +1,7 @@
 """What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
 
-pytest describes the run that goes on (plugin/strict_run.py). The command ``gate`` describes one by
-its document (judge/gate_rules.py). What a door does not know stays empty, and is no problem.
+pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes a run by its
+document (judge/gate_facts.py). What a door does not know stays empty, and is no problem.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,6 +54,8 @@ class CaseResult:
     status: Status
     recorded: bool
     judged_by: str | None  # a recording's digest; None: by pairs, or by another file's recording
+    # The variables that steer which the other revision's launches had, where pairs were measured.
+    steering: str | None = None
     verdict: Verdict | None = None  # where the door did not judge it itself ...
     headline: str = ""  # ... and its first line
 
@@ -113,6 +115,7 @@ class Run:
     machine: str = ""
     options: Sequence[Option] = ()
     tree: Tree | None = None
+    changed: Sequence[str] = ()  # since it was started, of what launches inherit: "name old -> new"
     began: tuple[str, tuple[str, ...]] = ("", ())  # its commit, and the files that differed
     against: str = ""  # the revision that judges in pairs, as it was named
     against_commit: str | None = None  # None: not resolved yet

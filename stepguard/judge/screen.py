@@ -65,7 +65,7 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     why, kernels_moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
     explained, pattern = notes(evidence), of_launches(evidence.launches)
     slow_steps = pattern.figures() if pattern else None
-    compared = (compare(name, now, past, gates) for name in METRICS if name in values)
+    compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)
     metrics = tuple(
         _noted_time(one, slow_steps, kernels_moved)
         if one.metric == JUDGED_TIME

@@ -6,7 +6,7 @@
 * What comes from elsewhere is not what the tree has in another form under that name, or, beside
   another revision, what differs between the two: both sides would run it.
 
-Trees may lie in each other, as one of another revision does (machine/git/worktree.py), and so may what
+Trees may lie in each other, as one of another revision does (git/worktree.py), and so may what
 belongs to none: the deepest folder that holds a file says whose it is.
 """
 

@@ -86,11 +86,12 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
     names = {name: None for counts in counted for name in counts.values if name not in unstable}
     each = {name: tuple(counts.values.get(name, 0) for counts in counted) for name in names}
     most = {name: counted[values.index(max(values))] for name, values in each.items()}
+    placed = (*names, *unstable, *counted[0].information)
     return Counts(
         values={name: max(values) for name, values in each.items()},
         unstable=unstable,
         detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
-        sites={name: sites for name in (*names, *unstable) if (sites := _sites_of(name, counted))},
+        sites={name: sites for name in placed if (sites := _sites_of(name, counted))},
         by_rank={name: values for name, values in each.items() if len({*values}) > 1},
         information=counted[0].information,
         **_profile_of(counted),

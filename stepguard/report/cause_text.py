@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.text import listed
-from stepguard.lab.trace_page import short
+from stepguard.report.kernel_names import short
 
 # By kind: what, how, and what a page of its own says besides.
 _WORDS = {

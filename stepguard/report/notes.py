@@ -1,11 +1,20 @@
 """What else a report says of a metric: parts and ranks that moved, and what pairs found."""
 
+from collections.abc import Iterable
+
 from stepguard.core.margins import ALPHA
-from stepguard.core.metrics import format_value
+from stepguard.core.metrics import SETTINGS, format_value, setting_of
 from stepguard.core.reasons import Reason
 from stepguard.core.sentences import margins_text
 from stepguard.core.text import listed
-from stepguard.core.verdict import Confirmation, Confirmed, Decision, MetricVerdict, PairsFinding
+from stepguard.core.verdict import (
+    Confirmation,
+    Confirmed,
+    Decision,
+    MetricVerdict,
+    PairsFinding,
+    PartMove,
+)
 
 NOTE_PARTS = 3  # how many moved operators a note names
 
@@ -38,12 +47,26 @@ def on_ranks(ranks: tuple[int, ...]) -> str:
 
 def parts(found: MetricVerdict, most: int = NOTE_PARTS) -> str:
     """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
+    if found.metric == SETTINGS:
+        return listed(_settings(found.moved), most)
     shown = [
         f"{part.name} {format_value(found.metric, part.old)} -> "
         f"{format_value(found.metric, part.new)}"
         for part in found.moved
     ]
     return listed(shown, most)
+
+
+def _settings(moved: Iterable[PartMove]) -> list[str]:
+    """Return "get_float32_matmul_precision high -> default": what a side lacks is as it was before
+    the workload.
+    """
+    sides: dict[str, tuple[str, str]] = {}
+    for part in moved:
+        name, value = setting_of(part.name)
+        old, new = sides.get(name, ("default", "default"))
+        sides[name] = (value, new) if part.new < part.old else (old, value)
+    return [f"{name} {old} -> {new}" for name, (old, new) in sides.items()]
 
 
 def pairs_text(found: PairsFinding) -> str:

@@ -1,7 +1,7 @@
 """The table of a run: a row per case, worst first; empty columns are left out."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
@@ -26,6 +26,7 @@ COLUMNS = (
     "verdict",
 )
 NARROW = tuple(name.replace(" [", "\n[") for name in COLUMNS)
+_LEAST_TEXT = 16  # columns of a text that is shortened; below it names say nothing
 LOG_WIDTH = 120  # columns of a table in a file or a log, as far as what it has allows
 CPU_NOTE = "Times are not gated on CPU."
 
@@ -79,9 +80,11 @@ def _counters(verdict: Verdict) -> str:
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
-    # Without a baseline, or where the case as a whole failed, they were compared with nothing.
-    compared = all(m.old is not None for m in counters)
-    return f"{len(counters)} equal" if compared else f"{len(counters)} counted"
+    # Counted alone: without a baseline, where the case as a whole failed, and what is newer than
+    # the recording.
+    equal = sum(m.old is not None for m in counters)
+    parts = {"equal": equal, "counted": len(counters) - equal}
+    return ", ".join(f"{number} {word}" for word, number in parts.items() if number)
 
 
 def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:
@@ -140,6 +143,24 @@ def aligned(
             .join(text.ljust(width) if i in left else text.rjust(width) for i, text, width in cells)
             .rstrip()
         )
+
+
+def fitted(
+    rows: Sequence[Sequence[str]],
+    width: int,
+    shorten: Callable[[str, int], str],
+    column: int = 0,
+    left: Collection[int] = (0,),
+) -> Iterator[str]:
+    """Yield a table in ``width`` columns, as far as shorter texts in one of its columns allow."""
+    lines = list(aligned(rows, left))
+    excess = max(map(len, lines)) - width
+    if excess > 0 and len(rows) > 1:
+        header, *body = rows
+        most = max(_LEAST_TEXT, max(len(row[column]) for row in body) - excess)
+        cells = [[*row[:column], shorten(row[column], most), *row[column + 1 :]] for row in body]
+        lines = list(aligned([header, *cells], left))
+    yield from lines
 
 
 def figure(name: str, value: float, width: int) -> str:

@@ -9,9 +9,9 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
-from stepguard.lab.trace_page import is_generic
 from stepguard.report.cause_text import how, named
 from stepguard.report.explanation_text import refused_because
+from stepguard.report.kernel_names import is_generic
 from stepguard.report.notes import on_ranks
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a
@@ -171,7 +171,8 @@ def lines(verdict: Verdict) -> Iterator[str]:
         if (rest := len(found.causes) + found.smaller - SHOWN) > 0:
             smaller_us = sum(cause.us for cause in found.causes[SHOWN:]) + found.smaller_us
             yield f"  {smaller_us / 1e3:+.2f} ms: {rest} smaller causes"
-        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, within the scatter of steps"
+        scatter = "within the scatter of steps" if found.scatter_known else "at most 1 us each"
+        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
 
 
 def line(cause: Cause) -> str:

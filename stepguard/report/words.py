@@ -14,6 +14,7 @@ from stepguard.core.metrics import (
     OPERATOR_METRICS,
     OPERATORS,
     PEAK,
+    SETTINGS,
     format_bytes,
     format_value,
     unit_behind,
@@ -111,7 +112,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
         within = worst.slow_steps.text
         return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
-    if worst.new == worst.old and worst.moved:
+    if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
         # It was there before the steps whose lines are counted.

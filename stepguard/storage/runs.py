@@ -4,7 +4,7 @@
 .stepguard/runs/.../<case>/comparison.json                    with another revision's tree
 .stepguard/runs/.../<case>/launch-1/                          its logs
 .stepguard/cache/                                             compile caches, see cache_of()
-.stepguard/trees/                                             other revisions (machine/git/worktree.py)
+.stepguard/trees/                                             other revisions (git/worktree.py)
 """
 
 import contextlib
@@ -176,14 +176,31 @@ class Store:
             return "", run
         return next((found.against for found in _readable(run)), ""), run
 
+    def last_evidence(self, case: Case) -> Evidence | None:
+        """Return the newest evidence of a case with the same parameters that measured it whole."""
+        found = (_sound(run / case.slug, case) for run in self._newest_first())
+        return next(filter(None, found), None)
+
+    def _newest_first(self) -> list[Path]:
+        return [*reversed(self._runs())]
+
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return the seconds that each of these cases took the last time, alone or in ``pairs``."""
-        runs, found = [*reversed(self._runs())], {}
+        runs, found = self._newest_first(), {}
         for case in cases:
             walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
             if newest_s := next(filter(None, walls_s), None):
                 found[case.id] = newest_s
         return found
+
+
+def _sound(folder: Path, case: Case) -> Evidence | None:
+    try:
+        found = read_evidence(folder / EVIDENCE)
+    except FileError:
+        return None
+    same = case.as_dict().items() <= found.case.items()
+    return found if same and found.launches and not found.faults else None
 
 
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:

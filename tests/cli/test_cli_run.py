@@ -16,7 +16,7 @@ from stepguard.cli.workload_arguments import parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (sys.executable, "-m", "quick_stepguard", "run")
-ENV = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+OWN = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 REAL = {
     "sound": ("factories:linear", "n=16", "k=2", "--device", "cpu", "--json=-"),
     "raises": ("factories:faulty", "how=raise", "at_step=0", "--json=-"),
@@ -36,7 +36,7 @@ def real(tmp_path_factory):
         name: subprocess.Popen(
             [*RUN, *arguments],
             cwd=with_factories(tmp_path_factory.mktemp("run")),
-            env=ENV,
+            env=os.environ | OWN,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -70,7 +70,7 @@ def test_on_a_terminal(tmp_path):
         "import time\n\nfrom factories import linear  # noqa: F401\n\ntime.sleep(1.5)\n"
     )
     command = [*RUN, "slow:linear", "--device", "cpu"]
-    env = ENV | {"TERM": "xterm"}  # which CI may lack
+    env = os.environ | OWN | {"TERM": "xterm"}  # which CI may lack
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""

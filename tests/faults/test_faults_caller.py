@@ -4,6 +4,10 @@ import signal
 import time
 
 import pytest
+from agent_forks import VARIABLE
+
+from stepguard.core.run_document import End
+from stepguard.storage.read_documents import load_document
 
 BLOCK = (
     '    Case("hang", "factories:faulty", {"how": "hang", "at_step": 9}, device="cpu",'
@@ -18,14 +22,23 @@ STATES = {  # cases, how many ranks, the note of a rank that is there
     "block": (BLOCK, 1, "block|"),
     "block of two ranks": (PAIR, 2, "block|"),
 }
-KILLS = [(state, signal.SIGKILL) for state in STATES] + [("block", signal.SIGTERM)]
+ENDS = [("block", signal.SIGTERM), ("block", signal.SIGHUP)]  # what a scheduler or a shell sends
+KILLS = [(state, signal.SIGKILL) for state in STATES] + ENDS
 STARTED_EARLY = [*KILLS[1:], ("block", "once"), ("block", "twice")]  # side by side: they wait
 
 
 @pytest.fixture(scope="module")
 def waiting(gate_run):
     """Runs whose ranks hang in the state that they were started for, by state and what comes."""
-    return {key: gate_run(STATES[key[0]][0], HANGS_ON="1") for key in STARTED_EARLY}
+    return {key: started(gate_run, *key) for key in STARTED_EARLY}
+
+
+def started(gate_run, state, number):
+    """A run that is to be killed, or interrupted. What the kernel tells an agent of its caller's
+    death is told to a new process; an interrupt is pytest's own to handle.
+    """
+    cold = {VARIABLE: ""} if isinstance(number, signal.Signals) else {}
+    return gate_run(STATES[state][0], HANGS_ON="1", **cold)
 
 
 def reach(run, state):
@@ -43,7 +56,7 @@ def reach(run, state):
 
 def test_a_pytest_killed_while_workers_import(gate_run):
     """As below, while the ranks import the workload and have not said hello."""
-    run = gate_run(IMPORT, HANGS_ON="1")
+    run = started(gate_run, "import", signal.SIGKILL)
     killed(run, "import", signal.SIGKILL)
 
 
@@ -58,7 +71,10 @@ def killed(run, state, number):
     tokens = reach(run, state)
     assert tokens
     run.process.send_signal(number)
-    assert run.finish() == -number
+    assert run.finish() == (-number if number is signal.SIGKILL else pytest.ExitCode.INTERRUPTED)
+    if number is not signal.SIGKILL:
+        document = load_document(run.folder / "run.json")
+        assert document.end is End.INTERRUPTED and not document.passed
     print(f"{number.name} in {state}: nothing left after {run.gone(tokens):.2f} s")
     assert list(run.tmpdir.iterdir()) == []
 
@@ -86,7 +102,7 @@ def many(run):
 @pytest.mark.parametrize("interrupt", [once, twice, many], ids=lambda f: f.__name__)
 def test_ctrl_c_leaves_nothing(gate_run, waiting, interrupt):
     """Interrupted while a rank hangs that ignores TERM and INT: pytest ends, nothing is left."""
-    run = waiting.get(("block", interrupt.__name__)) or gate_run(BLOCK, HANGS_ON="1")
+    run = waiting.get(("block", interrupt.__name__)) or started(gate_run, "block", "many")
     tokens = reach(run, "block")
     began = time.monotonic()
     interrupt(run)

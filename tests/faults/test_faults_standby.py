@@ -1,4 +1,6 @@
-"""A launch on standby: the agent waits, no rank has started. It can die all the same."""
+"""A launch on standby: the agent waits, no rank has started. It can die all the same. All start
+cold: what is tested is what the agent does on its own.
+"""
 
 import os
 import signal

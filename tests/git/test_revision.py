@@ -181,7 +181,8 @@ def test_inside_a_real_hook(root, tmp_path):
     git(other, "add", "-A")
     hook = other / ".git" / "hooks" / "pre-commit"
     hook.parent.mkdir(exist_ok=True)
-    asked = f"from pathlib import Path; from stepguard.machine.git.revision import current; r = {str(root)!r}"
+    asked = "from pathlib import Path; from stepguard.machine.git.revision import current; "
+    asked += f"r = {str(root)!r}"
     asked += "; print(current(Path(r), Path(r, 'baselines')).commit)"
     out = tmp_path / "out"
     hook.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} {sys.executable} -c "{asked}" > {out}\n')

@@ -583,6 +583,25 @@ def test_a_metric_that_was_not_recorded_is_no_baseline():
         )
 
 
+@pytest.mark.parametrize("name", [name for name, row in METRICS.items() if row.new])
+def test_a_counter_newer_than_every_recording_is_counted_and_not_compared(name):
+    """The other metrics decide; and as soon as one recording has it, it is compared: the newest may
+    not lose it.
+    """
+    without = {other: count for other, count in COUNTS.items() if other != name}
+    verdict = judge(evidence(), one_recording(counters=without))
+    assert verdict.status is Status.SAME
+    found = metric(verdict, name)
+    assert (found.status, found.reason, found.old) == (
+        Status.SAME,
+        Reason.METRIC_NOT_RECORDED,
+        None,
+    )
+    both = [recording(number=0, counters=COUNTS), recording(number=1, counters=without)]
+    lost = judge(evidence(), entry(epochs=[epoch(recordings=both)]))
+    assert decided(lost) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+
+
 @pytest.mark.parametrize(
     ("recorded", "now", "said"),
     [

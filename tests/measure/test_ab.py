@@ -81,7 +81,7 @@ def fake_group(world):
     """A WorkerGroup's stand-in."""
 
     class Group:
-        def __init__(self, spec):
+        def __init__(self, spec, environment):
             self.spec, self.pids, self.closed = spec, {}, False
             self.token, self.done = "token", 0
             self.label, self.standby = spec.label, spec.standby

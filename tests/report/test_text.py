@@ -208,6 +208,28 @@ CLONES = MetricVerdict(
 MOVED = Verdict("train_step[nano-cpu]", Status.CHANGED, Reason.WORK_MOVED, metrics=(CLONES,))
 
 
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([("a.precision = high", 1, 0)], "settings: a.precision high -> default"),
+        ([("a.precision = high", 0, 1)], "settings: a.precision default -> high"),
+        (
+            [("a.precision = high", 1, 0), ("a.precision = medium", 0, 1)],
+            "settings: a.precision high -> medium",
+        ),
+    ],
+)
+def test_a_setting_is_named_old_and_new(parts, text):
+    """Whether it was the workload that set it then, or now, or both times."""
+    moves = tuple(PartMove(*part) for part in parts)
+    olds, news = (float(sum(getattr(one, side) for one in moves)) for side in ("old", "new"))
+    reason = Status.CHANGED, Reason.WORK_MOVED
+    found = MetricVerdict("settings", *reason, old=olds, new=news, moved=moves)
+    verdict = Verdict("f[x]", *reason, metrics=(found,))
+    assert words.headline(verdict) == f"f[x]: CHANGED: {text}"
+    assert text.removeprefix("settings: ") in "".join(words.evidence_lines(verdict))
+
+
 def test_a_moved_operator_has_its_place():
     """In the headline and under the figures: how many more of which operator, where."""
     cause = "+4 aten.clone in Block.forward (model/gpt.py:105)"

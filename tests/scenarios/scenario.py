@@ -20,6 +20,7 @@ from stepguard.cli.main import main
 from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence, to_json
+from stepguard.core.metrics import METRICS
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.report import words
@@ -101,7 +102,9 @@ class Shown:
     def projection(self) -> dict[str, Any]:
         """Return what must not change while types do."""
         verdict = self.document["verdict"]
-        gated = [one for one in verdict["metrics"] if one["gated"]]
+        # What is new is in no golden file until it is in the project's own recordings, too.
+        rows = ((one, METRICS[one["metric"]]) for one in verdict["metrics"])
+        gated = [one for one, row in rows if one["gated"] and not row.new]
         waived = verdict["waived_until"]
         return {
             "status": verdict["status"],

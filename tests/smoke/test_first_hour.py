@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_forks import VARIABLE
 from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +67,7 @@ def answers(tmp_path_factory):
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
+        VARIABLE: "",  # as a user's first launches: each imports torch
     }
 
     def typed(commands):

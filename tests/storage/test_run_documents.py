@@ -10,7 +10,7 @@ from run_documents import measured, run_document
 
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import FORMER_PROBLEM_CODES
-from stepguard.judge.gate_rules import Base, gate
+from stepguard.judge.gate_facts import Base, gate
 from stepguard.report.github import annotations, comment
 from stepguard.report.result_documents import as_json
 from stepguard.storage.json_file import FileError

@@ -415,11 +415,12 @@ def test_a_rank_that_does_not_fit_among_several_ends_the_launch():
 
 
 def test_a_step_that_does_not_fit_eagerly_has_no_counts():
-    """Both metrics of the eager step say so; the compiled step may well have fitted."""
+    """All metrics of the eager step say so; the compiled step may well have fitted."""
     tally = Tally()
     count_eager(tally, RankStep(_does_not_fit, CPU))
     assert tally.values == {} and set(tally.unstable) == {
         "flops_per_step",
         "operator_calls_per_step",
+        "growing_python_lines_per_step",
     }
     assert set(tally.unstable.values()) == {"the eager step does not fit in this GPU's memory"}

@@ -11,7 +11,7 @@ from stepguard.worker.agent import try_widest_instructions
 HEAVY = ("msgspec", "numpy", "pytest", "scipy", "torch")
 
 
-@pytest.mark.parametrize("name", ["worker.agent", "case"])
+@pytest.mark.parametrize("name", ["worker.agent", "core.case"])
 def test_beside_torch_a_rank_imports_little(name):
     """Before it has asked to die with its caller, and in a module of cases: nothing heavy."""
     assert imported(f"stepguard.{name}", HEAVY) == "[]"

@@ -1,4 +1,6 @@
-"""Ranks are forks of the agent, and for all that processes of their own. Real launches."""
+"""Ranks are forks of the agent, and for all that processes of their own. Real launches, all cold:
+what an agent imports, and what it hands on, is what is tested.
+"""
 
 import json
 import time

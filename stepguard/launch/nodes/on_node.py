@@ -1,6 +1,7 @@
 """Describes a node, or runs its part of a launch: a launcher starts it once on each node.
 
-    srun --nodes=2 --ntasks-per-node=1 env PYTHONPATH=... python -P -m stepguard.launch.nodes.on_node \\
+    srun --nodes=2 --ntasks-per-node=1 env PYTHONPATH=... \\
+        python -P -m stepguard.launch.nodes.on_node \\
         describe .stepguard/shared-...
         run .stepguard/runs/.../launch-1/launch.json
 

@@ -1,6 +1,6 @@
 """A command that starts its argument once on each node of a job: srun, mpirun, a script.
 
-It is put in front of every launch of a case of several ranks and starts launch/nodes/on_node.py, which
+It is put in front of every launch of a case of several ranks and starts on_node.py, which
 finds its rank among the nodes in what the scheduler has put into the environment there. Node 0 has
 to be this host, since rank 0 talks to this process; the project has to lie on a file system that
 all nodes share. Before anything is measured every node is asked to describe itself.
@@ -165,7 +165,7 @@ def describe_nodes(text: str, root: Path) -> Launcher:
 
 
 def on_each_node(*arguments: object) -> list[str]:
-    """Return the command line of launch/nodes/on_node.py. ``env``, since a launcher may not hand the
+    """Return the command line of on_node.py. ``env``, since a launcher may not hand the
     environment on.
     """
     path = f"PYTHONPATH={engine.ENGINE.parent}"
@@ -290,21 +290,23 @@ class SharedLaunch:
         )
 
 
-def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[bytes]":
-    """Start the launcher on a launch, under launch/nodes/run_launcher.py, which ends it if we die."""
-    theirs = os.environ.get("PYTHONPATH", "")
+def start(
+    spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """Start the launcher on a launch, under run_launcher.py, which ends it if we die."""
+    theirs = environment.get("PYTHONPATH", "")
     shared = SharedLaunch(
         spec=replace(spec, standby=False),  # that is the supervisor's to heed
         token=token,
-        address=os.environ.get(ADDRESS, ""),
+        address=environment.get(ADDRESS, ""),
         host=socket.gethostname(),
         scratch=scratch,
         port=free_port(),
-        steering={name: value for name, value in os.environ.items() if steers(name)},
+        steering={name: value for name, value in environment.items() if steers(name)},
         python_path=theirs,
     )
-    environment = {name: v for name, v in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {
+    own = {name: v for name, v in environment.items() if not name.startswith("PYTEST_")}
+    own |= {
         "STEPGUARD_TOKEN": launcher_token(token),
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),
@@ -313,7 +315,7 @@ def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[byte
     }
     supervisor = [*engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
-    return spawn(command, spec, environment, spec.folder / "launcher.log")
+    return spawn(command, spec, own, spec.folder / "launcher.log")
 
 
 def free_port() -> int:

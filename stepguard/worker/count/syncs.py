@@ -1,6 +1,6 @@
 """Finds where the host waits for the device: on which line, in which phase, for what.
 
-torch tells Python about the synchronizations that it makes (worker/torch_device.py). How many there are
+torch tells Python about the synchronizations that it makes (torch_device.py). How many there are
 never depends on that: the profiler's trace has every call, also those of other libraries. What is
 found here gives the calls their lines.
 

@@ -25,7 +25,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     factory: str
     params: dict[str, Scalar]
-    torch_device: str
+    device: str
     warmup: int
     steps: int
     one_thread: bool = False  # autograd launches from the thread that has the workload's ranges

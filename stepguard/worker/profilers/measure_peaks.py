@@ -2,7 +2,7 @@
 
     python -m stepguard.worker.profilers.measure_peaks
 
-prints one JSON document, a stepguard.core.roofline.Peaks. The best of several runs counts, since nothing
+prints one JSON document, core.roofline.Peaks. The best of several runs counts, since nothing
 makes a device faster than it is.
 """
 

@@ -1,0 +1,470 @@
+"""Starts the agents of launches as forks of a process that holds torch: 20 ms, where an import of
+torch takes a second of a CPU, and of its compiler up to three.
+
+A test process owns one server, and all that it starts finds the server by an environment variable.
+The server holds nothing at first. Each stage of imports (torch, dynamo, inductor) is a process of
+its own, forked from the one before it when a launch first asks for it. So an agent holds what it
+would have imported itself, and no more.
+
+A forked agent has the environment, directory, arguments, import path, streams, session and signals
+of a new process. The engine and the measured tree are imported after the fork. Two things differ:
+STEPGUARD_HOST_PID names the server's process, which is the agent's parent and passes on that the
+caller died; and agents of one server share a hash seed and the layout of their address space.
+
+Some tests start cold on purpose: those of what the kernel tells an agent (tests/faults), of the
+agent's own imports (tests/worker/test_forked_ranks.py), the demo and the first hour.
+
+Any other launch starts cold, as the product starts it, if the server cannot stand in for a new
+process: if a variable differs that Python or torch may have read on import, or if the import path
+has a module that the server already holds under the same name.
+"""
+
+import array
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace; empty: start cold
+AGENT = "stepguard.worker.agent"
+# What an agent of any launch imports, of others' code.
+BASE = (
+    "torch",
+    "torch.distributed.elastic.agent.server",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+    "torch.utils.flop_counter",
+)
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
+# Variables of a launch or a test that neither Python nor torch reads on import. All others must be
+# the server's own.
+FREE = (
+    "CI",
+    "COLUMNS",
+    "GIT",
+    "GLOO_SOCKET_IFNAME",
+    "HANGS_ON",  # tests/faults
+    "HOME",
+    "LINES",
+    "NCCL_SOCKET_IFNAME",
+    "OLDPWD",
+    "PATH",
+    "PWD",
+    "PYTEST_",
+    "PYTHONPATH",
+    "RUNNER_",
+    "SHLVL",
+    "SLURM_",
+    "STEPGUARD_",
+    "TERM",
+    "TMPDIR",
+    "_",
+    *CACHES,
+)
+# What every launch on a CPU has (launch/torchrun.py), of what is read on import.
+OF_LAUNCHES = {
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    "CUDA_VISIBLE_DEVICES": "",
+    "MKL_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+ROOM_BYTES = 1 << 16  # for the environment that /proc shows of an agent
+LARGEST_REQUEST = 1 << 17
+RETRY_MS = 20
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ENVIRONMENT_FIELDS = slice(47, 49)  # of /proc/PID/stat, behind the process's name: env_start, _end
+
+
+@contextlib.contextmanager
+def served(environment: dict[str, str], folder: Path) -> Iterator[str]:
+    """Run a server whose agents get ``environment``'s settings; yield the name of its socket. It
+    ends with the block, and with this process. ``folder``: an empty one, for what imports write.
+    """
+    name = f"agent-forks-{os.getpid()}-{os.urandom(8).hex()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind("\0" + name)
+        listener.listen(64)
+        main = f"__import__({__name__!r}).main({listener.fileno()}, {os.getpid()})"
+        own = {"PYTHONPATH": str(Path(__file__).parent), "ROOM": "." * ROOM_BYTES}
+        places = [folder / name for name in ("temporary", "current")]
+        for place in places:
+            place.mkdir()
+        own |= {"TMPDIR": str(places[0])} | dict.fromkeys(CACHES, str(folder / "caches"))
+        theirs = {key: value for key, value in environment.items() if key != VARIABLE}
+        server = subprocess.Popen(
+            [sys.executable, "-P", "-c", main],
+            env=theirs | OF_LAUNCHES | own,
+            pass_fds=[listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            cwd=places[1],
+        )
+    try:
+        yield name
+    finally:
+        server.kill()
+        server.wait()
+
+
+def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes the place of torchrun.spawn: it forks where a server can stand in."""
+
+    def spawn(command: list[str], spec: Any, environment: Mapping[str, str], log: Path) -> Any:
+        own = {name: value for name, value in environment.items() if name != VARIABLE}
+        name = os.environ.get(VARIABLE)
+        if name and command[:4] == [sys.executable, "-P", "-m", AGENT]:
+            request = {
+                "command": command,
+                "cwd": str(spec.root.resolve()),
+                "environment": own,
+                "process": _inherited(),
+            }
+            if forked := _forked(name, request, log, spec.standby):
+                return forked
+        return start_cold(command, spec, own, log)
+
+    return spawn
+
+
+def _forked(name: str, request: dict[str, Any], log: Path, standby: bool) -> "ForkedAgent | None":
+    """Return the agent that a server forked; None if it cannot stand in for a new process."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours = theirs = None
+    try:
+        connection.connect("\0" + name)
+        theirs, ours = os.pipe() if standby else (os.open(os.devnull, os.O_RDWR), None)
+        with log.open("wb") as file:
+            _send(connection, request, [theirs, file.fileno()])
+        answer = json.loads(connection.recv(LARGEST_REQUEST) or b"{}")
+    except OSError:
+        answer = {}
+    finally:
+        if theirs is not None:
+            os.close(theirs)
+    if "pid" in answer:
+        return ForkedAgent(connection, answer["pid"], os.fdopen(ours, "wb") if ours else None)
+    connection.close()
+    if ours is not None:
+        os.close(ours)
+    return None
+
+
+class ForkedAgent:
+    """What the product uses of subprocess.Popen, for an agent that a server forked."""
+
+    def __init__(self, connection: socket.socket, pid: int, stdin: Any) -> None:
+        self.pid, self.stdin = pid, stdin
+        self.returncode: int | None = None
+        self._connection = connection
+
+    def poll(self) -> int | None:
+        """Return its exit status; None as long as it runs."""
+        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
+            answer = b""  # a server that is gone has taken its agents along
+            with contextlib.suppress(OSError):
+                answer = self._connection.recv(LARGEST_REQUEST)
+            self.returncode = json.loads(answer)["status"] if answer else -signal.SIGKILL
+            self._connection.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Raises subprocess.TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._connection], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(AGENT, timeout or 0.0)
+            self.poll()
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signum)
+
+
+def _inherited() -> dict[str, Any]:
+    """Return what a new process takes over from its parent, beside its environment."""
+    status = _status(os.getpid())
+    return {
+        "ignored": [n for n in signal.valid_signals() if _mask(status, "SigIgn", n)],
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "umask": int(status["Umask"], 8),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "fixed": [os.nice(0), Path("/proc/self/limits").read_text()],
+    }
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def _mask(status: dict[str, str], name: str, signum: int) -> bool:
+    """Tell whether a set of signals has one."""
+    return bool(int(status[name], 16) >> (signum - 1) & 1)
+
+
+def _send(to: socket.socket, request: dict[str, Any], files: list[int]) -> None:
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
+    to.sendmsg([json.dumps(request).encode()], [rights])
+
+
+def main(listener: int, owner: int) -> None:
+    """Serve whoever connects, until the owner dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != owner:
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the owner's to handle
+    room = _room()
+    for name in ("ROOM", "PYTHONPATH"):
+        os.environ.pop(name)
+    sys.path.remove(str(Path(__file__).parent))
+    gc.disable()  # as an agent does while it imports
+    with socket.socket(fileno=listener) as waiting:
+        Stage(waiting, {**os.environ}, room, []).serve()
+
+
+def _room() -> tuple[int, int]:
+    """Return the addresses between which the kernel finds this process's environment."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = map(int, fields[ENVIRONMENT_FIELDS])
+    return start, end
+
+
+class Stage:
+    """A process that holds some imports. It forks agents that need no more, and further stages."""
+
+    def __init__(
+        self,
+        requests: socket.socket,
+        environment: dict[str, str],
+        room: tuple[int, int],
+        held: list[str],
+    ) -> None:
+        self._requests, self._environment, self._room = requests, environment, room
+        self._held = held
+        self._further: dict[str, socket.socket] = {}
+        self._callers: dict[int, socket.socket] = {}  # by agent
+        self._ends: dict[int, int] = {}  # agents by what becomes readable at their end
+        self._orphans: set[int] = set()  # agents that do not heed yet what tells them
+        self._paths = _paths(environment["TMPDIR"], os.getcwd())
+
+    def serve(self) -> None:
+        """Answer requests until whoever sends them is gone."""
+        while True:
+            poll = select.poll()
+            for readable in (self._requests, *self._callers.values(), *self._ends):
+                poll.register(readable, select.POLLIN)
+            readable = {number for number, _ in poll.poll(RETRY_MS if self._orphans else None)}
+            for number in readable & self._ends.keys():
+                self._reap(number)
+            for pid, caller in [*self._callers.items()]:
+                if caller.fileno() in readable:  # it says nothing: it has died
+                    self._callers.pop(pid).close()
+                    self._orphans.add(pid)
+            self._tell_orphans()
+            if self._requests.fileno() in readable and not self._request():
+                return
+
+    def _request(self) -> bool:
+        """Handle one; return whether more may come."""
+        if self._held:
+            message, files, _, _ = socket.recv_fds(self._requests, LARGEST_REQUEST, 3)
+            if not message:
+                return False
+            caller, streams = socket.socket(fileno=files[0]), files[1:]
+        else:
+            caller, _ = self._requests.accept()
+            message, streams, _, _ = socket.recv_fds(caller, LARGEST_REQUEST, 2)
+        request = json.loads(message) if message else {}
+        try:
+            self._handle(request, caller, streams)
+        finally:
+            for number in streams:
+                os.close(number)
+        return True
+
+    def _handle(self, request: dict[str, Any], caller: socket.socket, streams: list[int]) -> None:
+        wanted = request.get("environment", {}).get("STEPGUARD_SHARED", "").split()
+        stages = ["torch", *(name for name in wanted if name.startswith("torch."))]
+        if len(streams) != 2 or not self._held and not self._can_stand_in(request):
+            caller.close()
+        elif further := stages[len(self._held) :]:
+            to = self._further.get(further[0]) or self._new_stage(further[0], caller, streams)
+            with caller, contextlib.suppress(OSError):  # it has ended: the launch starts cold
+                _send(to, request, [caller.fileno(), *streams])
+        elif self._shadowed(request):
+            caller.close()
+        else:
+            self._fork_agent(request, caller, streams)
+
+    def _can_stand_in(self, request: dict[str, Any]) -> bool:
+        asked, own = (
+            {name: value for name, value in variables.items() if not name.startswith(FREE)}
+            for variables in (request["environment"], self._environment)
+        )
+        # STEPGUARD_HOST_PID may get some digits more.
+        fits = len(_block(request["environment"])) + 16 <= self._room[1] - self._room[0]
+        return fits and asked == own and request["process"]["fixed"] == _inherited()["fixed"]
+
+    def _shadowed(self, request: dict[str, Any]) -> bool:
+        """Tell whether the import path has another module of a name that is held already, or one
+        that Python imports by itself.
+        """
+        held = {name.partition(".")[0] for name in sys.modules} - {"stepguard", __name__}
+        held |= {"sitecustomize", "usercustomize"}
+        for folder in map(Path, _import_path(request)):
+            if folder.is_file():  # an archive
+                return True
+            for entry in folder.iterdir() if folder.is_dir() else ():
+                module = entry.suffix in (".py", ".pyc", ".so") or (entry / "__init__.py").exists()
+                if module and entry.name.partition(".")[0] in held:
+                    return True
+        return False
+
+    def _new_stage(self, module: str, caller: socket.socket, streams: list[int]) -> socket.socket:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        if os.fork():
+            theirs.close()
+            self._further[module] = ours
+            return ours
+        try:
+            ours.close()
+            self._leave(caller, streams)
+            _die_with(parent, signal.SIGKILL)
+            with contextlib.suppress(Exception):  # an agent will say what fails
+                for name in BASE if module == "torch" else [module]:
+                    importlib.import_module(name)
+            held = [*self._held, module]
+            Stage(theirs, self._environment, self._room, held).serve()
+        finally:
+            os._exit(1)
+
+    def _fork_agent(
+        self, request: dict[str, Any], caller: socket.socket, streams: list[int]
+    ) -> None:
+        host = os.getpid()
+        if pid := os.fork():
+            self._callers[pid] = caller
+            self._ends[os.pidfd_open(pid)] = pid
+            return
+        status = 1
+        try:
+            os.dup2(streams[0], 0)
+            os.dup2(streams[1], 1)
+            os.dup2(streams[1], 2)
+            _become(request, host, self._room)
+            for names, name, number, rest in self._paths:
+                names[name] = (os.environ["TMPDIR"], request["cwd"])[number] + rest
+            with contextlib.suppress(OSError):  # the caller has died, which serve() notices
+                caller.send(json.dumps({"pid": os.getpid()}).encode())
+            self._leave(caller, streams)
+            runpy._run_module_as_main(AGENT)  # as python -m does
+            status = 0
+        except SystemExit as leaving:
+            status = leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(status)
+
+    def _leave(self, caller: socket.socket, streams: list[int]) -> None:
+        """Close what only the process needs that this one was forked from."""
+        for one in (self._requests, caller, *self._further.values(), *self._callers.values()):
+            one.close()
+        for number in (*streams, *self._ends):
+            os.close(number)
+
+    def _reap(self, number: int) -> None:
+        os.close(number)
+        pid = self._ends.pop(number)
+        self._orphans.discard(pid)
+        _, status = os.waitpid(pid, 0)
+        if caller := self._callers.pop(pid, None):
+            with caller, contextlib.suppress(OSError):
+                caller.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+
+    def _tell_orphans(self) -> None:
+        """Tell agents that their caller is gone, as the kernel tells a child that asked for it."""
+        for pid in [*self._orphans]:
+            if _mask(_status(pid), "SigCgt", signal.SIGUSR1):
+                self._orphans.remove(pid)
+                os.kill(pid, signal.SIGUSR1)
+
+
+def _paths(*folders: str) -> list[tuple[dict[str, Any], str, int, str]]:
+    """Return what modules made of these folders on import: where it stands, under which name, of
+    which folder, and the rest of the path.
+    """
+    found = []
+    for module in [*sys.modules.values()]:
+        places = [vars(module)]
+        if isinstance(config := places[0].get("_config"), dict):  # settings of torch's compiler
+            places += [vars(entry) for entry in config.values() if hasattr(entry, "default")]
+        for names in places:
+            for name, value in [*names.items()]:
+                for number, folder in enumerate(folders):
+                    if type(value) is str and value.startswith(folder):
+                        found.append((names, name, number, value.removeprefix(folder)))
+    return found
+
+
+def _die_with(parent: int, signum: int) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _import_path(request: dict[str, Any]) -> list[str]:
+    """Return PYTHONPATH as the module site leaves it: absolute, each folder once."""
+    given = request["environment"].get("PYTHONPATH")
+    paths = given.split(os.pathsep) if given else []
+    return [*dict.fromkeys(os.path.normpath(os.path.join(request["cwd"], one)) for one in paths)]
+
+
+def _become(request: dict[str, Any], host: int, room: tuple[int, int]) -> None:
+    """Make this fork what a new process would be."""
+    process, environment = request["process"], request["environment"]
+    os.setsid()
+    os.chdir(request["cwd"])
+    os.umask(process["umask"])
+    os.sched_setaffinity(0, process["cpus"])
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signum in process["ignored"]:
+            signal.signal(signum, signal.SIG_IGN)
+        elif signal.getsignal(signum) is signal.SIG_IGN:
+            plain = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
+            signal.signal(signum, plain)
+    signal.pthread_sigmask(signal.SIG_SETMASK, process["blocked"])
+    environment["STEPGUARD_HOST_PID"] = str(host)
+    os.environ.clear()
+    os.environ.update(environment)
+    # Where the kernel looks for a process's environment, and the engine for a launch's token.
+    block = _block(environment).ljust(room[1] - room[0], b"\0")
+    ctypes.memmove(room[0], block, len(block))
+    sys.path[:] = dict.fromkeys([*_import_path(request), *sys.path])
+    sys.argv = [AGENT, *request["command"][4:]]
+    sys.orig_argv = request["command"]
+    del sys.modules[__name__]
+    importlib.invalidate_caches()
+    # All forks would draw the same random numbers; Python reseeds its own after each fork.
+    sys.modules["torch"].default_generator.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    gc.enable()
+
+
+def _block(environment: dict[str, str]) -> bytes:
+    return b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in environment.items())
