@@ -105,7 +105,8 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     blocks = [block for launch in launches for block in launch.blocks]
     found["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
     found["compile_s"] = max(launch.compile_s for launch in launches)
-    found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
+    if evidence.tokens_per_step:  # of a loop nobody may have said
+        found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
         found["enqueue_ms"] = median(enqueue)
     energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
