@@ -113,8 +113,15 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         # It was there before the steps whose lines are counted.
         what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
         return [*what, moved, bare]
-    short = _file(worst.place)
-    return [f"{moved} {worst.place.place}", f"{bare} {worst.place.place}", f"{bare} {short}", bare]
+    short, via = _file(worst.place), worst.place.via
+    library = [f"{moved} {worst.place.place} via {via}"] if via else []
+    return [
+        *library,
+        f"{moved} {worst.place.place}",
+        f"{bare} {worst.place.place}",
+        f"{bare} {short}",
+        bare,
+    ]
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
