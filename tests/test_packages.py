@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import stepguard
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -23,6 +25,37 @@ def test_every_package_is_installed():
     assert tools["setuptools"]["packages"]["find"] == {"include": ["stepguard*"]}
     folders = {path.parent for path in (ROOT / "stepguard").rglob("*.py")}
     assert folders and all((folder / "__init__.py").is_file() for folder in folders)
+
+
+def project():
+    """What pyproject.toml says of the distribution."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_what_is_installed_is_what_the_gate_imports():
+    """The model's tokenizer and ranges are not: nor what is used only where it is there."""
+    names = {line.partition(">=")[0] for line in project()["dependencies"]}
+    assert not names & {"tiktoken", "nvtx", "isal"}
+    imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy", "torch"}
+    assert names == imports | {"nvidia-ml-py", "pytest-benchmark"}
+
+
+def test_the_version_is_one():
+    """Of the distribution, of the package and of the command, which is installed as stepguard."""
+    module, _, function = project()["scripts"]["stepguard"].partition(":")
+    code = f"import sys, {module} as found; sys.argv[1:] = ['--version']; found.{function}()"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    for command in (["-c", code], ["-m", "stepguard", "--version"]):
+        done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
+        assert done.stdout == f"stepguard {project()['version']}\n", done.stderr
+    assert stepguard.__version__ == project()["version"]
+
+
+def test_types_are_told():
+    """Whoever checks types finds the marker beside the package."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert data["package-data"]["stepguard"] == ["py.typed"]
+    assert (ROOT / "stepguard" / "py.typed").is_file()
 
 
 def test_a_package_that_is_missing_is_one_sentence(tmp_path):

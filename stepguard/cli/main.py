@@ -19,6 +19,7 @@ from shutil import get_terminal_size
 from textwrap import dedent, fill, indent
 from types import ModuleType
 
+from stepguard import __version__
 from stepguard.cli import (
     accept,
     baselines,
@@ -115,6 +116,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands below: options and words may then be in any order.
     """
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
+    parser.add_argument("--version", action="version", version=f"stepguard {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     root = root_of(Path.cwd())
     for command in every_command():
