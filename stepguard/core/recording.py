@@ -66,6 +66,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # of a GPU's step; unset but in the newest of its software
     profile: RecordedProfile | msgspec.UnsetType = msgspec.UNSET
 
+    # of what the workload imported; unset for none, and in old files
+    libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
     def unlike_ranks(self) -> dict[str, list[int]]:
         """Return ``by_rank``, empty where ranks were not kept apart."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank

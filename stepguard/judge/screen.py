@@ -11,6 +11,7 @@ from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.recording import Recording
+from stepguard.core.sentences import changed
 from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.by_profile import against_recordings, with_alarm
 from stepguard.judge.conditions import changes
@@ -47,7 +48,10 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     )
     why, moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
     judged = with_alarm(metrics) if moved else metrics
-    return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=why)
+    libraries = changed(changes(past[-1].libraries or {}, now.libraries or {}))
+    return Verdict.of(
+        evidence.case_id, judged, recordings=len(past), explanation=why, libraries=libraries
+    )
 
 
 def _past(

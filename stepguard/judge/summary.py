@@ -30,6 +30,7 @@ def summarise(evidence: Evidence) -> Recording:
         device_uuid=fingerprint.device_uuid if fingerprint else "",
         software=evidence.software_key() if fingerprint else {},
         driver=fingerprint.driver if fingerprint else "",
+        libraries=fingerprint.libraries if fingerprint and fingerprint.libraries else msgspec.UNSET,
         tokens_per_step=evidence.tokens_per_step,
         times_ms={JUDGED_TIME: times} if times else {},
         counters=dict(counts.values),

@@ -255,6 +255,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     from it, as that no waiver applies.
     """
     lines, moved = [], _moved(verdict)
+    if verdict.libraries and moved:
+        lines.append(f"  {verdict.libraries} since the recording")
     for above, metric in zip([None, *moved], moved, strict=False):
         lines += _metric_lines(metric, above, bool(verdict.against))
     lines += [f"  {text}" for text in why.lines(verdict)]
