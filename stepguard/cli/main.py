@@ -106,6 +106,8 @@ def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse
     found: argparse.Namespace = command.parse_intermixed_args(arguments)
     if script:
         found.script = tuple(script)
+    elif command.get_default("needs_workload") and found.factory is None:
+        command.error("name a workload: -- train.py, package.module:function, or a case")
     return found
 
 

@@ -38,6 +38,7 @@ def add_workload(command: argparse.ArgumentParser) -> None:
     """Add the options that choose a workload, and on what it runs."""
     text = "package.module:function, or the id of a case that has a baseline"
     command.add_argument("factory", nargs="?", metavar="CASE", help=text)
+    command.set_defaults(needs_workload=True)  # see main.py
     add_parameters(command)
 
 
@@ -112,8 +113,6 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
             path, arguments = script_of(options)
             case = Case("run", path, params, device, options.gpus or 1, args=arguments)
             case = replace(case, loop=loop_of(options), gates=())
-        elif options.factory is None:
-            raise UsageError("name a workload: -- train.py, package.module:function, or a case")
         elif ":" not in options.factory:
             case = _varied(_on_device(options, device), params, options.gpus)
         else:

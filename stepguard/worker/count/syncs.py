@@ -107,7 +107,7 @@ def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
     """
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
-        place = (site.file, site.function, site.text) if site.file else ("", site.what)
+        place = site.key[1:] if site.file else ("", site.what)
         # Without a line, an allowed sync and one that is not would otherwise be one site.
         groups.setdefault((*place, site.allowed), []).append(site)
     return [

