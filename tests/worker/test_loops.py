@@ -12,6 +12,7 @@ import torch._dynamo  # else each fork would import it, for its optimizer
 
 from stepguard.core.case import Case, Loop
 from stepguard.worker.count.counting import count
+from stepguard.worker.count.locate import raised_at
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.loops.looped import LoopedWorkload, workload_of
 from stepguard.worker.workload import BadWorkload
@@ -299,6 +300,23 @@ def test_a_loop_that_ends_says_when_and_why(script, tmp_path, monkeypatch, name)
     found = in_a_fork(run)
     assert found["raised"] == "BadWorkload" and "\n" not in found["says"]
     assert found["says"].startswith(expected)
+
+
+def test_a_script_may_leave_the_working_directory(script):
+    """As some do for each run's outputs: its lines are the tree's all the same."""
+    text = "import os\nos.makedirs('out')\nos.chdir('out')\n" + PLAIN.replace(
+        "    passes", "    assert number < 3\n    passes"
+    )
+    make = script(HEAD + text)
+
+    def raised():
+        try:
+            journal_of(make, 9)
+        except AssertionError as error:
+            return list(raised_at(error))
+
+    place = ["train.py", 18, "<module>", "assert number < 3", ""]
+    assert in_a_fork(raised) == {"is": place}
 
 
 def test_what_a_script_raises_is_its_own(script):

@@ -25,6 +25,15 @@ _INSTALLED = ("site-packages", "dist-packages")
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")  # the rest of a broken function
 
 
+_tree = ""  # empty: the working directory
+
+
+def keep_tree() -> None:
+    """Take the working directory for the measured tree from now on: a script may leave it."""
+    global _tree
+    _tree = os.getcwd()
+
+
 class Place(NamedTuple):
     """A line of source: ``file`` is relative to the working directory where it lies below it."""
 
@@ -55,7 +64,7 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
     ``stack`` goes from the innermost frame outwards. Returns an empty Place when every frame is
     torch's, the standard library's or the engine's (an autograd thread has no Python frame).
     """
-    root = os.getcwd()
+    root = _tree or os.getcwd()
     fallback = Place()
     for file, line, function in stack:
         if _is_machinery(file):

@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.worker.count.locate import raised_at
+from stepguard.worker.count.locate import keep_tree, raised_at
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.loops.script import forget_torchrun, run_script
 from stepguard.worker.loops.step_borders import StepBorders
@@ -48,6 +48,7 @@ class LoopedWorkload:
             let_script_join()
         else:
             forget_torchrun()
+        keep_tree()
         self._loop = RestingLoop(_runner(case, device))
         self._borders = StepBorders(case.loop, self._loop.is_here, self._loop.rest)
         self._borders.watch()
