@@ -58,6 +58,9 @@ FACTORY = "model.workloads:train_step"
         ("workload", ".py"),
         ("workload", "train.sh"),
         ("workload", "a[b].py"),
+        ("workload", "-m"),
+        ("workload", "-m a/b"),
+        ("workload", "-m a.b c"),
         ("args", ("--lr=1",)),
         ("args", "--lr=1"),
         ("args", (1,)),
@@ -204,6 +207,7 @@ def test_a_script_has_its_own_name_and_arguments():
     assert (case.id, case.slug, case.is_script) == ("train[b12]", "train-b12", True)
     assert case.loop == Loop() and case.module == ""
     assert case.as_dict()["args"] == "--batch=12 'a b'"
+    assert Case("a", "-m scripts.base_train").id == "base_train[a]"
     with pytest.raises(ValueError, match="a script has args"):
         Case("b12", "train.py", {"batch": 12})
 
@@ -213,6 +217,7 @@ def test_a_script_has_its_own_name_and_arguments():
     [
         Case("a", FACTORY, {"batch": 2}, world_size=2),
         Case("a", "train.py", args=("--batch=12", "a b", "")),
+        Case("a", "-m scripts.base_train", args=("--depth=2",)),
         Case("a", "x/train.py", loop=Loop("a.b:c.d", 10, 4096)),
         Case("a", "a.b:fit", {"n": 1}, loop=Loop(every=3)),
         Case("a", "a.b:fit", loop=Loop()),

@@ -75,22 +75,28 @@ def loop_of(options: argparse.Namespace) -> Loop | None:
 
 
 def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """Return the script behind ``--``, by its path in the project, and its arguments. Raises
-    UsageError for one that is not there, or not alone.
+    """Return the script behind ``--``, by its path in the project or as ``-m module``, and its
+    arguments. Raises UsageError for one that is not there, or not alone.
     """
-    path, *arguments = options.script
+    path, arguments = options.script[0], options.script[1:]
     if options.factory is not None:
         raise UsageError(f"{options.factory}: name it, or a script behind --, not both")
-    name = path.rpartition("/")[2]
-    if name in RUNNERS or path.startswith("-"):
+    if path == "-m" and arguments:
+        script, arguments = f"-m {arguments[0]}", arguments[1:]
+    elif path.startswith("-") or path.rpartition("/")[2] in RUNNERS:
         raise UsageError(
             f"-- {path}: write the script and its arguments alone, -- train.py --steps=500; "
             "--gpus N before it starts N ranks"
         )
-    inner = os.path.relpath(Path.cwd() / path, options.root)
-    if problem := missing(inner if path.endswith(".py") else path, options.root):
+    else:
+        script = os.path.relpath(Path.cwd() / path, options.root)
+    try:
+        problem = missing(script, options.root)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if problem:
         raise UsageError(problem)
-    return inner, tuple(arguments)
+    return script, arguments
 
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
@@ -233,18 +239,17 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
     the source does not tell. Nothing is imported, since torch alone takes seconds. Raises
     ValueError for what is no such name.
     """
+    if workload.startswith("-m "):
+        return _no_module(workload.removeprefix("-m "), root)
     if Case("x", workload, device=CPU).is_script:
         names = [path.name for path in (root / workload).parent.glob("*.py")]
         hint = meant(workload.rpartition("/")[2], names)
         return "" if (root / workload).is_file() else f"there is no {workload} in {root}{hint}"
     module, _, function = workload.partition(":")
-    path = [str(root), *sys.path]
-    spec = _spec(module.split("."), path)
-    if spec is None:
-        package = module.partition(".")[0]
-        elsewhere = "" if _spec([package], path) else where_else(package, root)
-        return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
-    if spec.origin and spec.origin.endswith(".py"):
+    if problem := _no_module(module, root):
+        return problem
+    spec = _spec(module.split("."), [str(root), *sys.path])
+    if spec and spec.origin and spec.origin.endswith(".py"):
         # Its name, wherever: a function may be imported there, or made by another one.
         text = Path(spec.origin).read_text(errors="replace")
         if function not in text:
@@ -252,6 +257,16 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
             return f"{spec.origin} has no {function}{meant(function, defined)}"
         return _unfit(text, function, params) if params is not None else ""
     return ""
+
+
+def _no_module(module: str, root: Path) -> str:
+    """Return what to say of a module that is not there; empty for one that is."""
+    path = [str(root), *sys.path]
+    if _spec(module.split("."), path):
+        return ""
+    package = module.partition(".")[0]
+    elsewhere = "" if _spec([package], path) else where_else(package, root)
+    return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
 
 
 def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:

@@ -27,6 +27,7 @@ MOST_RANKS = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WORKLOAD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SCRIPT = re.compile(r"([^\0-\x1f:/\\]+/)*[A-Za-z0-9_][A-Za-z0-9._-]*\.py")
+_AS_MODULE = re.compile(r"-m ([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*")  # as it stands behind python
 _STEP_AT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 BY_OPTIMIZER = "optimizer"
 TOKENS = "tokens_per_step"
@@ -65,7 +66,9 @@ class Case:
     """One guarded workload. Raises ValueError, naming the field, for anything malformed."""
 
     name: str  # what distinguishes it from the factory's other cases, "124m-bf16"
-    workload: str  # the factory or loop, "package.module:function", or the script, "train.py"
+    workload: (
+        str  # the factory or loop, "package.module:function", or the script: "train.py", "-m a.b"
+    )
     params: Mapping[str, Scalar] = field(default_factory=dict)  # what the function is called with
     device: str = GPU  # one of DEVICES
     world_size: int = 1  # ranks, one per GPU
@@ -103,11 +106,12 @@ class Case:
         object.__setattr__(self, "params", dict(self.params))
 
     def _check_workload(self) -> None:
-        script = _SCRIPT.fullmatch(self.workload) and ".." not in self.workload.split("/")
+        script = bool(_SCRIPT.fullmatch(self.workload)) and ".." not in self.workload.split("/")
+        script = script or bool(_AS_MODULE.fullmatch(self.workload))
         if not script and not _WORKLOAD.fullmatch(self.workload):
             raise ValueError(
                 f"Case.workload {self.workload!r}: write 'package.module:function', or a script's "
-                "path in the project, 'train.py'"
+                "path in the project, 'train.py', or '-m package.module'"
             )
         if isinstance(self.args, str) or not all(isinstance(one, str) for one in self.args):
             raise ValueError(f"Case.args {self.args!r}: write a tuple of texts, ('--steps=50',)")
@@ -166,7 +170,8 @@ class Case:
     def function(self) -> str:
         """Return the name of the factory or the loop, or the script's without its suffix."""
         if self.is_script:
-            return self.workload.rpartition("/")[2].removesuffix(".py")
+            last = self.workload.removesuffix(".py").rpartition("/")[2]
+            return last.rpartition(".")[2] if self.workload.startswith("-m ") else last
         return self.workload.rpartition(":")[2]
 
     @property

@@ -407,6 +407,17 @@ def test_a_script_on_several_ranks_with_its_own_step(project):
     assert "from stepguard import Case, Loop\n" in text
 
 
+def test_a_module_is_run_as_python_runs_it(project):
+    """What stands behind -m, and its arguments."""
+    (project.path / "scripts").mkdir()
+    (project.path / "scripts" / "base_train.py").write_text(SCRIPT)
+    project.commit()
+    assert main(["init", "--", "-m", "scripts.base_train", "--depth=2"]) == 0
+    assert declared(project, "base_train") == (
+        'Case("cpu", "-m scripts.base_train", args=("--depth=2",), device="cpu", launches=1),'
+    )
+
+
 def test_a_function_that_runs_a_loop(project):
     """An option about loops makes a factory's name that of a loop, which takes no device."""
     (project.path / "fits.py").write_text("def fit(layers): ...\n")
@@ -422,7 +433,10 @@ def test_a_function_that_runs_a_loop(project):
     [
         (["--", "trian.py"], "there is no trian.py in {root} (did you mean train.py?)"),
         (["--", "python", "train.py"], "-- python: write the script and its arguments alone, -- "),
-        (["--", "-m", "pkg.train"], "-- -m: write the script and its arguments alone, -- train.py"),
+        (["--", "-m"], "-- -m: write the script and its arguments alone, -- train.py"),
+        (["--", "-m", "pkg.train"], "there is no module pkg.train, seen from {root}"),
+        (["--", "-c", "print()"], "-- -c: write the script and its arguments alone, -- train.py"),
+        (["--", "train"], "Case.workload 'train': write 'package.module:function', or a script's "),
         (["my_model:train_step", "--", "train.py"], "my_model:train_step: name it, or a script be"),
         (["--every", "0", "--", "train.py"], "Loop.every 0: a number from 1 is needed"),
         (["width=3", "--", "train.py"], "width=3: name it, or a script behind --, not both"),

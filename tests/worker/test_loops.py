@@ -254,6 +254,29 @@ def test_a_script_runs_as_python_runs_it(script, tmp_path):
     assert in_a_fork(facts) == {"is": plain}
 
 
+def test_a_module_runs_as_python_runs_it(script, tmp_path):
+    """With its package and its spec: what ``python -m`` gives it."""
+    script("")
+    (tmp_path / "inner").mkdir()
+    module = tmp_path / "inner" / "main.py"
+    told = FACTS.replace("__spec__", "__spec__.name").replace("sys.path[:1]", "None")
+    module.write_text(told + "print(json.dumps(facts))\n")
+    command = [sys.executable, "-m", "inner.main", "--lr=1"]
+    plain = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    module.write_text(told + "import journal, stepguard\njournal.note(facts)\nstepguard.step()\n")
+    case = Case("x", "-m inner.main", device="cpu", launches=1, args=("--lr=1",))
+
+    def facts():
+        found = []
+        sys.modules["journal"] = types.ModuleType("journal")
+        sys.modules["journal"].note = found.append
+        sys.path.insert(0, os.getcwd())  # where ranks have it
+        LoopedWorkload(case, "cpu", 1.0)
+        return found[0]
+
+    assert in_a_fork(facts) == {"is": plain}
+
+
 ENDS = {
     "ends": (PLAIN.replace("1000", "5"), "train.py ended after 5 steps, and a launch needs about "),
     "leaves with 0": (

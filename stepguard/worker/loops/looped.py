@@ -12,7 +12,7 @@ from typing import Any
 from stepguard.core.case import Case
 from stepguard.worker.count.locate import keep_tree, raised_at
 from stepguard.worker.loops.resting import RestingLoop
-from stepguard.worker.loops.script import forget_torchrun, run_script
+from stepguard.worker.loops.script import forget_torchrun, run_module, run_script
 from stepguard.worker.loops.step_borders import StepBorders
 from stepguard.worker.rendezvous import let_script_join
 from stepguard.worker.workload import BadWorkload, build, find_function
@@ -109,6 +109,9 @@ class LoopedWorkload:
 def _runner(case: Case, device: str) -> Callable[[], object]:
     """Return what runs the loop from its begin to its end."""
     if case.is_script:
+        _, as_module, module = case.workload.partition("-m ")
+        if as_module:
+            return lambda: run_module(module, case.args)
         if not Path(case.workload).is_file():
             raise BadWorkload(f"there is no script {case.workload} in {os.getcwd()}")
         return lambda: run_script(case.workload, case.args)

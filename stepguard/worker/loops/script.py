@@ -2,6 +2,7 @@
 
 import builtins
 import os
+import runpy
 import sys
 from collections.abc import Sequence
 from importlib.machinery import SourceFileLoader
@@ -48,6 +49,12 @@ def run_script(path: str, args: Sequence[str]) -> None:
     # have it: a project is often on PYTHONPATH.
     sys.path.insert(0, str(file.parent))
     exec(code, main.__dict__)
+
+
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Run a module as ``python -m name`` would. Raises what it raises."""
+    sys.argv = ["-m", *args]  # runpy puts the module's file in the first place
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
 def forget_torchrun() -> None:
