@@ -11,9 +11,10 @@ import torch
 import torch._dynamo  # else each fork would import it, for its optimizer
 
 from stepguard.core.case import Case, Loop
+from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.locate import raised_at
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.loops.looped import LoopedWorkload, workload_of
 from stepguard.worker.workload import BadWorkload
 
@@ -417,6 +418,43 @@ def test_a_function_runs_a_loop(script, monkeypatch):
     wrong = Case("x", "fits:fit", {"with": 3}, "cpu", launches=1, loop=Loop())
     with pytest.raises(BadWorkload, match="fits:fit"):
         workload_of(wrong, "cpu")
+
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, number):
+        return {"input_ids": torch.arange(8), "labels": torch.arange(8)}
+
+
+size = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 16, "n_positions": 8}
+arguments = TrainingArguments(
+    "out", max_steps=1000, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+    report_to=[], save_strategy="no", logging_steps=10, use_cpu=True, disable_tqdm=True,
+)
+Trainer(GPT2LMHeadModel(GPT2Config(**size)), arguments, train_dataset=Tokens()).train()
+"""
+
+
+def test_a_trainer_of_a_library_is_measured_as_it_is(script):
+    """Its optimizer ends its steps; what it waits for has the line of its own, by the user's."""
+    make = script(TRAINER, every=10)
+
+    def counted():
+        tally = Tally()
+        count_candidates(tally, RankStep(make().step, torch.device("cpu")))
+        sites = tally.sites["sync_candidates_per_step"]
+        return [[site.file, site.line, site.via or ""] for site in sites]
+
+    sites = in_a_fork(counted)["is"]
+    assert {(file, line) for file, line, _ in sites} == {("train.py", 19)}
+    assert any(via.startswith("transformers/trainer.py:") for _, _, via in sites)
 
 
 def test_a_mark_costs_nothing_and_imports_no_torch():
