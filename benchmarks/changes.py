@@ -31,7 +31,7 @@ _CLIP = "self._grad_clip, foreach=True\n"
 _LOSS = "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n"
 _CALL = "            return self._network(inputs, targets)\n"
 _ZEROED = "            self.optimizer.zero_grad("
-_SETTLED = "        self._network = settings.compiled(self.model)\n"
+_SETTLED = "        self._network = settings.compiled(self._fast or self.model)\n"
 
 
 def _in_layers(layers: int, *edits: tuple[str, str]) -> tuple[Edit, ...]:
@@ -204,7 +204,7 @@ OPTIMIZATIONS: dict[str, Change] = {
     "gradients set to None": _undone(KEPT_GRADIENTS),
 }
 
-_TYPING = "from typing import Any\n"
+_TYPING = "from typing import TYPE_CHECKING, Any\n"
 _STEP = "        self.grad_norm = None  # the last one's would count among this step's memory\n"
 _COUNTED = "        self._ran = getattr(self, '_ran', 0) + 1\n"
 _MADE = "        self._grad_clip = grad_clip\n"
@@ -230,7 +230,23 @@ _ASIDE_MADE = (
     "        self._wide = torch.ones(8192, 8192, device='cuda', dtype=torch.bfloat16)\n"
 )
 
+_CYCLES = (
+    "        for _ in range(4096):\n"
+    "            left: dict[str, object] = {'names': []}\n"
+    "            left['self'] = left\n"
+)
+_TOTAL = (
+    "        last = [*self.model.parameters()][-1].sum()\n"
+    "        self._total = getattr(self, '_total', 0.0) + last\n"
+)
+
 HIDDEN: dict[str, Change] = {
+    "garbage of 4,096 cycles in each step": replace(
+        _before_each_step(_CYCLES), named="garbage_objects_per_step"
+    ),
+    "a running total that is not detached": replace(
+        _before_each_step(_TOTAL), named="leaked_graph_nodes_per_step"
+    ),
     "a sleep in each step": _before_each_step("        time.sleep(0.2)\n"),
     "a sleep in every 16th step": _before_each_step(
         "        time.sleep(0.6 if self._ran % 16 == 0 else 0)\n"

@@ -32,9 +32,9 @@ from benchmarks.shared import ROOT, Document, about, binomial_bounds
 from stepguard.core.evidence import Block, Launch
 from stepguard.core.margins import MARGINS
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.identical import TAIL_LIMIT, lopsided
-from stepguard.judge.ab.pairs import bounds
-from stepguard.judge.ab.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.pairs import bounds
+from stepguard.judge.rules.identical_step import TAIL_LIMIT, lopsided
+from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)

@@ -24,7 +24,7 @@ from benchmarks.shared import ROOT, Document, about
 from stepguard.core.evidence import from_json
 from stepguard.core.profile import IdleRow, KernelRow, Profile, mean
 from stepguard.core.recording import RecordedProfile, Recording
-from stepguard.judge.ab.by_profile import against_recordings, risen_us
+from stepguard.judge.by_profile import against_recordings, risen_us
 from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summary import stored
 

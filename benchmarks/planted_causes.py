@@ -29,7 +29,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Block, Evidence, Launch, from_json
 from stepguard.core.profile import Profile, mean
 from stepguard.explain.causes import explain
-from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.decision import judge_ab
 from stepguard.report.words import headline
 
 KEPT = ROOT / "studies" / "planted_causes" / "data"

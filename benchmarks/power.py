@@ -89,10 +89,11 @@ def verdict(tree: Path, base: str, case: str, limit_s: float, env: dict[str, str
 
 def said_of(case: Found, tree: Path) -> Found:
     """Return what a run's document says of its one case, and the step times of its pairs."""
-    said, kept = case["verdict"], tree / case["evidence"]
+    said, text, kept = case["verdict"], case["text"], tree / case["evidence"]
     times = [one["status"] for one in said["metrics"] if one["metric"] == "step_ms"]
     found = {"status": said["status"], "time": times[0] if times else ""}
-    found |= {"reason": said["reason"], "first_line": said["headline"], "message": said["message"]}
+    found |= {"reason": said["reason"]}
+    found |= {"first_line": text["headline"], "message": text["message"]}
     if kept.is_file():
         pairs = from_json(kept.read_bytes(), str(kept))
         sides = zip(pairs.head.launches, pairs.base.launches, strict=False)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
@@ -55,6 +56,7 @@ class Settings:
         attention: a key of ``model.gpt.ATTENTION_BACKENDS``.
         seed: of the initial parameters.
         device: ``cpu`` or ``cuda``; the latter means the process's current CUDA device.
+        fast: train on ``model.fast`` where ``uses_kernels``.
 
     Raises:
         ValueError: a value is impossible, at all or on this machine.
@@ -68,12 +70,14 @@ class Settings:
     attention: str
     seed: int
     device: str
+    fast: bool
 
     def __post_init__(self) -> None:
         check_choice("size", self.size, SIZES)
         check_int("batch", self.batch)
         check_int("seq", self.seq, most=self.config.block_size)
         check_choice("compile", self.compile, (True, False))
+        check_choice("fast", self.fast, (True, False))
         check_int("seed", self.seed, least=0)
         check_choice("device", self.device, possible_devices())
         check_choice("precision", self.precision, PRECISIONS)
@@ -94,6 +98,15 @@ class Settings:
         if self.device == "cuda":
             return torch.device("cuda", torch.cuda.current_device())
         return torch.device(self.device)
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether a training step runs on ``model.fast``: asked for, and in bf16 on a GPU with
+        PyTorch's choice of attention, where Triton is installed. Anything else runs on
+        ``model.gpt``.
+        """
+        possible = self.device == "cuda" and self.precision == "bf16"
+        return bool(self.fast and possible and self.attention == "default" and find_spec("triton"))
 
     def set_matmul_precision(self) -> None:
         """Set this process's precision of single-precision products: there is only a global one."""
@@ -119,12 +132,13 @@ def settings_of(
     attention: str,
     seed: int,
     device: str,
+    fast: bool = False,
 ) -> Settings:
     """The settings of a workload; what is None is what is ``USUAL`` on the device."""
     given = dict(size=size, batch=batch, seq=seq, precision=precision, compile=compile)
     said = {name: value for name, value in given.items() if value is not None}
     usual = USUAL.get(device, USUAL["cpu"])  # for another one Settings has an error
-    return Settings(**{**usual, **said}, attention=attention, seed=seed, device=device)
+    return Settings(**{**usual, **said}, attention=attention, seed=seed, device=device, fast=fast)
 
 
 def check_choice(name: str, value: object, possible: Iterable[object]) -> None:

@@ -71,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         help="its kernel; default: as torch chooses",
     )
     add("--compile", action=argparse.BooleanOptionalAction, help="the model, by torch.compile")
+    add(
+        "--fast",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="train on model.fast, on a GPU in bf16",
+    )
     add("--seed", type=int, default=1337, help="of the initial parameters")
     add("--steps", type=int, help="of the whole run")
     add("--lr", type=float, help="highest learning rate")

@@ -17,7 +17,7 @@ the current CUDA device first.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,9 @@ from model.ddp import DdpSettings
 from model.gpt import GPT, attention_context
 from model.phases import OnPhase, phase
 from model.settings import Settings, check_int, check_number, settings_of
+
+if TYPE_CHECKING:
+    from model.fast import FastGPT
 
 
 class Workload:
@@ -70,8 +73,9 @@ class Workload:
         self.precision = settings.precision
         self.phases = phases
         self.model = GPT(config, seed=settings.seed, device=device, attention=settings.attention)
-        self._network = settings.compiled(self.model)
-        self._autocast = settings.autocast()
+        self._fast = _fast(self.model) if settings.uses_kernels else None
+        self._network = settings.compiled(self._fast or self.model)
+        self._autocast = nullcontext() if self._fast else settings.autocast()
         self._attention = settings.attention
         rank, world_size = rank_and_world_size()
         stream = tokens or Tokens.open(STDLIB_SHARD)
@@ -85,7 +89,8 @@ class Workload:
 
     def close(self) -> None:
         """Let go of the model and everything that holds device memory; no step may follow."""
-        held = ("model", "optimizer", "grad_norm", "_network", "_replicas", "_loader", "_scaler")
+        held = ("model", "optimizer", "grad_norm", "_fast", "_network", "_replicas", "_loader")
+        held = (*held, "_scaler")
         for name in held:
             vars(self).pop(name, None)
 
@@ -149,7 +154,7 @@ class TrainStep(Workload):
         super().__init__(settings, phases=phases, passes=3, micro_steps=micro_steps, tokens=tokens)
         self._replicas: DistributedDataParallel | None = None
         if self._world_size > 1:
-            self._network, self._replicas = ddp.wrap(self.model, settings)
+            self._network, self._replicas = ddp.wrap(self._fast or self.model, settings)
         # DistributedDataParallel learns a static graph in its first backward pass, which therefore
         # must not go without exchange. One exchange more does not change the sum.
         self._must_sync = ddp.static_graph
@@ -178,6 +183,8 @@ class TrainStep(Workload):
         with self._phase("optimizer"):
             self._scaler.step(self.optimizer)
             self._scaler.update()
+            if self._fast:
+                self._fast.renew()
             self.optimizer.zero_grad(set_to_none=True)
         return total
 
@@ -198,6 +205,8 @@ class TrainStep(Workload):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned, here or in another process."""
         self.model.load_state_dict(state["model"])
+        if self._fast:
+            self._fast.renew()
         self.optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
         self._loader.seek(state["position"])
@@ -282,6 +291,7 @@ def train_step(
     attention: str = "default",
     seed: int = 1337,
     device: str = "cuda",
+    fast: bool = False,
     micro_steps: int = 2,
     grad_clip: float = 1.0,
     lr: float = 6e-4,
@@ -296,6 +306,7 @@ def train_step(
     """A training step: ``micro_steps`` times forward and backward, clip, AdamW.
 
     Args:
+        fast: run on ``model.fast`` where the settings allow (``Settings.uses_kernels``).
         micro_steps: batches whose gradients are added up before the update.
         grad_clip: largest norm of the gradient of all parameters together.
         lr, weight_decay: of AdamW; the learning rate stays constant. At 0 every kernel runs and
@@ -307,7 +318,7 @@ def train_step(
         ValueError: an impossible parameter; see ``model.settings.Settings`` for the others,
             and ``USUAL`` there for what is None.
     """
-    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device)
+    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device, fast)
     check_int("micro_steps", micro_steps)
     check_number("grad_clip", grad_clip)
     check_number("lr", lr, zero=True)
@@ -329,6 +340,12 @@ def train_step(
         lr=lr,
         weight_decay=weight_decay,
     )
+
+
+def _fast(model: GPT) -> FastGPT:
+    from model.fast import FastGPT  # imports Triton, which not every PyTorch brings
+
+    return FastGPT(model)
 
 
 def rank_and_world_size() -> tuple[int, int]:

@@ -4,19 +4,28 @@ The figures are round, so that what follows from them can be said by hand: 3 lau
 10 steps, 250 ms a step, 131,072 tokens, a physical floor of 100 ms.
 """
 
+import dataclasses
 import math
-from dataclasses import replace
 
+import msgspec
 from counts import counted
 from hypothesis import HealthCheck, settings
 
 from stepguard.core.baseline import SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
-from stepguard.core.metrics import METRICS, default_gates
+from stepguard.core.metrics import JUDGED_TIME, METRICS, default_gates
 from stepguard.core.recording import Recording
 from stepguard.judge.counters import compare
+from stepguard.judge.series import of_launches
 from stepguard.judge.summary import notes, summarise
+
+
+def replace(value, /, **changes):
+    """A frozen value of either kind, with these changes."""
+    kind = msgspec.structs if isinstance(value, msgspec.Struct) else dataclasses
+    return kind.replace(value, **changes)
+
 
 PROPERTY = settings(
     max_examples=100,
@@ -76,7 +85,12 @@ def values_of(found):
 def compared(metric, found, past):
     """A metric of an evidence against recordings."""
     verdict = compare(metric, summarise(found), past, found.gates)
-    return replace(verdict, facts=notes(found).get(metric, {}))
+    pattern = of_launches(found.launches) if metric == JUDGED_TIME else None
+    return replace(
+        verdict,
+        figures=notes(found).get(metric, verdict.figures),
+        slow_steps=pattern.figures() if pattern else None,
+    )
 
 
 def metric(verdict, name):

@@ -47,3 +47,10 @@ def simulated(pairs, own_pct, block_pct, *, drift_pct=0.0, together=True, seed=0
         first.append(tuple(float(ms[i]) for i in of_outer))
         second.append(tuple(float(ms[i]) for i in of_inner))
     return comparison_of(head, base, together=together)
+
+
+def with_margins(found, ignore_pct, matter_pct):
+    """The comparison of a case that has these margins."""
+    sides = (replace(one, margins_pct=(ignore_pct, matter_pct)) for one in (found.head, found.base))
+    head, base = sides
+    return replace(found, head=head, base=base)

@@ -7,7 +7,7 @@ from stepguard.core.roofline import Peaks
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.columns import Trace
 from stepguard.trace.profiles import Analysis, analyse
-from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.read.chrome import decode_all, read_chrome
 
 MAIN, AUTOGRAD, STREAM, COMMS = 1, 2, 7, 19
 PEAKS = Peaks(
@@ -18,6 +18,11 @@ PEAKS = Peaks(
     copy_bytes_per_s=4e12,
     flops_per_s={"bf16": 800e12, "fp32": 50e12},
 )
+
+
+def decoded(events):
+    """The events as a rank's own profile has them, through a file."""
+    return decode_all(BytesIO(json.dumps({"traceEvents": events}).encode())).events
 
 
 class Kineto:

@@ -7,13 +7,13 @@ need, and nothing is given up early because the machine is busy with something e
 import hashlib
 import os
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import agent_forks
 import pytest
+from builders import replace
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import LaunchPair

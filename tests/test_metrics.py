@@ -1,8 +1,7 @@
 """The table of metrics, the verdicts' ranks and outcomes, and how values are shown."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
 from stepguard.core.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
 from stepguard.core.site import Site
@@ -17,6 +16,10 @@ UNIT_IN_NAME = {
     "J": "_j_per_step",
     "FLOP": "flops_per_step",
     "calls": "s_per_step",
+    "settings": "settings",
+    "lines": "_lines_per_step",
+    "objects": "_objects_per_step",
+    "nodes": "_nodes_per_step",
     "tokens": "tokens_per_step",
     "kernels": "_kernels",
     "breaks": "_breaks",
@@ -48,6 +51,7 @@ def test_which_counters_are_work_and_which_are_cost():
         "compiled_operator_calls_per_step",
         "tokens_per_step",
         "collective_bytes_per_step",
+        "settings",
     }
     slack = {name: metric.slack_pct for name, metric in METRICS.items() if metric.slack_pct}
     assert slack == {"launches_per_step": 2.0, "peak_allocated_bytes": 0.05}
@@ -97,7 +101,7 @@ def test_statuses_from_worst_to_best():
 
 def test_every_reason_says_something_else():
     """No two reasons share their words."""
-    assert len({reason.value for reason in Reason}) == len(list(Reason)) > 20
+    assert len({reason.phrase for reason in Reason}) == len(list(Reason)) > 20
 
 
 def test_the_worst_gated_metric_is_a_verdicts_worst():

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stepguard.cli.common import complain, say
 from stepguard.cli.main import main
 from stepguard.core.evidence import Fault, to_json
+from stepguard.core.reasons import Reason
 from stepguard.core.text import markdown, printable, printable_document, printable_lines
 
 ESC = "\x1b[2K\x1b]0;title\x07"
@@ -95,11 +96,11 @@ def test_what_commands_say_steers_nothing(capsys):
 def test_hostile_names_in_evidence_do_not_reach_the_reader(tmp_path, capsys, monkeypatch):
     """Evidence is a file that anybody may have written: the command judge shows it as text."""
     monkeypatch.chdir(tmp_path)
-    fault = Fault("RAISED", f"boom\n::error::{ESC}", f"line\n::error::x\n{ESC}", "launch 1")
+    fault = Fault(Reason.RAISED, f"boom\n::error::{ESC}", f"line\n::error::x\n{ESC}", "launch 1")
     found = cpu_evidence(faults=(fault,), commit=f"{ESC}\n::error::y")
     (tmp_path / "evidence.json").write_bytes(to_json(found))
     main(["judge", "--evidence", "evidence.json", "--json", "out.json"])
     out = "".join(capsys.readouterr())
     assert "boom" in out and not any(steers(line) for line in out.split("\n"))
     text = (tmp_path / "out.json").read_text()
-    assert not any(steers(line) for line in json.loads(text)[0]["detail"].split("\n"))
+    assert not any(steers(line) for line in json.loads(text)[0]["text"]["detail"].split("\n"))

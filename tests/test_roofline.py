@@ -2,6 +2,7 @@
 
 import csv
 import json
+from xml.etree import ElementTree
 
 import pytest
 from builders import PROPERTY
@@ -103,6 +104,27 @@ def test_classes_under_the_roof_and_causes():
     text = " ".join(" ".join(lines(explain(fast, slow), peaks=PEAKS)).split())
     assert "54 % -> 27 % of its roof, compute-bound" in text
     assert not class_roofs(profile(a_trace(5.0, shapes=False).analysis()), PEAKS)
+
+
+def test_the_picture_of_a_roofline(tmp_path, monkeypatch, capsys):
+    """A circle where the product's figures are; the roofs meet at their ridge; refused without."""
+    file, picture = tmp_path / "a<b.json", tmp_path / "roof.svg"
+    call = ["trace", str(file), "--roofline", str(picture)]
+    file.write_bytes(a_trace(5.0).text())
+    monkeypatch.setattr(storage, "newest", lambda gpu: None)
+    assert main(call) == 2 and "no peaks are known" in capsys.readouterr().err
+    monkeypatch.setattr(storage, "newest", lambda gpu: PEAKS)
+    assert main([*call, "--by-name"]) == 0
+    root = ElementTree.fromstring(picture.read_text())
+    (circle,) = root.iterfind(".//{*}circle")
+    assert "429.5 TFLOP/s, 341.3 FLOP/byte, 54 % of its roof, compute-bound" in circle[0].text
+    memory, flat = (line for line in root.iterfind(".//{*}line") if len(line))
+    assert [memory.get("x2"), memory.get("y2")] == [flat.get("x1"), flat.get("y1")]
+    assert flat.get("y1") == flat.get("y2") and float(memory.get("y1")) > float(memory.get("y2"))
+    assert float(circle.get("cy")) > float(flat.get("y1")), "below its roof"
+    assert float(circle.get("cx")) > float(flat.get("x1")), "right of the ridge at 200 FLOP/byte"
+    file.write_bytes(a_trace(5.0, shapes=False).text())
+    assert main(call) == 2 and "no kernel has known work" in capsys.readouterr().err
 
 
 def products(sizes):

@@ -327,16 +327,7 @@ def test_a_sync_in_a_library_is_not_offered_a_comment_that_allows_all_of_them():
     via = "transformers/trainer.py:41 in Trainer.train"
     inside = structs.replace(ITEM, via=via)
     for site, offered in ((ITEM, True), (inside, False)):
-        metric = MetricVerdict(
-            "sync_candidates_per_step",
-            Status.CHANGED,
-            Reason.COUNTER_ROSE,
-            0,
-            1,
-            gated=True,
-            sites=(site,),
-        )
-        verdict = Verdict.of("fit[cpu]", (metric,))
+        verdict = rise(site)
         text = block(verdict, "", Commands())
         assert ("# stepguard: allow sync" in text) is offered
         assert (f"model/gpt.py:88 via {via}" in headline(verdict)) is not offered

@@ -20,6 +20,7 @@ def short_run(**changed: Any) -> Options:
     """Eight steps of the size "tiny", which the caller has to offer in ``model.config.SIZES``."""
     shape = {"size": "tiny", "batch": 2, "seq": 16, "precision": "fp32", "compile": False}
     step = {"attention": "default", "seed": 1337, "device": "cpu", "micro_steps": 2}
+    step |= {"fast": False}
     learning = {"grad_clip": 1.0, "weight_decay": 0.1, "lr": 1e-2, "min_lr_share": 0.1}
     run = {"data": str(STDLIB_SHARD), "val_fraction": 0.05, "steps": 8, "warm_up_steps": 3}
     every = {"log_every": 2, "eval_every": 4, "eval_batches": 2, "save_every": 4}

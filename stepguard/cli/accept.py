@@ -13,9 +13,8 @@ from stepguard.cli.common import add_parser, commands_of, complain, say
 from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_today, wanted_evidence
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.text import printable, short_hash
-from stepguard.judge.acceptance import has_words, moved_together
-from stepguard.judge.permit import permit
+from stepguard.core.text import has_words, printable, short_hash
+from stepguard.judge.acceptance import moved_together
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.report.permission_text import of_waivers
@@ -48,7 +47,7 @@ def _accept(options: argparse.Namespace) -> int:
             done = accept(target, evidence, options.reason, where=commands.in_folder())
             say(accepted_line(done, commands), *moves(done))
             # By the new level, whose figures may be what a waiver was for.
-            verdict = permit(verdict_today(evidence, options.baselines), evidence, waivers, today())
+            verdict = verdict_today(evidence, options.baselines, waivers)
             say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
         except FileError as error:
             complain(error)

@@ -55,6 +55,11 @@ def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
     return ProgressLine(display, True, devices, Store(root).last_wall_s(cases))
 
 
+def page_width() -> int:
+    """Return how wide a page may be that is printed: COLUMNS, the terminal's width, or 80."""
+    return columns(sys.stdout)
+
+
 def table_width() -> int:
     """Return how wide a table may be that is printed; 0 for any width, in a file."""
     return columns(sys.stdout) if sys.stdout.isatty() else 0

@@ -1,34 +1,50 @@
 """The command explain-code: what the code of a reason means, and what to do about it.
 
-    python -m stepguard explain-code NOT_STEADY
-    python -m stepguard explain-code CHANGED
-    python -m stepguard explain-code
-
-Its table is docs/reason-codes.md, which an installation has, too.
+python -m stepguard explain-code NOT_STEADY
+python -m stepguard explain-code CHANGED
+python -m stepguard explain-code
+python -m stepguard explain-code --page > docs/reason-codes.md
 """
 
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
+from stepguard.core.reason_help import OF_REASONS
+from stepguard.core.reasons import FORMER_CODES, Reason
+from stepguard.core.run_document import FORMER_PROBLEM_CODES, ProblemCode
 
-PAGE = "reason-codes.md"  # a link into docs/, of which an installation has a copy
+OF_A_RUN = "problem of a run"
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_PAGE = """\
+# Reason codes
+
+Every verdict has a reason. The JSON (`--perf-json`) has it under `verdict.reason` and in
+`verdict.metrics[].reason`. The rules that choose it are in `stepguard/judge/screen.py`, in the
+order in which they apply; the first that applies decides.
+`python -m stepguard explain-code REASON` prints a row of this page, `explain-code --page` makes it.
+"""
+_RUNS = """\
+## Problems of a run
+
+Why a run is no pass apart from its verdicts; the JSON has them under `problems`, and
+`python -m stepguard gate` prints them. Most are of [strict runs](options.md#strict-runs) alone.
+"""
+_COLUMNS = ("what it means", "what to do")
 
 
 @dataclass(frozen=True)
 class Code:
-    """A row of the table, as text."""
+    """A code as text."""
 
     name: str
-    verdict: str  # or "problem of a run"
+    verdict: str  # or OF_A_RUN
     means: str
     remedy: str
 
@@ -36,31 +52,62 @@ class Code:
 def add_command(commands: Any, root: Path) -> None:
     command = commands.add_parser("explain-code", help="what a reason means, and what mends it")
     command.add_argument("code", nargs="?", metavar="REASON", help="default: a list of all")
+    command.add_argument("--page", action="store_true", help="print all as a page of Markdown")
     command.set_defaults(call=_explain, root=root)
 
 
+def page() -> str:
+    """Return docs/reason-codes.md."""
+    parts = [_PAGE]
+    for section in OF_REASONS:
+        parts += [f"## {section.title}\n", *([f"{section.begins}\n"] if section.begins else [])]
+        rows = [
+            (_quoted(r), _verdicts(r), its.means, its.remedy) for r, its in section.codes.items()
+        ]
+        parts.append(_table(("reason", "verdict", *_COLUMNS), rows))
+    problems = [(_quoted(one), one.means, one.remedy) for one in ProblemCode]
+    parts += [_RUNS, _table(("code", *_COLUMNS), problems)]
+    return "\n".join(parts)
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(header)}", *lines[1:], ""])
+
+
+def _quoted(code: str) -> str:
+    return f"`{code}`"
+
+
+def _verdicts(reason: Reason) -> str:
+    return ", ".join(_quoted(status.value) for status in reason.statuses)
+
+
 def codes() -> list[Code]:
-    """Return the page's rows in order; a code may be there for a case and for a run."""
-    page = resources.files("stepguard.cli").joinpath(PAGE).read_text("utf-8")
-    return list(_rows(page))
-
-
-def _rows(page: str) -> Iterator[Code]:
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("| `") and len(cells) in (3, 4):
-            name, *verdict, means, remedy = (_LINK.sub(r"\1", c).replace("`", "") for c in cells)
-            yield Code(name, verdict[0] if verdict else "problem of a run", means, remedy)
+    """Return all codes in the page's order; a code may be there for a case and for a run."""
+    rows: list[tuple[str, ...]] = [
+        (reason, _verdicts(reason), its.means, its.remedy)
+        for section in OF_REASONS
+        for reason, its in section.codes.items()
+    ]
+    rows += [(code, OF_A_RUN, code.means, code.remedy) for code in ProblemCode]
+    return [Code(*(_LINK.sub(r"\1", text).replace("`", "") for text in row)) for row in rows]
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if options.page:
+        say(*page().splitlines())
+        return 0
     known = codes()
     if not options.code:
         width = max(len(code.name) for code in known)
         say(*(f"{code.name:{width}}  {code.verdict}" for code in known))
         return 0
     wanted = re.sub(r"\W+", "_", options.code.strip()).upper()
-    found = [code for code in known if code.name == wanted]
+    today: list[str] = [
+        now[wanted] for now in (FORMER_CODES, FORMER_PROBLEM_CODES) if wanted in now
+    ]
+    found = [code for code in known if code.name in (today or [wanted])]
     verdict = wanted.replace("_", " ")
     if not found and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
         say(f"{verdict} is a verdict; its reasons:")

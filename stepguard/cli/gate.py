@@ -93,7 +93,7 @@ def _declared(found: RunDocument, options: argparse.Namespace) -> list[Permissio
     word. They are read only where there is a range: the clone has to have its commits.
     """
     metrics = (one for result in found.results for one in result.verdict.metrics)
-    if not options.against or not any(one.reason == Reason.EXPECTED.name for one in metrics):
+    if not options.against or not any(one.reason == Reason.EXPECTED for one in metrics):
         return []
     return trailers(Path.cwd(), options.against, options.head or options.commit)
 

@@ -22,7 +22,7 @@ from stepguard.core.text import short_hash
 from stepguard.core.verdict import Status, Verdict
 from stepguard.report import table, words
 from stepguard.report.permission_text import of_waivers
-from stepguard.report.result_documents import verdict_document
+from stepguard.report.result_documents import judged_document
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waiver_file import load_waivers, today, unknown
@@ -60,7 +60,7 @@ def _judge(options: argparse.Namespace) -> int:
         with_base = f"in pairs with {found.named}, {KEY} of its commits is not applied"
         say(f"{found.head.case_id}: measured {found.head.date}, {with_base}")
     _say(verdicts)
-    put_json([verdict_document(verdict) for verdict in verdicts], options.json)
+    put_json([judged_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
 
 

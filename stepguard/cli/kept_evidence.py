@@ -12,10 +12,10 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import Verdict
-from stepguard.judge.ab.confirm import confirmed, may_ask, to_confirm
-from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.permit import final, permit
-from stepguard.judge.screen import comparable, judge
+from stepguard.judge.alarm import Answer, alarm_of, settled
+from stepguard.judge.decision import judge_ab
+from stepguard.judge.findings import Permits, verdict_of
+from stepguard.judge.screen import alike, screen
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.runs import Store, kept_files, read_evidence
@@ -28,9 +28,10 @@ def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
     command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
 
 
-def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
-    """Return the screen's verdict by today's baseline on the evidence."""
-    return judge(evidence, _entry_today(evidence, folder))
+def verdict_today(evidence: Evidence, folder: Path, waivers: Sequence[Permission] = ()) -> Verdict:
+    """Return what today's baseline, and waivers, say of the evidence, without pairs."""
+    found = screen(evidence, _entry_today(evidence, folder))
+    return verdict_of(found, Permits.of(found, waivers, today()))
 
 
 def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
@@ -50,15 +51,17 @@ def verdict_of_run(
     """
     if evidence is None:
         assert pairs is not None, "nothing was measured"
-        return permit(judge_ab(pairs), pairs.head, waivers, today())
+        return judge_ab(pairs, waivers, today())
     entry = _entry_today(evidence, folder)
-    found = permit(judge(evidence, entry), evidence, waivers, today())
-    recordings = comparable(entry.level, evidence) if entry and evidence.fingerprint else []
+    found = screen(evidence, entry)
+    permits = Permits.of(found, waivers, today())
+    recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
     # Another commit in place of the recording's own, or of a level since, excuses nothing.
     own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
-    if pairs is not None and (to_confirm(found) or own and may_ask(found, [pairs])):
-        found = confirmed(found, pairs, pairs.named, own, steps=evidence.timed_steps)
-    return final(found, evidence, waivers, today())
+    answer = Answer(pairs.named, pairs, own) if pairs is not None else None
+    if not own and alarm_of(found, permits) is None:
+        answer = None
+    return verdict_of(settled(found, permits, answer, evidence.timed_steps), permits)
 
 
 def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:

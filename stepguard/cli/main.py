@@ -5,7 +5,6 @@
     python -m stepguard doctor
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
     python -m stepguard baselines list
-    python -m stepguard calibrate 'train_step[124m-bf16]'
     python -m stepguard gate perf.json --commit 4f2a91c0d3e7...
 
 Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for bad usage.
@@ -23,7 +22,6 @@ from stepguard import __version__
 from stepguard.cli import (
     accept,
     baselines,
-    calibrate,
     comment,
     doctor,
     explain_code,
@@ -49,7 +47,6 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     judge,
     baselines,
     waive,
-    calibrate,
     comment,
     gate,
     explain_code,

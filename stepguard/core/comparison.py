@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stepguard.core.case import Case
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Launch, decode, problems
-from stepguard.core.margins import Margins, Prior
+from stepguard.core.margins import ALPHA, Margins, margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.text import revision
 
@@ -30,7 +30,7 @@ class LaunchPair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """HEAD's tree and the other one, measured, and by which margins they are judged.
+    """HEAD's tree and the other one, measured.
 
     Launch ``i`` of ``head`` and launch ``i`` of ``base`` ran alternately: they are a pair.
     """
@@ -38,26 +38,21 @@ class Comparison:
     against: str  # the other revision, as it was asked for
     head: Evidence
     base: Evidence
-    margins: Margins = field(default_factory=Margins)
-    prior: Prior = field(default_factory=Prior)
-    why: str = ""  # those margins and that prior
+    alpha: float = ALPHA  # the chance of SLOWER where nothing changed, over all analyses
     together: bool = True  # both groups alive, one of them parked; else one after the other
     out_of_time: bool = False  # there were to be more pairs, and the budget was spent
-    wall_s: float = 0.0
-    case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
-    timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
     # Whose blocks were out of line, so that others were measured in their place: for the record.
     again: tuple[LaunchPair, ...] = ()
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
     files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
-    earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured
-    check: LaunchPair | None = None  # a fresh one beside those, where they alone decide
-    spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
-    decided: bool = False  # that run said SLOWER or FASTER by them
-    not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
-    unproven: bool = False  # SLOWER by these pairs, but not among all that its run tried
-    digest: str = ""  # of the file that it is kept in, without these digits
+    fresh: bool = False  # measured although an earlier run said SLOWER: that was asked for
+    stays: str = ""  # the day and time of the run that measured it, where its SLOWER stays
     schema: int = SCHEMA
+
+    @property
+    def margins(self) -> Margins:
+        """Return the margins that judge: the case's own."""
+        return margins_of(self.head.margins_pct, self.head.case["device"])
 
     @property
     def named(self) -> str:
@@ -112,11 +107,7 @@ def _problems(found: Comparison) -> Iterator[str]:
     """Yield what is wrong with a comparison although every field has its type."""
     for side, evidence in (("head", found.head), ("base", found.base)):
         yield from (f"{side}: {problem}" for problem in problems(evidence))
+    if not 0 < found.alpha <= ALPHA:
+        yield f"its level is {found.alpha}, not more than 0 and at most {ALPHA}"
     if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
         yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
-    if not 1e-6 < found.prior.sd_pct < 1e6 or not 1e-6 < found.prior.degrees < 1e6:
-        yield f"no noise of pairs is like {found.prior}"
-    if not 0 <= found.earlier <= found.pairs or any(one < 1 for one in found.spent):
-        yield f"it has {found.earlier} pairs of earlier runs, judged at {found.spent}"
-    if not all(value > 0 for value in found.timing.values()):
-        yield f"its pairs have the timing {found.timing}"

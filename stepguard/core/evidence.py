@@ -16,14 +16,22 @@ import msgspec
 
 from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
+from stepguard.core.figures import (
+    BadTime,
+    BlockWithoutTimes,
+    ClockGap,
+    EventsGap,
+    HostGap,
+    NoneMeasured,
+)
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS
 from stepguard.core.profile import Parts, Profile
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import Count
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.strict_json import Check, Content, OtherSchema, parse
-from stepguard.core.verdict import Reason
 
 SCHEMA = 2
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
@@ -33,16 +41,13 @@ EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
 OUTSIDE_AGREE_SHARE = 0.05
 OUTSIDE_AGREE_MS = 500.0
 Steps = Annotated[int, msgspec.Meta(le=10**9)]
-# Codes of faults that kept evidence may hold, and the names of Reasons that they have today. A
-# Reason that is renamed, or merged into another one, leaves its name here.
-FORMER_CODES: dict[str, str] = {}
 
 
 @dataclass(frozen=True)
 class Disturbance:
     """A reason why a block was measured again."""
 
-    reason: str  # the name of a Reason: THROTTLED, FOREIGN_PROCESS, CLOCKS_DISAGREE ...
+    reason: Reason  # THROTTLED, FOREIGN_PROCESS, CLOCKS_DISAGREE ...
     text: str  # "thermal slowdown (hardware)", "process 4711 on the GPU"
 
 
@@ -73,27 +78,28 @@ class Block:
         """Return the steps of its launch that it timed, counted like ``ran``; none if unknown."""
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
-    def bad_times(self) -> dict[str, float] | None:
+    def bad_times(self) -> BlockWithoutTimes | BadTime | None:
         """Return what is wrong with its times: one is missing, or not a positive finite number."""
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
-            return {"steps": self.steps, "times": len(self.step_ms) if self.wall_ms else 0}
+            times = len(self.step_ms) if self.wall_ms else 0
+            return BlockWithoutTimes(steps=self.steps, times=times)
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return {"ms": ms}
+                return BadTime(what="a block", ms=repr(ms))
         return None
 
-    def clock_gap(self) -> dict[str, float] | None:
+    def clock_gap(self) -> ClockGap | None:
         """Return the first rank whose wall clock and events disagree, with both times; or the
         slowest one's and the host's time.
         """
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
-                return {"rank": rank, "wall_ms": wall, "events_ms": events}
+                return EventsGap(rank=rank, wall_ms=wall, events_ms=events)
         wall, outside = max(self.wall_ms), self.outside_ms
         if outside is not None and not (
             abs(wall - outside) <= max(OUTSIDE_AGREE_MS, OUTSIDE_AGREE_SHARE * outside)
         ):
-            return {"wall_ms": wall, "outside_ms": outside}
+            return HostGap(wall_ms=wall, outside_ms=outside)
         return None
 
 
@@ -155,29 +161,25 @@ class Difference:
     pairs_ms: tuple[tuple[float, float], ...]
     plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain variant on each rank
 
-    def bad_times(self) -> dict[str, float | str] | None:
+    def bad_times(self) -> NoneMeasured | BadTime | None:
         """Return what is wrong with its times: there is none, or not a positive finite number."""
         if not self.pairs_ms:
-            return {"difference": self.name, "times": 0}
+            return NoneMeasured(what=f"pair of blocks of {self.name}")
         for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return {"difference": self.name, "ms": ms}
+                return BadTime(what=self.name, ms=repr(ms))
         return None
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A failed measurement. ``code`` is the name of a Reason."""
+    """A failed measurement."""
 
-    code: str
+    code: Reason
     message: str  # one sentence
     detail: str = ""  # traceback or the tail of stderr
     during: str = ""  # "launch 2, block"
     site: Site | None = None  # that raised it; without a file where none is known
-
-    def __post_init__(self) -> None:
-        # Here, since evidence and both sides of a comparison are read by way of it.
-        object.__setattr__(self, "code", FORMER_CODES.get(self.code, self.code))
 
 
 @dataclass(frozen=True)
@@ -287,10 +289,9 @@ def problems(evidence: Evidence) -> Iterator[str]:
     """Yield what is wrong with evidence although every field has its type: it could not be judged.
     What is wrong with a measurement is for the judge to say, not here.
     """
-    # METRICS and Reason are looked up by these names.
-    known = [gate for gate in evidence.gates if gate not in METRICS]
-    known += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
-    yield from (f"{name!r} is not known to this version of stepguard" for name in known)
+    # METRICS is looked up by these names.
+    unknown = (gate for gate in evidence.gates if gate not in METRICS)
+    yield from (f"{name!r} is not known to this version of stepguard" for name in unknown)
     try:
         ranks = from_dict(evidence.case, evidence.gates, evidence.margins_pct).world_size
     except ValueError as error:
@@ -319,7 +320,8 @@ def _unlikely(times_ms: Iterable[float]) -> Iterator[str]:
 
 
 def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
-    tables = (counts.values, counts.unstable, counts.detail, counts.sites, counts.by_rank)
+    places = (name for name in counts.sites if name not in counts.information)
+    tables = (counts.values, counts.unstable, counts.detail, places, counts.by_rank)
     for name in chain(*tables):
         if name not in METRICS or METRICS[name].kind != "counter":
             yield f"{name!r} is no counter"

@@ -3,10 +3,16 @@
 explain/ makes it, report/ puts it into words.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import replace
 
 from stepguard.core.roofline import Work
+
+MOST_CAUSES = 40  # of a verdict's explanation
+MOST_NAMES = 20  # of a cause on one side, and of its launch shapes
 
 
 class Refusal(StrEnum):
@@ -19,8 +25,7 @@ class Refusal(StrEnum):
     FOREIGN = "foreign"
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One reason, with what was found on both sides."""
 
     reason: Refusal
@@ -45,8 +50,7 @@ class Kind(StrEnum):
     OVERLAP = "overlap"  # kernels run beside each other more or less
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Describe what a cause is made of on one side."""
 
     names: tuple[str, ...]  # kernels, the longest first
@@ -57,8 +61,7 @@ class Side:
     work: Work = Work()  # of a launch, the mean, where it is known of all
 
 
-@dataclass(frozen=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One term of the difference."""
 
     kind: Kind
@@ -71,18 +74,20 @@ class Cause:
     other_code: bool = False  # than before, of what the compiler generated
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Say why ``after`` takes longer than ``before``; the causes are in order of their time."""
 
     refused: tuple[Refused, ...]
     before_us: float = 0.0  # a step
     after_us: float = 0.0
-    causes: tuple[Cause, ...] = ()
+    causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)] = ()
     scatter_us: float = 0.0  # the sum of what is within the scatter between steps
     scatter_parts: tuple[tuple[str, float], ...] = ()  # ... by class or part, the largest first
+    scatter_known: bool = True  # or a side has one step, and the causes are all differences
     calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
     software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
+    smaller: int = 0  # causes beyond MOST_CAUSES ...
+    smaller_us: float = 0.0  # ... and their sum
 
     @property
     def change_us(self) -> float:
@@ -92,4 +97,22 @@ class Explanation:
     @property
     def explained_us(self) -> float:
         """The sum of the causes."""
-        return sum(cause.us for cause in self.causes)
+        return sum(cause.us for cause in self.causes) + self.smaller_us
+
+    def bounded(self) -> "Explanation":
+        """Return it with the MOST_CAUSES largest causes, and the sum of the smaller ones."""
+        kept, smaller = self.causes[:MOST_CAUSES], self.causes[MOST_CAUSES:]
+        return replace(
+            self,
+            causes=tuple(map(_bounded, kept)),
+            smaller=self.smaller + len(smaller),
+            smaller_us=self.smaller_us + sum(cause.us for cause in smaller),
+        )
+
+
+def _bounded(cause: Cause) -> Cause:
+    before, after = (
+        replace(side, names=side.names[:MOST_NAMES], shapes=side.shapes[:MOST_NAMES])
+        for side in (cause.before, cause.after)
+    )
+    return replace(cause, before=before, after=after)

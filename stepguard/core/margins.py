@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from stepguard.core.device import CPU, GPU
 
 BUDGET_MIN = 30.0  # of pairs in a run, unless it says otherwise
+ALPHA = 0.001  # the chance that a step is called slower although nothing changed at all
 
 
 @dataclass(frozen=True)

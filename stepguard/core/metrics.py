@@ -21,8 +21,13 @@ ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds eve
 PEAK = "peak_allocated_bytes"
 COLLECTIVES = "collectives_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
+GARBAGE = "garbage_objects_per_step"
+GRAPH_NODES = "leaked_graph_nodes_per_step"
+PYTHON_LINES = "python_lines_per_step"
+GROWING_LINES = "growing_python_lines_per_step"
 OPERATORS = "operator_calls_per_step"
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
+SETTINGS = "settings"
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
 
@@ -52,6 +57,9 @@ class Metric:
     slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
     floor: int = 0  # counters: a move of fewer units is still `same`, either way
     parts: bool = False  # counters: what it is made of is judged too, not only how much it is
+    # Counters: recordings may be older than the row. It is counted, and compared as soon as one has
+    # it; the row loses the mark when every file of the project's own baselines does.
+    new: bool = False
 
     @property
     def tolerant(self) -> bool:
@@ -82,6 +90,7 @@ _TABLE = (
     _work("flops_per_step", "FLOP", parts=True),
     *(_work(name, "calls", parts=True) for name in OPERATOR_METRICS),
     _work("tokens_per_step", "tokens"),
+    _work(SETTINGS, "settings", parts=True, new=True),
     _cost("host_syncs_per_step", "syncs", _GPU),
     _cost("sync_candidates_per_step", "calls", Scope.CPU),
     _cost("launches_per_step", "calls", _GPU, slack_pct=2.0),
@@ -95,6 +104,7 @@ _TABLE = (
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),
     _cost("recompiles", "recompiles"),
+    _cost("uncached_graphs", "graphs", new=True),
     _cost(
         PEAK,
         "B",
@@ -105,6 +115,9 @@ _TABLE = (
     ),
     _cost(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
     _cost("leaked_bytes_per_step", "B", _EXACT),
+    _cost(GRAPH_NODES, "nodes", new=True),
+    _cost(GARBAGE, "objects", new=True),
+    _cost(GROWING_LINES, "lines", new=True),
     _cost("device_allocations_per_step", "calls", _GPU),
     _difference("sync_overhead_pct", "% of a step", _GPU),
     _information("sync_overhead_ms", "ms", _GPU),
@@ -118,6 +131,8 @@ _TABLE = (
     _information("mfu_pct", "%", digits=2),
     _information("compile_s", "s", digits=2),
     _information("enqueue_ms", "ms"),
+    _information("gc_pause_ms_per_step", "ms"),
+    _information(PYTHON_LINES, "lines", digits=0),
     _information("energy_j_per_step", "J", digits=2),
     _information("peak_reserved_bytes", "B", _GPU, digits=0),
     _information("sync_api_share_pct", "%", _GPU, digits=1),
@@ -132,7 +147,11 @@ WASTE = (
     "device_allocations_per_step",
     "graph_breaks",
     "recompiles",
+    "uncached_graphs",
     "leaked_bytes_per_step",
+    GRAPH_NODES,
+    GARBAGE,
+    GROWING_LINES,
 )
 # The only one of its kind: what costs time moves the mean, and at half the noise of the median.
 JUDGED_TIME = "step_ms"
@@ -156,6 +175,17 @@ def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
     times = (JUDGED_TIME,) if is_gpu(device) else ()
     counters = (metric for metric in METRICS.values() if metric.kind == "counter")
     return (*times, *(metric.name for metric in counters if metric.exists(device, world_size)))
+
+
+def setting(name: str, value: object) -> str:
+    """Return a setting and its value as a part of SETTINGS; ``setting_of`` reads it."""
+    return f"{name} = {value}"
+
+
+def setting_of(part: str) -> tuple[str, str]:
+    """Return name and value of a setting."""
+    name, _, value = part.partition(" = ")
+    return name, value
 
 
 def format_value(name: str, value: float | None) -> str:

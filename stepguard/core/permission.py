@@ -7,16 +7,16 @@ It is written in one of two places:
   It counts in a comparison of a range that holds the commit, and nowhere else.
 """
 
-from dataclasses import dataclass
 from datetime import date
-from enum import Enum
+from enum import StrEnum
+
+import msgspec
 
 KEY = "Perf-Expect"
 FORM = f"{KEY}: CASE METRIC: reason"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Permission:
+class Permission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One metric of one case that may be worse: how much, until when, why, and who says so.
 
     A waiver has ``expires`` and exactly one of ``limit_pct`` and ``value``; a trailer has
@@ -40,21 +40,20 @@ class Permission:
         return bool(self.commit)
 
 
-class Effect(Enum):
+class Effect(StrEnum):
     """The effect of a permission in one run."""
 
-    ALLOWED = "the metric fails, and the case passes all the same"
-    NOT_APPLIED = "the case as a whole was not measured, compared or decided"
-    NOT_GATED = "the case does not gate the metric"
-    NOT_NEEDED = "the metric does not fail"
+    ALLOWED = "ALLOWED"  # the metric fails, and the case passes all the same
+    NOT_APPLIED = "NOT_APPLIED"  # the case as a whole was not measured, compared or decided
+    NOT_GATED = "NOT_GATED"  # by the case
+    NOT_NEEDED = "NOT_NEEDED"  # the metric does not fail
     # Of waivers alone: a trailer has neither a day nor a size.
-    EXPIRED = "its last day is over"
-    TOO_WIDE = "a counter's value is no limit beside what is recorded"
-    EXCEEDED = "the metric is further off than is allowed, or other work than is allowed"
+    EXPIRED = "EXPIRED"  # its last day is over
+    TOO_WIDE = "TOO_WIDE"  # a counter's value is no limit beside what is recorded
+    EXCEEDED = "EXCEEDED"  # the metric is further off than is allowed, or is other work
 
 
-@dataclass(frozen=True)
-class PermissionOutcome:
+class PermissionOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A permission of a case, and what it did there."""
 
     permission: Permission

@@ -137,6 +137,12 @@ def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
     )
 
 
+def merged_by_name(profile: Profile) -> Profile:
+    """Return a profile with one row for each kernel's name, whatever its phases and shapes."""
+    rows = merged(profile.kernels, phase="", grid=(), block=(), code="", work=Work())
+    return replace(profile, kernels=tuple(sorted(rows, key=lambda row: -sum(row.us))))
+
+
 def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:
     """Return a profile of the ``most`` longest kernels and those whose keys are ``kept``; the other
     kernels are a row for each class and phase, other idle time a row for each cause.

@@ -5,19 +5,18 @@ run, so a run that failed, was stopped or was refused leaves one, too. Paths are
 project's folder. Whoever reads one from a file reads it with storage/read_documents.py.
 """
 
-from enum import Enum
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+from typing import Annotated, Any
 
 import msgspec
 
 from stepguard.core.case import Scalar
-from stepguard.core.explanation import Kind
 from stepguard.core.recording import Text
 from stepguard.core.site import Site
-from stepguard.core.verdict import Outcome, Reason, Status, notable, word_of
+from stepguard.core.verdict import Verdict
 
-SCHEMA = 2
-MOST_CAUSES = 40  # of an explanation
+SCHEMA = 3
 
 Line = Annotated[int, msgspec.Meta(ge=0)]  # from 1; 0 where it is not known
 
@@ -42,43 +41,127 @@ class End(Enum):
     FAILED = "failed"  # an internal error
 
 
-class ProblemCode(Enum):
-    """Say why a run is no pass, apart from its verdicts."""
+class ProblemCode(StrEnum):
+    """Why a run is no pass, apart from its verdicts: a code, what it means, and what to do about it
+    in the Markdown of docs/reason-codes.md. The last ones are the gate's own.
+    """
 
-    REFUSED = "REFUSED"  # a usage error
-    NOT_FINISHED = "NOT_FINISHED"  # interrupted, or an internal error
-    NOTHING_MEASURED = "NOTHING_MEASURED"
-    NOT_RECORDED = "NOT_RECORDED"  # --perf-update could not record
-    CASE_MISSING = "CASE_MISSING"  # a case that is guarded was not measured
-    NO_CASES = "NO_CASES"  # there is no performance test
-    ONLY_COLLECTED = "ONLY_COLLECTED"  # --collect-only
-    FEWER_GATES = "FEWER_GATES"  # than the case's recording has, or wider margins
-    OTHER_CASE = "OTHER_CASE"  # than its test declares, or than is recorded
-    EXPECTED_TO_FAIL = "EXPECTED_TO_FAIL"  # an xfail mark lets a case fail
-    RECORDS = "RECORDS"  # the run records what it measures
-    NO_COMMIT = "NO_COMMIT"  # what was measured is no commit
-    DIRTY = "DIRTY"  # files differ from the commit
-    TREE_CHANGED = "TREE_CHANGED"  # while it was measured
-    # The gate's own, of a document:
-    FOREIGN_COMMIT = "FOREIGN_COMMIT"  # another one should have been measured
-    FEWER_GPUS = "FEWER_GPUS"  # than the machine should have
-    NOT_STRICT = "NOT_STRICT"  # the run let cases pass unguarded
-    NOT_PASSED = "NOT_PASSED"  # pytest failed, whatever the verdicts are
-    FAILED = "FAILED"  # a case's verdict is no pass
-    OTHER_BASELINE = "OTHER_BASELINE"  # judged by what the base has not recorded
+    means: str
+    remedy: str
+
+    def __new__(cls, code: str, means: str, remedy: str) -> "ProblemCode":
+        problem = str.__new__(cls, code)
+        problem._value_ = code
+        problem.means, problem.remedy = means, remedy
+        return problem
+
+    REFUSED = "REFUSED", "A usage error: nothing was measured.", "The message says it."
+    NOT_FINISHED = (
+        "NOT_FINISHED",
+        "The run was interrupted, or pytest failed inside; or a test ended it with status 0 "
+        "though its case fails.",
+        "Run it again; else see the log.",
+    )
+    NOTHING_MEASURED = (
+        "NOTHING_MEASURED",
+        "No selected case came to a result; in a strict run also `--collect-only`, `--fixtures` "
+        "and `--fixtures-per-test`.",
+        "See why each was skipped or failed. To collect alone, add `--perf-no-strict`.",
+    )
+    NOT_RECORDED = (
+        "NOT_RECORDED",
+        "`--perf-update` could not record what it measured.",
+        "The message says it.",
+    )
+    CASE_MISSING = (
+        "CASE_MISSING",
+        "A guarded case was deleted, skipped, deselected, or never reached.",
+        "Measure it; or say what is meant with `--perf-select`; or remove it from the baseline as "
+        "well.",
+    )
+    NO_CASES = (
+        "NO_CASES",
+        "No performance test was collected; of the gate: the base has no recording for this "
+        "machine.",
+        "Call pytest where they are; record first.",
+    )
+    FEWER_GATES = (
+        "FEWER_GATES",
+        "A case gates less than its recording has, has wider margins (`margins_pct`) than were "
+        "recorded, or its verdict says nothing of a gate.",
+        "Gate it again, or narrow its margins; or record the case as it is: `--perf-update "
+        "--perf-select=CASE`.",
+    )
+    OTHER_CASE = (
+        "OTHER_CASE",
+        "A test measured another case than it declares, or one with other parameters than are "
+        "recorded.",
+        "`perf(case)` with the case that the test is given; a changed workload is another case, "
+        "with a name of its own.",
+    )
+    EXPECTED_TO_FAIL = (
+        "EXPECTED_TO_FAIL",
+        "A mark `xfail` on a case.",
+        "`python -m stepguard waive`: it has a size, a day and a reason.",
+    )
+    RECORDS = (
+        "RECORDS",
+        "`--perf-update` in a gate.",
+        "Record in a run of its own, with `--perf-no-strict`.",
+    )
+    DIRTY = (
+        "DIRTY",
+        "What was measured is in no commit: there is no git, no repository or no commit, files "
+        "differ from the commit, or a file in `baselines/` is in none, or only a link.",
+        "Commit it, or let git ignore what is no source; the message names the files, or has the "
+        "command.",
+    )
+    TREE_CHANGED = (
+        "TREE_CHANGED",
+        "Files or the commit changed while a case was measured, or since the run began.",
+        "Measure again, and leave the tree alone meanwhile.",
+    )
+    FOREIGN_COMMIT = (
+        "FOREIGN_COMMIT",
+        "The gate: the document is of another commit.",
+        "Measure the commit that is to be merged.",
+    )
+    FEWER_GPUS = (
+        "FEWER_GPUS",
+        "The gate: fewer GPUs than the machine should have.",
+        "`--perf-require-gpus=N`; `python -m stepguard doctor`.",
+    )
+    NOT_STRICT = (
+        "NOT_STRICT",
+        "The gate: the run was not strict.",
+        "`--perf-strict`, or `CI` is set.",
+    )
+    NOT_PASSED = "NOT_PASSED", "The gate: pytest failed though no case did.", "See its log."
+    FAILED = (
+        "FAILED",
+        "The gate: a case does not pass, or is waived where the base has no such waiver.",
+        "Its verdict says it.",
+    )
+    OTHER_BASELINE = (
+        "OTHER_BASELINE",
+        "Judged by what the base has not recorded, or against itself.",
+        "`--perf-base=BRANCH`; see which baselines the change edits.",
+    )
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ProblemCode | None":
+        return FORMER_PROBLEM_CODES.get(value)
+
+
+# Codes that documents of earlier versions have, and what they are called now.
+FORMER_PROBLEM_CODES: Mapping[object, ProblemCode] = {
+    "NO_COMMIT": ProblemCode.DIRTY,
+    "ONLY_COLLECTED": ProblemCode.NOTHING_MEASURED,
+}
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the document."""
-
-
-Part = TypeVar("Part", bound=_Part)
-
-
-def filled(kind: type[Part], source: object, **others: object) -> Part:
-    """Return a part of the document: its fields are ``others`` and, else, those of ``source``."""
-    names = [name for name in kind.__struct_fields__ if name not in others]
-    return kind(**{n: getattr(source, n) for n in names if hasattr(source, n)}, **others)
 
 
 class Problem(_Part, frozen=True):
@@ -111,95 +194,24 @@ class CaseState(_Part, frozen=True, kw_only=True):
     guarded: bool = False  # this run was to measure it
 
 
-class MetricDocument(_Part, frozen=True, kw_only=True):
-    """A metric's part of a verdict; stepguard/core/verdict.py says what each field is."""
+class VerdictText(_Part, frozen=True, kw_only=True):
+    """What a verdict says, as reports have it; stepguard/report makes it."""
 
-    metric: Text
-    status: Status
-    reason: Text  # the name of a Reason
-    old: float | None
-    new: float | None
-    change_pct: float | None
-    limit_pct: float | None
-    noise_pct: float | None
-    gated: bool
-    waived_until: str
-    failing_ranks: tuple[tuple[float, float], ...]
-    note: str
-    sites: tuple[Site, ...]
-
-
-class SideDocument(_Part, frozen=True, kw_only=True):
-    """Describe what a cause is made of on one side."""
-
-    names: tuple[str, ...]
-    calls: float  # a step
-    us: float  # a step
-
-
-class CauseDocument(_Part, frozen=True, kw_only=True):
-    """A cause of a moved time; stepguard/core/explanation.py says what each field is."""
-
-    kind: Kind
-    us: float
-    what: str
-    phase: str
-    place: str
-    before: SideDocument
-    after: SideDocument
-    text: str
-
-
-class ExplanationDocument(_Part, frozen=True, kw_only=True):
-    """Why a step takes longer than the other one, by the profiles of both: causes and what is
-    within the scatter between steps add up to the difference.
-    """
-
-    refused: list[str]  # why they cannot be compared
-    before_us: float
-    after_us: float
-    causes: Annotated[list[CauseDocument], msgspec.Meta(max_length=MOST_CAUSES)]
-    smaller_us: float  # of all further causes together
-    scatter_us: float
-
-
-class VerdictDocument(_Part, frozen=True, kw_only=True):
-    """A verdict, with the sentences of reports."""
-
-    case_id: Text
-    status: Status
-    reason: Text  # the name of a Reason
-    outcome: Outcome
     headline: Text  # one line: the cause first
     message: str  # of a case that was judged as a whole
     detail: str  # a traceback, or a worker's last output
     lines: list[str]  # what it rests on
     place: Site | None  # where the metric that decided moved, if that is known
-    recordings: int
-    recorded: bool
-    against: str
-    p_value: float | None
-    waived_until: str
-    waivers: list[str]  # each waiver of the case, and what it did
-    metrics: list[MetricDocument]
-    expectations: list[str] = []  # likewise the trailers of commits
-    explanation: ExplanationDocument | None = None  # where both sides have a profile
+    notes: dict[str, str]  # of metrics: parts and ranks that moved, what pairs said
+    causes: list[str]  # of a time that moved
+    steps: list[str]  # what to do next, as it is typed
 
-    @property
-    def word(self) -> str:
-        """Return the verdict as tables and counts name it."""
-        return word_of(self.status, self.recorded, self.waived_until)
 
-    @property
-    def permissions(self) -> list[str]:
-        """Return what each permission of the case did."""
-        return [*self.waivers, *self.expectations]
+class JudgedDocument(_Part, frozen=True, kw_only=True):
+    """A verdict on kept evidence."""
 
-    @property
-    def has_notice(self) -> bool:
-        """Tell whether it has something to say though it passes."""
-        reasons = (Reason[one.reason] for one in self.metrics if one.gated)
-        return notable(self.status, reasons, bool(self.expectations))
+    verdict: Verdict
+    text: VerdictText
 
 
 class LaunchDocument(_Part, frozen=True, kw_only=True):
@@ -217,8 +229,8 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     gates: tuple[str, ...]
     metrics: dict[str, float]
     launches: list[LaunchDocument]
-    verdict: VerdictDocument
-    steps: list[str]  # what to do next, as it is typed
+    verdict: Verdict
+    text: VerdictText
     evidence: str
     baseline: str
     commit: str

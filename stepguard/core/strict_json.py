@@ -8,7 +8,7 @@ import json
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -19,6 +19,8 @@ LARGEST = 1e60  # of a number: its square, or a product of a few, is still one
 EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")
 Check = Callable[[Content], Iterable[str]]  # yields what is wrong with a content of sound types
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]  # what it cannot make sense of it leaves alone
+NO_OLDER: Mapping[int, Upgrade] = {}
 
 
 class OtherSchema(ValueError):
@@ -30,9 +32,14 @@ class OtherSchema(ValueError):
 
 
 def parse(
-    text: str, kind: type[Content], schema: int, check: Check[Content] | None = None
+    text: str,
+    kind: type[Content],
+    schema: int,
+    check: Check[Content] | None = None,
+    older: Mapping[int, Upgrade] = NO_OLDER,
 ) -> Content:
-    """Return the document as a ``kind``.
+    """Return the document as a ``kind``. ``older`` schemas are made into this one before its fields
+    are read.
 
     Raises ValueError when it is truncated, has NaN, a number beyond LARGEST, a key twice, a wrong,
     missing or unknown field, or what ``check`` yields; OtherSchema for another one than ``schema``.
@@ -51,6 +58,8 @@ def parse(
         if not isinstance(raw, dict) or "schema" not in raw:
             raise ValueError("it has no schema")
         # Before the fields: another schema has others.
+        if type(raw["schema"]) is int and (upgrade := older.get(raw["schema"])):
+            raw = upgrade(raw)
         if raw["schema"] != schema:
             raise OtherSchema(raw["schema"], schema)
         found = converted(raw, kind)

@@ -108,3 +108,8 @@ def printable_document(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [printable_document(one) for one in value]
     return value
+
+
+def has_words(reason: str) -> bool:
+    """Tell whether a reason says anything: the "..." of a pasted command does not."""
+    return bool(reason.strip(" .'\""))

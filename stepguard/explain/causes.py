@@ -3,11 +3,13 @@
 The step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
 idle time by cause. Every term has a figure for each step, so a difference is set against how much
 the steps of one profile differ from each other. What is not beyond that is no cause; it goes, all
-together, into ``Explanation.scatter_us``: causes + scatter = difference, always.
+together, into ``Explanation.scatter_us``: causes + scatter = difference, always. With one step on a
+side the scatter is not known, and every difference is a cause.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.core.profile import (
@@ -54,6 +56,7 @@ def explain(before: Profile, after: Profile) -> Explanation:
         causes=tuple(sorted(causes, key=lambda cause: -abs(cause.us))),
         scatter_us=sum(us for _, us in rest),
         scatter_parts=_summed(rest),
+        scatter_known=scatter.known,
         calls=_changed_calls(before, after),
         software=_other_software(before, after),
     )

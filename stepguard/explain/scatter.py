@@ -2,6 +2,7 @@
 
 A profile has two or three steps, so a term's own variance is nearly unknown. It is mixed with what
 terms of its kind usually have (Smyth 2004, as for pairs in judge/), and never taken as less.
+Of a side with a single step nothing is known: every difference counts then.
 """
 
 from collections.abc import Sequence
@@ -53,6 +54,7 @@ class Scatter:
     """The limits of all terms of one comparison."""
 
     def __init__(self, terms: Sequence[Term]) -> None:
+        self.known = all(min(len(term.before), len(term.after)) > 1 for term in terms)
         counts = {usual: sum(term.usual == usual for term in terms) for usual in Usual}
         # A third of the false alarms for each kind: hundreds of kernels do not deafen three parts.
         self._alpha = {usual: FALSE_ALARMS / 3 / max(1, counts[usual]) for usual in Usual}
@@ -65,8 +67,8 @@ class Scatter:
         self._share[Usual.KERNEL] = max(Usual.KERNEL.value, median(shares) if shares else 0.0)
 
     def beyond(self, term: Term) -> bool:
-        """Return whether the difference is more than the scatter between steps."""
-        if term.certain:
+        """Return whether the difference is beyond the scatter between steps, if that is known."""
+        if term.certain or not self.known:
             return abs(term.change_us) > _LEAST_US
         free = max(0, len(term.before) + len(term.after) - 2)
         own = _own(term)

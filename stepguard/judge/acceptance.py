@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.sentences import sentence, uncommitted
+from stepguard.core.sentences import uncommitted
 from stepguard.core.text import counted
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.noise_limits import (
@@ -18,7 +18,7 @@ from stepguard.judge.noise_limits import (
     launch_spread_pct,
     paired,
 )
-from stepguard.judge.screen import comparable
+from stepguard.judge.screen import alike
 from stepguard.judge.soundness import measurement_problem
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
@@ -27,16 +27,11 @@ MIN_TOGETHER = 3  # cases; two that move alike may well have the same cause in t
 ALIKE = 2.0  # the largest of moves that are alike is at most so many times the smallest
 
 
-def has_words(reason: str) -> bool:
-    """Tell whether a reason says anything: the "..." of a pasted command does not."""
-    return bool(reason.strip(" .'\""))
-
-
 def unfit_to_record(evidence: Evidence) -> str:
     """Return why this evidence is no level to compare with, whatever the baseline holds."""
     problem = measurement_problem(evidence)
     if problem is not None:
-        return f"{problem.status.value}: {sentence(problem.reason, problem.facts)}"
+        return f"{problem.status.value}: {problem.figures.sentence}"
     # All runs of a factory have one id, whatever their parameters; no test has a row of a sweep.
     if _OF_A_COMMAND.fullmatch(evidence.case_id):
         return "it is no case of the suite: run and sweep- are names that the commands give"
@@ -49,7 +44,7 @@ def unfit_to_record(evidence: Evidence) -> str:
     if evidence.dirty:
         return f"measured on a tree with {uncommitted(evidence.dirty)}, then measure again"
     if evidence.tree_changed:
-        return f"{Reason.TREE_CHANGED.value}; measure again"
+        return f"{Reason.TREE_CHANGED.phrase}; measure again"
     # Last: these need blocks, launches and differences that are sound.
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 
@@ -94,7 +89,7 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     """
     if JUDGED_TIME not in evidence.gates:
         return ""
-    recordings = comparable(entry.level, evidence) if entry else []
+    recordings = alike(entry.level, evidence) if entry else []
     now = [launch.step_ms for launch in evidence.launches]
     past = [one.times_ms[JUDGED_TIME] for one in recordings if one.times_ms.get(JUDGED_TIME)]
     spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)

@@ -7,10 +7,11 @@ epoch, oldest first, or the other revision's summary alone.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import msgspec
 
+from stepguard.core.figures import OwnLimit
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
@@ -25,7 +26,7 @@ from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import MetricVerdict, PartMove, Reason, Status
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
 
-_UNDECIDED = (Status.INCONCLUSIVE, Reason.TOO_NOISY)  # until it is compared with its limit
+Said = tuple[Status, Reason]
 # Parts of a step, those first that the others follow from: a product, any other operator, what
 # autograd adds beside them, their backward passes, and views.
 OTHER_KIND = 1
@@ -54,25 +55,31 @@ VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches 
 
 
 def compare(
-    metric: str, now: Recording, past: Sequence[Recording], gates: Sequence[str]
+    metric: str,
+    now: Recording,
+    past: Sequence[Recording],
+    gates: Sequence[str],
+    recorded: bool = False,
 ) -> MetricVerdict:
-    """Return the metric's verdict; ``now`` must hold it."""
-    return replace(_compared(metric, now, past), gated=metric in gates)
-
-
-def _compared(metric: str, now: Recording, past: Sequence[Recording]) -> MetricVerdict:
-    kind, new = METRICS[metric].kind, now.values()[metric]
+    """Return the metric's verdict; ``now`` must hold it. ``recorded``: ``past`` is a baseline's,
+    which may be older than a new counter. That is counted, not compared.
+    """
+    kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
+    if recorded and METRICS[metric].new and not any(metric in one.counters for one in past):
+        lacks = Status.SAME, Reason.METRIC_NOT_RECORDED
+        return MetricVerdict(metric, *lacks, new=new, gated=gated)
     if metric == JUDGED_TIME:
-        return _compare_time(new, screen_of(now, past))
+        return _compare_time(new, screen_of(now, past), gated)
     if kind == "difference":
-        return _compare_difference(metric, now, past[-1])
-    if kind == "information":
-        old = past[-1].information.get(metric)
-        return _verdict(metric, Status.SAME, Reason.NOT_JUDGED, old, new)
+        return _compare_difference(metric, now, past[-1], gated)
+    if kind == "counter" and metric != "tokens_per_step":
+        return _compare_count(metric, now, past, gated)
     if metric == "tokens_per_step":
-        tokens = past[-1].tokens_per_step  # equal, or there had been no comparison
-        return _verdict(metric, Status.SAME, Reason.EQUAL, tokens, new)
-    return _compare_count(metric, now, past)
+        old: float | None = past[-1].tokens_per_step  # equal, or there had been no comparison
+        said = Status.SAME, Reason.EQUAL
+    else:
+        old, said = past[-1].information.get(metric), (Status.SAME, Reason.NOT_JUDGED)
+    return MetricVerdict(metric, *said, old, new, _change_pct(old, new), gated=gated)
 
 
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
@@ -85,84 +92,123 @@ def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
     return screen(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
 
 
-def _verdict(
-    metric: str, status: Status, reason: Reason, old: float | None, new: float
-) -> MetricVerdict:
-    change = 100 * (new / old - 1) if old else None
-    return MetricVerdict(metric, status, reason, old=old, new=new, change_pct=change)
+def _change_pct(old: float | None, new: float) -> float | None:
+    return 100 * (new / old - 1) if old else None
 
 
-def _not_recorded(metric: str, new: float) -> MetricVerdict:
-    return _verdict(metric, Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED, None, new)
+def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
+    lacks = Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED
+    return MetricVerdict(metric, *lacks, new=new, gated=gated)
 
 
-def _compare_time(new: float, found: Screen | None) -> MetricVerdict:
+def _compare_time(new: float, found: Screen | None, gated: bool) -> MetricVerdict:
     if found is None:
-        return _not_recorded(JUDGED_TIME, new)
-    # The level that the change refers to, the mean over recordings; none of them need have it.
-    old = new / (1 + found.change_pct / 100)
-    facts = {"own_card": found.own_card, "compared": found.compared}
-    verdict = MetricVerdict(JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, facts=facts)
-    return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
+        return _not_recorded(JUDGED_TIME, new, gated)
+    return MetricVerdict(
+        JUDGED_TIME,
+        *_against_limit(found.change_pct, found.limit_pct, found.noisy),
+        # The level that the change refers to, the mean over recordings; none of them need have it.
+        old=new / (1 + found.change_pct / 100),
+        new=new,
+        change_pct=found.change_pct,
+        limit_pct=found.limit_pct,
+        noise_pct=found.se_pct,
+        gated=gated,
+        figures=OwnLimit(own_card=found.own_card, compared=found.compared),
+    )
 
 
-def _compare_difference(metric: str, now: Recording, past: Recording) -> MetricVerdict:
+def _compare_difference(metric: str, now: Recording, past: Recording, gated: bool) -> MetricVerdict:
     """Judge in percentage points of a step: a difference may be zero, and no ratio of it means
     anything. ``change_pct`` and ``noise_pct`` are such points.
     """
     one, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
-        return _not_recorded(metric, one.mean)
+        return _not_recorded(metric, one.mean, gated)
     moved, limit = one.mean - then.mean, DIFFERENCE_LIMIT_PCT
-    verdict = MetricVerdict(metric, *_UNDECIDED, then.mean, one.mean, moved)
-    return _against_limit(verdict, limit, one.half_width, noisy=not one.half_width <= limit)
+    said = _against_limit(moved, limit, noisy=not one.half_width <= limit)
+    noise = one.half_width
+    return MetricVerdict(metric, *said, then.mean, one.mean, moved, limit, noise, gated=gated)
 
 
-def _against_limit(
-    found: MetricVerdict, limit_pct: float, noise_pct: float, noisy: bool
-) -> MetricVerdict:
-    """Compare the metric's change with a limit, either way."""
-    found, change = replace(found, limit_pct=limit_pct, noise_pct=noise_pct), found.change_pct or 0
+def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
+    """Compare a change with a limit, either way."""
     # Before the limit: noise that exceeds it may hide a change, or make one up.
     if noisy:
-        return found
-    if abs(change) <= limit_pct:
-        return replace(found, status=Status.SAME, reason=Reason.WITHIN_LIMIT)
-    status = Status.SLOWER if change > 0 else Status.FASTER
-    return replace(found, status=status, reason=Reason.BEYOND_LIMIT)
+        return Status.INCONCLUSIVE, Reason.TOO_NOISY
+    if abs(change_pct) <= limit_pct:
+        return Status.SAME, Reason.WITHIN_LIMIT
+    return Status.SLOWER if change_pct > 0 else Status.FASTER, Reason.BEYOND_LIMIT
 
 
-def _compare_count(metric: str, now: Recording, past: Sequence[Recording]) -> MetricVerdict:
+@dataclass(frozen=True)
+class _Count:
+    """A count of now beside the recorded one, and what that says; of some ranks, or of all."""
+
+    old: float
+    new: float
+    said: Said
+    ranks: tuple[int, ...] = ()
+    failing: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def status(self) -> Status:
+        return self.said[0]
+
+
+def _compare_count(
+    metric: str, now: Recording, past: Sequence[Recording], gated: bool
+) -> MetricVerdict:
     new, old = now.counters[metric], _recorded_count(metric, past)
     # Without its parts a recording cannot tell one that hides behind another that is gone.
     lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
     if old is None or lost and new == old:
-        return _not_recorded(metric, new)
-    found, moved = _judge_count(metric, old, new), _moved_parts(metric, now, past[-1])
-    if found.reason is Reason.EQUAL and moved and METRICS[metric].parts:
-        # As many operators, but other ones: an improvement would hide what was added beside it.
-        found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
-    if (
-        found.reason is Reason.WORK_MOVED
-        and metric in OPERATOR_METRICS
-        and _computes_as_much(moved, old)
-    ):
-        found = replace(found, status=Status.SAME, reason=Reason.WITHIN_LIMIT)
+        return _not_recorded(metric, new, gated)
+    moved = _moved_parts(metric, now, past[-1])
+    busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
     # After the parts: what falls on one rank must not hide other parts that another one has.
-    found = _compare_ranks(metric, now, past, found)
-    if found.reason is Reason.WITHIN_LIMIT:  # nothing that a reader has to know
-        return found
+    found = _compare_ranks(metric, now, past, busiest)
+    reason = found.said[1]
+    # What is within its limit is nothing that a reader has to know. Where a count is equal places
+    # are shown all the same: one may be at another place now.
+    shown = reason is not Reason.WITHIN_LIMIT
+    return MetricVerdict(
+        metric,
+        *found.said,
+        found.old,
+        found.new,
+        _change_pct(found.old, found.new),
+        moved=moved if shown and reason is not Reason.EQUAL else (),
+        ranks=found.ranks,
+        sites=_sites(metric, now, past[-1], moved, new - old) if shown else (),
+        gated=gated,
+        failing_ranks=found.failing,
+    )
+
+
+def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) -> Said:
+    """Return what a count says, by what it is made of."""
+    reason = said[1]
+    if reason is Reason.EQUAL and moved and METRICS[metric].parts:
+        # As many operators, but other ones: an improvement would hide what was added beside it.
+        said = Status.CHANGED, Reason.WORK_MOVED
+    alike = metric in OPERATOR_METRICS and _computes_as_much(moved, calls)
+    if said[1] is Reason.WORK_MOVED and alike:
+        return Status.SAME, Reason.WITHIN_LIMIT
+    return said
+
+
+def _sites(
+    metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: int
+) -> tuple[Site, ...]:
+    """Return where a count that moved by ``rise`` moved."""
     if metric == OPERATORS:
-        sites = _moved_operators(moved, now, past[-1])
-    elif metric == PEAK:
-        sites = _calls_at_other_lines(now, past[-1]) if new > old else ()
-    elif metric == COLLECTIVES:
-        sites = _moved_collectives(now, past[-1], new < old)
-    else:
-        sites = _moved_sites(metric, now, past[-1], new < old)
-    if found.reason is Reason.EQUAL:  # shown all the same: one may be at another place now
-        return replace(found, sites=sites)
-    return replace(found, moved=moved, sites=sites)
+        return _moved_operators(moved, now, past)
+    if metric == PEAK:
+        return _calls_at_other_lines(now, past) if rise > 0 else ()
+    if metric == COLLECTIVES:
+        return _moved_collectives(now, past, rise < 0)
+    return _moved_sites(metric, now, past, rise < 0)
 
 
 def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
@@ -175,53 +221,51 @@ def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
     return min(recording.counters.get(metric, newest) for recording in past)
 
 
-def _judge_count(metric: str, old: float, new: float) -> MetricVerdict:
+def _judge_count(metric: str, old: float, new: float) -> Said:
     row = METRICS[metric]
     if new == old:
-        return _verdict(metric, Status.SAME, Reason.EQUAL, old, new)
+        return Status.SAME, Reason.EQUAL
     if row.role == "work":
-        return _verdict(metric, Status.CHANGED, Reason.WORK_MOVED, old, new)
+        return Status.CHANGED, Reason.WORK_MOVED
     if abs(new - old) < row.floor:
-        return _verdict(metric, Status.SAME, Reason.WITHIN_LIMIT, old, new)
+        return Status.SAME, Reason.WITHIN_LIMIT
     # Before the slack, so that a gain of less than the slack is FASTER, too.
     if new < old:
-        return _verdict(metric, Status.FASTER, Reason.COUNTER_FELL, old, new)
+        return Status.FASTER, Reason.COUNTER_FELL
     if new <= old * (1 + row.slack_pct / 100):
-        return _verdict(metric, Status.SAME, Reason.WITHIN_LIMIT, old, new)
-    return _verdict(metric, Status.CHANGED, Reason.COUNTER_ROSE, old, new)
+        return Status.SAME, Reason.WITHIN_LIMIT
+    return Status.CHANGED, Reason.COUNTER_ROSE
 
 
 def _compare_ranks(
-    metric: str, now: Recording, past: Sequence[Recording], busiest: MetricVerdict
-) -> MetricVerdict:
-    """Return the verdict on the rank that counted most, unless that hides what another rank counts;
-    with the ranks that it is of, where it is not of all.
+    metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
+) -> _Count:
+    """Return the rank that counted most, unless that hides what another rank counts; with the ranks
+    that it is of, where it is not of all.
     """
     new, old = now.unlike_ranks().get(metric), _recorded_ranks(metric, past)
     ranks = len(new or old or ())
     if not ranks:  # one rank, or all of them alike, now and then
         return busiest
-    each = [
-        _judge_count(metric, then, count)
-        for then, count in zip(
-            old or [int(busiest.old or 0)] * ranks,
-            new or [int(busiest.new or 0)] * ranks,
-            strict=True,
-        )
-    ]
+    both = zip(
+        old or [int(busiest.old)] * ranks,
+        new or [int(busiest.new)] * ranks,
+        strict=True,
+    )
+    each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
     worst = min(each, key=lambda one: one.status.rank)
     # Of equals the busiest: its figures are the counter's own.
     found = worst if worst.status.rank < busiest.status.rank else busiest
     if found.status is Status.SAME:
         return found
     its = [rank for rank, one in enumerate(each) if one.status is found.status]
-    if found.status is not Status.CHANGED:
-        return replace(found, ranks=_some(its, ranks))
     failing = [each[rank] for rank in its]
-    if found.new == found.old:  # other parts, of as many: of which ranks, is not known
+    if found.status is not Status.CHANGED:
+        failing = []
+    elif found.new == found.old:  # other parts, of as many: of which ranks, is not known
         its, failing = [], [found, *failing]
-    pairs = tuple((one.old or 0, one.new or 0) for one in failing)
-    return replace(found, ranks=_some(its, ranks), failing_ranks=pairs)
+    counts = tuple((one.old, one.new) for one in failing)
+    return _Count(found.old, found.new, found.said, _some(its, ranks), counts)
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:

@@ -93,5 +93,6 @@ def _case(result: ResultDocument, entry: Entry | None, in_pairs: bool) -> RunCas
             recorded=verdict.recorded,
             judged_by=result.judged_by,
             verdict=verdict,
+            headline=result.text.headline,
         ),
     )

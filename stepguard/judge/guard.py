@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Effect
-from stepguard.core.run_document import End, Problem, ProblemCode, State, VerdictDocument
+from stepguard.core.run_document import End, Problem, ProblemCode, State
 from stepguard.core.sentences import TREE_CHANGED, wider_margins
 from stepguard.core.text import revision, short_hash
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.guarded_run import Door, Run, RunCase, Tree
 from stepguard.judge.permit import effect_of
 
@@ -27,7 +27,7 @@ RECORDING = ("--perf-update", "--perf-update-new")
 JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
 CONFIRMING = ("--perf-no-confirm", "--perf-budget")
 SELECTING = "--perf-select"
-
+AFRESH = "--perf-fresh"
 
 Problems = Iterator[Problem]
 
@@ -57,7 +57,7 @@ def _own_problems(run: Run) -> Problems:
 def _only_shows(run: Run) -> Problems:
     for one in run.options:
         if one.name in SHOW_ONLY:
-            yield Problem(ProblemCode.ONLY_COLLECTED, f"{one.name} measures nothing")
+            yield Problem(ProblemCode.NOTHING_MEASURED, f"{one.name} measures nothing")
 
 
 def _against_itself(run: Run) -> Problems:
@@ -97,6 +97,13 @@ def _pairs_of_settings(run: Run) -> Problems:
         yield Problem(ProblemCode.OTHER_BASELINE, text + "command")
 
 
+def _measures_afresh(run: Run) -> Problems:
+    names = {one.name for one in run.options}
+    if AFRESH in names and names & {*JUDGING[:2]}:
+        text = f"{AFRESH} sets aside what an earlier run of this pull request called SLOWER"
+        yield Problem(ProblemCode.OTHER_BASELINE, f"{text}: measure again in a run of your own")
+
+
 def _selection_of_settings(run: Run) -> Problems:
     for _, origin in _untyped(run, [SELECTING]):
         text = f"{origin}: a selection that is meant is said by the command"
@@ -118,7 +125,7 @@ def _records(run: Run) -> Problems:
 def _no_commit(run: Run) -> Problems:
     if run.tree and not run.tree.commit:
         text = f"the measured code has no commit: {run.tree.no_commit}"
-        yield Problem(ProblemCode.NO_COMMIT, text)
+        yield Problem(ProblemCode.DIRTY, text)
 
 
 def _dirty(run: Run) -> Problems:
@@ -212,7 +219,6 @@ def _fewer_gates(run: Run) -> Problems:
 
 
 def _wider_margins(run: Run) -> Problems:
-    # The case's own margins: a calibration may make wider ones of them, by the machine's noise.
     for case, entry in _known(run):
         if case.margins.wider(entry.margins):
             text = wider_margins(case.margins, entry.margins, run.recording_of(case.id))
@@ -295,14 +301,15 @@ def _not_passed(run: Run) -> Problems:
         yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
 
 
-def _verdicts(run: Run) -> Iterator[tuple[RunCase, VerdictDocument]]:
+def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
+    """Yield each case with its verdict and its first line."""
     for case in run.cases:
         if case.result and case.result.verdict:
-            yield case, case.result.verdict
+            yield case, case.result.verdict, case.result.headline
 
 
 def _gate_without_verdict(run: Run) -> Problems:
-    for case, verdict in _verdicts(run):
+    for case, verdict, _ in _verdicts(run):
         judged = {one.metric for one in verdict.metrics if one.gated}
         # A case that was judged as a whole, and failed, says it in its headline.
         absent = [gate for gate in case.gates if gate not in judged]
@@ -313,18 +320,18 @@ def _gate_without_verdict(run: Run) -> Problems:
 
 def _not_declared(run: Run) -> Problems:
     assert run.base is not None
-    for case, verdict in _verdicts(run):
+    for case, verdict, _ in _verdicts(run):
         mine = [one for one in run.base.permissions if one.is_trailer and one.case == case.id]
         declared = {one.metric for one in mine if run.against}
         for metric in (one for one in verdict.metrics if one.gated):
-            if metric.reason == Reason.EXPECTED.name and metric.metric not in declared:
+            if metric.reason == Reason.EXPECTED and metric.metric not in declared:
                 text = f"{metric.metric} passes as declared, and no commit of the range declares it"
                 yield Problem(ProblemCode.FAILED, text, case.id)
 
 
 def _failed(run: Run) -> Problems:
     assert run.base is not None
-    for case, verdict in _verdicts(run):
+    for case, verdict, headline in _verdicts(run):
         judged = {one.metric: one for one in verdict.metrics if one.gated}
         failing = [one for one in judged.values() if one.status.outcome != "passed"]
         # The run's own rule: what is wider than a run takes passes no document, either.
@@ -337,7 +344,7 @@ def _failed(run: Run) -> Problems:
         }
         unwaived = [one.metric for one in failing if one.metric not in waived]
         if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
-            yield Problem(ProblemCode.FAILED, verdict.headline)  # which names the case
+            yield Problem(ProblemCode.FAILED, headline)  # which names the case
         elif unwaived:
             text = f"passes though {', '.join(unwaived)} does not, and the base has no such waiver"
             yield Problem(ProblemCode.FAILED, text, case.id)
@@ -348,6 +355,7 @@ _IS_TOLD = "only the gate is told by its own command what should have been measu
 _CHECKS_JUDGE = "the gate sees what judged: it has the commit's name and the recordings' digests"
 _EXPECTS_ALL = "the gate expects every case of the base, whatever the run selected"
 _SAYS_NOT_WHERE = "a document does not say where an option comes from; a strict run was refused it"
+_REFUSED = "a strict run with it was refused, so that no document of one is a pass"
 _READS_RUN = "pytest says it of any run, strict or not"
 
 CONDITIONS = (
@@ -358,6 +366,7 @@ CONDITIONS = (
     Condition(_other_base, Door.GATE, _IS_TOLD),
     Condition(_judge_of_settings, Door.PYTEST, _CHECKS_JUDGE),
     Condition(_pairs_of_settings, Door.PYTEST, _SAYS_NOT_WHERE),
+    Condition(_measures_afresh, Door.PYTEST, _REFUSED),
     Condition(_selection_of_settings, Door.PYTEST, _EXPECTS_ALL),
     Condition(_records),
     Condition(_not_strict, Door.GATE, "pytest asks of strict runs alone"),

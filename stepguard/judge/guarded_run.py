@@ -12,8 +12,8 @@ from enum import Enum
 from stepguard.core.baseline import Entry
 from stepguard.core.margins import Margins
 from stepguard.core.permission import Permission
-from stepguard.core.run_document import CaseState, End, Problem, VerdictDocument
-from stepguard.core.verdict import Outcome, Status
+from stepguard.core.run_document import CaseState, End, Problem
+from stepguard.core.verdict import Outcome, Status, Verdict
 
 
 class Door(Enum):
@@ -53,7 +53,8 @@ class CaseResult:
     status: Status
     recorded: bool
     judged_by: str | None  # a recording's digest; None: by pairs, or by another file's recording
-    verdict: VerdictDocument | None = None  # where the door did not judge it itself
+    verdict: Verdict | None = None  # where the door did not judge it itself ...
+    headline: str = ""  # ... and its first line
 
 
 @dataclass(frozen=True, kw_only=True)

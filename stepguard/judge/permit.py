@@ -6,48 +6,21 @@ revision.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from datetime import date
 
-from stepguard.core.evidence import Evidence
+from msgspec.structs import replace
+
 from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
-from stepguard.core.run_document import MetricDocument
+from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.ab.confirm import settled
-from stepguard.judge.acceptance import has_words
-from stepguard.judge.soundness import measurement_problem
 
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 MAX_PCT = 50
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
 _FAILING = (Status.SLOWER, Status.CHANGED)
-Found = MetricVerdict | MetricDocument
 Size = tuple[float | None, int | None]  # limit_pct and value of a waiver, which has one of them
-
-
-def permit(
-    verdict: Verdict, evidence: Evidence, permissions: Iterable[Permission], today: date
-) -> Verdict:
-    """Return the verdict with the case's permissions applied, and what each of them did.
-
-    Only SLOWER and CHANGED are ever permitted. What a waiver allows keeps its status and is marked
-    with the waiver's last day. What a trailer allows is `same`, as a notice. Trailers count beside
-    another revision alone, and come first: a waiver of the same metric is then not needed.
-    """
-    mine = [one for one in permissions if one.case == verdict.case_id]
-    if not verdict.against:
-        mine = [one for one in mine if not one.is_trailer]
-    if not mine:
-        return verdict
-    # A counter that moved decides although others are unknown: a waiver of it would pass the case
-    # undecided. Beside another revision the unknown ones are metrics of the verdict, and fail it.
-    unsound = verdict.whole or measurement_problem(evidence) is not None
-    metrics, outcomes = permitted(verdict.metrics, mine, verdict.whole, unsound, today)
-    if any(one.effect is Effect.ALLOWED for one in outcomes):
-        verdict = verdict.with_metrics(metrics)
-    return replace(verdict, permissions=outcomes)
 
 
 def permitted(
@@ -59,6 +32,10 @@ def permitted(
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
     """Return a case's metrics under its permissions, and what each of these did. No permission
     applies to a case that was judged as a ``whole``, and no waiver to one that is ``unsound``.
+
+    Only SLOWER and CHANGED are ever permitted. What a waiver allows keeps its status and is marked
+    with the waiver's last day. What a trailer allows is `same`, as a notice. Trailers come first: a
+    waiver of the same metric is then not needed.
     """
     trailers = [one for one in permissions if one.is_trailer]
     waivers = [one for one in permissions if not one.is_trailer]
@@ -96,8 +73,7 @@ def _applied(
 
 
 def _as_declared(found: MetricVerdict, permission: Permission) -> MetricVerdict:
-    facts = {**found.facts, "was": found.status.value}
-    return replace(found, status=Status.SAME, reason=Reason.EXPECTED, facts=facts)
+    return replace(found, status=Status.SAME, reason=Reason.EXPECTED)
 
 
 def _as_waived(found: MetricVerdict, permission: Permission) -> MetricVerdict:
@@ -105,17 +81,7 @@ def _as_waived(found: MetricVerdict, permission: Permission) -> MetricVerdict:
     return replace(found, waived_until=permission.expires.isoformat())
 
 
-def final(
-    verdict: Verdict, evidence: Evidence, waivers: Sequence[Permission], today: date
-) -> Verdict:
-    """Return the screen's verdict as it may leave a run, after pairs or without: waived, and less
-    the alarms that nothing confirmed. What is waived stays as the screen saw it.
-    """
-    waived = permit(verdict, evidence, waivers, today)
-    return permit(settled(waived), evidence, waivers, today)
-
-
-def effect_of(permission: Permission, found: Found | None, today: date) -> Effect:
+def effect_of(permission: Permission, found: MetricVerdict | None, today: date) -> Effect:
     """Return what a permission does to a metric; ``found`` is None where the case has none."""
     if found is None or not found.gated:
         return Effect.NOT_GATED
@@ -139,7 +105,7 @@ def effect_of(permission: Permission, found: Found | None, today: date) -> Effec
     return Effect.ALLOWED if covered else Effect.EXCEEDED
 
 
-def uncovered_count(waiver: Permission, found: Found) -> tuple[float, float] | None:
+def uncovered_count(waiver: Permission, found: MetricVerdict) -> tuple[float, float] | None:
     """Return the recorded and the present count of a rank that the waiver's value does not cover,
     or None. Only the ranks that fail are asked.
     """
@@ -160,11 +126,11 @@ def may_cover(value: int, metric: str, old: float) -> bool:
     return value != old if METRICS[metric].role == "work" else value > old
 
 
-def _failing_counts(found: Found) -> tuple[tuple[float, float], ...]:
+def _failing_counts(found: MetricVerdict) -> tuple[tuple[float, float], ...]:
     return found.failing_ranks or ((found.old or 0, found.new or 0),)
 
 
-def largest_value(found: Found) -> float:
+def largest_value(found: MetricVerdict) -> float:
     """Return the largest value that is still a limit: twice what each failing rank recorded, or a
     little where that is next to nothing.
     """

@@ -4,87 +4,149 @@ In order, and the first that applies decides: the measurement is not sound; ther
 compare with; what is there cannot be compared; then every metric on its own, the worst deciding.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
+from stepguard.core.figures import Changed, NotRecorded, OfCase, OtherTokens, SlowSteps
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.recording import Recording
-from stepguard.core.sentences import changed
-from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.ab.by_profile import against_recordings, with_alarm
-from stepguard.judge.conditions import changes
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.judge.by_profile import against_recordings
+from stepguard.judge.comparable import (
+    SOFTWARE,
+    Difference,
+    Tag,
+    comparable,
+    conditions_of,
+    conditions_recorded,
+)
 from stepguard.judge.counters import compare, screen_of
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
-from stepguard.judge.series import noticed
-from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
+from stepguard.judge.series import REASONS, of_launches
+from stepguard.judge.soundness import (
+    Refusal,
+    measurement_problem,
+    uncompared,
+    undecided_metrics,
+)
 from stepguard.judge.summary import notes, summarise
 
 DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch
 
 
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
-    """Return the case's verdict. ``entry`` is its baseline, or None when it has none."""
+    """Return what the recordings alone say of a case: a time that moved is an alarm, which has no
+    answer yet. ``entry`` is its baseline, or None when it has none.
+    """
+    return verdict_of(screen(evidence, entry))
+
+
+def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
+    """Return what is found beside the recordings of ``entry``; without one the refusal names the
+    ``path`` that should have it.
+    """
     now, gates = summarise(evidence), evidence.gates
     # Before the baseline: a measurement that is not sound says nothing of any level.
     if problem := measurement_problem(evidence):
         if problem.status is Status.INCONCLUSIVE and (risen := _risen(evidence, now, entry)):
             return risen
-        status, reason = problem.status, problem.reason
-        shown = uncompared(now, gates, status, reason) if evidence.launches else ()
-        return Verdict(evidence.case_id, status, reason, problem.facts, problem.detail, shown)
-    past, lacks, facts = _past(evidence, now, entry)
-    if lacks is not None:
-        unknown = lacks is Reason.NOT_RECORDED
-        status = Status.NO_BASELINE if unknown else Status.NOT_COMPARABLE
-        shown = uncompared(now, gates, status, lacks)
-        return Verdict(evidence.case_id, status, lacks, facts, metrics=shown)
-    values, explained = now.values(), notes(evidence)
-    compared = (compare(name, now, past, gates) for name in METRICS if name in values)
+        shown = evidence.launches
+        return _refused(evidence, problem, now if shown else None)
+    past, refused = _past(evidence, now, entry, path)
+    if refused:
+        return _refused(evidence, refused, now)
+    values = now.values()
+    why, kernels_moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
+    explained, pattern = notes(evidence), of_launches(evidence.launches)
+    slow_steps = pattern.figures() if pattern else None
+    compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)
     metrics = tuple(
-        noticed(replace(one, facts={**one.facts, **explained.get(one.metric, {})}))
+        _noted_time(one, slow_steps, kernels_moved)
+        if one.metric == JUDGED_TIME
+        else replace(one, figures=explained.get(one.metric, one.figures))
         for one in compared
     )
-    why, moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
-    judged = with_alarm(metrics) if moved else metrics
-    libraries = changed(changes(past[-1].libraries or {}, now.libraries or {}))
-    return Verdict.of(
-        evidence.case_id, judged, recordings=len(past), explanation=why, libraries=libraries
+    return Findings(
+        evidence.case_id,
+        metrics,
+        recordings=len(past),
+        explanation=why,
+        libraries=_other_libraries(now, past[-1]),
     )
+
+
+def _other_libraries(now: Recording, then: Recording) -> str:
+    """Return which versions are others than the recording's; empty for none."""
+    both = ({Tag.LIBRARIES: one.libraries or {}} for one in (then, now))
+    found = tuple(one.change for one in comparable(*both))
+    return Changed(changes=found).text if found else ""
+
+
+def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:
+    """Return a case that is judged as a whole; what was measured is shown."""
+    shown = uncompared(now, evidence.gates, why.status, why.reason) if now else ()
+    return Findings(evidence.case_id, shown, why)
+
+
+def _noted_time(
+    found: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
+) -> MetricVerdict:
+    """Return the step time with the steps that are slower within launches. Of a time within its
+    limit the reason is what moved all the same: kernels, which ask for pairs, or such steps.
+    """
+    reason = found.reason
+    if found.status is Status.SAME and slow_steps:
+        reason = REASONS[slow_steps.kind]
+    if found.status is Status.SAME and found.gated and kernels_moved:
+        reason = Reason.KERNELS_MOVED
+    return replace(found, reason=reason, slow_steps=slow_steps)
 
 
 def _past(
-    evidence: Evidence, now: Recording, entry: Entry | None
-) -> tuple[list[Recording], Reason | None, Facts]:
+    evidence: Evidence, now: Recording, entry: Entry | None, path: str = ""
+) -> tuple[list[Recording], Refusal | None]:
     """Return the recordings that the evidence is compared with, or why there are none."""
     if entry is None:
-        return [], Reason.NOT_RECORDED, {}
+        return [], Refusal(Status.NO_BASELINE, Reason.NOT_RECORDED, NotRecorded(path=path))
+    conditions = conditions_of(evidence)
     if entry.case != evidence.case:
-        return [], Reason.OTHER_PARAMETERS, {"changes": changes(entry.case, evidence.case)}
+        other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
+        return [], _other(Reason.OTHER_PARAMETERS, _changed(other))
     # The last epoch alone: an older level is what an accepted change left behind.
-    past = comparable(entry.level, evidence)
+    past = alike(entry.level, evidence)
     if not past:
-        newest = entry.newest.software
-        return [], Reason.OTHER_SOFTWARE, {"changes": changes(newest, evidence.software_key())}
+        other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
+        return [], _other(Reason.OTHER_SOFTWARE, _changed(other))
     # The case's parameters are equal, so the workload itself was changed; times of other work say
     # nothing.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
-        return [], Reason.OTHER_TOKENS, {"old": tokens, "new": now.tokens_per_step}
-    return past, None, {}
+        return [], _other(Reason.WORK_MOVED, OtherTokens(old=tokens, new=now.tokens_per_step))
+    return past, None
 
 
-def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Verdict | None:
+def _other(reason: Reason, figures: OfCase) -> Refusal:
+    return Refusal(Status.NOT_COMPARABLE, reason, figures)
+
+
+def _changed(found: Iterable[Difference]) -> Changed:
+    return Changed(changes=tuple(one.change for one in found))
+
+
+def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:
     """Return CHANGED, if counters that are known moved although others, or the times, are not
     decided: a step that recompiles for ever is neither steady nor the same twice, and that is why.
     """
-    past, *_ = _past(evidence, now, entry)
-    if not past:
+    past, _ = _past(evidence, now, entry)
+    moved = moved_counters(now, past, evidence.gates) if past else ()
+    if not moved:
         return None
-    moved = moved_counters(now, past, evidence.gates)
-    judged = *moved, *undecided_metrics(evidence)
-    return Verdict.of(evidence.case_id, judged, recordings=len(past)) if moved else None
+    metrics = (*moved, *undecided_metrics(evidence))
+    return Findings(evidence.case_id, metrics, sound=False, recordings=len(past))
 
 
 def moved_counters(
@@ -97,10 +159,14 @@ def moved_counters(
     return tuple(metric for metric in found if metric.status is Status.CHANGED)
 
 
-def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
+def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
     """Return the epoch's recordings made under the evidence's software, oldest first."""
-    software = evidence.software_key()
-    return [recording for recording in epoch.recordings if recording.software == software]
+    now = conditions_of(evidence)
+    return [
+        recording
+        for recording in epoch.recordings
+        if not comparable(conditions_recorded(recording), now, SOFTWARE)
+    ]
 
 
 def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
@@ -108,7 +174,7 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     # Counters want none: they are exact, and a further launch is not counted.
     if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
         return False
-    found = screen_of(summarise(evidence), comparable(entry.level, evidence))
+    found = screen_of(summarise(evidence), alike(entry.level, evidence))
     return found is not None and (found.close or found.noisy)
 
 

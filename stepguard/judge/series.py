@@ -19,9 +19,11 @@ import scipy
 from stepguard.core.comparison import Comparison
 from stepguard.core.device import CPU, GPU
 from stepguard.core.evidence import Launch
-from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status
-from stepguard.judge.ab.sequential_plan import MIN_PAIRS
+from stepguard.core.figures import SlowSteps
+from stepguard.core.margins import PRIOR
+from stepguard.core.reasons import Reason
 from stepguard.judge.noise_limits import pooled_variance
+from stepguard.judge.sequential_plan import MIN_PAIRS, level_share
 
 Numbers = npt.NDArray[Any]
 # What is in one launch alone may be the machine's. On a CPU other work slows a pair or two.
@@ -59,16 +61,16 @@ class Pattern:
     ms: float  # by so much a slow step is longer
     p_value: float = 1.0
 
-    def facts(self) -> Facts:
-        """Return it as the facts of a metric's verdict."""
-        return {
-            "pattern": self.kind,
-            "begin": self.begin,
-            "after": self.after,
-            "period": self.period,
-            "slower_pct": 100 * math.expm1(self.slower),
-            "slower_ms": self.ms,
-        }
+    def figures(self) -> SlowSteps:
+        """Return it as figures of a metric's verdict."""
+        return SlowSteps(
+            kind=self.kind,
+            begin=int(self.begin),
+            after=int(self.after),
+            period=int(self.period),
+            slower_pct=100 * math.expm1(self.slower),
+            slower_ms=float(self.ms),
+        )
 
 
 @dataclass(frozen=True)
@@ -97,24 +99,21 @@ def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
     series = [one for launch in launches if (one := _of_launch(launch))]
     if len(series) < 2 or len(series) < len(launches):
         return None
-    return _found(series, _periodic(_without_places(series)), LONE_SD_PCT)
+    return _found(series, _periodic(_without_places(series)), LONE_SD_PCT, ALPHA)
 
 
 def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     """Return what HEAD's steps do in all pairs, and the other tree's at the same steps do not; None
     where HEAD is none the slower for it by the ignore margin, and before there are ``least`` pairs:
-    0 for as many as a verdict needs. Those by which an earlier run was judged, and which it did not
-    prove, do not count: that the steps of others do the same is what proves it.
+    0 for as many as a verdict needs.
     """
-    judged = max(comparison.spent, default=0)
-    sides = (comparison.head.launches[judged:], comparison.base.launches[judged:])
-    both = zip(*sides, strict=False)
+    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
     series = [one for head, base in both if (one := _of_pair(head, base))]
     if len(series) < (least or LEAST_PAIRS[comparison.head.case["device"]]):
         return None
     margins = comparison.margins
-    sd_pct = max(PAIR_SDS * comparison.prior.sd_pct, margins.matter_pct / 2)
-    found = _found(series, _periodic(series), sd_pct)
+    sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
+    found = _found(series, _periodic(series), sd_pct, ALPHA * level_share(comparison.alpha))
     if found is None:
         return None
     # From there on, where something begins late: before, HEAD may have been the faster one.
@@ -123,46 +122,16 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     return found if min(float(np.mean(lasting)), found.adds) > margins.ignore else None
 
 
-def _found(series: Sequence[_Series], periodic: Pattern | None, sd_pct: float) -> Pattern | None:
-    late = _late(series, sd_pct)
+def _found(
+    series: Sequence[_Series], periodic: Pattern | None, sd_pct: float, alpha: float
+) -> Pattern | None:
+    late = _late(series, sd_pct, alpha)
     if late is None or periodic is None:
         return late or periodic
     # Slow steps that happen to lie late, or late ones of which some are the same steps apart: it
     # is late if it is so without these.
     others = [one.without(periodic) for one in series]
-    return late if _late(others, sd_pct) else periodic
-
-
-def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict:
-    """Make the step time SLOWER, where steps of HEAD are slower from some step on, or every so many
-    steps, and those of the other tree are not; a notice where both are. Where the pairs say that
-    the mean step is slower by more, it is so for more than that: then theirs are the figures.
-    """
-    slower = of_pairs(comparison)
-    if slower is None:
-        both = of_launches(comparison.head.launches)
-        return noticed(replace(found, facts=both.facts())) if both else found
-    assert found.new is not None and found.change_pct is not None and found.pairs
-    pct, reason = 100 * math.expm1(slower.adds), REASONS[slower.kind]
-    if found.status is Status.SLOWER and found.pairs.decision.low_pct > pct:
-        reason = found.reason
-    pct = max(pct, found.change_pct)
-    return replace(
-        found,
-        status=Status.SLOWER,
-        reason=reason,
-        old=found.new / (1 + pct / 100),
-        change_pct=pct,
-        limit_pct=comparison.margins.ignore_pct,
-        facts={**slower.facts(), "p_value": slower.p_value},
-    )
-
-
-def noticed(found: MetricVerdict) -> MetricVerdict:
-    """Return a metric's verdict; slower steps within launches are its reason where it passes."""
-    if found.status is not Status.SAME or "pattern" not in found.facts:
-        return found
-    return replace(found, reason=REASONS[found.facts["pattern"]])
+    return late if _late(others, sd_pct, alpha) else periodic
 
 
 def lasting_ms(launch: Launch, begin: int) -> float:
@@ -202,7 +171,7 @@ def _of_pair(head: Launch, base: Launch) -> _Series | None:
     return _Series(steps, one.block[mine], one.log[mine] - other.log[its], other.ms)
 
 
-def _late(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
+def _late(series: Sequence[_Series], sd_pct: float, alpha: float) -> Pattern | None:
     """Return a level that is higher from some step on, in all series that reach it."""
     at = np.unique(np.concatenate([one.steps for one in series]))
     # A few steps that are far out must not make a level.
@@ -228,7 +197,7 @@ def _late(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
     ]
     pooled, degrees = pooled_variance(rises.tolist(), sd_pct, PRIOR_WEIGHT)
     distance = slower / math.sqrt((pooled + float(np.mean(its))) / len(rises))
-    if distance < float(scipy.special.stdtrit(degrees, 1 - ALPHA)):
+    if distance < float(scipy.special.stdtrit(degrees, 1 - alpha)):
         return None
     usual = float(np.mean([one.ms for one in series]))
     p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)

@@ -6,54 +6,60 @@ or differs between steps.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from stepguard.core.evidence import Difference, Evidence, Launch
+from stepguard.core.figures import (
+    BelowFloor,
+    Failed,
+    NegativeDifference,
+    NoGates,
+    NoneMeasured,
+    NotMeasured,
+    OfCase,
+    RepeatedGap,
+    TooFewLaunches,
+    Undecided,
+    Unstable,
+)
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.recording import Recording
-from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status
+from stepguard.core.verdict import MetricVerdict, Reason, Status
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summary import summarise
 
-_UNFIT = {
-    Reason.FOREIGN_PROCESS,
-    Reason.GPU_LOCKED,
-    Reason.THROTTLED,
-    Reason.MACHINE_UNREADABLE,
-    Reason.RANKS_DIFFER,
-    Reason.TOO_FEW_GPUS,
-}
-
 
 @dataclass(frozen=True)
-class UnsoundEvidence:
-    """A measurement that cannot be judged or recorded, and why."""
+class Refusal:
+    """Why a case is judged as a whole, or cannot be recorded, and no metric decides."""
 
     status: Status
     reason: Reason
-    facts: Facts = field(default_factory=dict)
+    figures: OfCase
     detail: str = ""
 
 
-def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
+def measurement_problem(evidence: Evidence) -> Refusal | None:
     """Return why this evidence cannot be judged or recorded; None if it is sound."""
     # Faults first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
-        reason = Reason[fault.code]
-        status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
+        status = Status.UNFIT if Status.UNFIT in fault.code.statuses else Status.BROKEN
         launch = fault.during.partition(",")[0]  # the message says where in it
-        facts = {"launch": launch, "fault": fault.message, "site": fault.site}
-        return UnsoundEvidence(status, reason, facts, fault.detail)
+        failed = Failed(launch=launch, message=fault.message, site=fault.site)
+        return Refusal(status, fault.code, failed, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
-        return _broken(Reason.NOTHING_MEASURED)
+        return _broken(Reason.NOTHING_MEASURED, NoneMeasured(what="launch"))
     count, planned = len(evidence.launches), evidence.planned_launches
     if count < planned and not _unsteady(evidence):  # after which no other launch follows
-        return _broken(Reason.TOO_FEW_LAUNCHES, launches=count, planned=planned)
+        few = TooFewLaunches(launches=count, planned=planned)
+        return _broken(Reason.NOTHING_MEASURED, few)
     return _contradiction(evidence) or _undecided(evidence)
 
 
-def _broken(reason: Reason, **facts: object) -> UnsoundEvidence:
-    return UnsoundEvidence(Status.BROKEN, reason, facts)
+def _broken(reason: Reason, figures: OfCase) -> Refusal:
+    return Refusal(Status.BROKEN, reason, figures)
 
 
 def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
@@ -63,30 +69,31 @@ def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
         yield "one-rank launch", evidence.one_rank
 
 
-def _contradiction(evidence: Evidence) -> UnsoundEvidence | None:
+def _contradiction(evidence: Evidence) -> Refusal | None:
     for label, launch in _labelled(evidence):
         if not launch.blocks:
-            return _broken(Reason.NOTHING_MEASURED, launch=label)
+            return _broken(Reason.NOTHING_MEASURED, NoneMeasured(launch=label, what="block"))
         for block in launch.blocks:
             if bad := block.bad_times():
-                return _broken(Reason.NOTHING_MEASURED, launch=label, **bad)
+                return _broken(Reason.NOTHING_MEASURED, structs.replace(bad, launch=label))
             if gap := block.clock_gap():
-                return _broken(Reason.CLOCKS_DISAGREE, launch=label, **gap)
-    if gap := _repeated_clock_gap([launch for _, launch in _labelled(evidence)]):
-        return _broken(Reason.CLOCKS_DISAGREE, **gap)
+                return _broken(Reason.CLOCKS_DISAGREE, structs.replace(gap, launch=label))
+    if gaps := _repeated_clock_gap([launch for _, launch in _labelled(evidence)]):
+        return _broken(Reason.CLOCKS_DISAGREE, gaps)
     for difference in evidence.differences:
         if wrong := difference.bad_times():
-            return _broken(Reason.NOTHING_MEASURED, **wrong)
+            return _broken(Reason.NOTHING_MEASURED, wrong)
         if f"{difference.name}_pct" in evidence.gates and (how := _negative(difference)):
-            return _broken(Reason.CONTRADICTION, **how)
+            return _broken(Reason.CONTRADICTION, how)
     # Only now: every launch has blocks, and every block valid times, so that there is a step_ms.
     floor, step_ms = evidence.floor_ms(), summarise(evidence).values()[JUDGED_TIME]
     if floor is not None and step_ms < floor:
-        return _broken(Reason.FASTER_THAN_PHYSICS, step_ms=step_ms, floor_ms=floor)
+        below = BelowFloor(step_ms=step_ms, floor_ms=floor)
+        return _broken(Reason.FASTER_THAN_PHYSICS, below)
     return None
 
 
-def _repeated_clock_gap(launches: Sequence[Launch]) -> dict[str, float] | None:
+def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
     """Return the first gap if blocks were measured again for it in too many launches.
 
     A host stalls once in some 300 blocks; work that the events do not see, every so many steps,
@@ -95,10 +102,10 @@ def _repeated_clock_gap(launches: Sequence[Launch]) -> dict[str, float] | None:
     gaps = [gap for launch in launches for one in launch.discarded if (gap := one.clock_gap())]
     if len(gaps) <= max(1, len(launches) // 3):
         return None
-    return {"blocks": len(gaps), "launches": len(launches)} | gaps[0]
+    return RepeatedGap(blocks=len(gaps), launches=len(launches), first=gaps[0])
 
 
-def _negative(difference: Difference) -> dict[str, object] | None:
+def _negative(difference: Difference) -> NegativeDifference | None:
     """Return the figures if steps without exchange take longer beyond doubt. Of a synchronization
     that is not said: a card at its power cap may answer to the pauses.
     """
@@ -106,30 +113,30 @@ def _negative(difference: Difference) -> dict[str, object] | None:
     surely = found.mean_pct + found.half_width_pct < -DIFFERENCE_LIMIT_PCT
     if difference.name != "exposed_comm" or not surely:
         return None
-    return {
-        "difference": difference.name,
-        "mean_pct": found.mean_pct,
-        "half_width_pct": found.half_width_pct,
-    }
+    return NegativeDifference(
+        difference=difference.name,
+        mean_pct=found.mean_pct,
+        half_width_pct=found.half_width_pct,
+    )
 
 
-def _undecided(evidence: Evidence) -> UnsoundEvidence | None:
+def _undecided(evidence: Evidence) -> Refusal | None:
     if launch := _unsteady(evidence):
-        facts = {"launch": f"launch {launch.index}", "text": launch.steady}
-        return UnsoundEvidence(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
+        unsteady = Undecided(launch=f"launch {launch.index}", why=launch.steady)
+        return Refusal(Status.INCONCLUSIVE, Reason.NOT_STEADY, unsteady)
     if not evidence.gates:  # of a file that was edited: a case always has some
-        return _broken(Reason.METRIC_MISSING)
+        return _broken(Reason.METRIC_MISSING, NoGates())
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     values = summarise(evidence).values()
     # Never skipped: a metric that is gated and missing would pass unseen.
     for name in evidence.gates:
         if name not in values and name not in unstable:
-            return _broken(Reason.METRIC_MISSING, metric=name)
+            return _broken(Reason.METRIC_MISSING, NotMeasured(metric=name))
     # First the one that can say where.
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
         where = tuple(sites.get(name, ()))
-        unequal = {"metric": name, "text": unstable[name], "sites": where}
-        return UnsoundEvidence(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
+        unequal = Unstable(metric=name, why=unstable[name], sites=where)
+        return Refusal(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
     return None
 
 
@@ -145,13 +152,13 @@ def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
     """Return the gated metrics of which otherwise whole evidence says nothing, and why."""
     unstable = evidence.counted.unstable
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
-    why = {name: (Reason.COUNT_UNSTABLE, unstable[name]) for name in unstable}
+    why = {name: [(Reason.COUNT_UNSTABLE, text)] for name, text in unstable.items()}
     if unsteady:
-        why[JUDGED_TIME] = (Reason.NOT_STEADY, unsteady)
+        why[JUDGED_TIME] = [(Reason.NOT_STEADY, unsteady)]
     return tuple(
-        MetricVerdict(name, Status.INCONCLUSIVE, why[name][0], facts={"text": why[name][1]})
+        MetricVerdict(name, Status.INCONCLUSIVE, reason, figures=Undecided(why=text))
         for name in evidence.gates
-        if name in why
+        for reason, text in why.get(name, ())
     )
 
 

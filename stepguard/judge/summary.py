@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from statistics import geometric_mean, median
-from typing import Any
 
 import msgspec
 
 from stepguard.core.evidence import Evidence, Launch
+from stepguard.core.figures import OfMetric, OneRank, SlowestRank
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.judge.noise_limits import paired
@@ -136,23 +136,24 @@ def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
     return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": efficiency}
 
 
-def notes(evidence: Evidence) -> dict[str, dict[str, Any]]:
-    """Return what explains figures, by metric: a slowdown within launches; of several ranks the
-    slowest, and one rank alone.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    if pattern := of_launches(evidence.launches):
-        found[JUDGED_TIME] = dict(pattern.facts())
+def notes(evidence: Evidence) -> dict[str, OfMetric]:
+    """Return what explains figures, by metric: of several ranks the slowest, and one rank alone."""
+    found: dict[str, OfMetric] = {}
     for one in evidence.differences:
         if one.name == "exposed_comm" and (each := one.plain_by_rank_ms):
-            slowest, fastest = each.index(max(each)), each.index(min(each))
-            found["rank_skew_pct"] = {
-                "slowest": slowest,
-                "slowest_ms": each[slowest],
-                "fastest": fastest,
-                "fastest_ms": each[fastest],
-            }
+            found["rank_skew_pct"] = _slowest(each)
     alone = evidence.one_rank
     if alone is not None and alone.has_times():
-        found["scaling_efficiency_pct"] = {"one_rank_ms": alone.step_ms, "steady": alone.steady}
+        single = OneRank(one_rank_ms=alone.step_ms, unsteady=alone.steady)
+        found["scaling_efficiency_pct"] = single
     return found
+
+
+def _slowest(each_ms: Sequence[float]) -> SlowestRank:
+    slowest, fastest = each_ms.index(max(each_ms)), each_ms.index(min(each_ms))
+    return SlowestRank(
+        slowest=slowest,
+        slowest_ms=each_ms[slowest],
+        fastest=fastest,
+        fastest_ms=each_ms[fastest],
+    )

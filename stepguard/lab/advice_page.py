@@ -15,6 +15,7 @@ _BOUND = {
     Bound.COMMUNICATION: "overlap it: bucket sizes, gradient_as_bucket_view, fewer exchanges",
     Bound.COPIES: "copy from pinned memory with non_blocking, on a stream of its own",
     Bound.KERNELS: "fuse small kernels: torch.compile, CUDA graphs",
+    Bound.STREAM: "record the event that is waited for earlier, or give the stream other work",
     Bound.PROFILER: "profile fewer steps: the profiler itself is in the way",
 }
 _ADVICE = {

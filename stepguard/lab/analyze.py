@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import add_top, say
+from stepguard.cli.common import add_top, page_width, say
 from stepguard.lab.advice import Found, of_kernels, of_roofs, of_step
 from stepguard.lab.advice_page import recommendations
 from stepguard.lab.host_page import host_page
@@ -77,7 +77,7 @@ def _by_profiler(paths: list[Path]) -> Iterator[Files]:
 def _of_traces(traces: Files, top: int) -> Iterator[Found]:
     """Print a page for the traces of a run; yield what the first rank's suggests."""
     if not has_kernels(traces):
-        say(*host_page(on_cpu(traces, usual_classes()), top))
+        say(*host_page(on_cpu(traces, usual_classes()), top, page_width()))
         return
     found = analysed(traces, usual_classes())
     (first, *_), _ = show(found, sorted(found), top)

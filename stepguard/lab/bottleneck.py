@@ -19,6 +19,7 @@ class Bound(StrEnum):
     COMMUNICATION = "communication"
     COPIES = "copy"
     KERNELS = "small-kernel"  # queued, but with a pause after each
+    STREAM = "stream-wait"  # queued, behind another stream
     PROFILER = "profiler"
 
 
@@ -27,6 +28,7 @@ _OF_IDLE = {
     Idle.HOST: Bound.LAUNCH,
     Idle.INPUT: Bound.INPUT,
     Idle.GAP: Bound.KERNELS,
+    Idle.STREAM: Bound.STREAM,
     Idle.PROFILER: Bound.PROFILER,
 }
 

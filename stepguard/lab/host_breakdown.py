@@ -24,6 +24,7 @@ class OperatorRow:
     phase: str
     calls: float  # a step
     us: float  # a step, its own
+    total_us: float  # a step, with the operators inside it
 
 
 @dataclass(frozen=True)
@@ -58,47 +59,54 @@ def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> Host
     rows = trace.operators
     rows = rows.where(step_at(rows.start_us, begin, end) != NONE)
     phase = pass_at(passes, rows.start_us)
-    own = own_us(rows)
-    operators = _by_operator(trace, rows, phase, own, [one.path for one in passes], len(begin))
-    paths: dict[str, float] = {}
+    paths = [one.path for one in passes]
+    operators = _by_operator(trace, rows, phase, paths, len(begin))
+    phases: dict[str, float] = {}
     for one in passes:
         if begin[0] <= one.start_us < end[-1]:
-            paths[one.path] = paths.get(one.path, 0.0) + one.end_us - one.start_us
+            phases[one.path] = phases.get(one.path, 0.0) + one.end_us - one.start_us
     return HostSummary(
         source=source,
         rank=rank,
         ranks=trace.machine.world_size,
         step_us=tuple((end - begin).tolist()),
-        phases=tuple(HostPhase(path, us / len(begin)) for path, us in paths.items()),
+        phases=tuple(HostPhase(path, us / len(begin)) for path, us in phases.items()),
         operators=operators,
     )
 
 
-def own_us(rows: Host) -> Floats:
-    """Return each operator's time less that of the operators directly inside it, us."""
+def own_and_total_us(rows: Host) -> tuple[Floats, Floats]:
+    """Return each operator's time less that of the operators directly inside it, us; and its whole
+    time, which is 0 for one inside another of its name, so that the times of a name add up.
+    """
     own = rows.end_us - rows.start_us
     around: dict[int, list[int]] = {}
-    threads, ends = rows.thread.tolist(), rows.end_us.tolist()
-    length = own.copy()
+    threads, ends, names = rows.thread.tolist(), rows.end_us.tolist(), rows.name.tolist()
+    length, total = own.copy(), own.copy()
     for row, (thread, start) in enumerate(zip(threads, rows.start_us.tolist(), strict=True)):
         stack = around.setdefault(thread, [])
         while stack and ends[stack[-1]] <= start:
             stack.pop()
         if stack:
             own[stack[-1]] -= length[row]
+        if any(names[outer] == names[row] for outer in stack):
+            total[row] = 0.0
         stack.append(row)
-    return np.maximum(own, 0.0)
+    return np.maximum(own, 0.0), total
 
 
 def _by_operator(
-    trace: Trace, rows: Host, phase: Ints, own: Floats, paths: list[str], steps: int
+    trace: Trace, rows: Host, phase: Ints, paths: list[str], steps: int
 ) -> tuple[OperatorRow, ...]:
-    found: dict[tuple[str, str], list[float]] = {}
-    for name, at, us in zip(rows.name.tolist(), phase.tolist(), own.tolist(), strict=True):
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    times = zip(*(us.tolist() for us in own_and_total_us(rows)), strict=True)
+    for name, at, us in zip(rows.name.tolist(), phase.tolist(), times, strict=True):
         path = "" if at == NONE else paths[at]
         found.setdefault((trace.names[name], path), []).append(us)
     table = [
-        OperatorRow(name, path, len(us) / steps, sum(us) / steps)
-        for (name, path), us in found.items()
+        OperatorRow(
+            *key, len(us) / steps, *(sum(column) / steps for column in zip(*us, strict=True))
+        )
+        for key, us in found.items()
     ]
     return tuple(sorted(table, key=lambda row: -row.us))

@@ -1,13 +1,15 @@
-"""The page of a trace of a CPU, at most 80 columns: phases and operators of the host."""
+"""The page of a trace of a CPU: phases and operators of the host."""
 
 from collections.abc import Iterator, Sequence
 
 from stepguard.core.profile import mean
+from stepguard.core.text import cut, end_of
 from stepguard.lab.host_breakdown import HostSummary
-from stepguard.report.table import aligned
+from stepguard.lab.trace_page import WIDTH
+from stepguard.report.table import aligned, fitted
 
 
-def host_page(ranks: Sequence[HostSummary], top: int) -> Iterator[str]:
+def host_page(ranks: Sequence[HostSummary], top: int, width: int = WIDTH) -> Iterator[str]:
     """Yield the lines: the steps of all ranks, then phases and operators of the first one."""
     yield "No kernel of a GPU: these times are the host's. A profiled step is slower."
     yield ""
@@ -25,19 +27,22 @@ def host_page(ranks: Sequence[HostSummary], top: int) -> Iterator[str]:
     one, step = ranks[0], mean(ranks[0].step_us)
     if one.phases:
         yield ""
-        rows = [(row.path, _ms(row.us), _pct(row.us, step)) for row in one.phases]
-        yield from aligned([("phase", "[ms]", "[% of the step]"), *rows])
+        phases = [(row.path, _ms(row.us), _pct(row.us, step)) for row in one.phases]
+        yield from fitted([("phase", "[ms]", "[% of the step]"), *phases], width, end_of)
     yield ""
-    yield from aligned(
-        [
-            ("operator, own time", "phase", "calls", "[ms]", "[%]"),
-            *(
-                (row.name[:34], row.phase[-22:], f"{row.calls:g}", _ms(row.us), _pct(row.us, step))
-                for row in one.operators[:top]
-            ),
-        ],
-        left=(0, 1),
-    )
+    titles = ("operator", "phase", "calls", "own [ms]", "[%]", "total [ms]")
+    operators = [
+        (
+            row.name,
+            end_of(row.phase, 22),
+            f"{row.calls:g}",
+            _ms(row.us),
+            _pct(row.us, step),
+            _ms(row.total_us),
+        )
+        for row in one.operators[:top]
+    ]
+    yield from fitted([titles, *operators], width, cut, left=(0, 1))
 
 
 def _ms(us: float) -> str:

@@ -52,6 +52,8 @@ REPORTS = (
 def add_command(commands: Any, root: Path) -> None:
     nsys = _parser(commands, root, "nsys", NSYS)
     nsys.add_argument("--steps", type=int, default=5, metavar="N", help="recorded (%(default)s)")
+    text = "operators as ranges, with their shapes: slows the host (nsys of 2025 or newer)"
+    nsys.add_argument("--shapes", action="store_true", help=text)
     ncu = _parser(commands, root, "ncu", NCU)
     ncu.add_argument("--kernel", metavar="REGEX", required=True, help="kernels by name")
     ncu.add_argument("--phase", metavar="NAME", help="only launches inside this NVTX range")
@@ -127,6 +129,7 @@ def nsys_commands(case: Case, folder: Path, options: argparse.Namespace) -> list
     record = [
         "nsys", "profile", "--trace=cuda,nvtx,cublas,cudnn", "--sample=none", "--cpuctxsw=none",
         "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--force-overwrite=true",
+        *(["--pytorch=autograd-shapes-nvtx"] if options.shapes else []),
         f"--output={report}", *_worker(case, options),
     ]  # fmt: skip
     export = ["nsys", "export", "--type=sqlite", "--force-overwrite=true",

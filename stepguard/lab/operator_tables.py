@@ -1,15 +1,18 @@
-"""Pages about the tables of nsys stats and ncu, at most 80 columns."""
+"""Pages about the tables of nsys stats and ncu."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stepguard.lab.read_tables import NcuRow, Stats, StatsTable
+from stepguard.lab.trace_page import WIDTH
 from stepguard.report.kernel_names import short
-from stepguard.report.table import aligned
+from stepguard.report.table import aligned, fitted
 from stepguard.trace.classes import Classes
 
 
-def stats_page(tables: Sequence[StatsTable], classes: Classes, top: int) -> Iterator[str]:
+def stats_page(
+    tables: Sequence[StatsTable], classes: Classes, top: int, width: int = WIDTH
+) -> Iterator[str]:
     """Yield the reports, and the kernels by class."""
     for table in tables:
         total = sum(row.total_us for row in table.rows)
@@ -17,7 +20,7 @@ def stats_page(tables: Sequence[StatsTable], classes: Classes, top: int) -> Iter
         header = ("name", "calls", "[ms]", "[%]", "each [us]")
         rows = sorted(table.rows, key=lambda row: -row.total_us)
         body = [_row(row.name, row.calls, row.total_us, total) for row in rows[:top]]
-        yield from aligned([header, *body])
+        yield from fitted([header, *body], width, short)
         if table.kind == Stats.KERNELS:
             yield from _classes(table, classes, total)
         yield ""
@@ -37,16 +40,16 @@ def _classes(table: StatsTable, classes: Classes, total: float) -> Iterator[str]
 def _row(name: str, calls: int, us: float, total: float) -> tuple[str, ...]:
     share = f"{100 * us / total:.1f}" if total else ""
     each = f"{us / calls:,.1f}" if calls else ""
-    return short(name, 40), f"{calls:,}", f"{us / 1e3:,.3f}", share, each
+    return short(name, len(name)), f"{calls:,}", f"{us / 1e3:,.3f}", share, each
 
 
-def ncu_page(rows: Sequence[NcuRow], top: int) -> Iterator[str]:
+def ncu_page(rows: Sequence[NcuRow], top: int, width: int = WIDTH) -> Iterator[str]:
     """Yield a line for each launch, the longest first."""
     header = ("kernel", "[us]", "comp", "mem", "dram", "tens", "occ", "L2", "warp", "regs", "smem")
     ordered = sorted(rows, key=lambda row: -(row.us or 0.0))
     body = [
         (
-            short(row.name, 26),
+            short(row.name, len(row.name)),
             _figure(row.us, 1),
             *(_figure(value) for value in (row.compute_pct, row.memory_pct, row.dram_pct)),
             *(_figure(value) for value in (row.tensor_pct, row.occupancy_pct, row.l2_hit_pct)),
@@ -56,7 +59,7 @@ def ncu_page(rows: Sequence[NcuRow], top: int) -> Iterator[str]:
         )
         for row in ordered[:top]
     ]
-    yield from aligned([header, *body])
+    yield from fitted([header, *body], width, short)
     yield "% of what the GPU can sustain: compute, memory, DRAM, tensor cores; occupancy;"
     yield "% of hits in L2; % of threads active in a warp; registers; bytes a block"
 

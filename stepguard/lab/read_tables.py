@@ -1,12 +1,14 @@
-"""Read the tables that NVIDIA's tools print as CSV: nsys stats --format csv, ncu --csv --page raw.
+"""Read the tables that NVIDIA's tools print as CSV: nsys stats --format csv, and ncu --csv in both
+of its forms, a line for each launch (--page raw) or for each of its metrics.
 
 Both put other lines before the table, and nsys puts several tables into one stream. Numbers may
 have commas. A metric that was not collected is None, never 0.
 """
 
 import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 
 from stepguard.trace.read.chunks import TraceError
@@ -60,28 +62,38 @@ class NcuRow:
 
 # In the order of NcuRow. Of several names the first: versions of ncu and GPUs differ.
 _METRICS: dict[str, tuple[str, ...]] = {
-    "us": ("gpu__time_duration.sum",),
-    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
-    "compute_pct": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    "us": ("gpu__time_duration.sum", "Duration"),
+    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),
+    "compute_pct": (
+        "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+        "Compute (SM) Throughput",
+    ),
     "memory_pct": (
         "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
         "gpu__compute_memory_access_throughput.avg.pct_of_peak_sustained_elapsed",
+        "Memory Throughput",
     ),
     "dram_pct": (
         "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
         "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "DRAM Throughput",
     ),
     "tensor_pct": (
         "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
         "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
         "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
     ),
-    "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
-    "threads_per_warp": ("smsp__thread_inst_executed_per_inst_executed.ratio",),
-    "registers": ("launch__registers_per_thread",),
+    "l2_hit_pct": ("lts__t_sector_hit_rate.pct", "L2 Hit Rate"),
+    "threads_per_warp": (
+        "smsp__thread_inst_executed_per_inst_executed.ratio",
+        "Avg. Active Threads Per Warp",
+    ),
+    "registers": ("launch__registers_per_thread", "Registers Per Thread"),
     "shared_bytes": ("launch__shared_mem_per_block", "launch__shared_mem_per_block_allocated"),
 }
 _NOTHING = "No kernels were profiled"
+_LONG = ("ID", "Metric Name", "Metric Unit", "Metric Value")
+_RAW = "ncu --set detailed --csv --page raw"
 _NO_LAUNCH = "it has no launch: ncu found no kernel of the asked name"
 _SCALE = {
     **{unit: 1e-3 for unit in ("ns", "nsecond")},
@@ -98,6 +110,12 @@ def is_ncu(text: str) -> bool:
     return any(mark in text for mark in ('"Kernel Name"', "Kernel Name,", _NOTHING))
 
 
+def refuse_page(text: str) -> None:
+    """Raise TraceError for what nsys stats prints on a terminal."""
+    if re.search(r"^ *Time \(%\) +Total", text, re.MULTILINE):
+        raise TraceError("it is a page of nsys stats; print it as CSV: nsys stats --format csv")
+
+
 def read_stats(text: str) -> list[StatsTable]:
     """Return the tables in the output of nsys stats. Raises TraceError where there is none."""
     found: list[StatsTable] = []
@@ -112,6 +130,7 @@ def read_stats(text: str) -> list[StatsTable]:
         if not header and _column(cells, _TOTALS) is not None:
             header = cells
     if not found:
+        refuse_page(text)
         raise TraceError("it has no table of nsys stats: make it with nsys stats --format csv")
     return found
 
@@ -150,19 +169,47 @@ def _stats_row(header: Sequence[str], cells: Sequence[str]) -> StatsRow:
 
 
 def read_ncu(text: str) -> list[NcuRow]:
-    """Return the launches in the output of ncu --csv --page raw. Raises TraceError."""
+    """Return the launches in the output of ncu --csv. Raises TraceError."""
     rows = [cells for cells in csv.reader(text.splitlines()) if cells]
     start = next((i for i, cells in enumerate(rows) if "Kernel Name" in cells), None)
     if start is None and _NOTHING in text:
         raise TraceError(f"{_NO_LAUNCH}, or none of them in the asked range")
     if start is None:
-        raise TraceError('it has no column "Kernel Name": make it with ncu --csv --page raw')
+        raise TraceError(f'it has no column "Kernel Name": make it with {_RAW}')
     header, *body = rows[start:]
     if not body:
         raise TraceError(_NO_LAUNCH)
-    units = dict(zip(header, body[0], strict=False))
-    return [_ncu_row(dict(zip(header, cells, strict=True)), units)
-            for cells in _launches(header, body[1:])]  # fmt: skip
+    if not set(_LONG) <= set(header):
+        units = dict(zip(header, body.pop(0), strict=False))
+        launches = [
+            {title: (cell, units.get(title, "")) for title, cell in zip(header, cells, strict=True)}
+            for cells in _launches(header, body)
+        ]
+    else:
+        launches = _pivoted(header, _launches(header, body))
+    found = [_ncu_row(cells) for cells in launches]
+    if found and all(set(astuple(row)[1:]) == {None} for row in found):
+        raise TraceError(f"it has no metric that is read: make it with {_RAW}")
+    return found
+
+
+_Cells = dict[str, tuple[str, str]]  # the text of each column or metric, and its unit
+
+
+def _pivoted(header: list[str], rows: Iterable[list[str]]) -> list[_Cells]:
+    """Return the launches of a table with a line for each metric, which ncu --csv prints."""
+    found: dict[tuple[str, ...], _Cells] = {}
+    for cells in rows:
+        line = dict(zip(header, cells, strict=True))
+        number, name, unit, value = (line[title] for title in _LONG)
+        kernel = line["Kernel Name"]
+        launch = found.setdefault(
+            (number, line.get("Process ID", ""), kernel), {"Kernel Name": (kernel, "")}
+        )
+        # Sections show a throughput as a share, and again in bytes; rules have no metric.
+        if name and (unit == "%" or not name.endswith("Throughput")):
+            launch.setdefault(name, (value, unit))
+    return list(found.values())
 
 
 def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:
@@ -173,22 +220,21 @@ def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:
             raise TraceError(f"it is cut off in the line that begins with {cells[0]!r}")
 
 
-def _ncu_row(cells: dict[str, str], units: dict[str, str]) -> NcuRow:
-    figures = {key: _metric(cells, units, names) for key, names in _METRICS.items()}
+def _ncu_row(cells: _Cells) -> NcuRow:
+    figures = {key: _metric(cells, names) for key, names in _METRICS.items()}
     if figures["threads_per_warp"] is None:  # versions of 2025 have the two counts alone
-        threads, warps = (
-            _metric(cells, units, (name,)) for name in ("thread_inst_executed", "inst_executed")
-        )
+        threads, warps = (_metric(cells, (n,)) for n in ("thread_inst_executed", "inst_executed"))
         figures["threads_per_warp"] = threads / warps if threads and warps else None
-    return NcuRow(cells["Kernel Name"], *figures.values())
+    return NcuRow(cells["Kernel Name"][0], *figures.values())
 
 
-def _metric(cells: dict[str, str], units: dict[str, str], names: tuple[str, ...]) -> float | None:
+def _metric(cells: _Cells, names: tuple[str, ...]) -> float | None:
     """Return the first of the metrics that was collected, in the unit of its field."""
     for name in names:
-        if text := cells.get(name):
+        text, unit = cells.get(name, ("", ""))
+        if text:
             try:
-                return _number(text) * _SCALE.get(units.get(name, ""), 1.0)
+                return _number(text) * _SCALE.get(unit, 1.0)
             except ValueError:  # "n/a"
                 continue
     return None

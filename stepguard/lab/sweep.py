@@ -22,7 +22,6 @@ from stepguard.cli.common import (
 from stepguard.cli.workload_arguments import missing
 from stepguard.core.case import Case, Scalar
 from stepguard.core.device import is_gpu
-from stepguard.core.sentences import message
 from stepguard.core.text import counted
 from stepguard.core.verdict import Reason
 from stepguard.judge.soundness import measurement_problem
@@ -128,7 +127,7 @@ def _row(values: dict[str, Scalar], result: Result) -> Row:
     figures = flattened(summarise(result.evidence).values(), result.evidence)
     if problem is None:
         return Row(values, MEASURED, "", figures)
-    return Row(values, problem.reason.name, message(result.verdict), figures)
+    return Row(values, problem.reason, result.verdict.message, figures)
 
 
 def _report(folder: Path, content: SweepFile) -> int:
@@ -142,7 +141,7 @@ def _report(folder: Path, content: SweepFile) -> int:
         else:
             written.append("rows.svg")
     say(f"in {folder}: {', '.join(written)}")
-    fine = (MEASURED, Reason.OUT_OF_MEMORY.name)
+    fine = (MEASURED, Reason.OUT_OF_MEMORY)
     failed = [row for row in content.rows if row.status not in fine]
     say(*(f"{report.named(row.parameters)}: {row.message}" for row in failed))
     return 1 if failed else 0

@@ -31,7 +31,7 @@ def table(content: SweepFile, width: int = 0) -> Iterator[str]:
         [
             *(str(row.parameters[name]) for name in names),
             *(_cell(row, name) for name in columns),
-            row.status if row.status == MEASURED else Reason[row.status].value,
+            row.status if row.status == MEASURED else Reason[row.status].phrase,
         ]
         for row in content.rows
     ]

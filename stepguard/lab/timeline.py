@@ -18,7 +18,7 @@ from stepguard.trace.profiles import COPIES, Analysis
 
 BEGINS = '<svg class="stepguard"'  # by which a picture is known as ours
 _LEFT, _WIDTH, _ROW, _GAP = 140, 1080, 26, 12
-_COLOURS = ("#4878a8", "#d98032", "#5a9e5a", "#8d6bb0", "#b5566d", "#7b8c3a", "#3f9a9a", "#a07855")
+COLOURS = ("#4878a8", "#d98032", "#5a9e5a", "#8d6bb0", "#b5566d", "#7b8c3a", "#3f9a9a", "#a07855")
 _WAIT, _IDLE = "#e3b8b8", "#d62728"
 _SHORTEST_PX = 0.4  # a bar that nobody sees is not drawn
 
@@ -75,7 +75,7 @@ def _lanes(found: Analysis, step: int, begin: float, end: float) -> Iterator[_La
 
 def _phase_colours(found: Analysis) -> dict[str, str]:
     names = dict.fromkeys(_leaf(path) for path in found.phases if path)
-    return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
 def _leaf(path: str) -> str:

@@ -18,17 +18,19 @@ from stepguard.cli.common import (
     UsageError,
     add_json,
     add_top,
+    page_width,
     put_json,
     put_text,
     refuse_target,
     say,
 )
-from stepguard.core.profile import mean, over_ranks
+from stepguard.core.profile import Profile, mean, merged_by_name, over_ranks
 from stepguard.explain.causes import explain
 from stepguard.lab.exchanges import Exchange, exchanges
 from stepguard.lab.host_page import host_page
 from stepguard.lab.operator_tables import ncu_page, stats_page
 from stepguard.lab.read_tables import NcuRow, is_ncu, read_ncu, read_stats
+from stepguard.lab.roofline_picture import roofline
 from stepguard.lab.roofs import class_roofs
 from stepguard.lab.timeline import BEGINS, timeline
 from stepguard.lab.trace_files import (
@@ -74,8 +76,13 @@ def add_command(commands: Any, root: Path) -> None:
     trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
     trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
     add_top(trace, 12)
+    trace.add_argument(
+        "--by-name", action="store_true", help="a row for each kernel's name, all launches in one"
+    )
     add_json(trace)
     trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
+    text = "draw the kernels under the roof"
+    trace.add_argument("--roofline", type=Path, metavar="PATH", help=text)
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
     trace.set_defaults(call=_trace, root=root)
 
@@ -90,11 +97,12 @@ def _trace(options: argparse.Namespace) -> int:
         return _tables(options, classes)
     traces = _read(options.files, classes, options.step)
     if not has_kernels(traces):
-        if options.against or options.csv or options.svg:
-            raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
+        if options.against or options.csv or options.svg or options.roofline:
+            needs = "--against, --csv, --svg and --roofline need traces with kernels of a GPU"
+            raise UsageError(needs)
         _refuse_rank(options, sorted(traces))
         hosts = on_cpu(traces, classes, options.rank)
-        say(*host_page(hosts, options.top))
+        say(*host_page(hosts, options.top, page_width()))
         put_json({"ranks": hosts}, options.json)
         return 0
     found = analysed(traces, classes)
@@ -103,13 +111,28 @@ def _trace(options: argparse.Namespace) -> int:
         return _explain(found, before, options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
     _refuse_rank(options, order)
-    ranks, rows = show(found, order, options.top)
+    ranks, rows = show(found, order, options.top, options.by_name)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
         put_text(_csv(ranks), options.csv, "--csv")
     if options.svg:
         put_text(timeline(found[order[0]][1], ranks[0].source), options.svg, "--svg")
+    if options.roofline:
+        put_text(_picture(profile(found[order[0]][1]), ranks[0]), options.roofline, "--roofline")
     return 0
+
+
+def _picture(of_shapes: Profile, one: Summary) -> str:
+    """Return the roofline. Raises UsageError where work or peaks are not known."""
+    known = measured_peaks.newest(of_shapes.gpu)
+    picture = roofline(of_shapes, known, one.source) if known else ""
+    if not picture:
+        measure = as_typed("stepguard doctor --peaks")
+        raise UsageError(
+            f"--roofline: it needs shapes (record_shapes=True) and the card's peaks ({measure}); "
+            f"{'no kernel has known work' if known else 'no peaks are known'}"
+        )
+    return picture
 
 
 def _refuse_targets(options: argparse.Namespace) -> None:
@@ -119,6 +142,7 @@ def _refuse_targets(options: argparse.Namespace) -> None:
     refuse_target(options.json, inputs=inputs)
     refuse_target(options.csv, "--csv", TABLE, inputs)
     refuse_target(options.svg, "--svg", PICTURE, inputs)
+    refuse_target(options.roofline, "--roofline", PICTURE, inputs)
 
 
 def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
@@ -137,11 +161,16 @@ def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
         raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, ranks))}")
 
 
-def show(found: Ranks, order: list[int], top: int) -> tuple[list[Summary], list[Exchange]]:
+def show(
+    found: Ranks, order: list[int], top: int, by_name: bool = False
+) -> tuple[list[Summary], list[Exchange]]:
     """Print the page of these ranks, in this order; return its figures."""
     ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
+    roofline = list(_roofline(ranks[0]))  # which needs the work of each shape
+    if by_name:
+        ranks = [replace(one, profile=merged_by_name(one.profile)) for one in ranks]
     rows = exchanges([found[rank][1] for rank in order])
-    say(*page(ranks, rows, top), *_roofline(ranks[0]))
+    say(*page(ranks, rows, top, page_width()), *roofline)
     return ranks, rows
 
 
@@ -158,17 +187,32 @@ def _roofline(one: Summary) -> Iterator[str]:
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     """Print why ``after`` takes longer; return 1 if the two cannot be compared."""
-    if options.csv or options.svg or options.rank is not None:
-        raise UsageError("--against: it takes no --csv, --svg or --rank; it compares all ranks")
+    if options.csv or options.svg or options.roofline or options.rank is not None:
+        refused = "--against: it takes no --csv, --svg, --roofline or --rank; it compares all ranks"
+        raise UsageError(refused)
     if before.keys() != after.keys():
         ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]
         raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")
     sides = (before, after)
     profiles = [over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in sides]
     found = explain(*profiles)
-    say(*explanation_text.lines(found, peaks=measured_peaks.newest(profiles[1].gpu)))
+    say(
+        *_unmarked(before, after),
+        *explanation_text.lines(found, peaks=measured_peaks.newest(profiles[1].gpu)),
+    )
     put_json({"explanation": found, "before": profiles[0], "after": profiles[1]}, options.json)
     return 1 if found.refused else 0
+
+
+def _unmarked(before: Ranks, after: Ranks) -> Iterator[str]:
+    """Yield that the sides may have recorded more or less, where nothing marks steps in one."""
+    sides = {"FILE": after, "--against": before}
+    bare = [name for name, side in sides.items()
+            if not all(one.windows.has_marks for _, one in side.values())]  # fmt: skip
+    if bare:
+        yield f"Nothing marks steps in {' and '.join(bare)}: a whole file counts as one step, and"
+        yield "the two may have recorded more or less. Mark steps: --step, profiler.step()"
+        yield ""
 
 
 def _classes(path: Path | None, step: str | None) -> Classes:
@@ -198,10 +242,10 @@ def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if not is_ncu(text):
-        say(*stats_page(read_stats(text), classes, top))
+        say(*stats_page(read_stats(text), classes, top, page_width()))
         return []
     rows = read_ncu(text)
-    say(*ncu_page(rows, top))
+    say(*ncu_page(rows, top, page_width()))
     return rows
 
 

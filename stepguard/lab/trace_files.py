@@ -1,5 +1,6 @@
 """Files of profilers: the traces in them by rank, taken apart. What is wrong with one names it."""
 
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -9,6 +10,7 @@ from stepguard.cli.record import TRACES, traces_in
 from stepguard.core.text import counted
 from stepguard.lab.host_breakdown import HostSummary, host_summary
 from stepguard.lab.read_nsys import read_nsys
+from stepguard.lab.read_tables import refuse_page
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes
 from stepguard.trace.columns import Trace
@@ -17,7 +19,13 @@ from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 
 _TWO_RUNS = "two runs: name the files of one, or put each run into a folder of its own"
+_LOOKED_AT = 1 << 12  # bytes from the begin
 _SQLITE = b"SQLite format 3\0"
+_REPORTS = {  # of Nsight's tools: the command that exports one
+    ".nsys-rep": "nsys export --type sqlite {path}",
+    ".qdrep": "nsys export --type sqlite {path}",
+    ".ncu-rep": "ncu --import {path} --csv --page raw > {stem}.csv",
+}
 Files = dict[int, tuple[Path, Trace]]  # by rank
 Ranks = dict[int, tuple[Path, Analysis]]
 
@@ -86,10 +94,12 @@ def on_cpu(traces: Files, classes: Classes, first: int | None = None) -> list[Ho
 
 
 def in_folders(paths: list[Path]) -> list[Path]:
-    """Return the paths, and for a folder the traces in it. Raises FileError for one without."""
+    """Return the paths, and for a folder the traces in it, or else the reports of Nsight's tools,
+    which name their export when they are read. Raises FileError for a folder without.
+    """
     found: list[Path] = []
     for path in paths:
-        inside = traces_in(path)
+        inside = traces_in(path) or sorted(p for p in path.glob("*") if p.suffix in _REPORTS)
         if path.is_dir() and not inside:
             raise FileError(f"{path}: no trace in it, looked for {', '.join(TRACES)}")
         found += inside if path.is_dir() else [path]
@@ -98,8 +108,13 @@ def in_folders(paths: list[Path]) -> list[Path]:
 
 def _traces(path: Path) -> list[Trace]:
     """Return the traces in a file: one of torch.profiler, or one a process in an export of nsys."""
+    if command := _REPORTS.get(path.suffix):
+        export = command.format(path=shlex.quote(str(path)), stem=shlex.quote(str(path.stem)))
+        raise TraceError(f"it is a report of Nsight's own; export it: {export}")
     with path.open("rb") as file:
-        if file.read(len(_SQLITE)) != _SQLITE:
+        begin = file.read(_LOOKED_AT)
+        refuse_page(begin.decode("utf-8", "replace"))
+        if not begin.startswith(_SQLITE):
             file.seek(0)
             return [read_chrome(file)]
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:

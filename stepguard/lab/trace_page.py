@@ -1,18 +1,21 @@
-"""The page of a trace, at most 80 columns: where the step's time goes, for one rank or several."""
+"""The page of a trace: where the step's time goes, for one rank or several. Texts are shortened to
+its width; figures are not.
+"""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import stdev
 
-from stepguard.core.profile import IdleRow, Series, mean
+from stepguard.core.profile import Series, grouped, mean
 from stepguard.core.roofline import Peaks
-from stepguard.core.text import cut, end_of
+from stepguard.core.text import cut, end_of, listed
 from stepguard.lab.bottleneck import Bottleneck, Bound, bottleneck
 from stepguard.lab.exchanges import Exchange
 from stepguard.lab.roofs import ClassRoof
-from stepguard.lab.trace_summary import Summary
+from stepguard.lab.trace_summary import ClassRow, Summary
 from stepguard.report.kernel_names import short
-from stepguard.report.table import aligned
+from stepguard.report.table import aligned, fitted
 
 WIDTH = 80
 _PARTS = (
@@ -23,26 +26,36 @@ _PARTS = (
 )
 
 
-def page(ranks: Sequence[Summary], exchanges: Sequence[Exchange], top: int) -> Iterator[str]:
+def page(
+    ranks: Sequence[Summary], exchanges: Sequence[Exchange], top: int, width: int = WIDTH
+) -> Iterator[str]:
     """Yield the lines: the steps of all ranks, then the details of the first one."""
-    yield from _steps(ranks)
+    yield from _steps(ranks, width)
     one = ranks[0]
     if len(ranks) > 1:
         yield from ("", f"Below: rank {one.rank}. Others: --rank N")
     yield ""
-    yield from textwrap.wrap(bound(bottleneck(one.profile)), WIDTH)
-    yield from _idle(one)
+    yield from textwrap.wrap(bound(bottleneck(one.profile)), width)
+    yield from _idle(one, width)
     yield from _communication(one, exchanges)
     yield from _classes(one)
-    yield from _kernels(one, top)
-    yield from _phases(one)
-    yield from _calls(one, top)
+    yield from _kernels(one, top, width)
+    yield from _phases(one, width)
+    yield from _calls(one, top, width)
 
 
-def heading(one: Summary) -> str:
-    """Return what was read: "rank 0 of 4, NVIDIA H200, 2 of 3 steps"."""
-    group = f"rank {one.rank} of {one.profile.ranks}" if one.profile.ranks > 1 else "one rank"
-    parts = [group, one.profile.gpu or "GPU not named"]
+def _headings(ranks: Sequence[Summary]) -> Iterator[str]:
+    """Yield what was read, each rank named once: "a.json: rank 0 of 4, NVIDIA H200, ..."."""
+    for said, alike in grouped(ranks, _read).items():
+        size = alike[0].profile.ranks
+        numbers = ", ".join(str(one.rank) for one in alike)
+        group = f"rank{'s' if len(alike) > 1 else ''} {numbers}" + (f" of {size}" * (size > 1))
+        files = listed(list(dict.fromkeys(one.source for one in alike)), 3)
+        yield f"{files}: {group if len(ranks) > 1 or size > 1 else 'one rank'}, {said}"
+
+
+def _read(one: Summary) -> str:
+    parts = [one.profile.gpu or "GPU not named"]
     if not one.has_marks:
         return ", ".join((*parts, "no marked step: the whole file counts as one"))
     parts.append(f"{one.profile.steps} of {one.marked_steps} steps")
@@ -51,9 +64,9 @@ def heading(one: Summary) -> str:
     return ", ".join(part for part in (*parts, dropped, lost) if part)
 
 
-def _steps(ranks: Sequence[Summary]) -> Iterator[str]:
-    for one in ranks:
-        yield from textwrap.wrap(f"{one.source}: {heading(one)}", WIDTH)
+def _steps(ranks: Sequence[Summary], width: int) -> Iterator[str]:
+    for text in _headings(ranks):
+        yield from textwrap.wrap(text, width)
     if any(one.has_marks and one.marked_steps > 1 for one in ranks):
         yield "The last step is left out: nothing in the file ends it on the GPU."
     yield ""
@@ -67,7 +80,7 @@ def _steps(ranks: Sequence[Summary]) -> Iterator[str]:
     for title, key in (*_PARTS, ("step", "step_us")):
         series = getattr(parts, key)
         share = 100 * mean(series) / whole
-        body.append((title, _ms(mean(series)), f"{share:.1f}", _each(series)))
+        body.append((title, _ms(mean(series)), _figure(share, 1), _each(series)))
     yield from aligned([header, *body], left=(0, 3))
 
 
@@ -77,7 +90,7 @@ def _beside(ranks: Sequence[Summary]) -> Iterator[str]:
     body = []
     for one in ranks:
         values = [getattr(one.profile.parts, key) for key in ("step_us", *dict(_PARTS).values())]
-        overlap = "" if one.overlap_share is None else f"{100 * one.overlap_share:.1f} %"
+        overlap = "" if one.overlap_share is None else f"{_figure(100 * one.overlap_share, 1)} %"
         body.append((f"rank {one.rank}", *(_ms(mean(series)) for series in values), overlap))
     yield from aligned([header, *body])
     yield "overlap: of communication, the part with compute beside it"
@@ -91,6 +104,7 @@ _LOSSES = {
     Bound.COMMUNICATION: "exposed communication",
     Bound.COPIES: "exposed copies",
     Bound.KERNELS: "pauses between queued kernels",
+    Bound.STREAM: "queued kernels wait for another stream or an event",
     Bound.PROFILER: "the profiler itself",
 }
 
@@ -98,8 +112,8 @@ _LOSSES = {
 def bound(found: Bottleneck) -> str:
     """Return what bounds a step, in words, with its evidence."""
     loss = f"{_LOSSES[found.loss]}, {100 * found.loss_share:.1f} % of the step"
-    if found.rows and (where := _where(found.rows[0])):
-        loss += f" ({where})"
+    if found.rows and (row := found.rows[0]) and (row.call or row.place):
+        loss += f" ({_where(_IN.join(filter(None, (row.call, row.place))), 46)})"
     if found.bound == Bound.GPU:
         share = f"kernels compute in {100 * found.compute_share:.1f} % of the step"
         return f"GPU-bound: {share}. The largest loss: {loss}."
@@ -117,10 +131,20 @@ def _each(series: Series) -> str:
 
 def _ms(us: float) -> str:
     """Return milliseconds with three digits behind the point, two from 100 ms on."""
-    return f"{us / 1e3:.3f}" if us < 1e5 else f"{us / 1e3:.2f}"
+    return _figure(us / 1e3, 3 if us < 1e5 else 2)
 
 
-def _idle(one: Summary) -> Iterator[str]:
+def _figure(value: float, digits: int) -> str:
+    """Return a figure, and never "-0.0" for what is nothing but rounding."""
+    return f"{round(value, digits) + 0.0:,.{digits}f}".replace(",", "")
+
+
+def _count(value: float) -> str:
+    """Return a mean count: "0.5" beside the time of what is not in every step, "1,666"."""
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
+
+
+def _idle(one: Summary, width: int) -> Iterator[str]:
     yield ""
     step = mean(one.profile.parts.step_us)
     header = ("idle, by cause", "[ms]", "[%]", "gaps", "where")
@@ -128,20 +152,24 @@ def _idle(one: Summary) -> Iterator[str]:
         (
             row.cause,
             _ms(mean(row.us)),
-            f"{100 * mean(row.us) / step:.2f}",
-            f"{mean(row.count):,.0f}",
-            _where(row),
+            _figure(100 * mean(row.us) / step, 2),
+            _count(mean(row.count)),
+            _IN.join(filter(None, (row.call, row.place))),
         )
         for row in one.profile.idle
     ]
-    yield from aligned([header, *body], left=(0, 4))
+    yield from fitted([header, *body], width, _where, column=4, left=(0, 4))
 
 
-def _where(row: IdleRow) -> str:
-    """Return the call and its place, of which the end says more than the begin."""
-    if not row.call or not row.place:
-        return cut(row.call or row.place, 46)
-    return f"{row.call} in {end_of(row.place, 42 - len(row.call))}"
+_IN = " in "  # between a call and its place
+
+
+def _where(text: str, width: int) -> str:
+    """Return a call and its place, of which the end says more than the begin."""
+    call, within, place = text.partition(_IN)
+    if len(text) <= width or not within:
+        return end_of(text, width)
+    return f"{call}{_IN}{end_of(place, max(8, width - len(call) - len(_IN)))}"
 
 
 def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]:
@@ -149,7 +177,8 @@ def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]
         return
     yield ""
     total = _ms(mean(one.communication_us))
-    yield f"communication: {total} ms, {100 * one.overlap_share:.1f} % of it beside compute"
+    share = _figure(100 * one.overlap_share, 1)
+    yield f"communication: {total} ms, {share} % of it beside compute"
     if not exchanges:
         return
     header = ("collective", "MiB", "calls", "[us]", "least [us]", "bus GB/s", "skew in, out [us]")
@@ -171,24 +200,42 @@ def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]
 def _classes(one: Summary) -> Iterator[str]:
     yield ""
     header = ("kernel class", "[ms]", "[% of the sum]", "calls")
-    body = [
-        (row.name, _ms(row.us), f"{100 * row.share:.1f}", f"{row.calls:,.1f}".removesuffix(".0"))
-        for row in one.classes
-    ]
+    body = []
+    for row in one.classes:
+        body.append(_class(row.name, row.us, row.share, row.calls))
+        if row.name == "attention":
+            body += _directions(one, row)
     yield from aligned([header, *body])
 
 
-def _kernels(one: Summary, top: int) -> Iterator[str]:
+def _class(name: str, us: float, share: float, calls: float) -> tuple[str, ...]:
+    return name, _ms(us), f"{100 * share:.1f}", f"{calls:,.1f}".removesuffix(".0")
+
+
+def _directions(one: Summary, whole: ClassRow) -> Iterator[tuple[str, ...]]:
+    """Yield the forward and the backward kernels of a class, where there are both."""
+    mine = [row for row in one.profile.kernels if row.kind == whole.name]
+    halves = grouped(mine, lambda row: bool(_BACKWARD.search(f"{row.phase} {row.name}")))
+    for backward in (False, True) if len(halves) == 2 else ():
+        us = sum(mean(row.us) for row in halves[backward])
+        calls = sum(mean(row.calls) for row in halves[backward])
+        share = whole.share * us / whole.us if whole.us else 0.0
+        yield _class(f"  {'backward' if backward else 'forward'}", us, share, calls)
+
+
+_BACKWARD = re.compile("backward|bwd|bprop|dot_do_o|convert_dq", re.IGNORECASE)
+
+
+def _kernels(one: Summary, top: int, width: int) -> Iterator[str]:
     yield ""
     rows = one.profile.kernels[:top]
     total = sum(mean(row.us) for row in one.profile.kernels)
     share = 100 * sum(mean(row.us) for row in rows) / total if total else 0.0
     title = f"top {len(rows)} kernels, {share:.0f} %"
     header = (title, "phase", "[ms]", "sd", "calls", "[us]", "GFLOP")
-    products = any(row.work.flops for row in rows)  # by which the rows of one kernel are told apart
     body = [
         (
-            short(row.name, 28 if products else 36),
+            short(row.name, len(row.name)),
             cut(row.phase.rpartition("/")[2], 10),
             _ms(mean(row.us)),
             f"{stdev(row.us) / 1e3:.3f}" if len(row.us) > 1 else "",
@@ -198,27 +245,28 @@ def _kernels(one: Summary, top: int) -> Iterator[str]:
         )
         for row in rows
     ]
-    yield from aligned([header, *body], left=(0, 1))
+    yield from fitted([header, *body], width, short, left=(0, 1))
 
 
-def _phases(one: Summary) -> Iterator[str]:
+def _phases(one: Summary, width: int) -> Iterator[str]:
     if all(not row.path for row in one.phases):
         return
     yield ""
-    header = ("phase", "host [ms]", "GPU busy [ms]", "GPU, begin to end [ms]")
+    header = ("phase", "host [ms]", "own", "GPU busy", "GPU, begin to end")
     body = [
         (
-            cut(row.path, 34) or "(outside all)",
+            row.path or "(outside all)",
             _ms(row.host_us) if row.path else "",
+            _ms(row.own_us) if row.own_us < row.host_us else "",
             _ms(row.gpu_us),
             _ms(row.gpu_span_us) if row.path else "",
         )
         for row in one.phases
     ]
-    yield from aligned([header, *body])
+    yield from fitted([header, *body], width, end_of)
 
 
-def _calls(one: Summary, top: int) -> Iterator[str]:
+def _calls(one: Summary, top: int, width: int) -> Iterator[str]:
     yield ""
     header = ("CUDA call (host time; a wait is no loss)", "calls", "[ms]", "[%]")
     body = [
@@ -230,18 +278,16 @@ def _calls(one: Summary, top: int) -> Iterator[str]:
         )
         for row in one.calls[:top]
     ]
-    yield from aligned([header, *body])
+    yield from fitted([header, *body], width, cut)
     queue = one.queue
     yield ""
-    yield (
-        f"A kernel begins {queue.delay_median_us:,.0f} us after its launch returned (median; "
-        f"90 %: {queue.delay_p90_us:,.0f} us),"
+    text = (
+        f"A kernel begins {queue.delay_median_us:,.0f} us after its launch returned (median; 90 %: "
+        f"{queue.delay_p90_us:,.0f} us), with {queue.depth_median:,.0f} launches waiting (at most "
+        f"{queue.depth_max:,}). {100 * queue.late_share:.1f} % of kernels came late: the GPU had "
+        "already run dry when they were launched."
     )
-    yield (
-        f"with {queue.depth_median:,.0f} launches waiting (at most {queue.depth_max:,}). "
-        f"{100 * queue.late_share:.1f} % of kernels came late: the"
-    )
-    yield "GPU had already run dry when they were launched."
+    yield from textwrap.wrap(text, width)
 
 
 def roof_lines(roofs: Sequence[ClassRoof], peaks: Peaks) -> Iterator[str]:

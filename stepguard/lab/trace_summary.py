@@ -29,6 +29,7 @@ class PhaseRow:
 
     path: str
     host_us: float  # a step
+    own_us: float  # ... outside the phases inside it
     gpu_us: float  # a step, with at least one of its records running
     gpu_span_us: float  # a step, from the first record's begin to the last one's end, each pass
 
@@ -127,13 +128,17 @@ def _phases(found: Analysis) -> list[PhaseRow]:
         mine = [i for i, one in enumerate(found.passes) if one.path == path]
         timed = [found.passes[i] for i in mine if in_marks[i]]
         host = sum(one.end_us - one.start_us for one in timed)
+        inside = [
+            one.end_us - one.start_us
+            for one, here in zip(found.passes, in_marks, strict=True)
+            if here and path and one.path.rpartition("/")[0] == path
+        ]
         union = found.busy((found.phase == number) & in_step)
         gpu_us = float((union.end_us - union.start_us).sum())
         if host or gpu_us:
             shown = float(span[mine].sum()) if mine else gpu_us
-            rows.append(
-                PhaseRow(path, host / windows.steps, gpu_us / windows.steps, shown / windows.steps)
-            )
+            figures = host, host - sum(inside), gpu_us, shown
+            rows.append(PhaseRow(path, *(us / windows.steps for us in figures)))
     return rows
 
 
@@ -165,7 +170,8 @@ def _queue(found: Analysis) -> Queue:
     delay = gpu.start_us[rows] - windows.calls.end_us[windows.call_of_record[rows]]
     delay = np.maximum(delay, 0.0)
     depth = queue_depth(windows)[rows]
-    late = np.count_nonzero(found.gaps.cause != CAUSES.index(Idle.GAP))
+    queued = [CAUSES.index(Idle.GAP), CAUSES.index(Idle.STREAM)]
+    late = np.count_nonzero(~np.isin(found.gaps.cause, queued))
     return Queue(
         delay_median_us=float(np.median(delay)),
         delay_p90_us=float(np.quantile(delay, 0.9)),

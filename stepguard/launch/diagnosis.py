@@ -108,7 +108,7 @@ def no_answer(scene: Scene) -> Fault:
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     positions = "; ".join(f"rank {rank} in {scene.position(rank)}" for rank in scene.ranks)
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions}"
-    return Fault(code.name, message, _stacks(scene) or scene.agent_log(), scene.during)
+    return Fault(code, message, _stacks(scene) or scene.agent_log(), scene.during)
 
 
 def _sizes(logs: Sequence[Path]) -> list[int]:
@@ -156,14 +156,14 @@ def lost_worker(scene: Scene) -> Fault:
     if not scene.pids:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
         detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
-        return Fault(Reason.NOT_STARTED.name, message, detail, scene.during)
+        return Fault(Reason.NOT_STARTED, message, detail, scene.during)
     if dead and not cause and scene.agent.poll() is None:  # which did not come to note how
         cause = dead[0], "ended"
     if not cause:
         return _agent_died(scene)
     rank, how = cause
     message = f"rank {rank} {how} in {scene.position(rank)}"
-    return Fault(Reason.KILLED.name, message, scene.stderr_tail(rank), scene.during)
+    return Fault(Reason.KILLED, message, scene.stderr_tail(rank), scene.during)
 
 
 def _agent_died(scene: Scene) -> Fault:
@@ -171,14 +171,14 @@ def _agent_died(scene: Scene) -> Fault:
     where = f"rank {rank} was in {scene.position(rank)}"
     name = "the launcher" if scene.spec.launcher else "torchrun"
     message = f"{name} ended with {scene.agent.poll()} while {where}"
-    return Fault(Reason.AGENT_DIED.name, message, scene.agent_log(), scene.during)
+    return Fault(Reason.KILLED, message, scene.agent_log(), scene.during)
 
 
 def _node_lost(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
     """Return the fault of ranks that only tell that another one is gone, and none tells why."""
     lost = _raised(scene, rank, described)
     message = f"processes of another node are gone and left no reason; {lost.message}"
-    return replace(lost, code=Reason.AGENT_DIED.name, message=message)
+    return replace(lost, code=Reason.KILLED, message=message)
 
 
 def _lost_a_peer(described: dict[str, Any]) -> bool:
@@ -258,7 +258,7 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
     message = ": ".join([f"rank {rank} in {scene.position(rank)}", *kind, *first])
     file, line, function, text, via = described["place"]
     site = Site(described["type"], file, line, function, text, via=via or msgspec.UNSET)
-    return Fault(code.name, message, described["traceback"], scene.during, site)
+    return Fault(code, message, described["traceback"], scene.during, site)
 
 
 def alive(pid: int) -> bool:

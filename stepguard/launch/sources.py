@@ -72,7 +72,7 @@ def check(
     for rank, answer in enumerate(ranks):
         if problem := _problem(spec, answer, top, package, changed):
             where = f"{spec.label}, {during}"
-            raise LaunchFailed(Fault(Reason.OTHER_TREE.name, f"rank {rank}: {problem}", "", where))
+            raise LaunchFailed(Fault(Reason.OTHER_TREE, f"rank {rank}: {problem}", "", where))
 
 
 def _problem(

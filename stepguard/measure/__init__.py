@@ -6,7 +6,7 @@
 4. ``measure_launches``, launches.py, or ``measure_ab``, ab.py: which launches there are
 5. ``RunningLaunch``, running_launch.py: import, build, warm-up, timed blocks, end
 6. ``CaseWorkers``, workers.py: the worker groups and the monitor; their answers become ``Evidence``
-7. ``judge``, judge/screen.py, or ``judge_ab``, judge/ab/decision.py: it becomes a ``Verdict``
+7. ``judge``, judge/screen.py, or ``judge_ab``, judge/decision.py: it becomes a ``Verdict``
 8. ``Result``, suite.py: case, evidence and verdict, which report/ shows
 
 Nothing calls back up but progress and the question whether another launch or pair is wanted.

@@ -6,21 +6,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.verdict import Confirmation, Verdict
-from stepguard.judge.ab.confirm import (
-    confirmation_wants_pair,
-    confirmed,
-    may_ask,
-    same_code,
-    to_confirm,
-    unconfirmed,
-)
+from stepguard.core.verdict import Reason
+from stepguard.judge.alarm import Answer, alarm_of, is_asked
+from stepguard.judge.findings import Findings, Permits
 from stepguard.launch.sources import changed_modules
 from stepguard.machine.git.resolve import TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
@@ -77,47 +70,48 @@ def compare_with(
 def confirm(
     case: Case,
     bench: Bench,
-    verdict: Verdict,
+    found: Findings,
+    permits: Permits,
     evidence: Evidence,
     recorded: tuple[str, str],
     progress: Progress,
     wanted_beside: Callable[[Case, str], PairsWanted],
-) -> tuple[Verdict, Comparison | None]:
-    """Return the verdict after the recording's commit was measured beside HEAD, and what was
-    measured. A verdict that no time decided, now or in an earlier run of these commits, is returned
-    as it is. ``recorded`` is that commit, and the branch that has to have it; empty: the main
-    branch. ``wanted_beside`` says what is wanted of pairs of a case with a commit.
+) -> tuple[Answer | None, Comparison | None]:
+    """Return the answer to an alarm, and the pairs that are kept of it: the recording's commit was
+    measured beside HEAD. None where nobody asks, now or in an earlier run of these trees.
+    ``recorded`` is that commit, and
+    the branch that has to have it; empty: the main branch. ``wanted_beside`` says what is wanted of
+    pairs of a case with a commit.
 
     The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
     is in both.
     """
-    moved, dirty = to_confirm(verdict) is not None, bench.revision.dirty
+    moved, dirty = alarm_of(found, permits) is not None, bench.revision.dirty
     if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
-        return verdict, None
+        return None, None
     if evidence.tree_changed:  # nobody knows what was measured
-        return unconfirmed(verdict, Confirmation.TREE_CHANGED), None
+        return Answer(failed=Reason.TREE_CHANGED.phrase), None
     chosen = commit_for_confirmation(bench.root, *recorded)
     if moved and not chosen.commit:
-        return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
+        return Answer(failed=chosen.how), None
     # A module that git ignores may be another one than it was then.
     of_commit = not (dirty or evidence.untracked)
     if moved and chosen.commit == bench.revision.commit and of_commit:
-        return same_code(verdict, chosen.how), None
+        return Answer(chosen.how, same_code=True), None
     # FLOPs as well: of trees that do other work no times are compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
-    wanted = wanted_beside(times, chosen.commit)
-    if not may_ask(verdict, wanted.earlier):
-        return verdict, None
-    wants = partial(confirmation_wants_pair, verdict, steps=steps)
-    wanted = replace(wanted, wants_another=wants, steps=steps)
+    wanted = replace(wanted_beside(times, chosen.commit), steps=steps)
+    stays = wanted.stays(evidence)
+    if not is_asked(found, permits, stays):
+        return None, None
     try:
-        comparison = _beside(times, bench, chosen.commit, progress, wanted)
+        pairs = stays or _beside(times, bench, chosen.commit, progress, wanted)
     except TreeError as error:
-        return (unconfirmed(verdict, Confirmation.NO_TREE, str(error)) if moved else verdict), None
-    kept = wanted.keep(comparison)
+        return Answer(failed=str(error)), None
+    kept = wanted.keep(pairs)
     if moved and kept.head.tree_changed:
-        return unconfirmed(verdict, Confirmation.TREE_CHANGED), kept
-    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), kept
+        return Answer(failed=Reason.TREE_CHANGED.phrase), kept
+    return Answer(chosen.how, pairs, chosen.own), kept
 
 
 def _beside(

@@ -42,17 +42,6 @@ class PairTiming:
     # beside a stored baseline does, and to step REACH_STEPS where that takes no longer than twice.
     reach_s: float = 0.0
 
-    def as_dict(self) -> dict[str, float]:
-        """Return what the noise of pairs depends on, as a calibration keeps it. ``steps`` are no
-        part of it: they only make blocks longer.
-        """
-        return {
-            "lead_s": self.lead_s,
-            "block_s": self.block_s,
-            "warmup_min_s": self.warmup.warmup_min_s,
-            "same_steps": 1.0,  # of both sides; blocks of unequal steps were noisier
-        }
-
 
 @dataclass(frozen=True)
 class _Blocks:

@@ -18,14 +18,15 @@ from dataclasses import dataclass, replace
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, LaunchPair, glances, judged
 from stepguard.core.device import CPU, GPU, is_gpu
+from stepguard.core.evidence import Evidence
+from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.calibration import DecisionRule, RuleFor
-from stepguard.judge.ab.decision import LEAST_GLANCED, wants_another_pair
-from stepguard.judge.ab.earlier import EarlierPairs, contradicts, pooled
-from stepguard.judge.ab.identical import enough, unlike
-from stepguard.judge.ab.pairs import out_of_line
-from stepguard.judge.ab.sequential_plan import MOST_PAIRS
+from stepguard.core.verdict import Reason
+from stepguard.judge.decision import wants_another_pair
+from stepguard.judge.pairs import out_of_line
+from stepguard.judge.rules import mean_on_cpu
+from stepguard.judge.rules.identical_step import enough, unlike
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
@@ -59,14 +60,14 @@ class PairsWanted:
 
     budget_s: float  # for all of them; the pair that runs when it is over is completed
     wants_another: Callable[[Comparison], bool] = wants_another_pair
-    rule_for: RuleFor | None = None  # None: the case's margins and the usual prior
+    alpha: float = ALPHA  # the level of the case among those of its run
     steps: range = range(0)  # of all that are timed, counted from the first; empty: any
     # In which the trees differ: where it is known, a step that is the same is timed by few pairs.
     files: tuple[str, ...] | None = None
-    # Of these commits, newest first: a retry goes on from their pairs.
-    earlier: tuple[Comparison, ...] = ()
-    not_pooled: str = ""  # why others of them are not there
-    # Called after each pair, so that a retry of a run that somebody ended goes on from them, too.
+    # Gives the comparison of an earlier run whose SLOWER still holds for HEAD's evidence, if any.
+    stays: Callable[[Evidence], Comparison | None] = lambda head: None
+    fresh: bool = False  # it was asked for, though an earlier run may have said SLOWER
+    # Called after each pair, so that SLOWER stays also where somebody ends the run before its end.
     # Returns them, marked if their tree changed meanwhile.
     keep: Callable[[Comparison], Comparison] = lambda so_far: so_far
 
@@ -92,7 +93,7 @@ def measure_ab(
             sides[HEAD].faults.append(unfit)
         else:
             run.measure()
-    return run.comparison()
+    return run.stays or run.comparison()
 
 
 class _PairRun:
@@ -105,28 +106,20 @@ class _PairRun:
         self.again: list[LaunchPair] = []
         self.aside: LaunchPair | None = None  # one that waits for the next
         self.following: list[Pair] = []  # they import: the next one, and of a second the agents
-        self.earlier = EarlierPairs()
-        self.checking = False
-        self.check: LaunchPair | None = None
-        self.near = 0  # pairs that begin anew, and were measured as one that follows others
-        # Every second pair has another order; a retry goes on with it.
-        self.first = 1 + max((one.pairs for one in wanted.earlier), default=0)
+        self.stays: Comparison | None = None  # of an earlier run: nothing is measured again
 
     def measure(self) -> None:
         """Run counting passes and pairs; what fails is noted on its side, and ends it."""
         try:
             self._count()
-            self._go_on()
-            first = self._check_earlier()
-            for number in range(first, first + MOST_PAIRS + MOST_AGAIN):
+            for number in range(1, 1 + MOST_PAIRS + MOST_AGAIN):
                 counted = len(self.sides[HEAD].launches)
-                # Where steps are asked for, an earlier run may not have timed all of them.
-                if counted == MOST_PAIRS or self.earlier.decided and not self.timing.steps:
+                if self.stays or counted == MOST_PAIRS:
                     return
                 if not self.wanted.wants_another(self.comparison()):
                     return
                 took_s = time.monotonic() - self.sides[HEAD].began
-                if number > self.first and took_s > self.wanted.budget_s:
+                if number > 1 and took_s > self.wanted.budget_s:
                     self.out_of_time = True
                     return
                 self._take(self._pair(number))
@@ -137,46 +130,24 @@ class _PairRun:
             if self.aside:  # none came after it, so that it counts
                 self._count_pair(self.aside)
 
-    def _go_on(self) -> None:
-        """Take the pairs of an earlier run of these commits."""
-        self.earlier = found = pooled(self.wanted.earlier, self.comparison())
-        for workers, launches in zip(self.sides, (found.head, found.base), strict=True):
-            workers.launches.extend(launches)
-        self.again, self.out_of_time = [*found.again], found.out_of_time
-        self.together = self.together and found.together
-
-    def _check_earlier(self) -> int:
-        """Measure a fresh pair where nothing but earlier ones say that the step passes; begin anew
-        with it if they do not agree. Return the number of the next pair.
-        """
-        found = self.comparison()
-        more = self.timing.steps and self.wanted.wants_another(found)
-        if more or not self.earlier.passes:
-            return self.first
-        self.checking = True
-        pair = self._pair(self.first)
-        self.checking = False
-        why = contradicts(pair, found)
-        if not why:
-            self.check = pair
-            return self.first + 1
-        self.earlier, self.near = EarlierPairs(refused=why), 1
-        for workers in self.sides:
-            workers.launches.clear()
-        self.again, self.out_of_time = [], False
-        self._take(pair)
-        self._keep()
-        return self.first + 1
-
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.
         launches = [RunningLaunch(side, COUNTING, self.timing.warmup) for side in self.sides]
         for launch in launches:
             build_alone(launch)
             if launch is launches[-1]:
-                self.following.append(Pair(self.first, self.sides, self.timing))
+                self.following.append(Pair(1, self.sides, self.timing))
             launch.count()
             launch.leave()
+            # As soon as it is known what HEAD runs on, and with.
+            if launch is launches[HEAD] and self._still_slower():
+                return
+
+    def _still_slower(self) -> bool:
+        """Take the comparison of an earlier run whose SLOWER stays."""
+        head = self.comparison().head
+        self.stays = None if head.faults else self.wanted.stays(head)
+        return self.stays is not None
 
     def _pair(self, number: int) -> LaunchPair:
         """Measure a pair."""
@@ -186,7 +157,7 @@ class _PairRun:
                 both = self._pair_at_once(number, order)
             except WorkersFailed as failed:
                 # Each of them fitted alone, when it was counted.
-                if number > self.first or failed.fault.code != Reason.OUT_OF_MEMORY.name:
+                if number > 1 or failed.fault.code != Reason.OUT_OF_MEMORY:
                     raise
                 self.together = False
         if not self.together:
@@ -197,17 +168,16 @@ class _PairRun:
         return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
     def _far(self) -> bool:
-        """Tell whether the next pair reaches far: the first ones of those whose series count."""
-        judged = max(self.earlier.spent, default=0)
-        return len(self.sides[HEAD].launches) < judged + self.near + FAR_PAIRS
+        """Tell whether the next pair reaches far, as the first ones do."""
+        return len(self.sides[HEAD].launches) < FAR_PAIRS
 
     def _take(self, pair: LaunchPair) -> None:
         """Count a pair. One waits for the next if it compiled in a timed block, which one side
         alone does, or on a GPU if its blocks are out of line: if that is so, too, it was no
         accident and both count; else the first is only kept.
         """
-        prior, aside = self.comparison().prior, self.aside
-        odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
+        aside = self.aside
+        odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base)
         # Where steps are asked for, what is in one block alone is what is looked for.
         may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
         if aside is None and may_wait:
@@ -255,8 +225,7 @@ class _PairRun:
         if self._hardly_another():
             self.sides[HEAD].start_ahead(COUNTING)
             return
-        most = MOST_PAIRS - self.earlier.pairs + len(self.again)
-        last = min(number + self.timing.ahead, self.first - 1 + most)
+        last = min(number + self.timing.ahead, MOST_PAIRS + len(self.again))
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for launch in self._next():
@@ -264,13 +233,13 @@ class _PairRun:
 
     def _hardly_another(self) -> bool:
         """Tell whether the pair that begins is likely the last one: no time is judged, it is enough
-        for a step that is the same, earlier pairs are checked, or most cases of a CPU end after it.
+        for a step that is the same, or most cases of a CPU end after it.
         """
         found = self.comparison()
-        ends = found.glance and found.pairs == LEAST_GLANCED - 1
+        ends = found.glance and found.pairs == mean_on_cpu.LEAST_PAIRS - 1
         untimed = JUDGED_TIME not in judged(self.case)
         alike = found.pairs == enough(found) - 1 and not unlike(found)
-        return untimed or alike or ends or self.checking
+        return untimed or alike or ends
 
     def _next(self) -> list[RunningLaunch]:
         return self.following[0].launches if self.following else []
@@ -295,26 +264,15 @@ class _PairRun:
         head, base = (
             workers.evidence(planned_launches=1, gates=judged(self.case)) for workers in self.sides
         )
-        rule_for = self.wanted.rule_for
-        rule = rule_for(head) if rule_for else DecisionRule(self.case.margins)
         return Comparison(
             self.against,
             head,
             base,
-            margins=rule.margins,
-            prior=rule.prior,
-            why=rule.why,
+            alpha=self.wanted.alpha,
             together=self.together,
             out_of_time=self.out_of_time,
-            wall_s=head.wall_s,
-            case_margins=self.case.margins,
-            timing=self.timing.as_dict(),
             files=self.wanted.files,
             again=tuple(self.again),
-            earlier=self.earlier.pairs,
-            check=self.check,
-            spent=self.earlier.spent,
-            decided=self.earlier.status in (Status.SLOWER, Status.FASTER),
-            not_pooled=self.wanted.not_pooled or self.earlier.refused,
             glance=glances(self.case),
+            fresh=self.wanted.fresh,
         )

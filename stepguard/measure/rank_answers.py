@@ -16,6 +16,7 @@ from stepguard.core.profile import over_ranks
 from stepguard.core.site import Site, merge
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.verdict import Reason
+from stepguard.judge.comparable import Conditions, Tag, comparable
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
@@ -30,27 +31,30 @@ def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
         uuid = answer["fingerprint"]["device_uuid"]
         if uuid != gpu.uuid:
             message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"
-            raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
+            raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE, message))
 
 
 def refuse_unlike_ranks(ranks: Answers) -> None:
     """Raise LaunchFailed if a rank runs on other hardware or software than rank 0."""
     first = _platform(ranks[0])
     for rank, answer in enumerate(ranks):
-        mine = _platform(answer)
-        odd = [f"{key} {mine[key] or 'none'}" for key in first if mine[key] != first[key]]
-        if odd:
+        if odd := comparable(first, _platform(answer)):
+            has = ", ".join(f"{one.key} {one.new or 'none'}" for one in odd)
             torch = ranks[0]["fingerprint"]["torch"]
-            message = f"rank {rank} has {', '.join(odd)}, rank 0 does not (torch {torch})"
-            raise LaunchFailed(Fault(Reason.RANKS_DIFFER.name, message))
+            message = f"rank {rank} has {has}, rank 0 does not (torch {torch})"
+            raise LaunchFailed(Fault(Reason.RANKS_DIFFER, message))
 
 
-def _platform(answer: dict[str, Any]) -> dict[str, str]:
+def _platform(answer: dict[str, Any]) -> Conditions:
+    """Return what all ranks of a launch have to have in common. Their cards differ."""
     known = answer["fingerprint"]
-    names = ("device_name", "torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
+    software = ("torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
     steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
-    found = {name: str(known.get(name, "")) for name in names}
-    return found | {"steering variables": str(steering) if steering else ""}
+    return {
+        Tag.MACHINE: {"device_name": str(known.get("device_name", ""))},
+        Tag.SOFTWARE: {name: str(known.get(name, "")) for name in software},
+        Tag.ENVIRONMENT: {"steering variables": str(steering) if steering else ""},
+    }
 
 
 def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
@@ -82,11 +86,12 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
     names = {name: None for counts in counted for name in counts.values if name not in unstable}
     each = {name: tuple(counts.values.get(name, 0) for counts in counted) for name in names}
     most = {name: counted[values.index(max(values))] for name, values in each.items()}
+    placed = (*names, *unstable, *counted[0].information)
     return Counts(
         values={name: max(values) for name, values in each.items()},
         unstable=unstable,
         detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
-        sites={name: sites for name in (*names, *unstable) if (sites := _sites_of(name, counted))},
+        sites={name: sites for name in placed if (sites := _sites_of(name, counted))},
         by_rank={name: values for name, values in each.items() if len({*values}) > 1},
         information=counted[0].information,
         **_profile_of(counted),

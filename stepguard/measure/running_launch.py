@@ -11,7 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
-from stepguard.core.sentences import sentence
 from stepguard.core.verdict import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.protocol import Protocol, WarmUp
@@ -190,7 +189,7 @@ class RunningLaunch:
                 return block, answers
             discarded.append(replace(block, disturbance=found))
             reasons = [one.disturbance.reason for one in discarded if one.disturbance]
-            gaps = reasons.count(Reason.CLOCKS_DISAGREE.name)
+            gaps = reasons.count(Reason.CLOCKS_DISAGREE)
             if gaps > CLOCKS_RETRIES or len(discarded) > self.protocol.retries:
                 times = gaps if gaps > CLOCKS_RETRIES else len(discarded)
                 text = f"{times} blocks could not be used: {found.text}"
@@ -259,5 +258,5 @@ def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
 
 
 def _clocks_disagree(block: Block) -> Disturbance | None:
-    reason, gap = Reason.CLOCKS_DISAGREE, block.clock_gap()
-    return Disturbance(reason.name, sentence(reason, gap)) if gap else None
+    gap = block.clock_gap()
+    return Disturbance(Reason.CLOCKS_DISAGREE, gap.sentence) if gap else None

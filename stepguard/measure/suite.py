@@ -3,11 +3,8 @@
 Both the pytest plugin and the command line drive this; neither measures nor judges by itself.
 """
 
-import contextlib
-import os
 import shlex
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +13,25 @@ from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, glances, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Fault
-from stepguard.core.margins import BUDGET_MIN
+from stepguard.core.margins import ALPHA, BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import Reason, Status, Verdict
-from stepguard.judge.ab.calibration import RuleFor, decision_rule, to_calibrate
-from stepguard.judge.ab.decision import (
-    judge_ab,
-    wants_another_pair,
-    wants_every_pair,
-    without_false_discoveries,
-)
-from stepguard.judge.permit import final, permit
-from stepguard.judge.screen import comparable, judge, wants_another_launch
+from stepguard.judge.alarm import settled
+from stepguard.judge.decision import judge_ab, wants_every_pair
+from stepguard.judge.findings import Permits, verdict_of
+from stepguard.judge.screen import alike, judge, screen, wants_another_launch
+from stepguard.judge.stays import still_slower
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current, differing, same_files
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.machine.interpreter import as_typed
 from stepguard.measure.beside_base import Budget, compare_with, confirm
 from stepguard.measure.launches import ask_ranks, measure_launches
-from stepguard.measure.pair_run import PAIR_TIMINGS, PairsWanted
+from stepguard.measure.pair_run import PairsWanted
 from stepguard.measure.rank_answers import Answers
 from stepguard.measure.workers import Bench, Progress
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage import calibrations
-from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.storage.waiver_file import today
 
@@ -70,6 +60,8 @@ class Suite:
     # Waivers, and the trailers of the commits from ``tree`` to what is measured.
     permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
+    alpha: float = ALPHA  # of each case that another revision judges: of an alarm's pairs ALPHA
+    fresh: bool = False  # measures pairs also where an earlier run's SLOWER would stay
     confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
     launcher: Launcher | None = None
@@ -97,7 +89,7 @@ class Suite:
     def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
         """Measure and judge one case; ``following`` is the one that comes next, if that is known,
         and close() has to follow then. Raises FileError before anything is measured if the
-        baseline or calibration file cannot be trusted, and when the evidence cannot be kept.
+        baseline file cannot be trusted, and when the evidence cannot be kept.
         """
         self._bench.ahead.expect(following)
         if self.tree is None:
@@ -126,61 +118,62 @@ class Suite:
 
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline; a time that moved is confirmed in pairs."""
-        path, entry, rule_for = self._known(case)
-        found = measure_launches(
+        path, entry = self._known(case)
+        measured = measure_launches(
             case, self._bench, progress, lambda evidence: wants_another_launch(evidence, entry)
         )
-        evidence = self._checked(found)
+        evidence = self._checked(measured)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
-        screened = self._naming(path, judge(evidence, entry))
-        screened, comparison = permit(screened, evidence, self.permissions, today()), None
+        found = screen(evidence, entry, self._named(path))
+        permits = Permits.of(found, self.permissions, today())
+        answer, comparison = None, None
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
             if self.confirms and entry is not None and evidence.fingerprint is not None:
                 # The first of the epoch: what was recorded since is `same` by the limit, not by
                 # pairs, and may have crept.
-                recordings = comparable(entry.epochs[-1], evidence)
+                recordings = alike(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
-                screened, comparison = confirm(
+                answer, comparison = confirm(
                     case,
                     self._bench,
-                    screened,
+                    found,
+                    permits,
                     evidence,
                     (recorded, self.base),
                     progress,
-                    partial(self._wanted, rule_for),
+                    self._wanted,
                 )
+        ended = settled(found, permits, answer, evidence.timed_steps)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
-        verdict = final(screened, evidence, self.permissions, today())
-        if self.base_baselines and (own := baseline.load(path)):
-            by_own = judge(evidence, own.cases.get(case.id))
-            verdict = replace(verdict, accepted=by_own.status is Status.SAME)
+        own = baseline.load(path) if self.base_baselines else None
+        by_own = judge(evidence, own.cases.get(case.id)) if own else None
+        accepted = by_own is not None and by_own.status is Status.SAME
+        verdict = verdict_of(ended, permits, accepted=accepted)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 
     def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
         """Judge a case by pairs with the other revision's tree; no stored baseline counts."""
-        path, _, rule_for = self._known(case)
+        path, _ = self._known(case)
         revision = self._bench.revision
         with_itself = tree.commit == revision.commit and not revision.dirty
         with self.budget.spent():
-            # Of a commit with itself all pairs are wanted; a glance does not follow the plan.
-            if with_itself or glances(case):
-                wants_another = wants_every_pair if with_itself else wants_another_pair
-                wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for)
+            if with_itself:  # of which all pairs are wanted
+                wanted = PairsWanted(self.budget.share_s(), wants_every_pair)
             else:
-                wanted = self._wanted(rule_for, case, tree.commit)
+                wanted = self._wanted(case, tree.commit)
             files = differing(tree.base, tree.commit, self.baselines)
-            wanted = replace(wanted, files=files)
+            wanted = replace(wanted, files=files, alpha=self.alpha)
             found = compare_with(case, self._bench, tree, progress, wanted)
         found, kept = self._keep_pairs(case, found)
-        verdict = permit(judge_ab(found), found.head, self.permissions, today())
+        verdict = judge_ab(found, self.permissions, today())
         return Result(case, found.head, verdict, kept, path, found)
 
-    def _wanted(self, rule_for: RuleFor, case: Case, base: str) -> PairsWanted:
-        """Return what is wanted of pairs with the commit ``base``, going on from those of earlier
-        runs. Those of a confirmation are others than those of --perf-against, by their gates.
+    def _wanted(self, case: Case, base: str) -> PairsWanted:
+        """Return what is wanted of pairs with the commit ``base``, unless an earlier run's SLOWER
+        stays. A confirmation's pairs are others than those of --perf-against, by their gates.
         """
         head, gates = self._bench.revision.commit, judged(case)
 
@@ -189,12 +182,16 @@ class Suite:
             sides = (one.base.commit, base), (one.head.commit, head)
             return one.head.gates == gates and all(same_files(self.root, *two) for two in sides)
 
-        earlier, not_pooled = self._store.of_one_comparison(case.slug, same)
+        def stays(now: Evidence) -> Comparison | None:
+            if self.fresh:
+                return None
+            earlier = [one for one in self._store.comparisons_of(case.slug) if same(one)]
+            return still_slower(earlier, now, base)
+
         return PairsWanted(
             self.budget.share_s(),
-            rule_for=rule_for,
-            earlier=earlier,
-            not_pooled=not_pooled,
+            stays=stays,
+            fresh=self.fresh,
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],
         )
 
@@ -202,16 +199,15 @@ class Suite:
         """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees
-            fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")
+            fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         return found, self._store.keep_comparison(self._bench.folder, case.slug, found)
 
-    def _known(self, case: Case) -> tuple[Path, Entry | None, RuleFor]:
-        """Return what is known of a case on this machine: the path of its baseline file, its
-        baseline, and the rule by which pairs are judged, which its calibration gives.
+    def _known(self, case: Case) -> tuple[Path, Entry | None]:
+        """Return the path of a case's baseline file on this machine, and its baseline.
 
-        Raises FileError if one of the files cannot be trusted.
+        Raises FileError if the file cannot be trusted.
         """
         machine = baseline.CPU_MACHINE
         if is_gpu(case.device):
@@ -219,24 +215,11 @@ class Suite:
         name = baseline.name_of(identity(case, self._bench.launcher), machine)
         path, judges = self.baselines / name, (self.base_baselines or self.baselines) / name
         content = baseline.load_for(judges, machine)
-        calibration = calibrations.load_for(calibrations.path_for(judges), machine)
-        calibrated = calibration.cases.get(case.id) if calibration else None
-        timing = PAIR_TIMINGS[case.device].as_dict()
-        # Written into this tree's folder, also where another branch's judges.
-        usual = self.baselines.resolve() == (self.root / "baselines").resolve()
-        folder = "" if usual else os.path.relpath(self.baselines)
-        again = to_calibrate(as_typed, case.id, folder)
-        return (
-            path,
-            content.cases.get(case.id) if content else None,
-            lambda found: decision_rule(calibrated, found, timing, case.margins, again),
-        )
+        return path, content.cases.get(case.id) if content else None
 
-    def _naming(self, path: Path, verdict: Verdict) -> Verdict:
-        if verdict.reason is not Reason.NOT_RECORDED:
-            return verdict
-        path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
-        return replace(verdict, facts={"path": str(path)})
+    def _named(self, path: Path) -> str:
+        """Return a path as a verdict names it."""
+        return str(path.relative_to(self.root) if path.is_relative_to(self.root) else path)
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""
@@ -245,20 +228,3 @@ class Suite:
         if (now, now.state) == (then, then.state):
             return evidence
         return replace(evidence, tree_changed=True)
-
-    def withdraw_false_discoveries(self) -> list[str]:
-        """Withdraw, at the run's end, the SLOWER verdicts that all its claims together do not
-        prove; return whose they were.
-        """
-        withdrawn = {
-            verdict.case_id: verdict
-            for verdict in without_false_discoveries([r.verdict for r in self.results])
-        }
-        for number, result in enumerate(self.results):
-            if verdict := withdrawn.get(result.case.id):
-                self.results[number] = replace(result, verdict=verdict)
-                assert result.comparison is not None  # of which the p-value is
-                found = replace(result.comparison, unproven=True)
-                with contextlib.suppress(FileError):  # a retry then takes it for decided
-                    self._store.keep_comparison(self._bench.folder, result.case.slug, found)
-        return list(withdrawn)

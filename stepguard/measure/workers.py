@@ -93,7 +93,7 @@ def watch(
     if len(gpus) < case.world_size:
         have = f"a node has {launcher.fewest_gpus}" if launcher else f"here: {len(gpus)}"
         problem, reason = f"GPUs needed: {per_node}, {have}", Reason.TOO_FEW_GPUS
-        return None, Fault(reason.name, problem, "", "preflight")
+        return None, Fault(reason, problem, "", "preflight")
     try:
         # Of this host alone: a scheduler has given the other nodes' GPUs. Locked before they are
         # looked at, since the processes of another run would make them unfit.
@@ -102,10 +102,10 @@ def watch(
         monitor = Monitor(gpus, per_node)
         problem = monitor.preflight() or (launcher.preflight() if launcher else "")
     except GpuLocked as error:
-        problem, reason = str(error), Reason.GPU_LOCKED
+        problem = str(error)
     except MachineError as error:
         problem, reason = str(error), Reason.MACHINE_UNREADABLE
-    return (None, Fault(reason.name, problem, "", "preflight")) if problem else (monitor, None)
+    return (None, Fault(reason, problem, "", "preflight")) if problem else (monitor, None)
 
 
 def launch_spec(

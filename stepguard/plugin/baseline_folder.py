@@ -18,7 +18,6 @@ from stepguard.measure.suite import Result
 from stepguard.report.baseline_changes import changes
 from stepguard.report.commands import Commands
 from stepguard.report.permission_text import described, of_waivers
-from stepguard.storage import calibrations
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import load_waivers, today, unknown
@@ -95,7 +94,6 @@ def check_baselines(
     # Those of other machines, too: they will be read next, and the mistake is in this tree.
     for path in files(folder):
         load(path)
-    calibrations.check_all(folder)
     waivers = load_waivers(folder, today())
     # Where a part was collected nobody knows which cases there are: waiver_lines() says then that
     # a waiver was not used.

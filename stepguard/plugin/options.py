@@ -10,6 +10,7 @@ FLAGS = {
     "--perf-update-new": "record only the cases that have no baseline",
     "--perf-append": "record what is `same` as one more recording; no new level",
     "--perf-no-confirm": "do not measure the baseline's commit when a time moved",
+    "--perf-fresh": "measure anew what pairs of an earlier run called SLOWER, which else stays",
     "--perf-strict": "fail for all that leaves a case unguarded; the default where CI is set",
     "--perf-no-strict": "a run that gates nothing, also where CI is set",
 }

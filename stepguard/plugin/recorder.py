@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.verdict import Confirmation, Reason, Status, Verdict
 from stepguard.judge.acceptance import moved_together
@@ -78,7 +80,7 @@ class Recorder:
         """Return the result, its verdict marked if it is recorded, or is to be."""
         if result.case.id not in self._recorded:
             return result
-        return replace(result, verdict=replace(result.verdict, recorded=True))
+        return replace(result, verdict=structs.replace(result.verdict, recorded=True))
 
     def word(self, result: Result) -> str:
         """Return the verdict's word, which does not call recorded what still has to wait."""

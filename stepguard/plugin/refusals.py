@@ -13,9 +13,8 @@ import pytest
 from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.run_document import Problem
 from stepguard.core.sentences import no_folder, uncommitted
-from stepguard.core.text import first, printable
-from stepguard.judge.acceptance import has_words
-from stepguard.judge.guard import JUDGING, RECORDING, SELECTING
+from stepguard.core.text import first, has_words, printable
+from stepguard.judge.guard import AFRESH, JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import current, git, no_commit, untracked
@@ -134,7 +133,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         yield f"--perf-against={rev}: {error}"
         return
     head = current(root, baselines)
-    # Spelled HEAD it is meant: that is how calibration measures.
+    # Spelled HEAD it is meant: its pairs say how noisy this machine is.
     if named.commit == head.commit and not head.dirty and rev != "HEAD":
         yield (
             f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "
@@ -151,7 +150,7 @@ def guarding_options(config: pytest.Config) -> list[Option]:
         "--fixtures-per-test": option.show_fixtures_per_test,
     }
     given = [Option(name) for name, asked in shows.items() if asked]
-    given += [Option(name) for name in RECORDING if value_of(name, config)]
+    given += [Option(name) for name in (*RECORDING, AFRESH) if value_of(name, config)]
     given += [
         Option(name, value, is_typed(name, config))
         for name in (*JUDGING, SELECTING)
@@ -175,7 +174,7 @@ def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -
     revision = current(root, None)
     own = {os.path.relpath(path, root) for path in written}
     dirty = [path for path in revision.dirty if path not in own]
-    judges = sorted(baselines.rglob("*.json"))  # waivers and calibrations, too
+    judges = sorted(baselines.rglob("*.json"))  # waivers, too
     dirty += [os.path.relpath(path, root) for path in untracked(root, judges)]
     # What they guard would not be missed.
     tracked = (git(root, "ls-files", "-z", "--", str(baselines)) or "").split("\0")

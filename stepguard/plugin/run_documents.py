@@ -19,7 +19,6 @@ from stepguard.core.run_document import (
     Problem,
     ProblemCode,
     RunDocument,
-    filled,
 )
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
@@ -88,7 +87,7 @@ def run_document(
         commit=revision.commit,
         dirty=list(revision.dirty),
         machine="" if gpus is None else machine,
-        gpus=[filled(GpuDocument, gpu) for gpu in gpus or ()],
+        gpus=[GpuDocument(name=one.name, uuid=one.uuid, driver=one.driver) for one in gpus or ()],
         baselines=inside.relative(baselines),
         options=_options(config),
         results=[result_documents.result_document(result, inside) for result in results],
@@ -129,7 +128,8 @@ def forget_documents(config: pytest.Config) -> None:
 def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
     """Write the documents that were asked for; return why one could not be, a sentence each."""
     problems = []
-    for name, text in (("json", result_documents.as_json(document)), ("report", page(document))):
+    texts = {"json": result_documents.as_json(document), "report": page(document)}
+    for name, text in texts.items():
         target = getattr(option, f"perf_{name}")
         # A path that was refused, a folder for one, is no reason to lose the other document.
         if not target or not target.strip():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepguard.core.case import Case
-from stepguard.core.run_document import CaseState, State, filled
+from stepguard.core.run_document import CaseState, State
 from stepguard.core.text import listed, meant
 from stepguard.plugin.baseline_folder import Recorded, folders_alone
 from stepguard.plugin.items import Collected, CollectedTest
@@ -150,15 +150,16 @@ class Selection:
 
     def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
         state, why = self._became(node, case)
-        return filled(
-            CaseState,
-            case,
+        return CaseState(
             state=state,
             case=case.id if case else "",
             why=why,
             test=node,
             file=test.file,
             line=test.line,
+            device=case.device if case else "",
+            world_size=case.world_size if case else 0,
+            extended=case is not None and case.extended,
             guarded=guarded,
         )
 

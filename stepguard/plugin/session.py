@@ -16,9 +16,12 @@ from pathlib import Path
 import pytest
 
 from stepguard.core.case import Case
+from stepguard.core.comparison import judged
+from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import counted, listed, printable
+from stepguard.judge.sequential_plan import level_of
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current
@@ -46,9 +49,11 @@ from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.report import words
 from stepguard.report.commands import Commands
+from stepguard.report.last_run import several_times_slower
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
+from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 
@@ -161,6 +166,8 @@ class Session:
             with _usage_errors(f"--perf-base={rev}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, rev, into)
+        # Of this tree alone: the base may still have what this change removes.
+        refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         written = [self._commands.folder / path for path in self._documents]
@@ -211,10 +218,13 @@ class Session:
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
+        last = None if self._tree else Store(self._root).last_evidence(case)
         with line.case(case.id, suite.longest_s(case)):
             result = suite.run(case, line.stage, self._after(case))
         if not result.evidence.faults:  # it would have ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
+        if text := several_times_slower(result.evidence, last):
+            self._notices.append(f"{case.id}: {text}")
         self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)
@@ -253,6 +263,8 @@ class Session:
                 permissions=(*self._waivers, *declared),
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
+                fresh=option.perf_fresh,
+                alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,
                 base=option.perf_base or "",
@@ -320,15 +332,13 @@ class Session:
 
     def _settle(self, suite: Suite) -> None:
         """Note and record what only all results together decide."""
+        if suite.fresh:
+            self._notices.append("--perf-fresh: what earlier runs called SLOWER was measured again")
         remarks: dict[str, list[str]] = {}
         for result in suite.results:
             for text in words.remarks(result.evidence):
                 remarks.setdefault(text, []).append(result.case.id)
         self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
-        for case_id in suite.withdraw_false_discoveries():
-            self._notices.append(
-                f"{case_id}: SLOWER taken back, not proven among all that this run tried"
-            )
         self.recorder.record_waiting([result.verdict for result in suite.results])
 
     def _results(self) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Baselines, calibrations and waivers that a change edits: old -> new, a line for each entry."""
+"""Baselines and waivers that a change edits: old -> new, a line for each entry."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -9,10 +9,8 @@ from stepguard.core.metrics import GATEABLE, METRICS, format_value
 from stepguard.core.recording import Recording
 from stepguard.core.sentences import both_pct
 from stepguard.core.text import listed, short_hash
-from stepguard.judge.ab.calibration import CalibratedCase, widened
-from stepguard.machine.git.revision import CALIBRATION
 from stepguard.report.permission_text import described
-from stepguard.storage import baseline_files, calibrations
+from stepguard.storage import baseline_files
 from stepguard.storage.waiver_file import load_waivers, today
 
 FIGURES = 4  # of an entry; the diff has them all
@@ -30,10 +28,6 @@ def changes(old: Path, new: Path) -> list[str]:
             was, now = baseline_files.load(old / name), baseline_files.load(new / name)
             both = (was.cases if was else {}, now.cases if now else {})
             lines += _lines(name, both, _entry)
-    for name in _names(old / CALIBRATION, new / CALIBRATION):
-        then, noise = (calibrations.load(folder / CALIBRATION / name) for folder in (old, new))
-        pair_sds = (then.cases if then else {}, noise.cases if noise else {})
-        lines += _lines(f"{CALIBRATION}/{name}", pair_sds, _noise)
     waived = _waived(old), _waived(new)
     return lines + list(
         _lines(baseline_files.WAIVERS, waived, lambda a, b: f"{a or NONE} -> {b or NONE}")
@@ -59,18 +53,6 @@ def _lines(
         was, now = old.get(key), new.get(key)
         if was != now:
             yield f"{name}: {key}: {say(was, now)}"
-
-
-def _noise(old: CalibratedCase | None, new: CalibratedCase | None) -> str:
-    shown = (_judged_by(one) if one else NONE for one in (old, new))
-    # What calibrate writes is of newer pairs; somebody's wish is not.
-    edited = old and new and (old.date, old.commit) == (new.date, new.commit)
-    return " -> ".join(shown) + (", with no newer pairs" if edited else "")
-
-
-def _judged_by(one: CalibratedCase) -> str:
-    """Return a noise, and what passes by it: of a case with the usual margins."""
-    return f"pair sd {one.sd_pct:.3f} % (matter margin {widened(one.prior).matter_pct:g} %)"
 
 
 def _entry(old: Entry | None, new: Entry | None) -> str:

@@ -7,17 +7,13 @@ from pathlib import Path
 
 from stepguard.core.permission import KEY, Permission
 from stepguard.core.verdict import Reason, Status, Verdict
-from stepguard.judge.ab.calibration import to_calibrate
-from stepguard.judge.ab.sequential_plan import may_decide_later
+from stepguard.judge.pairs import deciding_margins
 from stepguard.judge.permit import suggested_sizes
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 NEW_LEVEL = " --reason '...'"
-_WITH_MORE_PAIRS = {
-    Reason.UNDECIDED: "give it more time: --perf-budget=MIN",
-    Reason.UNPROVEN: "judge it again, alone: name this one test",
-}
 
 
 @dataclass(frozen=True)
@@ -92,10 +88,23 @@ def next_steps(
     # A comment at the line that calls a library would allow all that the library does.
     if any(not site.via for site in syncs):
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
+    if _stays(verdict):
+        afresh = f"--perf-select={shlex.quote(verdict.case_id)} --perf-fresh"
+        steps.append(
+            "SLOWER stays until code, machine, software or environment change; to measure it "
+            f"again all the same: {commands.measure} {afresh}, with the options of this run"
+        )
     if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
-        explain = commands.called(f"stepguard explain-code {verdict.reason.name}")
+        explain = commands.called(f"stepguard explain-code {verdict.reason}")
         steps.append(f"what that is: {explain}")
     return [*steps, f"look closer: {evidence_path}"]
+
+
+def _stays(verdict: Verdict) -> bool:
+    """Tell whether an earlier run's pairs decided, and nothing was measured again."""
+    found = verdict.worst
+    pairs = found and (found.pairs or found.confirmed and found.confirmed.step)
+    return bool(pairs and pairs.stays)
 
 
 def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str]:
@@ -136,19 +145,25 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
             *_declarations(verdict, "or" if waive else "if it is meant,"),
             f"{alone}after the merge, on main: {again}, then {accept}{then}",
         ]
-    if verdict.reason in _WITH_MORE_PAIRS:
-        return [_decide(verdict, commands)]
+    if verdict.reason is Reason.UNDECIDED:
+        return _what_decides(verdict, commands)
     if verdict.status is Status.NOT_COMPARABLE:
         return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
 
 
-def _decide(verdict: Verdict, commands: Commands) -> str:
-    pairs = verdict.worst.pairs.decision.pairs if verdict.worst and verdict.worst.pairs else 0
-    if may_decide_later(pairs, (pairs,)):
-        return _WITH_MORE_PAIRS[verdict.reason]
-    learn = to_calibrate(commands.called, verdict.case_id, commands.baselines)
-    return f"no further pair can decide; learn this machine's noise: {learn}"
+def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
+    """Return what would decide an undecided time: more pairs, a new draw, or wider margins."""
+    found = verdict.worst.pairs if verdict.worst else None
+    if found is None or found.decision.pairs < MOST_PAIRS:
+        return ["give it more time: --perf-budget=MIN"]
+    smallest = found.decision.smallest_detectable_pct
+    finds = f"{MOST_PAIRS} pairs of this noise find {smallest:.2f} %"
+    if smallest <= found.margins.matter_pct:
+        return [f"measure again: {finds} in 95 of 100 runs"]
+    wider = deciding_margins(found.decision.sd_pct, found.margins, found.alpha)
+    margins = f"margins_pct=({wider.ignore_pct:g}, {wider.matter_pct:g})"
+    return [f"no further pair decides, {finds}: set {margins} in the case", commands.doctor]
 
 
 def _declarations(verdict: Verdict, first: str) -> Iterator[str]:

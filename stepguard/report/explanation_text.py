@@ -33,13 +33,16 @@ def lines(found: Explanation, most: int = 12, peaks: Peaks | None = None) -> Ite
     for name, old, new in found.software:
         yield f"note: {name} was {old}, is {new}"
     yield ""
+    if not found.scatter_known:
+        yield "A side has one step, so how much steps differ is not known: profile several."
+        yield "All differences, the largest first:"
     yield from _causes(found, most, peaks)
     yield f"explained: {_signed(found.explained_us)} of {_signed(found.change_us)} ms"
     if found.scatter_us:
         parts = [f"{name} {_signed(us)}" for name, us in found.scatter_parts if abs(us) > 100]
-        text = (
-            f"the other {_signed(found.scatter_us)} ms is within what the steps of one file differ"
-        )
+        within = "within what the steps of one file differ"
+        within = within if found.scatter_known else "in differences of at most 1 us each"
+        text = f"the other {_signed(found.scatter_us)} ms is {within}"
         yield from textwrap.wrap(text + (": " + ", ".join(parts) if parts else ""), WIDTH)
     if found.calls:
         changed = ", ".join(f"{name} {old:g} -> {new:g}" for name, old, new in found.calls[:6])
@@ -88,4 +91,4 @@ def _ms(us: float) -> str:
 
 
 def _signed(us: float) -> str:
-    return f"{us / 1e3:+.3f}"
+    return f"{round(us / 1e3, 3) + 0.0:+.3f}"  # never -0.000

@@ -67,9 +67,9 @@ def _of_problem(one: Problem, tests: Tests) -> str:
 
 
 def _of_result(result: ResultDocument, tests: Tests) -> str:
-    place = result.verdict.place
+    place = result.text.place
     where = (place.file, place.line) if place else tests.get(result.case, ("", 0))
-    return error(result.case, result.verdict.headline, *where)
+    return error(result.case, result.text.headline, *where)
 
 
 def comment(found: RunDocument, run_id: str, conclusion: str = "success") -> str:
@@ -101,13 +101,13 @@ def _commands(found: RunDocument, run_id: str) -> str:
     lines = ["To look closer, in a clone:", "", "```sh", fetch]
     lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
     failed = [one.verdict for one in found.results if one.verdict.outcome == "failed"]
-    if found.against and any(one.message for one in failed):
+    if found.against and any(one.whole for one in failed):
         lines += [
             "",
             "Other FLOPs or tokens are another step, which no commit declares and no waiver "
             "passes: if that is meant, an owner merges it as it is, and main is recorded anew.",
         ]
-    if found.against and any(not one.message for one in failed):
+    if found.against and any(not one.whole for one in failed):
         lines += [
             "",
             "If it is meant: a commit of the pull request says so in its message, "

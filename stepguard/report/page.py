@@ -124,13 +124,13 @@ def _speaks(result: ResultDocument) -> bool:
 
 def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> str:
     """Return what a verdict rests on, unless it is ``reported``, and what to do next, folded."""
-    reference, next_steps = reported.reference(result.verdict), result.steps if steps else []
-    lines = [reference, *next_steps[:1]] if reference else [*result.verdict.lines, *next_steps]
+    reference, next_steps = reported.reference(result.verdict), result.text.steps if steps else []
+    lines = [reference, *next_steps[:1]] if reference else [*result.text.lines, *next_steps]
     body = printable_lines("\n".join(lines))
     # Longer than any in the text: a docstring in a traceback may contain a fence.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" is a link.
-    headline = f"<code>{markdown(result.verdict.headline)}</code>"
+    headline = f"<code>{markdown(result.text.headline)}</code>"
     if not body:
         return headline
     title = f"<details><summary>{headline}</summary>"

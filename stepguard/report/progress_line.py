@@ -184,7 +184,9 @@ def has_cursor(file: TextIO) -> bool:
 
 
 def columns(file: TextIO) -> int:
-    """Return how wide a terminal is; 80 where it does not say."""
+    """Return how wide a text may be: COLUMNS, or its terminal's width, or 80."""
+    if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked):
+        return int(asked)
     with contextlib.suppress(OSError):
         return os.get_terminal_size(file.fileno()).columns or 80
     return 80

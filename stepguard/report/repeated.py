@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable
 
+from stepguard.core.figures import Unstable
 from stepguard.core.metrics import METRICS
-from stepguard.core.verdict import Status
-from stepguard.report.table import AnyVerdict
+from stepguard.core.verdict import Status, Verdict
 
 
 class ReportedCauses:
@@ -13,7 +13,7 @@ class ReportedCauses:
     def __init__(self) -> None:
         self._first: dict[Hashable, str] = {}
 
-    def reference(self, verdict: AnyVerdict) -> str:
+    def reference(self, verdict: Verdict) -> str:
         """Return a line that refers to the case whose verdict was reported with the same cause;
         empty where this one is the first, also when it is reported again.
         """
@@ -24,7 +24,7 @@ class ReportedCauses:
         return f"the same cause as in {first}, above"
 
 
-def _cause(verdict: AnyVerdict) -> Hashable:
+def _cause(verdict: Verdict) -> Hashable:
     """Return what a verdict rests on: the places where counters moved, or a traceback. None where
     each case has more to say: of its times, of its waivers.
     """
@@ -35,4 +35,6 @@ def _cause(verdict: AnyVerdict) -> Hashable:
         return None
     if places:
         return frozenset(places), frozenset((one.metric, one.status) for one in moved)
-    return (verdict.reason, verdict.detail) if verdict.detail else None
+    unstable = verdict.figures.sites if isinstance(verdict.figures, Unstable) else ()
+    told = verdict.detail or frozenset(site.key for site in unstable)
+    return (verdict.reason, told) if told else None

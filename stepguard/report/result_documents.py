@@ -11,22 +11,22 @@ from stepguard.core.baseline import BaselineFile
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
+    JudgedDocument,
     LaunchDocument,
-    MetricDocument,
     ResultDocument,
-    VerdictDocument,
+    VerdictText,
     WaiverDocument,
-    filled,
 )
-from stepguard.core.sentences import message, note
 from stepguard.core.text import listed, printable_document
 from stepguard.core.verdict import Verdict
 from stepguard.judge.summary import summarise
 from stepguard.machine.git.revision import is_tracked
 from stepguard.measure.suite import Result
-from stepguard.report import why, words
+from stepguard.report import words
+from stepguard.report.cause_text import sentence
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.permission_text import described, of_trailers, of_waivers
+from stepguard.report.notes import note
+from stepguard.report.permission_text import described
 from stepguard.storage.json_file import FileError, contents, replace_file
 
 
@@ -45,48 +45,56 @@ _MARKS = (
     {"explanation", "before", "after"},  # trace --against
     {"schema", "sweep", "rows"},
 )
-_VERDICT = {"case_id", "outcome", "headline"}  # of each item of judge's
+# Of each item of judge's, and as earlier versions wrote it.
+_VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
 _TRACED = {"ranks", "collectives"}  # trace and memory
 
 
-def verdict_document(verdict: Verdict) -> VerdictDocument:
-    """Return a verdict as a document: statuses, names of reasons, the sentences of reports."""
-    return filled(
-        VerdictDocument,
-        verdict,
-        reason=verdict.reason.name,
+def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
+    """Return what a verdict says; the next ``steps`` are of a run's."""
+    causes = verdict.explanation.causes if verdict.explanation else ()
+    notes = {one.metric: note(one) for one in verdict.metrics}
+    return VerdictText(
         headline=words.headline(verdict),
-        message=message(verdict),
+        message=verdict.message,
         detail=verdict.detail or words.detail(verdict),
         lines=words.evidence_lines(verdict),
         place=words.place(verdict),
-        waivers=of_waivers(verdict),
-        expectations=of_trailers(verdict),
-        metrics=[
-            filled(MetricDocument, one, reason=one.reason.name, note=note(one))
-            for one in verdict.metrics
-        ],
-        explanation=why.document(verdict.explanation) if verdict.explanation else None,
+        notes={metric: text for metric, text in notes.items() if text},
+        causes=[sentence(cause) for cause in causes],
+        steps=list(steps),
     )
+
+
+def judged_document(verdict: Verdict) -> JudgedDocument:
+    """Return a verdict on kept evidence, with its text."""
+    return JudgedDocument(verdict=verdict, text=text_of(verdict))
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
     """Return a case, its metrics and verdict; paths are relative to the folder of ``commands``."""
     evidence, path = result.evidence, commands.relative(result.evidence_path)
     launches = [one for one in evidence.launches if one.has_times()]
-    return filled(
-        ResultDocument,
-        evidence,
+    return ResultDocument(
         case=result.case.id,
         parameters=evidence.case,
+        gates=evidence.gates,
         metrics=summarise(evidence).values(),
-        launches=[filled(LaunchDocument, one) for one in launches],
-        verdict=verdict_document(result.verdict),
-        steps=next_steps(result.verdict, path, commands, evidence.of_no_commit),
+        launches=[
+            LaunchDocument(step_ms=one.step_ms, step_ms_median=one.step_ms_median)
+            for one in launches
+        ],
+        verdict=result.verdict,
+        text=text_of(
+            result.verdict, next_steps(result.verdict, path, commands, evidence.of_no_commit)
+        ),
         evidence=path,
         baseline=commands.relative(result.baseline_path),
+        commit=evidence.commit,
         dirty=list(evidence.dirty),
+        tree_changed=evidence.tree_changed,
         disturbed=evidence.disturbances,
+        margins_pct=evidence.margins_pct,
         judged_by=result.judged_by,
     )
 
@@ -96,15 +104,15 @@ def waiver_documents(
 ) -> list[WaiverDocument]:
     """Return every waiver, with what it did where its case was measured."""
     outcomes = {
-        (one.permission.case, one.permission.metric): one.effect.name
+        (one.permission.case, one.permission.metric): one.effect.value
         for result in results
         for one in result.verdict.permissions
         if not one.permission.is_trailer
     }
     return [
-        filled(
-            WaiverDocument,
-            waiver,
+        WaiverDocument(
+            case=waiver.case,
+            metric=waiver.metric,
             expires=str(waiver.expires),
             effect=outcomes.get((waiver.case, waiver.metric), ""),
             text=described(waiver),
@@ -123,7 +131,7 @@ def benchmark_info(result: Result) -> dict[str, Any]:
             "units": {name: METRICS[name].unit for name in values},
             "launch_step_ms": [launch.step_ms for launch in result.evidence.launches],
             "verdict": result.verdict.status.value,
-            "reason": result.verdict.reason.name,
+            "reason": result.verdict.reason,
         }
     }
 
@@ -181,7 +189,10 @@ def _json_in(path: Path) -> Any:
 def _is_document(content: Any) -> bool:
     """Tell whether a command, or a run, wrote this as its document."""
     if isinstance(content, list):
-        return all(isinstance(one, dict) and one.keys() >= _VERDICT for one in content)
+        return all(
+            isinstance(one, dict) and any(one.keys() >= mark for mark in _VERDICTS)
+            for one in content
+        )
     keys = content.keys() if isinstance(content, dict) else set()
     # A single key is too little to know a document by, unless there is no other.
     return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)

@@ -1,18 +1,14 @@
 """The table of a run: a row per case, worst first; empty columns are left out."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
-from stepguard.core.run_document import MetricDocument, VerdictDocument
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 
 # Counters that moved and pass, since a time says what they are worth or a commit declares them.
-_OUTWEIGHED = (Reason.TIME_DECIDES.name, Reason.PAID_FOR.name, Reason.EXPECTED.name)
-# Of this process, or as another one wrote them.
-AnyVerdict = Verdict | VerdictDocument
-AnyMetric = MetricVerdict | MetricDocument
+_OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR, Reason.EXPECTED)
 
 COLUMNS = (
     "case",
@@ -28,6 +24,7 @@ COLUMNS = (
     "verdict",
 )
 NARROW = tuple(name.replace(" [", "\n[") for name in COLUMNS)
+_LEAST_TEXT = 16  # columns of a text that is shortened; below it names say nothing
 LOG_WIDTH = 120  # columns of a table in a file or a log, as far as what it has allows
 CPU_NOTE = "Times are not gated on CPU."
 
@@ -40,13 +37,13 @@ class Row:
     status: Status
 
 
-def rows(verdicts: Sequence[AnyVerdict]) -> list[Row]:
+def rows(verdicts: Sequence[Verdict]) -> list[Row]:
     """Return the rows, worst verdict first, then by case id."""
     ordered = sorted(verdicts, key=lambda v: (v.status.rank, v.case_id))
     return [Row(_cells(verdict), verdict.status) for verdict in ordered]
 
 
-def _cells(verdict: AnyVerdict) -> tuple[str, ...]:
+def _cells(verdict: Verdict) -> tuple[str, ...]:
     found = {metric.metric: metric for metric in verdict.metrics}
     step = found.get(JUDGED_TIME)
     gated = step is not None and step.gated
@@ -66,25 +63,26 @@ def _cells(verdict: AnyVerdict) -> tuple[str, ...]:
     )
 
 
-def _value(metric: AnyMetric | None) -> str:
+def _value(metric: MetricVerdict | None) -> str:
     return "" if metric is None else format_value(metric.metric, metric.new)
 
 
-def _counters(verdict: AnyVerdict) -> str:
+def _counters(verdict: Verdict) -> str:
     counters = [m for m in verdict.metrics if m.gated and METRICS[m.metric].kind == "counter"]
     if not counters:
         return ""
     moved = [
         m
         for m in counters
-        if m.status in (Status.CHANGED, Status.FASTER)
-        or (m.reason if isinstance(m.reason, str) else m.reason.name) in _OUTWEIGHED
+        if m.status in (Status.CHANGED, Status.FASTER) or m.reason in _OUTWEIGHED
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
-    # Without a baseline, or where the case as a whole failed, they were compared with nothing.
-    compared = all(m.old is not None for m in counters)
-    return f"{len(counters)} equal" if compared else f"{len(counters)} counted"
+    # Counted alone: without a baseline, where the case as a whole failed, and what is newer than
+    # the recording.
+    equal = sum(m.old is not None for m in counters)
+    parts = {"equal": equal, "counted": len(counters) - equal}
+    return ", ".join(f"{number} {word}" for word, number in parts.items() if number)
 
 
 def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:
@@ -145,13 +143,31 @@ def aligned(
         )
 
 
+def fitted(
+    rows: Sequence[Sequence[str]],
+    width: int,
+    shorten: Callable[[str, int], str],
+    column: int = 0,
+    left: Collection[int] = (0,),
+) -> Iterator[str]:
+    """Yield a table in ``width`` columns, as far as shorter texts in one of its columns allow."""
+    lines = list(aligned(rows, left))
+    excess = max(map(len, lines)) - width
+    if excess > 0 and len(rows) > 1:
+        header, *body = rows
+        most = max(_LEAST_TEXT, max(len(row[column]) for row in body) - excess)
+        cells = [[*row[:column], shorten(row[column], most), *row[column + 1 :]] for row in body]
+        lines = list(aligned([header, *cells], left))
+    yield from lines
+
+
 def figure(name: str, value: float, width: int) -> str:
     """Return a metric as a line: its name in ``width`` columns, its value and unit."""
     unit = "" if METRICS[name].unit == "B" else unit_behind(name, value)
     return f"{name.ljust(width)}  {format_value(name, value):>16} {unit}".rstrip()
 
 
-def counts(verdicts: Sequence[AnyVerdict]) -> str:
+def counts(verdicts: Sequence[Verdict]) -> str:
     """Return how many of each verdict there are: "1 SLOWER, 2 same, 1 recorded"."""
     # Recorded and waived ones last: they pass, whatever their status.
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))

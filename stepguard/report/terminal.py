@@ -63,8 +63,8 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
     markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
     head = words.headline(verdict, width)
     yield head, markup
-    # Its block, among pytest's failures, has it all, unless the verdict is another one by now.
-    if verdict.outcome != "passed" and run.blocks and verdict.reason is not Reason.UNPROVEN:
+    # Its block, among pytest's failures, has it all.
+    if verdict.outcome != "passed" and run.blocks:
         return
     yield from ((line, {}) for line in words.places(verdict) if line.strip() not in head)
     path = run.commands.relative(result.evidence_path)

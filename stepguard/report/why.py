@@ -3,21 +3,14 @@
 import re
 from collections.abc import Iterator
 
-from stepguard.core.explanation import Cause, Explanation, Kind, Side
+from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
-from stepguard.core.run_document import (
-    MOST_CAUSES,
-    CauseDocument,
-    ExplanationDocument,
-    SideDocument,
-    filled,
-)
-from stepguard.core.sentences import on_ranks
 from stepguard.core.site import Site
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
-from stepguard.report.cause_text import how, named, sentence
+from stepguard.report.cause_text import how, named
 from stepguard.report.explanation_text import refused_because
 from stepguard.report.kernel_names import is_generic
+from stepguard.report.notes import on_ranks
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a
 # kernel comes before a wait that the source names from the next one on.
@@ -173,10 +166,11 @@ def lines(verdict: Verdict) -> Iterator[str]:
     if found.causes:
         yield f"the profiled steps differ by {found.change_us / 1e3:+.2f} ms:"
         yield from (f"  {line(cause)}" for cause in found.causes[:SHOWN])
-        if (rest := len(found.causes) - SHOWN) > 0:
-            smaller_us = sum(cause.us for cause in found.causes[SHOWN:])
+        if (rest := len(found.causes) + found.smaller - SHOWN) > 0:
+            smaller_us = sum(cause.us for cause in found.causes[SHOWN:]) + found.smaller_us
             yield f"  {smaller_us / 1e3:+.2f} ms: {rest} smaller causes"
-        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, within the scatter of steps"
+        scatter = "within the scatter of steps" if found.scatter_known else "at most 1 us each"
+        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
 
 
 def line(cause: Cause) -> str:
@@ -185,24 +179,3 @@ def line(cause: Cause) -> str:
     makes = f" ({how(cause)})" if how(cause) else ""
     text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"
     return ", ".join(filter(None, (text, _where(cause))))
-
-
-def document(found: Explanation) -> ExplanationDocument:
-    """Return an explanation as a run's document has it; the smallest causes as a sum."""
-    return ExplanationDocument(
-        refused=[refused_because(one) for one in found.refused],
-        before_us=round(found.before_us, 3),
-        after_us=round(found.after_us, 3),
-        causes=[_cause(cause) for cause in found.causes[:MOST_CAUSES]],
-        smaller_us=round(sum(cause.us for cause in found.causes[MOST_CAUSES:]), 3),
-        scatter_us=round(found.scatter_us, 3),
-    )
-
-
-def _cause(cause: Cause) -> CauseDocument:
-    before, after = (
-        filled(SideDocument, side, names=side.names[:SHOWN], us=round(side.us, 3))
-        for side in (cause.before, cause.after)
-    )
-    us, text = round(cause.us, 3), sentence(cause)
-    return filled(CauseDocument, cause, us=us, before=before, after=after, text=text)

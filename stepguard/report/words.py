@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from stepguard.core.evidence import Evidence
 from stepguard.core.explanation import Cause
+from stepguard.core.figures import Failed, Unstable
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
@@ -13,16 +14,18 @@ from stepguard.core.metrics import (
     OPERATOR_METRICS,
     OPERATORS,
     PEAK,
+    SETTINGS,
     format_bytes,
     format_value,
     unit_behind,
 )
-from stepguard.core.sentences import TREE_CHANGED, message, note, on_ranks, parts, pattern_text
+from stepguard.core.sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.text import counted, cut, first, listed, printable, shortened
 from stepguard.core.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
+from stepguard.report.notes import note, on_ranks, parts
 from stepguard.report.permission_text import of_trailers, of_waivers
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
@@ -68,13 +71,13 @@ def _causes(verdict: Verdict) -> list[str]:
     """Return what a verdict rests on in ever fewer words."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        text = (message(verdict) or verdict.reason.value).split("\n")[0]
+        text = (verdict.message or verdict.reason.phrase).split("\n")[0]
         # Other work: the operators that make it, and where they are called.
         calls = (one for one in _moved(verdict) if one.metric == OPERATORS and one.moved)
         named = [text_of for found in calls for text_of in _of_metric(found)]
         return [*(f"{one}; {text}" for one in named), *named] or [text]
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
-        return [worst.reason.value]
+        return [worst.reason.phrase]
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
     cause = why.culprit(verdict)
@@ -104,10 +107,10 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
             f"{part} {_file(place)}",
             part,
         ]
-    if "pattern" in worst.facts and worst.reason is not Reason.BEYOND_MARGIN:
-        within = pattern_text(worst.facts)
+    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
+        within = worst.slow_steps.text
         return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
-    if worst.new == worst.old and worst.moved:
+    if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
         # It was there before the steps whose lines are counted.
@@ -179,7 +182,7 @@ def times(verdict: Verdict) -> list[str]:
 def place(verdict: Verdict) -> Site | None:
     """Return the line of what decided a verdict, or of what explains it, if it is known."""
     if verdict.whole:
-        site = (verdict.facts or {}).get("site")
+        site = verdict.figures.site if isinstance(verdict.figures, Failed) else None
         places = [site if site and site.file else None, *(one.place for one in _moved(verdict))]
         return next(filter(None, places), None)
     if verdict.worst is None:
@@ -280,7 +283,7 @@ def _metric_lines(found: MetricVerdict, above: MetricVerdict | None, in_pairs: b
     line = f"  {found.metric} [{row.unit}]: {change(found)[len(found.metric) + 1 :]}"
     line += f": {found.status.value}"
     follows = above is not None and found.reason is above.reason
-    line += "" if follows else f", {found.reason.value}"
+    line += "" if follows else f", {found.reason.phrase}"
     line += f" (waived until {found.waived_until})" if found.waived_until else ""
     lines = [line, *(f"    {where}" for where in _where(found))]
     text, placed = note(found), found.sites and found.metric != COLLECTIVES  # no line has its size
@@ -299,8 +302,8 @@ def detail(verdict: Verdict) -> str:
     """Return a worker's traceback or last output, or where a count is unstable. A traceback is cut
     to the user's frames; the evidence has them all.
     """
-    if sites := (verdict.facts or {}).get("sites"):
-        return "".join(f"{site.described()}\n" for site in sites)
+    if isinstance(verdict.figures, Unstable) and verdict.figures.sites:
+        return "".join(f"{site.described()}\n" for site in verdict.figures.sites)
     if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says it all
         return users_frames(verdict.detail)
     if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):
@@ -362,7 +365,7 @@ def block(
     another one says already is a line of ``reference``.
     """
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
-    head, text = headline(verdict), message(verdict)
+    head, text = headline(verdict), verdict.message
     if reference:
         return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))
     # A headline is one line; a message of several is said whole.

@@ -14,15 +14,17 @@ import msgspec
 
 from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Evidence
+from stepguard.core.figures import OwnLimit
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.core.recording import Recording
-from stepguard.core.sentences import message
+from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.ab.confirm import same_code
-from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
+from stepguard.judge.acceptance import spread_too_far, unfit_to_record
+from stepguard.judge.alarm import Answer, settled
+from stepguard.judge.findings import NO_PERMITS, verdict_of
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.screen import comparable, drifted, judge
+from stepguard.judge.screen import alike, drifted, judge, screen
 from stepguard.judge.summary import stored
 from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
@@ -88,8 +90,9 @@ def accept(
     verdict = judge(evidence, entry)
     # Where a time moved on a card that was recorded, one more recording would be as far from the
     # others, and widen their limit: it needs a reason, and is a level of its own.
-    if machine_moved and not any(one.facts.get("own_card") for one in verdict.moved):
-        verdict = same_code(verdict, evidence.commit)
+    if machine_moved and not any(_is_of_own_card(one) for one in verdict.moved):
+        answer = Answer(evidence.commit, same_code=True)
+        verdict = verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
     guards = entry is not None and all(getattr(entry, name) == one for name, one in guard.items())
@@ -106,6 +109,10 @@ def accept(
     opened = action is Action.EPOCH_OPENED
     moved = tuple(verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _is_of_own_card(found: MetricVerdict) -> bool:
+    return isinstance(found.figures, OwnLimit) and found.figures.own_card
 
 
 def _content(path: Path, machine: str) -> BaselineFile:
@@ -145,7 +152,7 @@ def _place(
         return Action.FIRST_RECORDING, 1, [epoch]
     _refuse_doubtful(recording, entry, verdict)
     last = entry.level
-    known = comparable(last, evidence)
+    known = alike(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
     # The times are still those of the level that other cards and days tell of.
     more = has_words(reason) and _only_adds_metrics(verdict, last)
@@ -195,7 +202,7 @@ def _moved(verdict: Verdict) -> str:
     """Return what makes it another level, in figures: the verdict of a run may be another one."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        return message(verdict)
+        return verdict.message
     if worst.limit_pct is not None and worst.change_pct is not None:
         return f"{worst.metric} {worst.change_pct:+.2f} % (limit {worst.limit_pct:.2f} %)"
     if worst.old is None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,16 @@ def usual(root: Path) -> Path:
 def files(folder: Path) -> list[Path]:
     """Return the baseline files of a folder, by name."""
     return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]
+
+
+def refuse_calibrations(folder: Path) -> None:
+    """Raise FileError for calibrations of an earlier version, which nothing reads any more."""
+    if (path := folder / "calibration").is_dir():
+        typed = shlex.quote(os.path.relpath(path))
+        raise FileError(
+            f"{path}: calibrations no longer count: a noisy case has its own margins_pct instead; "
+            f"remove the folder: git rm -r --ignore-unmatch {typed} && rm -rf {typed}"
+        )
 
 
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:

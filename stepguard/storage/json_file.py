@@ -12,13 +12,13 @@ import os
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from stepguard.core.strict_json import Check, OtherSchema, parse
+from stepguard.core.strict_json import NO_OLDER, Check, OtherSchema, Upgrade, parse
 from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
 from stepguard.machine.lifeline import interrupts_deferred
@@ -41,18 +41,20 @@ def read(
     renew: str,
     check: Check[Content] | None = None,
     remedy: str = "",
+    older: Mapping[int, Upgrade] = NO_OLDER,
 ) -> Content | None:
     """Return the file's content, or None where there is no file.
 
     Raises FileError when it has conflict markers, or is no document of that kind and schema, or
     ``check`` finds a problem in it; ``renew`` are a module and its arguments, which make it anew
-    once another schema's is removed. The ``remedy`` of all else is restore() without one.
+    once another schema's is removed. The ``remedy`` of all else is restore() without one. ``older``
+    schemas are made into this one.
     """
     data = contents(path, remedy)
     if data is None:
         return None
     try:
-        return _parsed(path, data, kind, schema, check)
+        return _parsed(path, data, kind, schema, check, older)
     except OtherSchema as error:  # restoring the file does not help then
         # Whatever makes it anew reads it first, and is refused as long as it is there.
         anew = f"make it anew: rm {shlex.quote(str(path))} && {as_typed(renew)}"
@@ -65,13 +67,18 @@ def read(
 
 
 def _parsed(
-    path: Path, data: bytes, kind: type[Content], schema: int, check: Check[Content] | None
+    path: Path,
+    data: bytes,
+    kind: type[Content],
+    schema: int,
+    check: Check[Content] | None,
+    older: Mapping[int, Upgrade],
 ) -> Content:
     """Return what the bytes of a file hold. Raises ValueError."""
     text = data.decode("utf-8")
     # Before JSON, whose error would name a column and not the merge.
     _refuse_conflict(path, text)
-    return parse(text, kind, schema, check)
+    return parse(text, kind, schema, check, older)
 
 
 def contents(path: Path, remedy: str = "") -> bytes | None:
@@ -157,7 +164,7 @@ def save(
     try:
         data = f"{layout(msgspec.to_builtins(content))}\n".encode()
         # Types and ranges are checked when a document is read, not when a Struct is made.
-        _parsed(path, data, type(content), schema, check)
+        _parsed(path, data, type(content), schema, check, NO_OLDER)
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data):,} bytes, at most {MAX_BYTES:,} are read")
     except (ValueError, RecursionError) as error:

@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
@@ -120,33 +119,13 @@ class Store:
 
         It is no evidence to accept: parked groups are no launches of the protocol.
         """
-        # A retry goes on from what is in there, if nobody edited it.
-        digest = _digest(to_json(replace(found, digest="")))
-        return _kept(run / slug / COMPARISON, to_json(replace(found, digest=digest)), found.head)
+        return _kept(run / slug / COMPARISON, to_json(found), found.head)
 
-    def of_one_comparison(
-        self, slug: str, same: Callable[[Comparison], bool]
-    ) -> tuple[tuple[Comparison, ...], str]:
-        """Return those of a case's comparisons that are ``same``, newest first, and why others do
-        not count: a file that was changed since it was written, or cannot be read, is no evidence.
-        """
-        found: list[Comparison] = []
-        refused: list[str] = []
-        for path in (run / slug / COMPARISON for run in reversed(self._runs())):
-            try:
-                if not path.exists():
-                    continue
-                data, one = _read(path, lambda data, name: (data, comparison_from_json(data, name)))
-                # Taken from the file, whose other bytes it is of.
-                intact = one.digest == _digest(data.replace(one.digest.encode(), b""))
-            except (FileError, OSError) as error:
-                refused.append(str(error))
-                continue
-            if same(one) and intact:
-                found.append(one)
-            elif same(one):
-                refused.append(f"{path} was changed after it was written")
-        return tuple(found), refused[0] if refused else ""
+    def comparisons_of(self, slug: str) -> Iterator[Comparison]:
+        """Yield a case's comparisons that are kept and can be read, newest first."""
+        for run in reversed(self._runs()):
+            with contextlib.suppress(FileError, OSError):
+                yield read_comparison(run / slug / COMPARISON)
 
     def _runs(self) -> list[Path]:
         """Return the folders of all runs, oldest first."""
@@ -197,14 +176,31 @@ class Store:
             return "", run
         return next((found.against for found in _readable(run)), ""), run
 
+    def last_evidence(self, case: Case) -> Evidence | None:
+        """Return the newest evidence of a case with the same parameters that measured it whole."""
+        found = (_sound(run / case.slug, case) for run in self._newest_first())
+        return next(filter(None, found), None)
+
+    def _newest_first(self) -> list[Path]:
+        return [*reversed(self._runs())]
+
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return the seconds that each of these cases took the last time, alone or in ``pairs``."""
-        runs, found = [*reversed(self._runs())], {}
+        runs, found = self._newest_first(), {}
         for case in cases:
             walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
             if newest_s := next(filter(None, walls_s), None):
                 found[case.id] = newest_s
         return found
+
+
+def _sound(folder: Path, case: Case) -> Evidence | None:
+    try:
+        found = read_evidence(folder / EVIDENCE)
+    except FileError:
+        return None
+    same = case.as_dict().items() <= found.case.items()
+    return found if same and found.launches and not found.faults else None
 
 
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
@@ -222,10 +218,6 @@ def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
     asked = case.as_dict().items()
     sound = all(not one.faults and asked <= one.case.items() for one in sides)
     return sides[0].wall_s if sound else None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def evidence_files(run: Path) -> list[Path]:

@@ -1,6 +1,5 @@
-"""Names of CUDA API calls, by what they do, and bytes of the element types that traces name.
-
-Another vendor's calls go into these tables.
+"""Names of CUDA's and HIP's API calls, by what they do, and bytes of the element types that traces
+name. Another vendor's calls go into these tables.
 """
 
 API_CATEGORIES = ("cuda_runtime", "cuda_driver")  # of trace events: calls of the host
@@ -15,6 +14,15 @@ LAUNCH_CALLS = frozenset(
         "cuLaunchCooperativeKernel",
         "cudaGraphLaunch",
         "cuGraphLaunch",
+        "hipLaunchKernel",
+        "hipLaunchKernelExC",
+        "hipExtLaunchKernel",
+        "hipModuleLaunchKernel",
+        "hipExtModuleLaunchKernel",
+        "hipHccModuleLaunchKernel",
+        "hipLaunchCooperativeKernel",
+        "hipModuleLaunchCooperativeKernel",
+        "hipGraphLaunch",
     }
 )
 
@@ -33,12 +41,24 @@ SYNC_CALLS = {
     "cudaMemcpyFromSymbol": "copy",
     "cuMemcpyDtoH_v2": "copy",
     "cuMemcpyHtoD_v2": "copy",
+    "hipStreamSynchronize": "stream",
+    "hipDeviceSynchronize": "device",
+    "hipCtxSynchronize": "device",
+    "hipEventSynchronize": "event",
+    "hipMemcpy": "copy",
+    "hipMemcpy2D": "copy",
+    "hipMemcpy3D": "copy",
+    "hipMemcpyWithStream": "copy",
+    "hipMemcpyToSymbol": "copy",
+    "hipMemcpyFromSymbol": "copy",
+    "hipMemcpyDtoH": "copy",
+    "hipMemcpyHtoD": "copy",
 }
 
 # What orders the work of streams, by its begin: cudaEventRecordWithFlags, too.
 _ORDERING = tuple(
     f"{api}{call}"
-    for api in ("cuda", "cu")
+    for api in ("cuda", "cu", "hip")
     for call in ("EventRecord", "StreamWaitEvent", "LaunchHostFunc")
 )
 
@@ -75,9 +95,9 @@ def orders(call: str) -> bool:
 
 def is_copy(call: str) -> bool:
     """Return whether the API call copies memory."""
-    return call.startswith(("cudaMemcpy", "cuMemcpy"))
+    return call.startswith(("cudaMemcpy", "cuMemcpy", "hipMemcpy"))
 
 
 def is_memset(call: str) -> bool:
     """Return whether the API call fills memory."""
-    return call.startswith(("cudaMemset", "cuMemset"))
+    return call.startswith(("cudaMemset", "cuMemset", "hipMemset"))

@@ -5,13 +5,16 @@ over processes, ranks and steps. Only a copy's direction and bytes have to come 
 record; where one is missing, the copies of the step count as lost, which says so.
 """
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import prod
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from stepguard.trace.calls import (
     API_CATEGORIES,
@@ -21,8 +24,9 @@ from stepguard.trace.calls import (
     is_copy,
     is_memset,
 )
+from stepguard.trace.read.chunks import DetailedEvent as Event
+from stepguard.trace.windows import step_at
 
-Event = dict[str, Any]
 HOST = ("cpu_op", *API_CATEGORIES)  # categories of events
 
 
@@ -53,17 +57,16 @@ class StepCalls:
     sync_us: float = 0.0  # ... of it inside calls that wait
 
 
-def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls]:
+def read_steps(events: Sequence[Event], mark: str, steps: int) -> list[StepCalls]:
     """Return the calls inside each of ``steps`` user annotations named ``mark``, in order of time.
 
     Raises RuntimeError when the trace does not have every marked step, or an event lacks something:
     a count from an incomplete trace would be wrong, not approximate.
     """
     with sound_events():
-        found = list(events)
-        sizes = _gloo_sizes(found)
-        records = records_of(found, ("gpu_memcpy", "gpu_memset"))
-        return [_step(host, records, sizes) for host in host_steps(found, mark, steps)]
+        sizes = _gloo_sizes(events)
+        records = records_of(events, ("gpu_memcpy", "gpu_memset"))
+        return [_step(host, records, sizes) for host in host_steps(events, mark, steps)]
 
 
 @contextmanager
@@ -80,81 +83,93 @@ def host_steps(events: Sequence[Event], mark: str, steps: int) -> list[list[Even
     """Return the operators and CUDA calls of each of ``steps`` user annotations named ``mark``, all
     in order of time. Raises RuntimeError if the trace does not have exactly that many.
     """
-    marks = [e for e in events if e["name"] == mark and e.get("cat") == "user_annotation"]
+    marks = [e for e in events if e.name == mark and e.cat == "user_annotation"]
     if len(marks) != steps:
         raise RuntimeError(f"the trace has {len(marks)} of {steps} marked steps")
-    host = [e for e in events if e.get("cat") in HOST]
-    host.sort(key=_begin)
-    found = []
-    for one in sorted(marks, key=_begin):
-        first = bisect_left(host, one["ts"], key=_begin)
-        found.append(host[first : bisect_left(host, one["ts"] + one["dur"], key=_begin)])
-    return found
+    marks.sort(key=_begin)
+    host = sorted((e for e in events if e.cat in HOST), key=_begin)
+    begin = np.array([e.ts for e in marks])
+    end = begin + np.array([e.dur for e in marks])
+    step = step_at(np.array([e.ts for e in host]), begin, end)
+    return [[host[row] for row in np.flatnonzero(step == at).tolist()] for at in range(steps)]
 
 
 def _begin(event: Event) -> float:
-    return float(event["ts"])
+    return event.ts
 
 
-def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[Any, Event]:
+def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[float, Event]:
     """Return the GPU's records of these categories, which come later, by the call's correlation."""
     return {
-        e["args"]["correlation"]: e
+        e.args.correlation: e
         for e in events
-        if e.get("cat") in categories and "correlation" in e.get("args", {})
+        if e.cat in categories and e.args.correlation is not None
     }
 
 
+def record_of(call: Event, records: Mapping[float, Event]) -> Event | None:
+    """Return the GPU's record of a call, None where it got lost."""
+    return None if call.args.correlation is None else records.get(call.args.correlation)
+
+
+@lru_cache(maxsize=1 << 12)  # a model has a few hundred kinds of operands
+def decoded(text: bytes) -> Any:
+    """Return an argument that stands undecoded in an event; None where there is none."""
+    return msgspec.json.decode(text) if text else None
+
+
 def _step(
-    host: Sequence[Event], records: dict[int, Event], sizes: dict[tuple[str, int], int]
+    host: Sequence[Event], records: Mapping[float, Event], sizes: dict[tuple[str, int], int]
 ) -> StepCalls:
-    operators = [e for e in host if e["cat"] == "cpu_op"]
-    api = [e for e in host if e["cat"] in API_CATEGORIES]
-    copies = [e for e in api if is_copy(e["name"])]
-    known = [r for e in copies if (r := records.get(e["args"].get("correlation"))) is not None]
-    waits = [e for e in api if e["name"] in SYNC_CALLS]
+    operators = [e for e in host if e.cat == "cpu_op"]
+    api = [e for e in host if e.cat in API_CATEGORIES]
+    copies = [e for e in api if is_copy(e.name)]
+    known = [record for e in copies if (record := record_of(e, records)) is not None]
+    waits = [e for e in api if e.name in SYNC_CALLS]
     messages = _collectives(operators, sizes)
     return StepCalls(
-        operators=Counter(e["name"] for e in operators if e["name"].startswith("aten::")),
-        launches=Counter(e["name"] for e in api if e["name"] in LAUNCH_CALLS),
+        operators=Counter(e.name for e in operators if e.name.startswith("aten::")),
+        launches=Counter(e.name for e in api if e.name in LAUNCH_CALLS),
         copies=Counter(_direction(record) for record in known),
-        copy_bytes=_summed((_direction(r), int(r["args"]["bytes"])) for r in known),
+        copy_bytes=_summed((_direction(r), int(r.args.copied_bytes)) for r in known),
         lost_copies=len(copies) - len(known),
-        memsets=sum(is_memset(e["name"]) for e in api),
+        memsets=sum(is_memset(e.name) for e in api),
         syncs=tuple(_sync(e, operators, copies, records) for e in waits),
         collectives=Counter(_described(name, size) for name, size in messages),
         collective_bytes=_summed((name, size) for name, size in messages if size is not None),
         unsized_collectives=Counter(n for n, size in messages if size is None and n != "barrier"),
-        api_us=sum(float(e["dur"]) for e in api),
-        sync_us=sum(float(e["dur"]) for e in waits),
+        api_us=sum(e.dur for e in api),
+        sync_us=sum(e.dur for e in waits),
     )
 
 
 def _direction(record: Event) -> str:
     """Return "HtoD (Pageable -> Device)" of "Memcpy HtoD (Pageable -> Device)"."""
-    return str(record["name"]).removeprefix("Memcpy ")
+    return record.name.removeprefix("Memcpy ")
 
 
 def _sync(
-    wait: Event, operators: Sequence[Event], copies: Sequence[Event], records: dict[int, Event]
+    wait: Event,
+    operators: Sequence[Event],
+    copies: Sequence[Event],
+    records: Mapping[float, Event],
 ) -> Sync:
-    kind = SYNC_CALLS[wait["name"]]
     # Of the same thread: the backward pass runs in autograd's, beside other operators.
-    around = [e for e in operators if e["tid"] == wait["tid"] and _holds(e, wait)]
+    around = [e for e in operators if e.tid == wait.tid and _holds(e, wait)]
     # Sorted by start, so the last one that contains the call is the innermost.
     inner = around[-1] if around else None
     waited_for = ""
     for copy in copies:  # the last copy in the same operator, before the wait
         # <=, since a blocking copy is the copy and the wait in one call.
-        same = copy["tid"] == wait["tid"] and copy["ts"] <= wait["ts"]
+        same = copy.tid == wait.tid and copy.ts <= wait.ts
         if same and inner is not None and _holds(inner, copy):
-            record = records.get(copy["args"].get("correlation"))
+            record = record_of(copy, records)
             waited_for = _direction(record) if record is not None else ""
-    return Sync(kind, tuple(str(e["name"]) for e in around), waited_for)
+    return Sync(SYNC_CALLS[wait.name], tuple(e.name for e in around), waited_for)
 
 
 def _holds(outer: Event, inner: Event) -> bool:
-    return bool(outer["ts"] <= inner["ts"] < outer["ts"] + outer["dur"])
+    return outer.ts <= inner.ts < outer.ts + outer.dur
 
 
 def _collectives(
@@ -166,19 +181,19 @@ def _collectives(
     threads (``sizes``).
     """
     messages: list[tuple[str, int | None]] = []
-    noted = [e for e in operators if e["name"] == "record_param_comms"]
+    noted = [e for e in operators if e.name == "record_param_comms"]
     for event in operators:
-        if not event["name"].startswith("c10d::"):
+        if not event.name.startswith("c10d::"):
             continue
-        name = str(event["name"]).removeprefix("c10d::").strip("_")
-        inside = [e for e in noted if e["tid"] == event["tid"] and _holds(event, e)]
+        name = event.name.removeprefix("c10d::").strip("_")
+        inside = [e for e in noted if e.tid == event.tid and _holds(event, e)]
+        elements: float | None
         if inside:
-            args = inside[0]["args"]
-            elements = args.get("In msg nelems")
-            size = DTYPE_BYTES.get(str(args.get("dtype")).lower())
+            elements = inside[0].args.elements_in
+            size = DTYPE_BYTES.get(str(inside[0].args.dtype).lower())
         else:
             elements = _elements(event)
-            size = sizes.get((_bare(name), elements))
+            size = sizes.get((_bare(name), int(elements)))
         if name == "barrier" or elements is None or size is None:
             messages.append((name, None))
         else:
@@ -207,9 +222,9 @@ def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
     """
     noted: dict[tuple[str, int], set[int | None]] = {}
     for event in events:
-        if event.get("cat") == "user_annotation" and event["name"].startswith("gloo:"):
-            types = event.get("args", {}).get("Input type") or [""]
-            key = (_bare(event["name"].removeprefix("gloo:")), _elements(event))
+        if event.cat == "user_annotation" and event.name.startswith("gloo:"):
+            types = decoded(bytes(event.args.types)) or [""]
+            key = (_bare(event.name.removeprefix("gloo:")), _elements(event))
             noted.setdefault(key, set()).add(DTYPE_BYTES.get(str(types[0]).lower()))
     sole = {key: next(iter(sizes)) for key, sizes in noted.items() if len(sizes) == 1}
     return {key: size for key, size in sole.items() if size is not None}
@@ -226,10 +241,9 @@ def _elements(event: Event) -> int:
     A list of tensors has a list of shapes, and a scalar tensor the shape []. So has what is no
     tensor, which only its type shows.
     """
-    args = event.get("args", {})
-    types = [str(name).lower() for name in args.get("Input type", [])]
+    types = [str(name).lower() for name in decoded(bytes(event.args.types)) or []]
     total = 0
-    for index, dims in enumerate(args.get("Input Dims", [])):
+    for index, dims in enumerate(decoded(bytes(event.args.dims)) or []):
         if dims and isinstance(dims[0], list):
             total += sum(prod(shape) for shape in dims)
         elif dims or types[index : index + 1] and types[index] in DTYPE_BYTES:

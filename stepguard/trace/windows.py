@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.core.text import listed
-from stepguard.trace.calls import works
+from stepguard.trace.calls import is_memset, works
 from stepguard.trace.classes import COMMUNICATION, Classes
 from stepguard.trace.columns import (
     COPY,
@@ -44,7 +44,7 @@ class Windows:
     step_of_record: Ints  # by correlation; NONE for those that no complete step launched
     calls: Host  # all CUDA calls
     call_of_record: Ints  # row in ``calls``, NONE where the call is not in the file
-    marked: int  # steps in the file
+    marked: int  # steps in the file that launch something
     incomplete: int  # ... left out since their launches lack records
     launches: int  # of the complete steps
     lost: int  # ... without a record
@@ -82,7 +82,7 @@ def find_windows(trace: Trace, classes: Classes) -> Windows:
     launched = step_at(calls.start_us, begin, end)
     step_of_record = np.append(launched, NONE)[call_of_record]  # NONE is the last
     launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
-    gpu_begin, gpu_end = _on_gpu(gpu, trace.names, classes, step_of_record, len(steps))
+    gpu_begin, gpu_end = _on_gpu(gpu, trace.names, classes, step_of_record, launches)
     whole = np.isfinite(gpu_begin) & (gpu_end > gpu_begin)
     kept = np.flatnonzero(whole & (lost <= LOST_AT_MOST * np.maximum(launches, 1)))
     if not len(kept):
@@ -100,7 +100,7 @@ def find_windows(trace: Trace, classes: Classes) -> Windows:
         step_of_record=look_up(kept, np.arange(len(kept)), step_of_record),
         calls=calls,
         call_of_record=call_of_record,
-        marked=len(steps),
+        marked=int(np.count_nonzero(launches)),
         incomplete=int(np.count_nonzero(whole)) - len(kept),
         launches=int(launches[kept].sum()),
         lost=int(lost[kept].sum()),
@@ -142,18 +142,23 @@ def step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:
 def _lost(
     trace: Trace, calls: Host, launched: Ints, recorded: Ints, steps: int
 ) -> tuple[Ints, Ints]:
-    """Return launches, copies and fills called in each step, and those without a record."""
+    """Return launches, copies and fills called in each step, and those without a record. A fill
+    without one is neither: whole files lack them, and a fill takes microseconds.
+    """
     rows = np.array([works(name) for name in trace.names], bool)[calls.name] & (launched != NONE)
     without = rows & ~np.isin(calls.correlation, recorded)
+    fills = np.array([is_memset(name) for name in trace.names], bool)[calls.name]
+    rows, without = rows & ~(without & fills), without & ~fills
     count = np.bincount(launched[rows], minlength=steps)
     return count, np.bincount(launched[without], minlength=steps)
 
 
 def _on_gpu(
-    gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, steps: int
+    gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, launches: Ints
 ) -> tuple[Floats, Floats]:
     """Return begin and end of each step on the GPU, NaN for what has none: from its first record on
-    the stream that computes most to the next step's; of a single one to its last record.
+    the stream that computes most to the next step's; of the only one that launches to its last
+    record.
 
     A copy on a stream of its own may run ahead, in the step before; the computing stream does not.
     """
@@ -165,11 +170,13 @@ def _on_gpu(
     streams, index = np.unique(gpu.stream[rows], return_inverse=True)
     busy = np.bincount(index, weights=(gpu.end_us - gpu.start_us)[rows])
     on_it = (gpu.stream == streams[busy.argmax()]) & (step_of_record != NONE)
-    first = np.full(steps, np.inf)
+    first = np.full(len(launches), np.inf)
     np.minimum.at(first, step_of_record[on_it], gpu.start_us[on_it])
     begin = np.where(np.isfinite(first), first, np.nan)
-    last = gpu.end_us[step_of_record == 0].max(initial=-np.inf) if steps == 1 else np.nan
-    return begin, np.append(begin[1:], last)
+    end = np.append(begin[1:], np.nan)
+    if len(only := np.flatnonzero(launches)) == 1:
+        end[only] = gpu.end_us[step_of_record == only[0]].max(initial=-np.inf)
+    return begin, end
 
 
 def _whole(gpu: Gpu, calls: Host, call_of_record: Ints) -> Windows:

@@ -39,6 +39,7 @@ from stepguard.worker.compile_caches import (
 from stepguard.worker.count import compiler
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.placement import Placement
+from stepguard.worker.count.steering import everywhere
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.position import Note, Phases
@@ -79,6 +80,7 @@ class Session:
 
     def __init__(self, note: Note) -> None:
         self._frozen, self._read_once = gc.get_freeze_count(), read_once()
+        self._settings = everywhere()
         trace_own_code_anew()  # before the workload is imported, and not in an agent that forks
         preload("STEPGUARD_PRELOAD")
         self.note = note
@@ -181,7 +183,8 @@ class Session:
             raise BadWorkload(str(error)) from None
         self.channel.begin()
         began_ns = perf_counter_ns()
-        segments_ms = alternate(chosen, order, steps, self.device, self.channel.barrier)
+        line_up, collector = self.channel.barrier, self.clock.collector
+        segments_ms = alternate(chosen, order, steps, self.device, line_up, collector)
         ended_ns = perf_counter_ns()
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
@@ -199,6 +202,7 @@ class Session:
             ranks.any,
             self._frozen,
             self.placement,
+            self._settings,
         )
 
     def _progress(self, text: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from stepguard.worker.clock import Step, quiet_gc
+from stepguard.worker.clock import Collector, Step
 from stepguard.worker.torch_device import synchronize
 
 # Operators of torch.distributed, and of its functional collectives.
@@ -27,6 +27,7 @@ def alternate(
     steps: int,
     device: torch.device,
     line_up: Callable[[], None],
+    collector: Collector,
 ) -> list[float]:
     """Return the mean step time in ms of each segment: ``steps`` steps of one of ``variants``, in
     the ``order`` of their indices.
@@ -37,7 +38,7 @@ def alternate(
     the next segment's time.
     """
     segments_ms = []
-    with quiet_gc():
+    with collector.quiet():
         synchronize(device)
         for index in order:
             step = variants[index]

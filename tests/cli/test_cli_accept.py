@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
+from builders import replace
 from git_repositories import commit, git
 
 from stepguard.core.evidence import Block, Counts, Launch, to_json
@@ -312,8 +312,8 @@ def test_judge_says_what_today_would_say(shell, change):
     before = (shell.path / "baselines/cpu.json").read_bytes()
     shell.keep(shell.made("a", counters=change))
     done = shell("judge", "--json", "-")
-    (verdict,) = json.loads(done.out.splitlines()[-1])
-    assert (done.status, verdict["status"]) == ((1, "CHANGED") if change else (0, "same"))
+    (judged,) = json.loads(done.out.splitlines()[-1])
+    assert (done.status, judged["verdict"]["status"]) == ((1, "CHANGED") if change else (0, "same"))
     assert (shell.path / "baselines/cpu.json").read_bytes() == before
 
 
@@ -339,7 +339,7 @@ def test_judge_leaves_out_no_pairs_beside_other_evidence(shell):
         done = shell("judge", *case, "--evidence", ".stepguard/runs", "--json", "-")
         assert done.status == 1
         verdicts = json.loads(done.out.splitlines()[-1])
-        assert [verdict["status"] for verdict in verdicts] == ["same", "CHANGED"]
+        assert [one["verdict"]["status"] for one in verdicts] == ["same", "CHANGED"]
 
 
 def test_judge_judges_all_that_it_is_asked_for(shell):
@@ -361,8 +361,8 @@ def test_judge_prints_text(shell):
     done = shell("judge", "--json", "verdicts.json")
     assert done.status == 0
     assert "{" not in done.out and done.out == shell("judge").out
-    (verdict,) = json.loads((shell.path / "verdicts.json").read_text())
-    assert verdict["status"] == "same"
+    (judged,) = json.loads((shell.path / "verdicts.json").read_text())
+    assert judged["verdict"]["status"] == "same"
 
 
 def test_the_evidence_that_is_judged_stays(shell):
@@ -389,7 +389,7 @@ def test_judge_with_several_evidences_of_a_case(shell):
         done = shell("judge", "--json", "-", *arguments)
         assert done.status == 1
         verdicts = json.loads(done.out.splitlines()[-1])
-        assert [verdict["status"] for verdict in verdicts] == expected
+        assert [one["verdict"]["status"] for one in verdicts] == expected
         rows = [line.split()[-1] for line in done.out.splitlines() if line.startswith("linear[a] ")]
         assert sorted(rows) == sorted(expected), "a row each"
         for date in (again, later):
@@ -414,7 +414,7 @@ def test_judge_with_evidence_of_several_machines(shell):
     done = shell("judge", "--json", "-")
     assert done.status == 1
     verdicts = json.loads(done.out.splitlines()[-1])
-    assert [verdict["status"] for verdict in verdicts] == ["same", "CHANGED"]
+    assert [one["verdict"]["status"] for one in verdicts] == ["same", "CHANGED"]
 
 
 def test_judge_without_a_baseline_is_no_pass(shell):

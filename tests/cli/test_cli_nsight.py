@@ -90,7 +90,14 @@ def test_nsys_records_exports_and_tabulates(tools, tmp_path):
                    "--nproc-per-node=2"):  # fmt: skip
         assert option in record
     assert json.loads(record[-1])["steps"] == 3
+    assert not any("--pytorch" in option for option in record)
     assert "NVIDIA H100" in done.out and "Worth a measurement" in done.out
+
+
+def test_nsys_has_operators_where_that_is_asked_for(tools):
+    """As ranges with shapes, which nsys makes itself."""
+    done = tools("nsys", "w:f", "--shapes", "--print")
+    assert "--pytorch=autograd-shapes-nvtx" in done.out.splitlines()[1]
 
 
 def test_no_kernel_of_that_name(tools, tmp_path):

@@ -11,6 +11,7 @@ from stepguard import Case
 from stepguard.cli.main import main
 from stepguard.cli.record import ask, plan
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.worker.profilers.record_trace import counters
 
@@ -69,7 +70,9 @@ def test_a_folder_that_has_traces(shell, name):
 
 def test_a_workload_that_fails(tmp_path, capsys):
     """Its traceback line by line, and what failed in a sentence."""
-    fault = Fault("RAISED", "rank 0: ValueError: planted", "Traceback:\n  line 7", "trace launch")
+    fault = Fault(
+        Reason.RAISED, "rank 0: ValueError: planted", "Traceback:\n  line 7", "trace launch"
+    )
 
     def fail(case, progress, command, **arguments):
         raise LaunchFailed(fault)

@@ -10,6 +10,7 @@ import pytest
 
 import stepguard.measure.suite
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.lab.sweep_file import MEASURED, SCHEMA, Row, SweepFile, parse
 from stepguard.lab.sweep_table import write_plot
 
@@ -99,7 +100,7 @@ def test_an_interrupted_sweep_goes_on(shell, measured):
 
 def test_a_row_without_memory_is_kept(shell, measured):
     """It is a result: the row says so, the next ones run, and the status is 0."""
-    measured.faults = {32: Fault("OUT_OF_MEMORY", "tried to allocate 9 GiB", "", "launch 1")}
+    measured.faults = {32: Fault(Reason.OUT_OF_MEMORY, "tried to allocate 9 GiB", "", "launch 1")}
     done = shell("sweep", "grid.toml")
     assert done.status == 0
     assert [row["status"] for row in rows(shell)] == ["measured"] * 2 + ["OUT_OF_MEMORY"] * 2 + [
@@ -110,7 +111,7 @@ def test_a_row_without_memory_is_kept(shell, measured):
 
 def test_a_failure_is_kept_and_fails_the_sweep(shell, measured):
     """The row has its reason, the others their figures, and the exit status is 1."""
-    measured.faults = {16: Fault("RAISED", "ValueError: planted", "", "launch 1")}
+    measured.faults = {16: Fault(Reason.RAISED, "ValueError: planted", "", "launch 1")}
     done = shell("sweep", "grid.toml")
     assert done.status == 1
     assert [row["status"] for row in rows(shell)] == ["RAISED"] * 2 + ["measured"] * 4
@@ -167,7 +168,7 @@ def test_a_folder_that_cannot_be_written(shell, measured):
 def test_a_chart_is_drawn(shell, measured):
     """A line for each combination of the other parameters, and a cross for what has no figure."""
     pytest.importorskip("matplotlib")
-    measured.faults = {64: Fault("OUT_OF_MEMORY", "tried", "", "launch 1")}
+    measured.faults = {64: Fault(Reason.OUT_OF_MEMORY, "tried", "", "launch 1")}
     assert "rows.json, rows.csv, rows.svg" in shell("sweep", "grid.toml").out
     drawn = (shell.path / ".stepguard/sweeps/grid/rows.svg").read_text()
     assert "<!-- kind a -->" in drawn and "<!-- kind b -->" in drawn
@@ -186,7 +187,7 @@ def test_rows_without_a_value_make_no_chart(shell, measured):
     """Axes without a figure say nothing, and those of rows that were dropped say what is not so."""
     pytest.importorskip("matplotlib")
     assert "rows.svg" in shell("sweep", "grid.toml").out
-    measured.faults = dict.fromkeys((16, 32, 64), Fault("RAISED", "planted", "", "launch 1"))
+    measured.faults = dict.fromkeys((16, 32, 64), Fault(Reason.RAISED, "planted", "", "launch 1"))
     done = shell("sweep", "grid.toml", "--anew")
     assert "no chart: no row has a value of it" in done.out and "rows.svg" not in done.out
     assert not (shell.path / ".stepguard/sweeps/grid/rows.svg").exists()

@@ -5,10 +5,13 @@ import errno
 import json
 import os
 import re
+import sqlite3
+from contextlib import closing
 from xml.etree import ElementTree
 
 import pytest
 from kineto import COMMS, Kineto, host_steps
+from trace_exports import export
 
 from stepguard.cli.main import main
 from stepguard.report import result_documents
@@ -62,6 +65,92 @@ def test_several_ranks(tmp_path, capsys):
     assert "Below: rank 1" in run(capsys, *files, "--rank", 1)[1]
     status, _, err = run(capsys, *files, "--rank", 2)
     assert (status, err) == (2, "stepguard: --rank 2: the files have 0, 1\n")
+
+
+def test_the_width_is_that_of_the_terminal(tmp_path, capsys, monkeypatch):
+    """As COLUMNS says: kernels' names in full, or cut; a phase keeps its end."""
+    trace, name = Kineto(), f"nvjet_{'x' * 70}"
+    for number in range(3):
+        trace.step(number, 1000 * number, 1000 * number + 999)
+        for depth in range(5):
+            trace.annotation(f"block_{depth}", 1000 * number + depth, 1000 * number + 90 - depth)
+        trace.kernel(1000 * number + 8, 1000 * number + 100, 1000 * number + 500, name=name)
+    (tmp_path / "a.json").write_bytes(trace.text())
+    pages = {}
+    for width in (66, 80, 130):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["trace", str(tmp_path / "a.json")]) == 0
+        pages[width] = capsys.readouterr().out
+        assert max(map(len, pages[width].splitlines())) <= width
+    path = "/".join(f"block_{depth}" for depth in range(5))
+    assert name in pages[130] and path in pages[130]
+    assert name not in pages[80] and f"{path} " not in pages[66] and "ock_3/block_4 " in pages[66]
+
+
+def test_processes_of_one_file_are_named_once(tmp_path, capsys):
+    """An export of nsys with two processes: a line for both, a row for each."""
+    path = tmp_path / "r.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        export(second=True).backup(file)
+    _, out, _ = run(capsys, path)
+    assert "\nr.sqlite: ranks 0, 1, NVIDIA H100, 2 of 3 steps\n" in f"\n{out}"
+    assert out.count("rank 0") == 2 and out.count("r.sqlite") == out.count("rank 1") == 1
+
+
+def test_no_figure_is_less_than_nothing(tmp_path, capsys):
+    """Nor is a gap that is not in every step 0 gaps beside its time."""
+    trace = Kineto()
+    for number in range(4):
+        began = 1000 * number
+        trace.step(number, began, began + 999)
+        trace.kernel(began + 5, began + 100, began + 1100 - 30 * (number == 1))
+        trace.kernel(began + 7, began + 100.1, began + 900.3, name="ncclDevKernel", stream=COMMS)
+    (tmp_path / "a.json").write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "a.json")
+    assert "-0.0" not in out
+    assert re.search(r"\n(host late|between kernels) +0\.010 +1\.\d\d +0\.33\b", out)
+
+
+def test_one_kernel_is_one_row_where_that_is_asked_for(tmp_path, capsys):
+    """Whatever its launch shapes and phases: calls and times of a step are summed."""
+    trace, table = Kineto(), tmp_path / "k.csv"
+    for number in range(3):
+        began = 1000 * number
+        trace.step(number, began, began + 999)
+        trace.annotation("forward", began + 3, began + 20)
+        trace.kernel(began + 5, began + 100, began + 500, grid=[1, 1, 1])
+        trace.kernel(began + 6, began + 500, began + 550, grid=[2, 1, 1])
+        trace.kernel(began + 30, began + 600, began + 650)
+        trace.kernel(began + 31, began + 700, began + 710, name="other")
+    (tmp_path / "a.json").write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "a.json", "--by-name", "--csv", table)
+    assert re.search(r"\ntop 2 kernels.*\ngemm +0\.500 +0\.000 +3 +166\.7\nother ", out)
+    rows = {row["kernel"]: row for row in csv.DictReader(table.open())}
+    assert len(rows) == 2 and float(rows["gemm"]["us_per_step"]) == 500
+    _, out, _ = run(capsys, tmp_path / "a.json")
+    assert "top 4 kernels" in out
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"), [("fmha", "fmha"), ("flash_fwd_kernel", "flash_bwd_dq_kernel")]
+)
+def test_attention_is_forward_and_backward(forward, backward, tmp_path, capsys):
+    """By phase, or by name; and as a whole where only one of them is there."""
+    trace = Kineto()
+    for number in range(3):
+        began = 1000 * number
+        trace.step(number, began, began + 999)
+        trace.kernel(began + 5, began + 100, began + 300, name=forward)
+        if forward == backward:
+            trace.annotation("backward", began + 8, began + 20)
+        trace.kernel(began + 9, began + 300, began + 900, name=backward)
+    (tmp_path / "a.json").write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "a.json")
+    rows = [r"attention +0\.800 +100\.0 +2", r"  forward +0\.200 +25\.0 +1"]
+    assert re.search("\n".join([*rows, r"  backward +0\.600 +75\.0 +1"]), out)
+    one = trace.text().replace(backward.encode(), b"elementwise_kernel")
+    (tmp_path / "a.json").write_bytes(one.replace(forward.encode(), b"fmha_fwd"))
+    assert "  forward" not in run(capsys, tmp_path / "a.json")[1]
 
 
 def test_a_rank_that_no_file_of_a_cpu_has(tmp_path, capsys):
@@ -173,6 +262,21 @@ def test_a_difference_is_explained(tmp_path, capsys):
     found = json.loads((tmp_path / "out.json").read_text())["explanation"]
     total = sum(cause["us"] for cause in found["causes"]) + found["scatter_us"]
     assert total == pytest.approx(found["after_us"] - found["before_us"], abs=1e-6)
+
+
+def test_files_without_marks_may_have_recorded_more(tmp_path, capsys):
+    """A whole file counts as one step: the page says so before it explains the difference."""
+    marked = write(tmp_path / "marked.json")
+    for name, count in (("short", 3), ("long", 6)):
+        trace = Kineto()
+        for at in range(count):
+            trace.kernel(100 * at, 100 * at + 20, 100 * at + 70)
+        (tmp_path / name).write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "long", "--against", tmp_path / "short")
+    assert out.startswith("Nothing marks steps in FILE and --against: a whole file counts as one")
+    assert "All differences, the largest first:" in out and "within what the steps" not in out
+    _, out, _ = run(capsys, marked, "--against", marked)
+    assert "Nothing marks steps" not in out and "All differences" not in out
 
 
 def test_what_cannot_be_compared_is_an_error(tmp_path, capsys):

@@ -30,6 +30,7 @@ def profile(compute=1000.0, communication=0.0, copies=0.0, **idle):
         ({"HOST": 200.0, "GAP": 100.0}, Bound.LAUNCH),
         ({"INPUT": 200.0}, Bound.INPUT),
         ({"GAP": 200.0}, Bound.KERNELS),
+        ({"GAP": 20.0, "STREAM": 200.0}, Bound.STREAM),
         ({"PROFILER": 200.0}, Bound.PROFILER),
         ({"communication": 300.0, "SYNC": 200.0}, Bound.COMMUNICATION),
         ({"copies": 300.0}, Bound.COPIES),

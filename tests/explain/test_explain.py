@@ -1,10 +1,9 @@
 """Planted causes are named first, the sum always closes, and scatter between steps is no cause."""
 
 import random
-from dataclasses import replace
 
 import pytest
-from builders import PROPERTY
+from builders import PROPERTY, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,6 +74,31 @@ def profile(kernels=None, idle=(), seed=1, pace=1.0, communication=900.0, **more
     copies = (300.0,) * STEPS
     parts = Parts(added([compute, exchange, copies, waits]), compute, exchange, copies, waits)
     return Profile("NVIDIA H200", 1, parts, tuple(noisy), tuple(gaps), **more)
+
+
+def first_step(found):
+    """The profile with its first step alone."""
+    cut = lambda one: replace(  # noqa: E731
+        one, **{key: getattr(one, key)[:1] for key in one.__dataclass_fields__
+                if key in ("calls", "us", "count") or key.endswith("_us") and key != "begin_us"}
+    )  # fmt: skip
+    kernels, idle = (tuple(map(cut, rows)) for rows in (found.kernels, found.idle))
+    return replace(found, parts=cut(found.parts), kernels=kernels, idle=idle)
+
+
+@pytest.mark.parametrize("alone", [(True, True), (True, False), (False, True)])
+def test_of_one_step_every_difference_is_a_cause(alone):
+    """How much steps differ is not known, so nothing is called scatter: 50 ms come first."""
+    late = IdleRow("host late", "", "forward", (1.0,) * STEPS, (50_000.0,) * STEPS)
+    sides = profile(), profile(idle=[late], seed=2)
+    before, after = (first_step(s) if one else s for s, one in zip(sides, alone, strict=True))
+    found = explain(before, after)
+    assert not found.scatter_known and explain(*sides).scatter_known
+    first = found.causes[0]
+    assert (first.kind, first.what, first.us) == (Kind.IDLE, "host late", 50_000)
+    assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)
+    assert abs(found.scatter_us) <= len(found.scatter_parts) * 60  # of at most 1 us each
+    assert found.causes == tuple(sorted(found.causes, key=lambda one: -abs(one.us)))
 
 
 def without(*names):

@@ -1,9 +1,9 @@
 """Kernels at a card's power cap: what follows its clock is compared at one pace, phase by phase."""
 
 import random
-from dataclasses import replace
 
 import pytest
+from builders import replace
 
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import KernelRow, Parts, Profile, added

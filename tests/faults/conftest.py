@@ -155,9 +155,13 @@ class GateRun:
         return {record["test"].partition("[")[2].rstrip("]"): record for record in records}
 
     def verdicts(self) -> dict[str, dict]:
-        """By case name: the verdict in the run's JSON document."""
+        """By case name: the verdict in the run's JSON document, with its message."""
         cases = json.loads((self.folder / "run.json").read_text())["results"]
-        return {c["case"].partition("[")[2].rstrip("]"): c["verdict"] for c in cases}
+        return {
+            c["case"].partition("[")[2].rstrip("]"): c["verdict"]
+            | {"message": c["text"]["message"]}
+            for c in cases
+        }
 
     def failed_at(self, name: str) -> float | None:
         """When the case's worker failed, by time.monotonic; None if it could not note it."""

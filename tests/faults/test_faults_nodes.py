@@ -27,7 +27,7 @@ EXPECTED = {
         "NO_ANSWER",
         r"rank 0 in block, step \d+, phase all_reduce; rank 1 in block, step \d+, phase backward",
     ),
-    "far-agent": ("AGENT_DIED", r"processes of another node are gone and left no reason; rank 0 "),
+    "far-agent": ("KILLED", r"processes of another node are gone and left no reason; rank 0 "),
 }
 
 

@@ -40,7 +40,7 @@ def test_srun_starts_an_agent_on_each_node(tmp_path):
     assert done.returncode == 1, done.stdout
     sound = json.loads((tmp_path / "sound.json").read_text())
     assert sound["parameters"]["nodes"] == 2 and sound["metrics"]["collectives_per_step"] > 1
-    killed = json.loads((tmp_path / "killed.json").read_text())["verdict"]
-    assert killed["reason"] == "KILLED"
-    assert "rank 1 was killed by SIGKILL in block" in killed["message"]
+    killed = json.loads((tmp_path / "killed.json").read_text())
+    assert killed["verdict"]["reason"] == "KILLED"
+    assert "rank 1 was killed by SIGKILL in block" in killed["text"]["message"]
     assert not processes(tmp_path / "tmp")

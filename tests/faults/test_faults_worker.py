@@ -36,7 +36,7 @@ OTHERS = {
     "host-memory": ("OUT_OF_MEMORY", r"rank 0 in prepare: RuntimeError: .*can't allocate memory"),
     "none": ("BAD_WORKLOAD", r"rank 0 in prepare: factories:returns_none returned None"),
     "syntax": ("RAISED", r"rank 0 in prepare: SyntaxError: "),
-    "agent": ("AGENT_DIED", r"(torchrun|launcher) .* rank 0 .* block, step \d+"),
+    "agent": ("KILLED", r"(torchrun|launcher) .* rank 0 .* block, step \d+"),
     "exit": ("KILLED", r"rank 0 ended by itself in block, step \d+, phase backward"),
     "status": ("KILLED", r"rank 0 ended by itself with status 3 in block, step \d+"),
     "pair-raise": ("RAISED", r"rank 1 in first step, phase backward: ValueError: planted"),

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.core.sentences import message
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
 from stepguard.machine.git.revision import Revision
@@ -200,8 +199,8 @@ def test_a_case_on_a_locked_gpu_is_unfit(on_a_gpu, holder):
     """Before the machine is looked at, and with a reason of its own."""
     assert says(holder()) == "holds"
     verdict = judge(on_a_gpu(), None)
-    assert (verdict.status, verdict.reason) == (Status.UNFIT, Reason.GPU_LOCKED)
-    assert "(pytest perf_tests) measures on it" in message(verdict)
+    assert (verdict.status, verdict.reason) == (Status.UNFIT, Reason.FOREIGN_PROCESS)
+    assert "(pytest perf_tests) measures on it" in verdict.message
 
 
 def test_the_lock_is_held_while_the_machine_is_looked_at_and_not_after(

@@ -1,18 +1,27 @@
 """What must not become a recording: each rule with values on both sides of its border."""
 
-from dataclasses import replace
-
 import pytest
-from builders import PROPERTY, block, cpu_evidence, entry, evidence, launch, recording, with_counts
+from builders import (
+    PROPERTY,
+    block,
+    cpu_evidence,
+    entry,
+    evidence,
+    launch,
+    recording,
+    replace,
+    with_counts,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.evidence import Disturbance
+from stepguard.core.reasons import Reason
 from stepguard.judge.acceptance import moved_together, spread_too_far, unfit_to_record
 from stepguard.judge.noise_limits import launch_spread_limit_pct, launch_spread_pct
 from stepguard.judge.screen import judge
 
-HOT = block(disturbance=Disturbance("THROTTLED", "thermal slowdown (hardware)"))
+HOT = block(disturbance=Disturbance(Reason.THROTTLED, "thermal slowdown (hardware)"))
 
 
 def launches(ms=250.0, count=3, lost=0):

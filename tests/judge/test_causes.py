@@ -1,9 +1,7 @@
 """The cause first: which of the metrics that moved decides, and where an operator moved."""
 
-from dataclasses import replace
-
 import pytest
-from builders import CASE_ID, COUNTS, cpu_evidence, entry, epoch, evidence, with_counts
+from builders import CASE_ID, COUNTS, cpu_evidence, entry, epoch, evidence, replace, with_counts
 from msgspec import structs
 
 from stepguard.core.evidence import Counts

@@ -13,12 +13,12 @@ from scipy import stats
 
 from stepguard.core.evidence import Counts, Difference
 from stepguard.core.recording import RecordedDifference
-from stepguard.core.sentences import message, note
 from stepguard.core.site import Site
 from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
 from stepguard.measure.rank_answers import counts_of
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
 
 OVERHEAD = "sync_overhead_pct"
@@ -98,7 +98,7 @@ def test_no_pair_raises():
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [
-        ((), "sync_overhead has no pair of blocks"),
+        ((), "no pair of blocks of sync_overhead was measured"),
         (((1.0, 1.0), (0.0, 1.0)), "sync_overhead has a time of 0.0 ms"),
         (((1.0, math.nan),), "sync_overhead has a time of nan ms"),
         (((-1.0, 1.0),), "sync_overhead has a time of -1.0 ms"),
@@ -111,7 +111,7 @@ def test_a_difference_without_times_is_broken(pairs, text):
     for baseline in (entry(), None):
         verdict = judge(found, baseline)
         assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
-        assert message(verdict) == text
+        assert verdict.message == text
 
 
 # A difference against a recording

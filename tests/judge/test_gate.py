@@ -1,6 +1,5 @@
 """The gate: a document passes that shows every guarded case to pass; else it is told why not."""
 
-from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -11,6 +10,7 @@ from builders import (
     entry,
     evidence,
     one_recording,
+    replace,
     with_counts,
 )
 from msgspec import structs
@@ -20,7 +20,7 @@ from stepguard.core.metrics import OPERATORS, default_gates
 from stepguard.core.permission import Permission
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.run_document import CaseState, End, Problem, ProblemCode, State
-from stepguard.core.verdict import Status
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.gate_facts import expected, gate
 from stepguard.judge.guarded_run import Base
 
@@ -83,9 +83,7 @@ def waived(metrics):
         structs.replace(one, waived_until="2026-12-01") if one.status.outcome == "failed" else one
         for one in metrics.verdict.metrics
     ]
-    passing = structs.replace(
-        metrics.verdict, metrics=moved, outcome="passed", waived_until="2026-12-01"
-    )
+    passing = structs.replace(metrics.verdict, metrics=moved, waived_until="2026-12-01")
     return run_document(structs.replace(metrics, verdict=passing), passed=True)
 
 
@@ -139,6 +137,11 @@ WAYS = {
     "slower": (run_document(SLOWER), None, "FAILED"),
     "slower, and the run says that it passed": (
         run_document(SLOWER, passed=True),
+        None,
+        "FAILED",
+    ),
+    "slower, and its text says that it is the same": (
+        run_document(structs.replace(SLOWER, text=SOUND.text), passed=True),
         None,
         "FAILED",
     ),
@@ -311,7 +314,7 @@ def declared(metric):
 def test_what_passes_as_declared_needs_a_commit_that_declares_it():
     """The document's word is not enough: the range's own messages have to hold it."""
     metrics = [
-        structs.replace(one, reason="EXPECTED") if one.metric == "step_ms" else one
+        structs.replace(one, reason=Reason.EXPECTED) if one.metric == "step_ms" else one
         for one in SOUND.verdict.metrics
     ]
     changes = {"against": "main", "base_commit": OTHER}

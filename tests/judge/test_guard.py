@@ -134,7 +134,7 @@ WAYS = {
         "OTHER_CASE",
     ),
     "judged against itself": ({"against": "main", "against_commit": COMMIT}, "OTHER_BASELINE"),
-    "no commit": ({"tree": Tree("", "there is no git")}, "NO_COMMIT"),
+    "no commit": ({"tree": Tree("", "there is no git")}, "DIRTY"),
     "a dirty tree": ({"tree": Tree(COMMIT, dirty=["model.py"])}, "DIRTY"),
 }
 

@@ -1,11 +1,11 @@
 """Waivers: what they cover, what they never cover, and a file that people edit."""
 
 import json
-from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
-from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, with_counts
+from alarms import permit
+from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +13,7 @@ from stepguard.core.evidence import Fault
 from stepguard.core.metrics import GATEABLE, METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.permit import MAX_DAYS, permit, problem_of, suggested_size
+from stepguard.judge.permit import MAX_DAYS, problem_of, suggested_size
 from stepguard.judge.screen import judge
 from stepguard.report.commands import Commands
 from stepguard.report.permission_text import of_waivers as sentences
@@ -236,7 +236,7 @@ EVERYTHING = tuple(
     ("found", "baseline", "status"),
     [
         (replace(run(), launches=()), None, Status.BROKEN),
-        (replace(run(), faults=(Fault("THROTTLED", "hot"),)), None, Status.UNFIT),
+        (replace(run(), faults=(Fault(Reason.THROTTLED, "hot"),)), None, Status.UNFIT),
         (replace(run(), case=run().case | {"params": {}}), None, Status.NOT_COMPARABLE),
         (
             replace(run(), fingerprint=replace(run().fingerprint, torch="9")),

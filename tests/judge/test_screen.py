@@ -1,7 +1,6 @@
 """The rules of the verdict: each status and reason, their order, and nothing green by accident."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from builders import (
@@ -24,6 +23,7 @@ from builders import (
     metric,
     one_recording,
     recording,
+    replace,
     two_rank_evidence,
     with_counts,
 )
@@ -32,9 +32,9 @@ from hypothesis import strategies as st
 
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import METRICS
-from stepguard.core.sentences import message, note
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge, measurement_problem, wants_another_launch
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
@@ -303,7 +303,7 @@ def test_a_gated_counter_is_same_exactly_when_equal(name, count):
 
 POISONS = {
     "foreign process": (
-        lambda e: replace(e, faults=(Fault("FOREIGN_PROCESS", "process 7 on the GPU"),)),
+        lambda e: replace(e, faults=(Fault(Reason.FOREIGN_PROCESS, "process 7 on the GPU"),)),
         (Status.UNFIT, Reason.FOREIGN_PROCESS),
     ),
     "no launch": (
@@ -316,7 +316,7 @@ POISONS = {
     ),
     "a launch is missing": (
         lambda e: replace(e, planned_launches=len(e.launches) + 1),
-        (Status.BROKEN, Reason.TOO_FEW_LAUNCHES),
+        (Status.BROKEN, Reason.NOTHING_MEASURED),
     ),
     "clocks disagree": (
         lambda e: patched_blocks(e, events_ms=(2000.0,)),
@@ -350,7 +350,7 @@ POISONS = {
     ),
     "other tokens": (
         lambda e: replace(e, tokens_per_step=TOKENS // 2),
-        (Status.NOT_COMPARABLE, Reason.OTHER_TOKENS),
+        (Status.NOT_COMPARABLE, Reason.WORK_MOVED),
     ),
 }
 ORDER = [
@@ -391,7 +391,7 @@ def test_each_poison_has_its_verdict(name):
     verdict = judge(poison(evidence()), FIVE)
     assert decided(verdict) == expected
     assert verdict.status.outcome == "error"
-    assert message(verdict)
+    assert verdict.message
 
 
 @pytest.mark.parametrize(("first", "second"), list(zip(ORDER, ORDER[1:], strict=False)))
@@ -414,11 +414,11 @@ def test_a_measurement_problem_comes_before_the_baseline(name):
 @pytest.mark.parametrize("reason", [r for r in Reason if r is not Reason.NOTHING_MEASURED])
 def test_any_fault_is_an_error(reason):
     """Whatever fault a launch reports, with sound launches beside it, the outcome is an error."""
-    fault = Fault(reason.name, "said so", "a traceback", "launch 2, block")
+    fault = Fault(reason, "said so", "a traceback", "launch 2, block")
     verdict = judge(evidence(faults=(fault,)), FIVE)
     assert verdict.status.outcome == "error"
     assert verdict.reason is reason
-    assert message(verdict) == "launch 2: said so"
+    assert verdict.message == "launch 2: said so"
     assert verdict.detail == "a traceback"
 
 
@@ -433,14 +433,13 @@ def test_any_fault_is_an_error(reason):
         (Reason.BAD_WORKLOAD, Status.BROKEN),
         (Reason.OUT_OF_MEMORY, Status.BROKEN),
         (Reason.KILLED, Status.BROKEN),
-        (Reason.AGENT_DIED, Status.BROKEN),
         (Reason.NO_ANSWER, Status.BROKEN),
         (Reason.NOT_STARTED, Status.BROKEN),
     ],
 )
 def test_machine_faults_are_unfit_and_others_broken(reason, status):
     """What the machine did is UNFIT, what the workload or a worker did is BROKEN."""
-    assert judge(evidence(faults=(Fault(reason.name, "x"),)), None).status is status
+    assert judge(evidence(faults=(Fault(reason, "x"),)), None).status is status
 
 
 BAD_TIMES = [math.nan, math.inf, 0.0, -1.0]
@@ -457,7 +456,7 @@ def test_a_time_that_is_none_is_broken(field, bad):
     for baseline in (FIVE, None):
         verdict = judge(with_block(block(**changes)), baseline)
         assert verdict.status is Status.BROKEN, verdict
-        assert "launch" in message(verdict)
+        assert "launch" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -478,7 +477,7 @@ def test_a_launch_without_blocks_is_broken():
     """A launch that has no block counts for nothing, and says so."""
     verdict = judge(with_launches(launch(), launch(index=2, blocks=()), launch()), FIVE)
     assert decided(verdict) == (Status.BROKEN, Reason.NOTHING_MEASURED)
-    assert "launch 2" in message(verdict)
+    assert "launch 2" in verdict.message
 
 
 def test_one_odd_rank_is_enough():
@@ -486,7 +485,7 @@ def test_one_odd_rank_is_enough():
     odd = block(wall_ms=(2500.0, 2400.0), events_ms=(2500.0, 2300.0))
     verdict = judge(with_block(odd), FIVE)
     assert decided(verdict) == (Status.BROKEN, Reason.CLOCKS_DISAGREE)
-    assert "rank 1" in message(verdict)
+    assert "rank 1" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -506,7 +505,7 @@ def test_less_work_cannot_take_longer(pairs, broken):
     assert (verdict.reason is Reason.CONTRADICTION) is broken
     assert judge(found, None).reason is Reason.NOT_RECORDED
     if broken:
-        assert "exposed_comm is -16.67 +- 0.00 % of a step" in message(verdict)
+        assert "exposed_comm is -16.67 +- 0.00 % of a step" in verdict.message
 
 
 @pytest.mark.parametrize(
@@ -520,7 +519,7 @@ def test_clocks_that_disagree_again_and_again_are_no_stall(launches, stalls, bro
     assert (verdict.reason is Reason.CLOCKS_DISAGREE) is broken
     if broken:
         told = "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
-        assert message(verdict) == f"{stalls} blocks in {launches} launches, {told}"
+        assert verdict.message == f"{stalls} blocks in {launches} launches, {told}"
 
 
 @pytest.mark.parametrize(
@@ -544,7 +543,7 @@ def test_the_hosts_clock_agrees_within_five_percent_or_half_a_second(ms, outside
     if not agree:
         verdict = judge(with_block(one), FIVE)
         assert decided(verdict) == (Status.BROKEN, Reason.CLOCKS_DISAGREE)
-        assert "the host's" in message(verdict)
+        assert "the host's" in verdict.message
 
 
 @pytest.mark.parametrize("name", WORK + COST)
@@ -556,7 +555,7 @@ def test_every_gated_metric_must_be_there(name):
     for gates in (poisoned.gates, (name,)):
         verdict = judge(replace(poisoned, gates=gates), entry_of(sound))
         assert decided(verdict) == (Status.BROKEN, Reason.METRIC_MISSING)
-        assert name in message(verdict)
+        assert name in verdict.message
 
 
 def test_no_counting_pass_is_broken():
@@ -597,6 +596,25 @@ def test_a_metric_that_was_not_recorded_is_no_baseline():
         )
 
 
+@pytest.mark.parametrize("name", [name for name, row in METRICS.items() if row.new])
+def test_a_counter_newer_than_every_recording_is_counted_and_not_compared(name):
+    """The other metrics decide; and as soon as one recording has it, it is compared: the newest may
+    not lose it.
+    """
+    without = {other: count for other, count in COUNTS.items() if other != name}
+    verdict = judge(evidence(), one_recording(counters=without))
+    assert verdict.status is Status.SAME
+    found = metric(verdict, name)
+    assert (found.status, found.reason, found.old) == (
+        Status.SAME,
+        Reason.METRIC_NOT_RECORDED,
+        None,
+    )
+    both = [recording(number=0, counters=COUNTS), recording(number=1, counters=without)]
+    lost = judge(evidence(), entry(epochs=[epoch(recordings=both)]))
+    assert decided(lost) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+
+
 @pytest.mark.parametrize(
     ("recorded", "now", "said"),
     [
@@ -613,7 +631,7 @@ def test_any_other_parameter_is_not_comparable(recorded, now, said):
     """A case that differs in anything its figures depend on is not compared, and says in what."""
     verdict = judge(evidence(case=now), entry(case=recorded))
     assert decided(verdict) == (Status.NOT_COMPARABLE, Reason.OTHER_PARAMETERS)
-    assert said in message(verdict)
+    assert said in verdict.message
 
 
 @pytest.mark.parametrize("part", SOFTWARE)
@@ -622,7 +640,7 @@ def test_any_other_software_is_not_comparable(part):
     other = one_recording(software=SOFTWARE | {part: "9.9"})
     verdict = judge(evidence(), other)
     assert decided(verdict) == (Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE)
-    assert message(verdict) == f"{part} 9.9 -> {SOFTWARE[part]}"
+    assert verdict.message == f"{part} 9.9 -> {SOFTWARE[part]}"
 
 
 def test_recordings_of_other_software_are_left_out():
@@ -659,7 +677,7 @@ def test_more_launches_are_wanted_when_noisy():
 def test_no_more_launches_for_what_they_cannot_help():
     """Unsound evidence, no baseline, other software, or counters alone: no launch is added."""
     close = evidence((252.4,) * 3)
-    assert not wants_another_launch(replace(close, faults=(Fault("RAISED", "x"),)), entry())
+    assert not wants_another_launch(replace(close, faults=(Fault(Reason.RAISED, "x"),)), entry())
     assert not wants_another_launch(replace(close, gates=("flops_per_step",)), entry())
     assert not wants_another_launch(close, None)
     assert not wants_another_launch(close, one_recording(software={"torch": "1.0"}))

@@ -1,16 +1,14 @@
 """The rank that got slower is found by what it does itself, not by how long the others wait."""
 
-from dataclasses import replace
-
 import pytest
-from builders import PROPERTY, evidence
+from builders import PROPERTY, evidence, replace
 from comparisons import alike
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.profile import Parts, Profile
-from stepguard.judge.ab.by_profile import STRAGGLER_SHARE, straggler
-from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.by_profile import STRAGGLER_SHARE, straggler
+from stepguard.judge.decision import judge_ab
 
 STEPS = 6
 

@@ -1,21 +1,20 @@
 """Counts of ranks that do not do the same: none of them may hide behind the busiest."""
 
-from dataclasses import replace
 from datetime import date
 
 import msgspec
 import pytest
-from builders import PROPERTY, entry, epoch, two_rank_evidence
+from alarms import permit
+from builders import PROPERTY, entry, epoch, replace, two_rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission
-from stepguard.core.sentences import note
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.permit import permit
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
+from stepguard.report.notes import note
 
 SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
 

@@ -7,6 +7,7 @@ import pytest
 
 from stepguard import Case
 from stepguard.core.evidence import Disturbance
+from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import measure_difference
 from stepguard.measure.protocol import PROTOCOLS, protocol_of
@@ -27,7 +28,7 @@ def answers(command, *, steps, order=(), **rest):
     return [times | single | same]
 
 
-STRANGER = Disturbance("FOREIGN_PROCESS", "process 4711 on the GPU")
+STRANGER = Disturbance(Reason.FOREIGN_PROCESS, "process 4711 on the GPU")
 
 
 class Machine:
@@ -173,8 +174,8 @@ def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured):
     "how",
     [
         STRANGER,
-        Disturbance("MACHINE_UNREADABLE", "no telemetry during the block"),
-        Disturbance("THROTTLED", "hw thermal slowdown"),
+        Disturbance(Reason.MACHINE_UNREADABLE, "no telemetry during the block"),
+        Disturbance(Reason.THROTTLED, "hw thermal slowdown"),
     ],
     ids=lambda how: how.reason,
 )

@@ -1,20 +1,18 @@
 """Pairs whose blocks are out of line: another is measured, and no estimate moves by it."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from builders import block, launch
+from builders import block, launch, replace
 from comparisons import comparison_of
 
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
-from stepguard.core.margins import Prior
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.decision import by_plan
-from stepguard.judge.ab.pairs import decide, out_of_line
-from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.pairs import decide, figures, out_of_line
+from stepguard.judge.rules.mean_of_pairs import rule as by_plan
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.measure.pair_run import MOST_AGAIN, PairsWanted, _PairRun
 
 GPU = Case("a", "m:f")
@@ -39,10 +37,6 @@ class Run(_PairRun):
     def __init__(self, case=GPU, steps=range(0)):
         sides = [SimpleNamespace(launches=[]) for _ in "hb"]
         super().__init__(case, sides, "main", PairsWanted(600.0, steps=steps))
-
-    def comparison(self):
-        """All that is asked of it."""
-        return SimpleNamespace(prior=Prior())
 
     def ratios(self):
         """The log-ratios of the pairs that count."""
@@ -142,10 +136,10 @@ def test_half_a_percent_is_found_among_disturbances():
     for again in (True, False):
         draw = np.random.default_rng(18)
         runs = [taken(draw, 12, again, pct=0.5, slow=0.02).ratios()[:12] for _ in range(150)]
-        found[again] = sum(decide(one).status is Status.SLOWER for one in runs) / len(runs)
+        found[again] = sum(decide(figures(one)).status is Status.SLOWER for one in runs) / len(runs)
     assert found[True] > 0.8 and found[True] > found[False] + 0.2, found
     draw = np.random.default_rng(18)
-    none = [decide(taken(draw, 12, slow=0.02).ratios()[:12]).status for _ in range(150)]
+    none = [decide(figures(taken(draw, 12, slow=0.02).ratios()[:12])).status for _ in range(150)]
     assert Status.SLOWER not in none
 
 

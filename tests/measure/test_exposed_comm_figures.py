@@ -7,11 +7,11 @@ import pytest
 from builders import compared, evidence, recording, two_rank_evidence, values_of
 
 from stepguard.core.evidence import Difference
-from stepguard.core.sentences import note
 from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure.differences import measure_difference, pairs_of, plain_by_rank
 from stepguard.measure.protocol import Protocol
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
 
 PAIRS = ((250.0, 260.0), (252.0, 262.0))

@@ -1,16 +1,14 @@
 """While a pair is built the next ones import, unless hardly another one will be needed."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from builders import evidence
+from builders import evidence, replace
 from comparisons import alike, comparison_of
 
 from stepguard.core.case import Case
 from stepguard.core.profile import Parts, Profile
 from stepguard.core.step_identity import StepIdentity
-from stepguard.judge.ab.earlier import EarlierPairs
 from stepguard.measure import pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6
@@ -74,17 +72,12 @@ def started_beside(monkeypatch, case, number, found):
     return made
 
 
-@pytest.mark.parametrize(
-    ("spent", "far"),
-    [((), [True, True, False, False]), ((2,), [True, True, True, True, False])],
-)
-def test_the_first_pairs_whose_series_count_reach_far(spent, far):
-    """Those of a retry behind what it was judged by are such ones again."""
+def test_the_first_pairs_reach_far():
+    """What begins late has to be in two of them."""
     side = SimpleNamespace(launches=[])
     run = pair_run._PairRun(
         Case("x", "a:b", gates=("step_ms",)), [side, side], "main", pair_run.PairsWanted(60.0)
     )
-    run.earlier = EarlierPairs(spent=spent)
-    for expected in far:
+    for expected in (True, True, False, False):
         assert run._far() is expected
         side.launches.append(None)

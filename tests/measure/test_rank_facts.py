@@ -1,10 +1,8 @@
 """What ranks say of themselves: they must agree, and each must run on the GPU that is watched."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
-from builders import evidence
+from builders import evidence, replace
 
 from stepguard.core.evidence import Counts
 from stepguard.core.profile import Parts, Profile

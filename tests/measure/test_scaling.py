@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from builders import (
@@ -13,6 +12,7 @@ from builders import (
     entry_of,
     launch,
     recording,
+    replace,
     two_rank_evidence,
     values_of,
 )
@@ -20,11 +20,11 @@ from builders import (
 from stepguard import Case
 from stepguard.core.evidence import from_json, to_json
 from stepguard.core.metrics import METRICS
-from stepguard.core.sentences import message, note
 from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import planned_launches
 from stepguard.report import table
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
 from stepguard.storage.accepting import recording_of
 
@@ -85,7 +85,7 @@ def test_evidence_keeps_it():
 @pytest.mark.parametrize(
     ("odd", "reason", "text"),
     [
-        (launch(blocks=()), Reason.NOTHING_MEASURED, "one-rank launch has no block"),
+        (launch(blocks=()), Reason.NOTHING_MEASURED, "one-rank launch: no block was measured"),
         (launch(math.nan), Reason.NOTHING_MEASURED, "one-rank launch: a block has a time of nan"),
         (
             launch(blocks=(block(events_ms=(2000.0,)),)),
@@ -99,7 +99,7 @@ def test_a_launch_alone_that_contradicts_itself_is_broken(odd, reason, text):
     found = replace(two_ranks(), one_rank=odd)
     verdict = judge(found, entry_of(found))
     assert (verdict.status, verdict.reason) == (Status.BROKEN, reason)
-    assert message(verdict).startswith(text)
+    assert verdict.message.startswith(text)
 
 
 def test_no_tokens_no_figure():

@@ -8,13 +8,13 @@ import contextlib
 import importlib.metadata
 import math
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_benchmark.plugin
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 import scipy.stats  # noqa: F401
+from builders import replace
 from counts import counted
 
 import stepguard.measure.beside_base
@@ -182,7 +182,6 @@ class Gate:
         """In place of stepguard.measure.pair_run.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
         self.pair_steps, self.wants_another = wanted.steps, wanted.wants_another
-        self.earlier = wanted.earlier
         progress("pair 1 head: block 1 of 2")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
@@ -207,10 +206,11 @@ class Gate:
             counters = found.counts.values | changes.pop("counters", {})
             counts = replace(found.counts, values=counters)
             made[name] = replace(found, **({"counts": counts} | changes))
-        by = wanted.rule_for(made["head"])
-        judged_by = {"margins": by.margins, "prior": by.prior, "why": by.why}
+        if stays := wanted.stays(made["head"]):
+            return stays
         ended = fields.pop("ended", "")
-        found = Comparison(against, **made, **judged_by, **fields)
+        fields = {"fresh": wanted.fresh, "alpha": wanted.alpha} | fields
+        found = Comparison(against, **made, **fields)
         wanted.keep(found)
         if ended:
             raise RuntimeError(ended)

@@ -1,9 +1,9 @@
 """--perf-append: what is `same` becomes one more recording, and nothing else does."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from builders import replace
 
 import stepguard.measure.suite
 from stepguard.core.verdict import Confirmation, Confirmed, Reason
@@ -57,7 +57,7 @@ def test_what_passes_beside_its_level_is_left_out(gate, h200, ms, options, why):
     [
         (None, 1),
         (Confirmation.UNDECIDED, 1),
-        (Confirmation.NO_TREE, 1),
+        (Confirmation.NOT_MEASURED, 1),
         (Confirmation.STEP_SAME, 2),
     ],
 )
@@ -65,17 +65,16 @@ def test_kernels_in_doubt_are_no_reference(gate, h200, monkeypatch, outcome, cou
     """Kernels that take longer fail nothing; but unless pairs say that the step is the same, the
     next run is compared with those before.
     """
-    case, real = gate.guarded(h200), stepguard.measure.suite.judge
+    case, real = gate.guarded(h200), stepguard.measure.suite.settled
     gate.commit()
 
-    def moved(evidence, entry):
-        found = real(evidence, entry)
+    def moved(*arguments):
+        found = real(*arguments)
         why = {"reason": Reason.KERNELS_MOVED, "confirmed": outcome and Confirmed(outcome)}
-        return found.with_metrics(
-            tuple(replace(m, **why) if m.metric == "step_ms" else m for m in found.metrics)
-        )
+        metrics = (replace(m, **why) if m.metric == "step_ms" else m for m in found.metrics)
+        return replace(found, metrics=tuple(metrics))
 
-    monkeypatch.setattr(stepguard.measure.suite, "judge", moved)
+    monkeypatch.setattr(stepguard.measure.suite, "settled", moved)
     result = gate.run("--perf-append", "--perf-strict", "--perf-no-confirm")
     assert result.ret == 0 and recordings(gate, case) == [count]
     if count == 1:

@@ -1,10 +1,10 @@
 """--perf-base: who edits baselines or waivers is judged by those of the branch it goes to."""
 
 import json
-from dataclasses import replace
 from datetime import date
 
 import pytest
+from builders import replace
 
 RISEN = {"generated_kernels": 8}
 
@@ -44,7 +44,9 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
         "case *",
     )
     document = json.loads((gate.path / "run.json").read_text())
-    assert document["results"][0]["steps"][0].startswith("this tree's baseline accepts it: review")
+    assert document["results"][0]["text"]["steps"][0].startswith(
+        "this tree's baseline accepts it: review"
+    )
     assert document["base"] == "main"
     assert document["base_changes"] == ["cpu.json: linear[nano]: generated_kernels 7 -> 8"]
     assert document["results"][0]["baseline"] == "baselines/cpu.json"
@@ -69,7 +71,9 @@ def test_what_the_tree_has_not_accepted_can_be(gate):
     gate.will_measure(case, counters={"generated_kernels": 9})
     gate.run("--perf-base=main", "--perf-json=run.json", failed=1)
     document = json.loads((gate.path / "run.json").read_text())
-    assert document["results"][0]["steps"][0].startswith("accept: python -m stepguard accept")
+    assert document["results"][0]["text"]["steps"][0].startswith(
+        "accept: python -m stepguard accept"
+    )
 
 
 def test_a_tree_that_edits_none_has_nothing_to_say(gate):

@@ -2,10 +2,10 @@
 
 import json
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from builders import replace
 
 from stepguard.plugin.benchmark import is_asked_for
 

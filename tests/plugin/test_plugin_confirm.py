@@ -10,6 +10,7 @@ import stepguard.measure.suite
 from stepguard.cli.main import main
 from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.storage.waiver_file import today
 
 MOVED = [
@@ -111,7 +112,7 @@ def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     result.stdout.no_fnmatch_line("*keep the gain*")
 
 
-FAULT = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches": ()}
+FAULT = {"faults": (Fault(Reason.RAISED, "planted", "", "pair 1, block"),), "launches": ()}
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
     result = gate.run(failed=1)
     result.says("    confirmed, the code is SLOWER, not FASTER: *", "1 SLOWER")
     gate.will_compare(case, 0.0)
-    result = gate.run(passed=1)
+    result = gate.run("--perf-fresh", passed=1)
     result.says("1 CHANGED (waived until *", "linear?124m?: waived: gen*")
 
 
@@ -284,17 +285,25 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
     assert (gate.baselines / "h200x1.json").read_text() == before
 
 
-def test_a_retry_of_an_alarm_goes_on_from_its_pairs(gate, h200):
-    """Of the same files; --perf-against begins its own, and so does another commit."""
-    gate.recorded(h200)
-    seen = []
-    for arguments in ((), (), ("--perf-against=HEAD~1",), ()):
-        gate.run(*arguments)
-        seen.append(len(gate.earlier))
+def test_a_confirmed_alarm_stays(gate, h200):
+    """Of the same files nothing is measured beside it again; --perf-against has its own pairs, and
+    another commit begins anew.
+    """
+    case = gate.recorded(h200)
+    gate.will_compare(case, 10.0)
+    gate.run(failed=1)
+    assert len(gate.paired) == 1
+    gate.will_compare(case, 0.0)
+    result = gate.run(failed=1)
+    assert gate.paired == []
+    result.says("*over 6 pairs, measured * and not again*", "*SLOWER stays until*--perf-fresh*")
+    gate.run("--perf-against=HEAD~1", passed=1)
+    gate.run("--perf-fresh", passed=1)
+    assert len(gate.paired) == 1
     (gate.path / "other.py").touch()
     gate.commit()
-    gate.run()
-    assert [*seen, len(gate.earlier)] == [0, 1, 0, 2, 0]
+    gate.run(passed=1)
+    assert len(gate.paired) == 1
 
 
 def test_a_screen_that_passes_does_not_clear_what_pairs_have_confirmed(gate, h200):
@@ -306,7 +315,7 @@ def test_a_screen_that_passes_does_not_clear_what_pairs_have_confirmed(gate, h20
     gate.run(failed=1)
     gate.will_measure(case, step_ms=10.0)
     result = gate.run(failed=1)
-    assert len(gate.earlier) == 1
+    assert gate.paired == []
     result.says("    confirmed, the code is SLOWER: the recording's own commit*over 6 pairs*")
     result.says("linear?124m?: SLOWER: step_ms *(+10.0 %, limit 0.*")
     gate.run("--perf-no-confirm", passed=1)

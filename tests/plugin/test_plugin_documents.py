@@ -9,6 +9,7 @@ import pytest
 from run_documents import OLD
 
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, ProblemCode, State
 from stepguard.machine.git.revision import run_git
 from stepguard.report import result_documents
@@ -30,7 +31,7 @@ def mixed(gate):
     gate.suite(*cases)
     gate.record(*cases[:3])
     gate.will_measure(cases[1], counters={"flops_per_step": 2000})
-    gate.will_measure(cases[2], faults=(Fault("RAISED", "planted <b>"),), launches=())
+    gate.will_measure(cases[2], faults=(Fault(Reason.RAISED, "planted <b>"),), launches=())
     return gate
 
 

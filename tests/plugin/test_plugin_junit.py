@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 
 
 @pytest.fixture
@@ -16,7 +17,9 @@ def testcases(gate):
     gate.record(*(cases[name] for name in names if name != "new"))
     gate.will_measure(cases["faster"], counters={"generated_kernels": 6})
     gate.will_measure(cases["changed"], counters={"flops_per_step": 2000})
-    fault = Fault("RAISED", "rank 0 in block: ValueError: planted", "the trace", "launch 1, block")
+    fault = Fault(
+        Reason.RAISED, "rank 0 in block: ValueError: planted", "the trace", "launch 1, block"
+    )
     gate.will_measure(cases["broken"], faults=(fault,), launches=())
     result = gate.run("--junitxml=junit.xml")
     assert result.ret == 1

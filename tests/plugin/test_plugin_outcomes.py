@@ -1,12 +1,12 @@
 """Every verdict's outcome in pytest: passed, failed or error, its word, and the exit code."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
 from stepguard import Case
 from stepguard.core.evidence import Fault
 from stepguard.core.metrics import METRICS
+from stepguard.core.reasons import Reason
 
 
 def outcome(gate, h200, change):
@@ -18,7 +18,10 @@ def outcome(gate, h200, change):
 
 def faulty(code):
     """Evidence of a case that a fault ended."""
-    return {"faults": (Fault(code, "planted", "the detail", "launch 1, block"),), "launches": ()}
+    return {
+        "faults": (Fault(Reason(code), "planted", "the detail", "launch 1, block"),),
+        "launches": (),
+    }
 
 
 def test_same_passes(gate, h200):

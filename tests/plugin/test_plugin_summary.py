@@ -4,6 +4,7 @@ import pytest
 
 from stepguard import Case
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 
 
 def test_the_summary_is_ordered_worst_first(gate, h200):
@@ -14,7 +15,7 @@ def test_the_summary_is_ordered_worst_first(gate, h200):
     gate.record(*(case for name, case in cases.items() if name != "d-new"))
     gate.will_measure(cases["b-faster"], step_ms=8.0)
     gate.will_measure(cases["c-slower"], step_ms=12.0)
-    gate.will_measure(cases["e-bad"], faults=(Fault("KILLED", "rank 0 was killed"),))
+    gate.will_measure(cases["e-bad"], faults=(Fault(Reason.KILLED, "rank 0 was killed"),))
     result = gate.run()
     assert result.ret == 1
     result.says(
@@ -43,7 +44,9 @@ def test_a_verdict_stands_once_in_full_and_once_as_a_line(gate):
     gate.suite(*cases)
     gate.record(*cases)
     gate.will_measure(cases[0], counters={"compiled_operator_calls_per_step": 51})
-    gate.will_measure(cases[1], faults=(Fault("RAISED", "word " * 100, "", "launch 1, block"),))
+    gate.will_measure(
+        cases[1], faults=(Fault(Reason.RAISED, "word " * 100, "", "launch 1, block"),)
+    )
     gate.will_measure(cases[2], counters={"compiled_operator_calls_per_step": 51})
     result = gate.run()
     opening = next(n for n, line in enumerate(result.outlines) if "= performance =" in line)
@@ -110,7 +113,7 @@ def test_what_is_left_is_told_by_the_cases_that_are_done(gate):
     a, b, _ = cases = [gate.cpu(name) for name in "abc"]
     gate.suite(*cases)
     gate.will_measure(a, wall_s=70.0)
-    gate.will_measure(b, wall_s=2.0, faults=(Fault("RAISED", "x"),))
+    gate.will_measure(b, wall_s=2.0, faults=(Fault(Reason.RAISED, "x"),))
     gate.run().says(
         "[[]1/3] linear?a?: about 1:00 left",
         "[[]2/3] linear?b?: about 2:20 left",
@@ -213,7 +216,7 @@ def test_a_cause_that_cases_share_is_told_once(gate):
     both = gate.cpu("a"), gate.cpu("b")
     gate.suite(*both)
     gate.record(*both)
-    fault = Fault("RAISED", "ValueError: x", "Traceback\n  the line\nValueError: x")
+    fault = Fault(Reason.RAISED, "ValueError: x", "Traceback\n  the line\nValueError: x")
     for case in both:
         gate.will_measure(case, faults=(fault,))
     result = gate.run(errors=2)

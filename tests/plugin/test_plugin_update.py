@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.storage.waiver_file import today
 
 
@@ -122,8 +123,8 @@ def test_a_tree_whose_state_git_cannot_tell_is_not_recorded(committed):
 @pytest.mark.parametrize(
     "change",
     [
-        {"faults": (Fault("RAISED", "planted"),)},
-        {"faults": (Fault("FOREIGN_PROCESS", "planted"),)},
+        {"faults": (Fault(Reason.RAISED, "planted"),)},
+        {"faults": (Fault(Reason.FOREIGN_PROCESS, "planted"),)},
         {"launches": ()},
         {"planned_launches": 2},
     ],
@@ -144,7 +145,7 @@ def test_one_unsound_case_does_not_stop_the_others(gate):
     cases = [gate.cpu(name) for name in "abc"]
     gate.suite(*cases)
     gate.commit()
-    gate.will_measure(cases[1], faults=(Fault("KILLED", "planted"),))
+    gate.will_measure(cases[1], faults=(Fault(Reason.KILLED, "planted"),))
     result = gate.run("--perf-update", passed=2, errors=1)
     assert result.ret == 1
     assert set(recorded(gate)) == {"linear[a]", "linear[c]"}

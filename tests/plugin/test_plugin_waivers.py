@@ -49,7 +49,8 @@ def test_a_waived_case_passes_visibly(slower):
     (case,) = json.loads((slower.path / "o.json").read_text())["results"]
     verdict = case["verdict"]
     assert (verdict["status"], verdict["waived_until"]) == ("CHANGED", until)
-    assert "waits for torch" in verdict["waivers"][0]
+    assert "waits for torch" in verdict["permissions"][0]["permission"]["reason"]
+    assert any("waits for torch" in line for line in case["text"]["lines"])
     report = (slower.path / "o.md").read_text()
     assert f"**Performance passed:** 1 {word}" in report and "waits for torch" in report
     assert word in (slower.path / "o.xml").read_text()

@@ -15,7 +15,6 @@ from run_documents import OLD
 
 from stepguard.cli.main import main
 from stepguard.core.run_document import ProblemCode, State
-from stepguard.judge.ab.calibration import SCHEMA
 from stepguard.storage.read_documents import load_document
 
 DECLARED = (
@@ -144,15 +143,6 @@ def waived(gate):
     (gate.path / ".git/info/exclude").write_text("waivers.json\n")
     waiver = "linear[b] flops_per_step --value 2000 --days 9 --who A --reason planted".split()
     assert main(["waive", *waiver]) == 0
-
-
-def calibrated(gate):
-    """Leave a calibration that git ignores."""
-    (gate.path / ".git/info/exclude").write_text("calibration/\n")
-    (gate.baselines / "calibration").mkdir()
-    (gate.baselines / "calibration/cpu.json").write_text(
-        json.dumps({"schema": SCHEMA, "machine": "CPU", "cases": {}})
-    )
 
 
 def copied(gate):
@@ -301,7 +291,7 @@ WAYS = {
     ),
     "--collect-only": Way(
         options=("--collect-only", "-q"),
-        code=ProblemCode.ONLY_COLLECTED,
+        code=ProblemCode.NOTHING_MEASURED,
         says="*--collect-only measures nothing*",
     ),
     "no performance test": Way(
@@ -339,7 +329,6 @@ WAYS = {
     "a baseline that git ignores": differs(ignored, "baselines/cpu.json"),
     "a baseline that is a link": differs(linked, "baselines/cpu.json"),
     "waivers that git ignores": differs(waived, "baselines/waivers.json"),
-    "a calibration that git ignores": differs(calibrated, "baselines/calibration/cpu.json"),
     "skip-worktree": differs(hidden, "test_perf.py"),
     "assume-unchanged": differs(assumed, "test_perf.py"),
     "a tree that changes": Way(
@@ -367,7 +356,7 @@ WAYS = {
     ),
     "no commit": Way(
         lambda gate: gate.git("update-ref", "-d", "HEAD"),
-        code=ProblemCode.NO_COMMIT,
+        code=ProblemCode.DIRTY,
         says="*the measured code has no commit: the repository has no commit yet: git add*",
         commits=False,
     ),
@@ -947,6 +936,16 @@ def test_less_confirmation_is_said_by_the_command(project, monkeypatch, setting,
     assert project.run("--perf-strict", "--perf-base=main", option).ret == 0
     leave_in(setting, "--perf-budget=60", project, monkeypatch)
     assert project.run("--perf-strict", "--perf-base=main").ret == 0
+
+
+@pytest.mark.parametrize("judge", ["--perf-base=main", "--perf-against=HEAD~1"])
+def test_no_pull_request_measures_afresh(project, judge):
+    """What its pairs called SLOWER stays so where the run is its gate; else who asks may."""
+    project.commit()
+    result = project.run("--perf-strict", "--perf-fresh", judge)
+    assert result.ret == 4 and project.measured == project.paired == []
+    result.stderr.fnmatch_lines(["*--perf-fresh sets aside what an earlier run*"])
+    assert project.run("--perf-strict", "--perf-fresh").ret == 0
 
 
 def test_a_sparse_checkout_has_its_baselines(project):

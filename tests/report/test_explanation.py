@@ -40,6 +40,15 @@ def test_every_kind_of_cause(kind):
     assert "explained: +2.000 of +2.500 ms" in text and "GEMM +0.450" in text
 
 
+def test_an_unknown_scatter_is_said():
+    """Nothing is called scatter then, and the page says what to do."""
+    cause = Cause(Kind.IDLE, 5e4, "host late", "", "", OLD, NEW)
+    page = list(lines(Explanation((), 1e5, 1.5e5, (cause,), 7.0, scatter_known=False)))
+    text = " ".join(" ".join(page).split())
+    assert "A side has one step, so how much steps differ is not known: profile several." in text
+    assert "scatter" not in text and "the other +0.007 ms is in differences of at most 1 us" in text
+
+
 def test_a_kernel_that_stays_is_replaced_in_part():
     """Its name alone on both sides would say nothing: what came is named, or what went."""
     gelu, other = "triton_poi_fused_gelu_gelu_backward_view_6", "triton_poi_fused_gelu_gelu_view_15"

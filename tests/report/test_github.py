@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
+from stepguard.core.figures import OtherWork
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
 from stepguard.core.verdict import Status
@@ -24,13 +25,13 @@ GRAMMAR = re.compile(r"::error ((?:file=[^:,\r\n]+,(?:line=\d+,)?)?title=[^:,\r\
 def placed(result, file, line):
     """The result, whose cause is at that line."""
     place = Site("graph break", file, line)
-    return replace(result, verdict=replace(result.verdict, place=place))
+    return replace(result, text=replace(result.text, place=place))
 
 
 def shown(run):
     """What a gate that only reads the run would annotate."""
     failed = [
-        Problem(code=ProblemCode.FAILED, text=one.verdict.headline)
+        Problem(code=ProblemCode.FAILED, text=one.text.headline)
         for one in run.results
         if one.verdict.outcome != "passed"
     ]
@@ -78,7 +79,7 @@ def test_there_are_ten_at_most():
 def test_no_text_ends_an_annotation_or_begins_one(text, file):
     """One line each, of the form that GitHub reads, whatever the document says."""
     problem = Problem(code=ProblemCode.DIRTY, text=text, file=file, line=1)
-    result = placed(replace(SLOWER, verdict=replace(SLOWER.verdict, headline=text)), file, 7)
+    result = placed(replace(SLOWER, text=replace(SLOWER.text, headline=text)), file, 7)
     for line in shown(run_document(result, problems=[problem])):
         assert GRAMMAR.fullmatch(line), line
 
@@ -91,7 +92,7 @@ def test_the_comment_has_the_verdict_and_commands_that_work():
     assert f"gh run download 4711 --name {ARTIFACT} --dir evidence\n" in text
     assert "python -m stepguard accept --evidence evidence/runs --reason" in text
     assert "accept --evidence" not in comment(run_document(SAME), "4711")
-    assert SLOWER.steps and not any(step in text for step in SLOWER.steps)
+    assert SLOWER.text.steps and not any(step in text for step in SLOWER.text.steps)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,8 @@ def test_a_waiver_is_advised_where_one_passes_the_case(statuses, until):
 
 def test_other_work_is_not_advised_to_be_declared():
     """Perf-Expect does not apply to a case that was judged as a whole; to another one it does."""
-    whole = replace(CHANGED, verdict=replace(CHANGED.verdict, message="flops_per_step 1, now 2"))
+    figures = OtherWork(metric="flops_per_step", other="main", old=1, new=2)
+    whole = replace(CHANGED, verdict=replace(CHANGED.verdict, figures=figures))
     text = comment(replace(run_document(whole), against="main"), "1")
     assert "no commit declares" in text and "Perf-Expect" not in text
     text = comment(replace(run_document(CHANGED), against="main"), "1")

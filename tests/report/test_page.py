@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from run_documents import measured, run_document
 
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State, WaiverDocument
-from stepguard.core.verdict import Status
+from stepguard.core.verdict import Reason, Status
 from stepguard.report.page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
 
 SAME = measured(entry())
@@ -41,19 +41,19 @@ def tags(html):
     return re.findall(r"<(/?[a-zA-Z!][^\s>]*)", html)
 
 
-def named(result, name, **verdict):
-    """The result as another case's, with some of its verdict changed."""
+def named(result, name, text=None, **verdict):
+    """The result as another case's, with some of its verdict and its text changed."""
     changed = replace(result.verdict, case_id=name, **verdict)
-    return replace(result, case=name, verdict=changed)
+    return replace(result, case=name, verdict=changed, text=replace(result.text, **text or {}))
 
 
 def hostile(result, text):
     """A result whose author wrote that everywhere."""
-    sites = [replace(one, sites=[], note=text) for one in result.verdict.metrics]
+    sites = tuple(replace(one, sites=()) for one in result.verdict.metrics)
     told = {"headline": text, "message": text, "detail": text, "lines": [text, "  " + text]}
+    told |= {"notes": {"step_ms": text}, "causes": [text], "steps": [text]}
     return replace(
-        named(result, text, metrics=sites, waivers=[text], **told),
-        steps=[text],
+        named(result, text, told, metrics=sites, detail=text),
         evidence=text,
         commit=text,
     )
@@ -134,7 +134,7 @@ def test_a_page_is_never_too_long(limit, of):
         many = [named(SLOWER, f"case[{n:05}-\u00e9]") for n in range(4000)]
         run = run_document(SAME, *many)
     elif of == "lines":
-        run = run_of(named(SLOWER, "huge", lines=["\u00e9" * 10**6]), SLOWER)
+        run = run_of(named(SLOWER, "huge", {"lines": ["\u00e9" * 10**6]}), SLOWER)
     else:
         run = run_of(SLOWER, text="y" * 10**6)
     text = page(run, limit)
@@ -170,17 +170,20 @@ def test_what_passes_and_says_nothing_is_a_row_alone():
 
 def test_a_headline_without_lines_is_not_folded():
     """There is nothing below it: no empty block."""
-    alone = replace(SLOWER, verdict=replace(SLOWER.verdict, lines=[]), steps=[])
+    alone = replace(SLOWER, text=replace(SLOWER.text, lines=[], steps=[]))
     text = page(run_document(alone))
-    assert f"<code>{SLOWER.verdict.headline[:20]}" in text
+    assert f"<code>{SLOWER.text.headline[:20]}" in text
     assert "<details>" not in text and "```" not in text
 
 
 def test_a_cause_is_told_in_full_once():
     """The page's next case with it refers to the first one, and keeps its command."""
-    broken = {"status": Status.BROKEN, "reason": "RAISED", "outcome": "error", "metrics": []}
-    broken |= {"detail": "ValueError: x", "lines": ["  | ValueError: x"], "headline": "h"}
-    both = [replace(named(SLOWER, name, **broken), steps=[f"do {name}", "more"]) for name in "ab"]
+    broken = {"status": Status.BROKEN, "reason": Reason.RAISED, "metrics": ()}
+    broken |= {"detail": "ValueError: x"}
+    told = {"lines": ["  | ValueError: x"], "headline": "h"}
+    both = [
+        named(SLOWER, name, told | {"steps": [f"do {name}", "more"]}, **broken) for name in "ab"
+    ]
     text = page(run_document(*both))
     assert text.count("ValueError: x") == 1 and text.count("do a\nmore") == 1
     assert "the same cause as in a, above\ndo b\n" in text

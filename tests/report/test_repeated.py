@@ -1,14 +1,14 @@
 """A cause that several cases have is told once; what differs, or needs its figures, each time."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
+from stepguard.core.figures import Failed, Unstable
 from stepguard.core.site import Site
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.commands import Commands
 from stepguard.report.repeated import ReportedCauses
-from stepguard.report.result_documents import verdict_document
 from stepguard.report.words import block
 
 ITEM = Site(".item()", "model/a.py", 88, "step", "loss.item()", count=2)
@@ -25,12 +25,18 @@ def risen(site=ITEM, metric="host_syncs_per_step", **more):
 
 def case(name, *metrics, **fields):
     """A case that these metrics decide."""
-    return replace(Verdict.of(name, metrics), **fields)
+    return replace(verdict_of(Findings(name, metrics)), **fields)
 
 
 def broken(name, detail="ValueError: x"):
     """A case whose factory raised."""
-    return Verdict(name, Status.BROKEN, Reason.RAISED, {"fault": "x"}, detail)
+    return Verdict(name, Status.BROKEN, Reason.RAISED, Failed(message="x"), detail)
+
+
+def unstable(name, *sites):
+    """A case with a counter that differs between steps, there."""
+    figures = Unstable(metric="graph_breaks", why="3 in one step, 4 in the next", sites=sites)
+    return Verdict(name, Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, figures)
 
 
 TIME = risen(None, "step_ms")
@@ -48,15 +54,15 @@ PAIRS = {
     "no line": (case("a", risen(None)), case("b", risen(None)), False),
     "the same traceback": (broken("a"), broken("b"), True),
     "another traceback": (broken("a"), broken("b", "KeyError: x"), False),
+    "the same unstable line": (unstable("a", ITEM), unstable("b", ITEM), True),
+    "another unstable line": (unstable("a", ITEM), unstable("b", OTHER), False),
 }
 
 
-@pytest.mark.parametrize("form", [lambda one: one, verdict_document], ids=["verdict", "document"])
 @pytest.mark.parametrize(("first", "second", "same"), PAIRS.values(), ids=PAIRS)
-def test_the_same_cause_is_told_once(first, second, same, form):
+def test_the_same_cause_is_told_once(first, second, same):
     """The second case refers to the first, which is told in full however often it is asked for."""
     reported = ReportedCauses()
-    first, second = form(first), form(second)
     assert reported.reference(first) == reported.reference(first) == ""
     assert reported.reference(second) == ("the same cause as in a, above" if same else "")
 

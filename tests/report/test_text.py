@@ -2,20 +2,21 @@
 
 import json
 import re
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, with_counts
+from alarms import of_metrics
+from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, replace, with_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
 from stepguard import Case
 from stepguard.core.evidence import Disturbance
+from stepguard.core.figures import Failed, NotRecorded
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.site import Site
@@ -60,7 +61,7 @@ VERDICTS = st.builds(
     case_id=IDS,
     status=st.sampled_from(Status),
     reason=st.sampled_from(Reason),
-    facts=st.none() | st.fixed_dictionaries({"fault": st.text(max_size=120)}),
+    figures=st.none() | st.builds(Failed, message=st.text(max_size=120)),
     detail=st.text(max_size=50),
     metrics=st.lists(METRIC_VERDICTS, max_size=3).map(tuple),
     recordings=st.integers(0, 20),
@@ -88,8 +89,8 @@ def test_a_headline_is_one_line_that_fits(verdict, width):
 @pytest.mark.parametrize("message", ["", "m" * 100])
 def test_a_long_id_gives_way(length, message):
     """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
-    case_id, facts = f"train_step[{'x' * length}]", {"fault": message} if message else None
-    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, facts, metrics=SLOWER.metrics)
+    case_id, figures = f"train_step[{'x' * length}]", Failed(message=message) if message else None
+    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, figures, metrics=SLOWER.metrics)
     line = words.headline(verdict, 79)
     assert len(line) <= 79
     assert ": SLOWER: " in line
@@ -98,9 +99,9 @@ def test_a_long_id_gives_way(length, message):
 
 def test_a_short_id_still_tells_its_case():
     """Cases of a suite differ at their ends: train_ste... could be any of them."""
-    facts = {"fault": "no recording for this machine in baselines/h200x1.json"}
+    figures = NotRecorded(path="baselines/h200x1.json")
     names = ("train_step[124m-bf16-eager]", "train_step[124m-bf16-2-gpus]")
-    verdicts = [Verdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, facts) for name in names]
+    verdicts = [Verdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, figures) for name in names]
     first, second = (words.headline(verdict, 80) for verdict in verdicts)
     assert first.startswith("train") and "ager]: NO BASELINE: no recording" in first
     assert "gpus]: NO BASELINE: no recording" in second
@@ -147,14 +148,14 @@ def test_what_a_device_does_more_of_has_its_operator(metric, old, new, count, sa
 @pytest.mark.parametrize("status", Status)
 def test_a_headline_says_case_and_verdict(status):
     """Case and verdict stand in front, so that a cut takes neither."""
-    verdict = Verdict(CASE_ID, status, Reason.RAISED, {"fault": "m" * 200})
+    verdict = Verdict(CASE_ID, status, Reason.RAISED, Failed(message="m" * 200))
     assert words.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
 
 
 def test_a_headline_of_equal_counters_shows_none_of_them():
     """Not the first of them, 0 -> 0; a time that was judged is shown with its limit."""
     kept = tuple(m for m in SAME.metrics if METRICS[m.metric].kind == "counter")
-    assert words.headline(SAME.with_metrics(kept)) == f"{CASE_ID}: same: equal"
+    assert words.headline(of_metrics(SAME, kept)) == f"{CASE_ID}: same: equal"
     assert words.headline(SAME).startswith(f"{CASE_ID}: same: step_ms ")
 
 
@@ -203,6 +204,28 @@ CLONES = MetricVerdict(
     ),
 )
 MOVED = Verdict("train_step[nano-cpu]", Status.CHANGED, Reason.WORK_MOVED, metrics=(CLONES,))
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([("a.precision = high", 1, 0)], "settings: a.precision high -> default"),
+        ([("a.precision = high", 0, 1)], "settings: a.precision default -> high"),
+        (
+            [("a.precision = high", 1, 0), ("a.precision = medium", 0, 1)],
+            "settings: a.precision high -> medium",
+        ),
+    ],
+)
+def test_a_setting_is_named_old_and_new(parts, text):
+    """Whether it was the workload that set it then, or now, or both times."""
+    moves = tuple(PartMove(*part) for part in parts)
+    olds, news = (float(sum(getattr(one, side) for one in moves)) for side in ("old", "new"))
+    reason = Status.CHANGED, Reason.WORK_MOVED
+    found = MetricVerdict("settings", *reason, old=olds, new=news, moved=moves)
+    verdict = Verdict("f[x]", *reason, metrics=(found,))
+    assert words.headline(verdict) == f"f[x]: CHANGED: {text}"
+    assert text.removeprefix("settings: ") in "".join(words.evidence_lines(verdict))
 
 
 def test_a_moved_operator_has_its_place():
@@ -329,7 +352,7 @@ def test_a_block_names_metric_operator_and_command():
 
 def test_a_traceback_stands_in_the_block():
     """The detail of a fault is shown whole, each line marked."""
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "ValueError: x"}, "a\nb\n")
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, Failed(message="ValueError: x"), "a\nb\n")
     assert "  | a\n  | b\n" in words.block(verdict, "x", Commands())
 
 
@@ -339,7 +362,7 @@ def test_a_traceback_comes_before_waivers_that_do_not_apply():
         case="c", metric="step_ms", limit_pct=5.0, reason="r", expires=date(2030, 1, 1), who="A"
     )
     outcome = PermissionOutcome(waiver, Effect.NOT_APPLIED)
-    whole = {"fault": "x"}, "a\n"
+    whole = Failed(message="x"), "a\n"
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, *whole, permissions=(outcome,))
     cause, applied = words.evidence_lines(verdict)
     assert cause == "  | a"
@@ -353,8 +376,11 @@ def test_a_traceback_comes_before_waivers_that_do_not_apply():
         (FASTER, "keep the gain: python -m stepguard accept"),
         (SLOWER, "accept: python -m stepguard accept"),
         (NO_BASELINE, "accept: python -m stepguard accept"),
-        (Verdict("c", Status.UNFIT, Reason.THROTTLED, {"fault": "hot"}), "stepguard doctor"),
-        (Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, {"fault": "x"}), "stepguard doctor"),
+        (Verdict("c", Status.UNFIT, Reason.THROTTLED, Failed(message="hot")), "stepguard doctor"),
+        (
+            Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, Failed(message="x")),
+            "stepguard doctor",
+        ),
     ],
 )
 def test_every_verdict_has_its_next_step(verdict, command):
@@ -387,7 +413,7 @@ def test_commands_carry_the_folder(verdict, commands):
     assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
     assert "--baselines 'my dir'" in words.block(verdict, "e.json", Commands(baselines="my dir"))
     whole = result_documents.result_document(result(verdict), Commands(baselines="my dir"))
-    assert any("--baselines 'my dir'" in step for step in whole.steps)
+    assert any("--baselines 'my dir'" in step for step in whole.text.steps)
     assert "baselines" not in words.block(verdict, "e.json", Commands())
 
 
@@ -437,7 +463,7 @@ def test_rows_stand_worst_first(verdicts):
 
 def test_columns_nobody_fills_are_left_out():
     """A table of verdicts without figures has its case and its verdict, no empty columns."""
-    broken = Verdict("b", Status.BROKEN, Reason.RAISED, {"fault": "x"})
+    broken = Verdict("b", Status.BROKEN, Reason.RAISED, Failed(message="x"))
     lines = [text for text, _ in table.lines(table.rows([broken]))]
     assert [re.split(r"\s{2,}", line) for line in lines] == [["case", "verdict"], ["b", "BROKEN"]]
     both = [text for text, _ in table.lines(table.rows([broken, SAME]))]
@@ -528,8 +554,8 @@ def as_json(made):
 @given(VERDICTS)
 def test_a_verdict_as_json(verdict):
     """Valid JSON, with the verdict in words."""
-    told = as_json(result_documents.verdict_document(verdict))
-    assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason.name)
+    told = as_json(result_documents.judged_document(verdict))["verdict"]
+    assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason)
 
 
 def test_a_result_as_json():
@@ -645,9 +671,9 @@ def test_the_users_frames(text, shown):
 )
 def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
-    verdict = Verdict("c", Status.BROKEN, reason, {"fault": "m"}, detail)
+    verdict = Verdict("c", Status.BROKEN, reason, Failed(message="m"), detail)
     assert words.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
-    assert result_documents.verdict_document(verdict).detail == detail
+    assert result_documents.text_of(verdict).detail == detail
 
 
 def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
@@ -675,14 +701,14 @@ def test_evidence_of_a_dirty_tree_says_what_comes_first():
 def test_a_document_offers_no_command_that_would_be_refused(how):
     """Nor for a tree that was edited while it was measured."""
     found = result(SLOWER, replace(evidence((270.0,) * 3), **how))
-    step, *_ = result_documents.result_document(found, Commands()).steps
+    step, *_ = result_documents.result_document(found, Commands()).text.steps
     assert step.startswith("accept: commit, measure again, then ")
 
 
 def test_remarks_name_what_was_measured_again():
     """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
     assert words.remarks(evidence((250.0,) * 3)) == []
-    hot = block(disturbance=Disturbance("THROTTLED", "hw thermal slowdown"))
+    hot = block(disturbance=Disturbance(Reason.THROTTLED, "hw thermal slowdown"))
     launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
     told = words.remarks(evidence(launches=launches, tree_changed=True))
     assert told == [

@@ -1,19 +1,16 @@
 """The first line of a verdict names what explains the time, before the time itself."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
-from builders import CASE_ID
+from alarms import of_metrics
+from builders import CASE_ID, replace
 
-from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.core.margins import MARGINS
-from stepguard.core.run_document import MOST_CAUSES, ExplanationDocument
+from stepguard.core.explanation import MOST_CAUSES, Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.margins import ALPHA, MARGINS
 from stepguard.core.site import Site
 from stepguard.core.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
-from stepguard.judge.ab.pairs import decide
+from stepguard.judge.pairs import decide, figures
 from stepguard.report import why
-from stepguard.report.result_documents import verdict_document
 from stepguard.report.words import evidence_lines, headline, place
 
 GELU = "triton_poi_fused_gelu_5"
@@ -42,7 +39,7 @@ def verdict(causes, *metrics, time=TIME):
     """A verdict on a step 4 ms slower."""
     explanation = Explanation((), 250e3, 254e3, tuple(causes), 100.0)
     blank = Verdict(CASE_ID, time.status, time.reason, against="main (aaa)")
-    return replace(blank.with_metrics((time, *metrics)), explanation=explanation)
+    return replace(of_metrics(blank, (time, *metrics)), explanation=explanation)
 
 
 @pytest.mark.parametrize(
@@ -196,9 +193,9 @@ def test_a_kernel_of_the_straggler_has_its_rank():
 
 def test_pairs_that_ran_out_of_time_name_the_cause():
     """Undecided, though all of the interval is beyond zero."""
-    by = decide([0.08, 0.085, 0.09], last=True)
+    by = decide(figures([0.08, 0.085, 0.09]), last=True)
     assert by.status is Status.INCONCLUSIVE
-    pairs = PairsFinding(by, MARGINS, "", True)
+    pairs = PairsFinding(by, MARGINS, ALPHA, True)
     time = replace(TIME, status=Status.INCONCLUSIVE, reason=Reason.UNDECIDED, pairs=pairs)
     assert f": INCONCLUSIVE: {GELU} 6.5 -> 10.1" in headline(verdict([cause(3600.0)], time=time))
 
@@ -212,18 +209,22 @@ def test_the_annotation_is_at_the_cause():
 def test_three_causes_and_the_straggler_are_shown():
     """The rest is a number; the document has them all, up to a bound, and reads strictly."""
     many = [cause(1000.0 - i) for i in range(MOST_CAUSES + 2)]
-    found = replace(verdict(many), straggler=Straggler(1, 250.0, 254.0, 0.02))
+    whole = verdict(many).explanation
+    found = replace(
+        verdict([]), explanation=whole.bounded(), straggler=Straggler(1, 250.0, 254.0, 0.02)
+    )
     lines = "\n".join(evidence_lines(found))
     assert lines.count(GELU) == why.SHOWN and f"{len(many) - why.SHOWN} smaller causes" in lines
     assert "rank 1 takes 250.00 -> 254.00 ms without waiting for others (+1.60 %" in lines
-    document = verdict_document(found).explanation
-    assert len(document.causes) == MOST_CAUSES
-    total = sum(one.us for one in document.causes) + document.smaller_us
-    assert total == pytest.approx(found.explanation.explained_us)
-    data = msgspec.json.encode(document)
-    assert msgspec.json.decode(data, type=ExplanationDocument) == document
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(data.replace(b'"kind":"time"', b'"kind":"magic"'), type=type(document))
+    kept = found.explanation
+    assert len(kept.causes) == MOST_CAUSES and kept.smaller == 2
+    assert kept.explained_us == pytest.approx(whole.explained_us)
+    assert kept.bounded() == kept
+    data = msgspec.json.encode(kept)
+    assert msgspec.json.decode(data, type=Explanation) == kept
+    for wrong in (data.replace(b'"kind":"time"', b'"kind":"magic"'), msgspec.json.encode(whole)):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(wrong, type=Explanation)
 
 
 def test_profiles_that_cannot_be_compared_say_so():

@@ -4,9 +4,8 @@ A run keeps the pairs beside the evidence, and judge reads both. Where a run mea
 the code is the recording's or cannot be had, the call that the run makes is made here.
 """
 
-from dataclasses import replace
-
-from builders import block, entry, evidence, launch
+from builders import block, entry, evidence, launch, replace
+from comparisons import with_margins
 from inputs import (
     FIVE,
     NOISY,
@@ -23,10 +22,10 @@ from inputs import (
 from kernels import counts_of, recorded_step, step
 from scenario import Files, Run, Scenario
 
-from stepguard.core.margins import Margins
-from stepguard.core.verdict import Confirmation
-from stepguard.judge.ab.confirm import same_code, settled, unconfirmed
-from stepguard.judge.screen import judge
+from stepguard.core.verdict import Reason
+from stepguard.judge.alarm import Answer, settled
+from stepguard.judge.findings import NO_PERMITS, verdict_of
+from stepguard.judge.screen import screen
 
 GATES = ("step_ms", "flops_per_step")  # what a confirmation measures
 SLOWER_KERNEL = counts_of(evidence(), step(1.04, seed=3))
@@ -57,9 +56,9 @@ def later():
     return evidence((), launches=launches, planned_launches=3)
 
 
-def alone(pct, verdict_of):
-    """The verdict of a run that measured no pairs."""
-    return settled(verdict_of(judge(at(pct), FIVE)))
+def alone(pct, **answer):
+    """The verdict of a run that measured no pairs, with this answer to its alarm."""
+    return verdict_of(settled(screen(at(pct), FIVE), NO_PERMITS, Answer(**answer)))
 
 
 OWN = "the recording's own commit, 000000000000"
@@ -139,7 +138,7 @@ CONFIRMED = (
         "6 % off, and `same` by margins that hold most of it.",
         "SLOWER",
         "BEYOND_LIMIT",
-        confirmed(6.0, beside(4.9, (0.02, -0.02) * 2, margins=Margins(5.0, 20.0))),
+        confirmed(6.0, with_margins(beside(4.9, (0.02, -0.02) * 2), 5.0, 20.0)),
     ),
     Scenario(
         "unconfirmed-steps-not-timed",
@@ -176,7 +175,7 @@ CONFIRMED = (
         "faster-at-other-work",
         "Half the time, and a third of the FLOPs is gone: CHANGED.",
         "CHANGED",
-        "OTHER_FLOPS",
+        "WORK_MOVED",
         confirmed(-50.0, counted_in(beside(-50.0), "base", flops_per_step=75_000_000_000_000)),
     ),
     Scenario(
@@ -226,23 +225,21 @@ CONFIRMED = (
         "HEAD is the recording's own commit: only the machine can differ.",
         "same",
         "MACHINE_MOVED",
-        lambda: alone(5.0, lambda found: same_code(found, OWN)),
+        lambda: alone(5.0, commit=OWN, same_code=True),
     ),
     Scenario(
         "unconfirmed-no-tree",
         "The recording's commit is not in this clone.",
         "INCONCLUSIVE",
         "UNCONFIRMED",
-        lambda: alone(
-            2.0, lambda found: unconfirmed(found, Confirmation.NO_TREE, "no commit 000000000000")
-        ),
+        lambda: alone(2.0, failed="no commit 000000000000"),
     ),
     Scenario(
         "unconfirmed-tree-changed",
         "Files changed while it was measured: nobody knows what code that was.",
         "SLOWER",
         "BEYOND_LIMIT",
-        lambda: alone(5.0, lambda found: unconfirmed(found, Confirmation.TREE_CHANGED)),
+        lambda: alone(5.0, failed=Reason.TREE_CHANGED.phrase),
     ),
     Scenario(
         "kernel-moved-late-slowdown",

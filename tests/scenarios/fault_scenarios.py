@@ -6,12 +6,14 @@ from builders import entry
 from inputs import LOSS, TRACEBACK, failed
 from scenario import Files, Run, Scenario
 
+from stepguard.core.reasons import Reason
+
 
 def scenario(status, code, message, **how):
     """A run that ended with this fault."""
     name = f"fault-{code.lower().replace('_', '-')}"
     run = Run(failed(code, message, **how), baseline=entry())
-    return Scenario(name, f"{message}.", status, code, run)
+    return Scenario(name, f"{message}.", status, Reason(code), run)  # a former code has today's
 
 
 BROKEN = {

@@ -1,7 +1,6 @@
 """Builders of what runs keep: one side beside recordings, and two sides in pairs."""
 
 import math
-from dataclasses import replace
 from datetime import date
 
 import numpy as np
@@ -13,6 +12,7 @@ from builders import (
     entry_of,
     evidence,
     launch,
+    replace,
     two_rank_evidence,
     with_counts,
 )
@@ -20,8 +20,8 @@ from kernels import counts_of
 
 from stepguard.core.comparison import Comparison, LaunchPair
 from stepguard.core.evidence import Difference, Fault
-from stepguard.core.margins import MARGINS_PCT, Margins
 from stepguard.core.profile import Parts, Profile
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
 from stepguard.storage.waiver_file import WaiverRow
@@ -155,7 +155,7 @@ def profiled(found, head, base):
 
 def failed_side(code, message, detail="", site=None):
     """What a side is that failed before its first pair."""
-    fault = Fault(code, message, detail, "counting launch, prepare", site)
+    fault = Fault(Reason(code), message, detail, "counting launch, prepare", site)
     return {"faults": (fault,), "launches": (), "counts": None}
 
 
@@ -188,7 +188,7 @@ def with_ranks(found, head_us, base_us):
 
 def cpu_pairs(ratios, **changes):
     """Pairs of a case on a CPU that gates no time; log-ratios."""
-    found = pairs(0.0, ratios, cpu_evidence, margins=Margins(*MARGINS_PCT["cpu"]), glance=True)
+    found = pairs(0.0, ratios, cpu_evidence, glance=True)
     sides = {
         name: replace(
             getattr(found, name),

@@ -1,10 +1,9 @@
 """Profiles of a step of 250 ms whose kernels are known."""
 
 import random
-from dataclasses import replace
 
 import msgspec
-from builders import CASE, evidence, recording
+from builders import CASE, evidence, recording, replace
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, added

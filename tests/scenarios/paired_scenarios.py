@@ -1,8 +1,7 @@
 """Runs that measured another tree in pairs with HEAD: what the times say."""
 
-from dataclasses import replace
-
-from builders import block_of, evidence
+from builders import block_of, evidence, replace
+from comparisons import with_margins
 from inputs import (
     BUSY,
     DISTURBED,
@@ -21,20 +20,10 @@ from inputs import (
 from kernels import counts_of, step
 from scenario import Files, Run, Scenario
 
-from stepguard.core.margins import Margins
 from stepguard.core.profile import added
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
-from stepguard.judge.ab.decision import judge_ab, without_false_discoveries
-
-
-def one_of_many():
-    """The verdict on a slowdown that its pairs prove at 0.1 %, of a run of sixty cases."""
-    found = judge_ab(pairs(0.55, (0.0012, -0.0012) * 3))
-    others = [replace(judge_ab(pairs()), p_value=1.0)] * 59
-    (taken_back,) = without_false_discoveries([found, *others])
-    return taken_back
-
+from stepguard.judge.sequential_plan import level_of
 
 CLONED = "aten.clone.default"
 CLONE = (Site(CLONED, "model/gpt.py", 70, "forward", "x.clone()", count=12),)
@@ -133,7 +122,7 @@ PAIRED = (
         "2 % slower in a case whose own margins are 1 and 5 %.",
         "SLOWER",
         "BEYOND_MARGIN",
-        Run(pairs=pairs(2.0, margins=Margins(1.0, 5.0), case_margins=Margins(1.0, 5.0))),
+        Run(pairs=with_margins(pairs(2.0), 1.0, 5.0)),
     ),
     Scenario(
         "pairs-explained-four",
@@ -198,13 +187,19 @@ PAIRED = (
         "IDENTICAL_STEP",
         Files("gpu-pairs-identical"),
     ),
-    # What a run takes back depends on all its cases, once it is over: judge has one at a time.
     Scenario(
-        "pairs-not-proven",
-        "SLOWER by its own pairs, and not among sixty cases of its run.",
+        "pairs-stay-slower",
+        "An earlier run said SLOWER, so that nothing was measured again.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=pairs(2.0, stays="2026-11-20T10:00:00+00:00")),
+    ),
+    Scenario(
+        "pairs-among-many",
+        "SLOWER in a run of one case, and not at the level of sixty.",
         "INCONCLUSIVE",
-        "UNPROVEN",
-        one_of_many,
+        "UNDECIDED",
+        Run(pairs=pairs(0.55, (0.0012, -0.0012) * 3, alpha=level_of(60))),
     ),
     Scenario(
         "pairs-other-settings",

@@ -1,10 +1,9 @@
 """Runs that measured another tree in pairs: counters, failures and trailers beside the times."""
 
 import math
-from dataclasses import replace
 from datetime import date
 
-from builders import block, launch
+from builders import block, launch, replace
 from inputs import (
     FEWER,
     LOSS,
@@ -26,17 +25,18 @@ from scenario import Files, Run, Scenario
 
 from stepguard.core.evidence import Fault
 from stepguard.core.permission import Permission
-from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.permit import permit
+from stepguard.core.reasons import Reason
+from stepguard.judge.decision import judge_ab
 
 
 def expected(found, *names):
     """The verdict on pairs of a range, a commit of which declares that these metrics get worse."""
     known = {"case": found.head.case_id, "reason": "a larger vocabulary", "who": "A. Author"}
     declared = [Permission(**known, metric=name, commit=NEW) for name in names]
-    return permit(judge_ab(found), found.head, declared, date(2026, 11, 25))
+    return judge_ab(found, declared, date(2026, 11, 25))
 
 
+CHANGED = Fault(Reason.TREE_CHANGED, "model/gpt.py was written")
 PAIRED_WORK = (
     Scenario(
         "pairs-more-bytes-exchanged",
@@ -90,14 +90,14 @@ PAIRED_WORK = (
         "pairs-other-flops",
         "A third of the FLOPs is gone: no times are compared.",
         "CHANGED",
-        "OTHER_FLOPS",
+        "WORK_MOVED",
         Run(pairs=counted_in(pairs(-30.0), **FEWER)),
     ),
     Scenario(
         "pairs-other-tokens",
         "Half the tokens a step: no times are compared.",
         "CHANGED",
-        "OTHER_TOKENS",
+        "WORK_MOVED",
         Run(pairs=pairs(-50.0, head={"tokens_per_step": 65_536})),
     ),
     Scenario(
@@ -140,20 +140,20 @@ PAIRED_WORK = (
         "Another process came onto the GPU.",
         "UNFIT",
         "FOREIGN_PROCESS",
-        Run(pairs=pairs(2.0, head={"faults": (Fault("FOREIGN_PROCESS", "process 4711"),)})),
+        Run(pairs=pairs(2.0, head={"faults": (Fault(Reason.FOREIGN_PROCESS, "process 4711"),)})),
     ),
     Scenario(
         "pairs-tree-changed",
         "A file was written meanwhile: pairs may be of other code.",
         "BROKEN",
         "TREE_CHANGED",
-        Run(pairs=pairs(head={"faults": (Fault("TREE_CHANGED", "model/gpt.py was written"),)})),
+        Run(pairs=pairs(head={"faults": (CHANGED,)})),
     ),
     Scenario(
         "pairs-unequal-sides",
         "A launch of one side is not there.",
         "BROKEN",
-        "TOO_FEW_LAUNCHES",
+        "NOTHING_MEASURED",
         Run(pairs=pairs(base={"launches": pairs().base.launches[:5]})),
     ),
     Scenario(
@@ -292,7 +292,7 @@ PAIRED_WORK = (
         "pairs-flops-of-one-rank",
         "As many FLOPs on the busiest rank, and fewer on the other one.",
         "CHANGED",
-        "OTHER_FLOPS",
+        "WORK_MOVED",
         Run(
             pairs=counted_in(
                 pairs(made=two_ranks),

@@ -1,7 +1,5 @@
 """Runs whose times are compared with recordings, and that nothing confirmed."""
 
-from dataclasses import replace
-
 from builders import (
     CASE,
     FINGERPRINT,
@@ -11,6 +9,7 @@ from builders import (
     launch,
     one_recording,
     recording,
+    replace,
     two_rank_evidence,
 )
 from inputs import DIFFERENCE, FIVE, TWO_RANKS, at, recorded_of, sync_overhead, uneven
@@ -171,7 +170,7 @@ RECORDED = (
         "other-tokens",
         "The workload itself reads another number of tokens.",
         "NOT COMPARABLE",
-        "OTHER_TOKENS",
+        "WORK_MOVED",
         Run(evidence(tokens_per_step=65_536), baseline=FIVE),
     ),
     Scenario(

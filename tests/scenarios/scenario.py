@@ -20,10 +20,12 @@ from stepguard.cli.main import main
 from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence, to_json
+from stepguard.core.metrics import METRICS
+from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.report import words
 from stepguard.report.commands import Commands
-from stepguard.report.result_documents import as_json, verdict_document
+from stepguard.report.result_documents import as_json, judged_document
 from stepguard.storage import baseline_files
 from stepguard.storage.runs import kept_files, read_comparison, read_evidence
 from stepguard.storage.waiver_file import WaiverRow, load_waivers, today
@@ -99,14 +101,18 @@ class Shown:
 
     def projection(self) -> dict[str, Any]:
         """Return what must not change while types do."""
-        gated = [one for one in self.document["metrics"] if one["gated"]]
+        verdict = self.document["verdict"]
+        # What is new is in no golden file until it is in the project's own recordings, too.
+        rows = ((one, METRICS[one["metric"]]) for one in verdict["metrics"])
+        gated = [one for one, row in rows if one["gated"] and not row.new]
+        waived = verdict["waived_until"]
         return {
-            "status": self.document["status"],
-            "reason": self.document["reason"],
-            "outcome": self.document["outcome"],
+            "status": verdict["status"],
+            "reason": verdict["reason"],
+            "outcome": "passed" if waived else Status(verdict["status"]).outcome,
             "waived": sorted(one["metric"] for one in gated if one["waived_until"]),
             "metrics": {one["metric"]: [one["status"], one["reason"]] for one in gated},
-            "headline": self.document["headline"],
+            "headline": self.document["text"]["headline"],
         }
 
 
@@ -115,15 +121,16 @@ def shown(scenario: Scenario) -> Shown:
     Path("pytest.ini").touch()  # what judge takes for the root of a project
     if callable(scenario.inputs):
         verdict = scenario.inputs()
-        document = json.loads(as_json(verdict_document(verdict)))
+        document = json.loads(as_json(judged_document(verdict)))
         return Shown(document, _text(verdict, document), "")
     scenario.inputs.write()
     options = ["--evidence", str(RUN), "--baselines", str(BASELINES), "--json", str(DOCUMENT)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = main(["judge", *options])
     (document,) = json.loads(DOCUMENT.read_bytes())
-    assert status == (0 if document["outcome"] == "passed" else 1)
-    return Shown(document, _text(_kept_verdict(), document), printed.getvalue())
+    found = Shown(document, _text(_kept_verdict(), document), printed.getvalue())
+    assert status == (0 if found.projection()["outcome"] == "passed" else 1)
+    return found
 
 
 def _kept_verdict() -> Verdict:
@@ -138,9 +145,7 @@ def _kept_verdict() -> Verdict:
 def _text(verdict: Verdict, document: dict[str, Any]) -> str:
     """Return the terminal's block, and the notes of gated metrics, which it has not always."""
     block = words.block(verdict, "run/case/evidence.json", Commands())
-    notes = [
-        f"{one['metric']}: {one['note']}"
-        for one in document["metrics"]
-        if one["gated"] and one["note"]
-    ]
+    gated = {one["metric"] for one in document["verdict"]["metrics"] if one["gated"]}
+    told = document["text"]["notes"].items()
+    notes = [f"{metric}: {note}" for metric, note in told if metric in gated]
     return "\n".join([block, *(["notes in the document:", *notes] if notes else [])]) + "\n"

@@ -18,7 +18,7 @@ from scenario import GOLDEN, KEPT, Files
 from unsound_scenarios import UNSOUND
 from waived_scenarios import WAIVED
 
-from stepguard.core.run_document import VerdictDocument
+from stepguard.core.run_document import JudgedDocument
 from stepguard.core.verdict import Reason, Status
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
@@ -57,7 +57,7 @@ def test_verdicts(scenario, found, write):
 @EACH
 def test_texts(scenario, found, write):
     """The first line, the terminal's whole block and metrics' notes are as they were reviewed."""
-    path, headline = GOLDEN / f"{scenario.name}.txt", found.document["headline"]
+    path, headline = GOLDEN / f"{scenario.name}.txt", found.document["text"]["headline"]
     if write:
         put_golden(scenario.name, golden(scenario.name) | {"headline": headline})
         path.write_text(found.text)
@@ -67,14 +67,19 @@ def test_texts(scenario, found, write):
 
 @EACH
 def test_documents(scenario, found):
-    """What judge --json writes is read by the type that the gate reads, and is the same again; and
-    what judge prints says the same.
+    """What judge --json writes is read by the types that the gate reads, and is the same again; and
+    what judge prints says the same. Figures and statuses are those of the reason's row.
     """
-    read = msgspec.convert(found.document, VerdictDocument)
+    read = msgspec.convert(found.document, JudgedDocument)
     assert json.loads(msgspec.json.encode(read)) == found.document
+    verdict, headline = read.verdict, read.text.headline
+    if verdict.figures:
+        assert isinstance(verdict.figures, verdict.reason.figures)
+    assert verdict.status in verdict.reason.statuses
+    assert all(one.status in one.reason.statuses for one in verdict.metrics if not verdict.whole)
     if found.printed:
-        assert found.document["status"] in found.printed
-        assert read.status is Status.SAME or found.document["headline"] in found.printed
+        assert verdict.status.value in found.printed
+        assert verdict.status is Status.SAME or headline in found.printed
 
 
 def test_every_status_and_reason_has_a_scenario():

@@ -60,7 +60,7 @@ UNSOUND = (
         "too-few-launches",
         "Two of three launches.",
         "BROKEN",
-        "TOO_FEW_LAUNCHES",
+        "NOTHING_MEASURED",
         Run(evidence((250.0, 250.0), planned_launches=3), baseline=FIVE),
     ),
     Scenario(

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import replace
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
 from quick_launches import (
@@ -28,14 +28,16 @@ from quick_launches import (
 
 from stepguard import Case
 from stepguard.core.evidence import Block, Evidence, Launch
-from stepguard.core.sentences import message, note
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.judge.ab.decision import judge_ab, wants_another_pair
+from stepguard.core.verdict import MetricVerdict, Reason, Status
+from stepguard.judge.alarm import settled
+from stepguard.judge.decision import judge_ab, wants_another_pair
+from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.beside_base import compare_with, confirm
 from stepguard.measure.pair_run import PairsWanted
 from stepguard.measure.workers import Bench
+from stepguard.report.notes import note
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01
@@ -272,17 +274,17 @@ def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, facto
     ("factory", "params", "expected", "words"),
     [
         ("widened", {"width": 2}, (Status.NOT_COMPARABLE, Reason.BASE_LACKS), "argument 'width'"),
-        ("read", {}, (Status.CHANGED, Reason.OTHER_TOKENS), "tokens_per_step 1 in old"),
+        ("read", {}, (Status.CHANGED, Reason.WORK_MOVED), "tokens_per_step 1 in old"),
     ],
 )
 def test_what_the_old_revision_does_not_do(bench, factory, params, expected, words):
     """A parameter, other tokens: known from the counting launches. Other FLOPs are in
-    test_third_tree.py, equal code in test_calibrate.py.
+    test_third_tree.py, equal code in test_itself.py.
     """
     found = compared(bench, factory, "old", params)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == expected
-    assert words in message(verdict) and "old (" in message(verdict)
+    assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and found.head.counts is not None
     assert_nothing_left(bench.root)
 
@@ -339,10 +341,13 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     case = Case("tiny", "work:late", device="cpu", launches=1, gates=GATES)
     seen = Evidence(case.id, {}, "", "", (), "", 1, GATES, launches=(ran_later(),))
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
-    verdict = Verdict(case.id, Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(moved,), recordings=5)
+    alarm = Findings(case.id, (moved,), recordings=5)
     recorded = ("f" * 40,)
     pairs = PairsWanted(budget_s=0.0)
-    after, found = confirm(case, here, verdict, seen, recorded, lambda text: None, lambda *_: pairs)
+    answer, found = confirm(
+        case, here, alarm, NO_PERMITS, seen, recorded, lambda text: None, lambda *_: pairs
+    )
+    after = verdict_of(settled(alarm, NO_PERMITS, answer))
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3
     base = git(work, "rev-parse", "origin/main")

@@ -1,11 +1,9 @@
 """Exposed communication and rank skew of two real ranks, of which one sleeps longer."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
 from stepguard import Case
-from stepguard.core.sentences import message
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import summarise
@@ -57,7 +55,7 @@ def test_a_workload_that_cannot_do_without_exchange_is_broken(bench):
     found = measure_launches(case, bench)
     verdict = judge(found, None)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
-    assert "Pair has no attribute gradient_sync" in message(verdict)
+    assert "Pair has no attribute gradient_sync" in verdict.message
 
 
 def test_the_plan_has_a_launch_for_it_where_it_is_gated():

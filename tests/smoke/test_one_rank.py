@@ -2,18 +2,17 @@
 them, held apart, and no failure if it fails.
 """
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 from factories import COLLECT_S
 
 from stepguard import Case
 from stepguard.core.baseline import Entry, Epoch
-from stepguard.core.sentences import note
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches, planned_launches
+from stepguard.report.notes import note
 
 
 def measured(bench, factory, wants_more=lambda evidence: False, times=()):

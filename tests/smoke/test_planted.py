@@ -65,6 +65,60 @@ PLANTS = {
         "            # Nothing is different.\n            called = self._network\n"
         "            return called(inputs, targets)\n",
     ),
+    "a graph that grows": (
+        "train-eager",
+        "model/workloads.py",
+        "                self._scaler.scale(loss).backward()\n",
+        "                self._scaler.scale(loss).backward()\n"
+        "            self.total = getattr(self, 'total', 0) + loss\n",
+    ),
+    "garbage": (
+        "train-eager",
+        "model/workloads.py",
+        "        total = self._micro_step(0)\n",
+        "        for _ in range(4096):\n"
+        "            sample = {'ids': [1, 2]}\n"
+        "            sample['self'] = sample\n"
+        "        total = self._micro_step(0)\n",
+    ),
+    "a step in another thread": (
+        "train-eager",
+        "model/workloads.py",
+        "    def step(self) -> Tensor:\n        self.grad_norm = None",
+        "    def step(self) -> Tensor:\n"
+        "        from concurrent.futures import ThreadPoolExecutor\n\n"
+        "        with ThreadPoolExecutor(1) as pool:\n"
+        "            return pool.submit(self._step).result()\n\n"
+        "    def _step(self) -> Tensor:\n        self.grad_norm = None",
+    ),
+    "a setting": (
+        "train-eager",
+        "model/workloads.py",
+        "        settings.set_matmul_precision()\n",
+        "        settings.set_matmul_precision()\n        torch.backends.mkldnn.enabled = False\n",
+    ),
+    "a loop that grows": (
+        "train-eager",
+        "model/workloads.py",
+        "        total = self._micro_step(0)\n",
+        "        self.seen = getattr(self, 'seen', 0) + 1\n"
+        "        for number in range(self.seen):\n"
+        "            number * 2\n"
+        "        total = self._micro_step(0)\n",
+    ),
+    "a slow host": (
+        "train-eager",
+        "model/workloads.py",
+        "        total = self._micro_step(0)\n",
+        "        __import__('time').sleep(0.3)\n        total = self._micro_step(0)\n",
+    ),
+    "a mask of targets": (
+        "train-eager",
+        "model/gpt.py",
+        "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n",
+        "        kept = logits[targets != -1]\n"
+        "        return F.cross_entropy(kept, targets[targets != -1])\n",
+    ),
     "a tensor kept alive": (
         "train-eager",
         "model/gpt.py",
@@ -129,6 +183,8 @@ def planted(plant, folder):
     parts = {}
     for case in cases:
         counts = json.loads((folder / case["evidence"]).read_text())["counts"]
+        if counts is None:  # it was not counted to the end
+            continue
         parts[case["case"]] = counts["detail"]["compiled_operator_calls_per_step"]
     return SimpleNamespace(status=status, text=text, moved=moved, operators=parts)
 
@@ -221,3 +277,65 @@ def test_a_tensor_kept_alive(outcomes):
     old, new = outcome.moved["allocated_bytes_between_steps"]
     assert new - old == 16 * 8256 * 4
     assert "logits = " in outcome.text
+
+
+def test_a_graph_that_grows(outcomes):
+    """A sum of losses that keeps every step's graph: its nodes, at the line that adds."""
+    outcome = outcomes["a graph that grows"]
+    assert_named(outcome, "train-eager", "leaked_graph_nodes_per_step")
+    old, new = outcome.moved["leaked_graph_nodes_per_step"]
+    assert old == 0 and new > 10
+    assert "self.total = getattr(self, 'total', 0) + loss" in outcome.text
+
+
+def test_garbage(outcomes):
+    """4,096 dictionaries a step that refer to themselves, each with a list: at their line."""
+    outcome = outcomes["garbage"]
+    assert_named(outcome, "train-eager", "garbage_objects_per_step")
+    assert outcome.moved == {"garbage_objects_per_step": (0, 8192)}
+    assert re.search(
+        r"sample = \{'ids': \[1, 2\]\} in \S+ \(model/workloads\.py:\d+\)", outcome.text
+    )
+
+
+def test_a_step_in_another_thread(outcomes):
+    """No counter sees it, so it is BROKEN, in one sentence."""
+    outcome = outcomes["a step in another thread"]
+    assert outcome.status == 1
+    assert "train_step[train-eager]: BROKEN: " in outcome.text
+    assert "calls no operator of torch's in its own thread" in outcome.text
+
+
+def test_a_setting(outcomes):
+    """Named, with its old and its new value."""
+    outcome = outcomes["a setting"]
+    assert outcome.status == 1
+    assert "CHANGED: settings: backends.mkldnn.enabled default -> False" in outcome.text
+
+
+def test_a_mask_of_targets(outcomes):
+    """On a GPU each index with a mask waits for its size: of the logits, of the targets, and once
+    more in the backward pass. The loader copies its batches nowhere on a CPU.
+    """
+    outcome = outcomes["a mask of targets"]
+    assert_named(outcome, "train-eager", "sync_candidates_per_step")
+    assert outcome.moved["sync_candidates_per_step"] == (0, 3)
+    assert re.search(r"CHANGED: sync_candidates_per_step 0 -> 3 .*model/gpt\.py:\d+", outcome.text)
+
+
+def test_a_loop_that_grows(outcomes):
+    """Two lines of Python more in every step, of the function that runs them."""
+    outcome = outcomes["a loop that grows"]
+    assert_named(outcome, "train-eager", "growing_python_lines_per_step")
+    assert outcome.moved == {"growing_python_lines_per_step": (0, 2)}
+    assert re.search(r"TrainStep\.step \(model/workloads\.py:\d+\)", outcome.text)
+
+
+def test_a_slow_host(outcomes):
+    """Counters are equal and no time is gated on a CPU: it passes, and the run says how long a step
+    takes by now.
+    """
+    outcome = outcomes["a slow host"]
+    assert (outcome.status, outcome.moved) == (0, {})
+    said = r"train-eager\]: a step takes [\d.]+ times as long as in this machine's last run"
+    assert re.search(said, outcome.text), outcome.text

@@ -14,13 +14,13 @@ from perf_tests.parameters import NANO_STEP
 from stepguard import Case, default_gates
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
-from stepguard.core.sentences import note
 from stepguard.core.verdict import Status, Verdict
 from stepguard.judge.screen import judge
 from stepguard.machine.git.revision import current
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
 from stepguard.report.commands import Commands
+from stepguard.report.notes import note
 from stepguard.report.words import block, headline
 from stepguard.storage.accepting import recording_of
 

@@ -4,7 +4,6 @@ import difflib
 import errno
 import os
 import threading
-from dataclasses import replace
 
 import pytest
 from builders import (
@@ -18,6 +17,7 @@ from builders import (
     cpu_evidence,
     evidence,
     launch,
+    replace,
     with_counts,
 )
 from git_repositories import git, repository
@@ -25,10 +25,10 @@ from git_repositories import git, repository
 from stepguard.core.baseline import KEPT_RECORDINGS
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
-from stepguard.core.sentences import note
 from stepguard.core.site import Site
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
+from stepguard.report.notes import note
 from stepguard.report.recorded import moves
 from stepguard.storage import accepting as acceptance
 from stepguard.storage.accepting import Accepted, Action, Refused, accept, recording_of
@@ -362,8 +362,8 @@ def test_the_same_evidence_is_recorded_once(path):
     [
         ({"dirty": ("a", "b", "c", "d")}, "uncommitted changes .a, b, c and 1 more.: commit them"),
         ({"commit": ""}, "no commit yet, or git was not on PATH; commit, then measure again"),
-        ({"faults": (Fault("RAISED", "ValueError: planted"),)}, "BROKEN: ValueError: planted"),
-        ({"faults": (Fault("FOREIGN_PROCESS", "process 7"),)}, "UNFIT: process 7"),
+        ({"faults": (Fault(Reason.RAISED, "ValueError: planted"),)}, "BROKEN: ValueError: planted"),
+        ({"faults": (Fault(Reason.FOREIGN_PROCESS, "process 7"),)}, "UNFIT: process 7"),
         ({"launches": ()}, "BROKEN: no launch"),
         ({"planned_launches": 4}, "BROKEN: 3 of 4 launches"),
         ({"launches": (launch(steady="drifts"),) * 3}, "INCONCLUSIVE: launch 1: drifts"),

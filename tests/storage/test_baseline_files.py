@@ -336,6 +336,7 @@ LATER = {
     "differences_pct": {},
     "by_rank": msgspec.UNSET,
     "profile": msgspec.UNSET,
+    "libraries": msgspec.UNSET,
 }  # an older file has none of these
 
 

@@ -1,11 +1,17 @@
 """The document of a run as a file: what was written reads back, and nothing else does."""
 
 import json
+from datetime import date
+from pathlib import Path
 
 import pytest
 from builders import CASE_ID, entry
 from run_documents import measured, run_document
 
+from stepguard.core.permission import Permission
+from stepguard.core.run_document import FORMER_PROBLEM_CODES
+from stepguard.judge.gate_facts import Base, gate
+from stepguard.report.github import annotations, comment
 from stepguard.report.result_documents import as_json
 from stepguard.storage.json_file import FileError
 from stepguard.storage.read_documents import load_document
@@ -43,17 +49,35 @@ def put(*keys, value):
 
 
 RESULT = ("results", 0)
+SIDE = {"names": ["gelu"], "calls": 1.0, "us": 1.0}
+CAUSE = {"kind": "time", "us": 1.0, "what": "gelu", "phase": "", "place": ""}
+CAUSE |= {"before": SIDE, "after": SIDE}
 BAD = {
     "no commit": (put("commit", value=None), "missing required field `commit`"),
-    "another schema": (put("schema", value=1), "schema 1, this version of stepguard reads 2"),
+    "another schema": (put("schema", value=1), "schema 1, this version of stepguard reads 3"),
     "an unknown field": (put("more", value=1), "unknown field `more`"),
     "an unknown end": (put("end", value="won"), "Invalid enum value 'won'"),
     "an unknown state": (put("cases", 0, "state", value="green"), "Invalid enum value 'green'"),
     "an unknown status": (put(*RESULT, "verdict", "status", value="SAME"), "'SAME'"),
-    "an unknown reason": (put(*RESULT, "verdict", "reason", value="FINE"), "the reason 'FINE'"),
+    "an unknown reason": (
+        put(*RESULT, "verdict", "reason", value="FINE"),
+        "Invalid enum value 'FINE'",
+    ),
     "an unknown metric": (put(*RESULT, "gates", value=["speed"]), "'speed', which is no metric"),
     "half of the margins": (put(*RESULT, "margins_pct", value=[1.0]), "margins_pct (1.0,)"),
     "margins that are none": (put(*RESULT, "margins_pct", value=[3.0, 1.0]), "which are none"),
+    "figures of another reason": (
+        put(*RESULT, "verdict", "figures", value={"type": "NoGates"}),
+        "is WITHIN_LIMIT, with the figures of NoGates",
+    ),
+    "an unknown figure": (
+        put(*RESULT, "verdict", "figures", value={"type": "NoGates", "more": 1}),
+        "unknown field `more`",
+    ),
+    "more causes than a verdict has": (
+        put(*RESULT, "verdict", "explanation", value={"refused": [], "causes": [CAUSE] * 41}),
+        "Expected `array` of length <= 40",
+    ),
     "another case's verdict": (
         put(*RESULT, "verdict", "case_id", value="a[b]"),
         f"the verdict of '{CASE_ID}' is of 'a[b]'",
@@ -92,3 +116,50 @@ def test_no_document_is_refused(tmp_path):
     """Nothing to read is no pass."""
     with pytest.raises(FileError, match="no such document"):
         load_document(tmp_path / "perf.json")
+
+
+KEPT = Path(__file__).parent / "documents"
+WAIVER = Permission(
+    case="waived",
+    metric="graph_breaks",
+    value=3,
+    reason="waits for torch 2.14",
+    expires=date(2026, 12, 1),
+    who="A. Author",
+)
+DECLARED = Permission(
+    case="declared",
+    metric="step_ms",
+    reason="a larger vocabulary",
+    commit="c" * 40,
+    who="A. Author",
+)
+
+
+def kept(name):
+    """A text that was said of the document, under today's codes."""
+    text = (KEPT / name).read_text()
+    for old, code in FORMER_PROBLEM_CODES.items():
+        text = text.replace(f"{old}:", f"{code}:")
+    return text
+
+
+def test_a_document_of_schema_2_says_what_it_said_then():
+    """Of every status, by recordings and in pairs, with problems of every code: what the gate says,
+    what a log shows and what a pull request's comment says is what the version said that wrote it.
+    """
+    found = load_document(KEPT / "schema-2.json")
+    base = Base(
+        commit="a" * 40,
+        gpus=1,
+        recorded={"NVIDIA H200": {result.case: entry() for result in found.results}},
+        permissions=[WAIVER, DECLARED],
+        today=date(2026, 11, 22),
+        against="b" * 40,
+    )
+    problems = gate(found, base)
+    said = "".join(f"{problem.code.value}: {problem.sentence}\n" for problem in problems)
+    assert said == kept("schema-2.gate.txt")
+    shown = "\n".join(annotations(found, problems)) + "\n"
+    assert shown == kept("schema-2.annotations.txt")
+    assert comment(found, "42", "failure") == (KEPT / "schema-2.comment.md").read_text()

@@ -17,7 +17,7 @@ from kineto import Kineto, steps
 
 from stepguard.trace.columns import CALL, NONE
 from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import Chunks, TraceError
+from stepguard.trace.read.chunks import EVENTS, Chunks, TraceError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def test_all_events_arrive(count, size, packed, data):
     indent = data.draw(st.sampled_from([None, 0, 2]))
     events = [dict(ph="X", name=f"n{i}", args={"x": [[1], {}]}) for i in range(count)]
     text = json.dumps({"traceEvents": events, "deviceProperties": [{}, {}]}, indent=indent).encode()
-    chunks = Chunks(BytesIO(gzip.compress(text) if packed else text), size)
+    chunks = Chunks(BytesIO(gzip.compress(text) if packed else text), EVENTS, size)
     assert [event.name for part in chunks for event in part] == [e["name"] for e in events]
     assert chunks.head == {"deviceProperties": [{}, {}]}
 
@@ -75,6 +75,11 @@ def test_a_bare_list_is_a_trace_too():
     text = steps(2).text()
     listed = json.dumps(json.loads(text)["traceEvents"]).encode()
     assert same(read(listed), read(text))
+    for unclosed in (b"", b"\n", b",", b" , \n"):  # the bracket is optional in Chrome's format
+        assert same(read(listed[:-1] + unclosed), read(text))
+    for cut in (listed[:-2], listed[: len(listed) // 2]):
+        with pytest.raises(TraceError, match="cut off"):
+            read(cut)
 
 
 def test_gzip_is_unpacked():
@@ -83,6 +88,14 @@ def test_gzip_is_unpacked():
     plain = read(text)
     assert same(read(gzip.compress(text)), plain)
     assert same(read(gzip.compress(text[:999]) + gzip.compress(text[999:]) + bytes(9)), plain)
+
+
+@pytest.mark.parametrize("behind", [b"garbage", bytes(9) + b"garbage", b"g", b"\x1f"])
+@pytest.mark.parametrize("size", [1, 64, 1 << 20])
+def test_what_follows_gzip_is_left_alone(behind, size):
+    """As gunzip does: something was appended to the file, and the trace in it is whole."""
+    text = awkward().text()
+    assert same(read(gzip.compress(text) + behind, size), read(text))
 
 
 @pytest.mark.parametrize("missing", [False, True])
@@ -95,7 +108,7 @@ def test_damaged_gzip_is_refused(missing, tmp_path):
     script = (
         f"import sys; sys.modules.update(dict.fromkeys(['isal'], None)) if {missing} else None\n"
         "from stepguard.trace.read.chrome import TraceError, read_chrome\n"
-        "print(len(read_chrome(open('whole.gz', 'rb')).gpu.kind), 'isal.igzip' in sys.modules)\n"
+        "print(len(read_chrome(open('whole.gz', 'rb')).gpu.kind), bool(sys.modules.get('isal')))\n"
         "try:\n    read_chrome(open('damaged.gz', 'rb'))\nexcept TraceError as e:\n    print(e)\n"
     )
     command = [sys.executable, "-c", script]
@@ -159,6 +172,27 @@ def test_malformed_json_is_refused_where_it_is():
         read(text[:half] + b"}{" + text[half:], 1000)
 
 
+@pytest.mark.parametrize("stray", ['"', "x", "{", "}", "[", ",", "\\"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_stray_character_is_refused_where_it_stands(stray, inside):
+    """The rest of a file is not read, which would take longer than reading a good one."""
+    events = [dict(ph="X", cat="cpu_op", name="aten::mm", ts=at, dur=1) for at in range(5000)]
+    text = json.dumps({"traceEvents": events})
+    at = text.index('"cat"' if inside else '{"ph"', len(text) // 10)
+    file = BytesIO((text[:at] + stray + text[at:]).encode())
+    with pytest.raises(TraceError, match=r"after [\d,]+ events"):
+        read_chrome(file, 1000)
+    assert file.tell() < at + 3000
+
+
+def test_a_list_may_end_in_a_comma():
+    """As some tools write it; lists of objects that follow are none of its events."""
+    trace = steps(300)
+    events, devices = (json.dumps(one)[1:-1] for one in (trace.events, [{"name": "H"}] * 9))
+    text = f'{{"traceEvents": [{events}, ], "deviceProperties": [{devices}]}}'.encode()
+    assert len(read(text, 1000).gpu.kind) == 301 and read(text, 1 << 20).machine.gpu == "H"
+
+
 def test_old_and_foreign_spellings():
     """Before 2023 Kineto wrote "Kernel" and "Runtime", ids in lower case, streams as text."""
     trace = Kineto()
@@ -167,6 +201,40 @@ def test_old_and_foreign_spellings():
     found = trace.read()
     assert found.host.kind.tolist() == [CALL] and found.host.external.tolist() == [9]
     assert found.gpu.stream.tolist() == [7] and found.gpu.external.tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        {"grid": "grid(100,)", "block": "(1,)"},
+        {"correlation": "12", "External id": "7", "dtype": 5, "Group size": "8"},
+        {"Collective name": 3, "In msg nelems": "many", "kernel_hash": 9},
+    ],
+)
+def test_an_argument_of_another_type_is_read_or_absent(args):
+    """It is used where it is a number as text, and else as if it were not there."""
+    trace = steps(2)
+    trace.event("cpu_op", "f", 3, 1)["args"] = args
+    trace.event("kernel", "k", 5, 1, stream=7)["args"] |= args or {}
+    found = trace.read()
+    assert len(found.host.kind) == 7 and len(found.gpu.kind) == 4
+    odd = found.gpu.where(found.gpu.name == found.names.index("k"))
+    number = 12 if "correlation" in args else NONE
+    assert (odd.correlation.tolist(), found.shapes[odd.shape[0]].grid) == ([number], ())
+    assert found.host.correlation[found.host.name == found.names.index("f")].tolist() == [number]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank", "size"),
+    [({"rank": "3", "world_size": "4"}, 3, 4), ({"rank": "main", "world_size": "all"}, None, 1)],
+)
+def test_a_rank_may_be_text(ranks, rank, size):
+    """A number is read, and what is none is absent."""
+    trace = steps(1)
+    trace.head["distributedInfo"] = ranks
+    machine = trace.read().machine
+    assert (machine.rank, machine.world_size) == (rank, size)
 
 
 def test_columns_are_in_order_and_complete():

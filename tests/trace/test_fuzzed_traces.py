@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from io import BytesIO
 
 from hypothesis import given, settings
 from kineto import PEAKS, steps
@@ -20,7 +21,9 @@ from stepguard.report import explanation_text
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.host_steps import read_steps
+from stepguard.trace.operator_identity import identity_of
 from stepguard.trace.profiles import profile
+from stepguard.trace.read.chrome import decode_all
 from stepguard.trace.read.chunks import TraceError
 
 HEAD = {
@@ -108,10 +111,12 @@ EVENTS = [
 
 
 @settings(FUZZ, max_examples=FUZZED // 2)
-@given(mutated(EVENTS))
+@given(mutated({"traceEvents": EVENTS}))
 def test_fuzzed_steps(text):
     """Of a rank's own profile: counted, or no count at all."""
     try:
-        read_steps(json.loads(text), "mark", 1)
-    except (json.JSONDecodeError, RuntimeError):
+        events = decode_all(BytesIO(text.encode())).events
+        read_steps(events, "mark", 1)
+        identity_of(events, "mark", 1)
+    except (TraceError, RuntimeError):
         return

@@ -122,6 +122,13 @@ def test_tables_of_nsys_stats():
     assert (calls.kind, calls.rows[0].total_us) == (Stats.CALLS, 5)
 
 
+PAGE = """
+ ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):
+
+ Time (%)  Total Time (ns)  Instances    Avg (ns)      Name
+ --------  ---------------  ---------  ------------  ------------
+    100.0       20,740,491          1  20,740,491.0  burn
+"""
 NCU = """==PROF== Connected to process 1
 ==PROF== Profiling "k" - 0: 0%....100% - 39 passes
 "ID","Process ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum",\
@@ -145,10 +152,45 @@ def test_launches_under_ncu():
     assert gelu.threads_per_warp == 31
 
 
+LONG = """==PROF== Connected to process 1 (python)
+"ID","Process ID","Kernel Name","Grid Size","Section Name","Metric Name","Metric Unit",\
+"Metric Value"
+"0","1","gemm","(8, 1, 1)","Command line profiler metrics","gpu__time_duration.sum","nsecond",\
+"117,344"
+"0","1","gemm","(8, 1, 1)","Command line profiler metrics",\
+"sm__throughput.avg.pct_of_peak_sustained_elapsed","%","65.77"
+"1","1","gemm","(8, 1, 1)","Command line profiler metrics","gpu__time_duration.sum","usecond","14.9"
+==PROF== Disconnected from process 1
+"""
+DETAILS = """"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value",\
+"Rule Name"
+"0","gelu","GPU Speed Of Light Throughput","Duration","us","7.5",""
+"0","gelu","GPU Speed Of Light Throughput","Memory Throughput","%","45.2",""
+"0","gelu","SpeedOfLight","","","","Bottleneck"
+"0","gelu","Memory Workload Analysis","Memory Throughput","Gbyte/s","900",""
+"0","gelu","Memory Workload Analysis","L2 Hit Rate","%","70",""
+"0","gelu","Launch Statistics","Registers Per Thread","register/thread","128",""
+"1","gelu","Memory Workload Analysis","Memory Throughput","Gbyte/s","900",""
+"1","gelu","GPU Speed Of Light Throughput","Duration","us","8",""
+"""
+
+
+def test_a_line_for_each_metric_is_a_row_for_each_launch():
+    """What ncu --csv prints by itself, with names of metrics or of the sections' pages."""
+    first, second = read_ncu(LONG)
+    assert (first.us, first.compute_pct, first.dram_pct) == (pytest.approx(117.344), 65.77, None)
+    assert (second.name, second.us, second.compute_pct) == ("gemm", 14.9, None)
+    first, second = read_ncu(DETAILS)
+    figures = (first.us, first.memory_pct, first.l2_hit_pct, first.registers)
+    assert figures == (7.5, 45.2, 70, 128)
+    assert (second.us, second.memory_pct) == (8, None)  # bytes a second are no share
+
+
 def test_active_threads_of_versions_that_have_counts_alone():
     """Threads that execute / instructions of warps."""
     text = (
-        '"Kernel Name","thread_inst_executed","inst_executed"\n"","inst","inst"\n"k","640","20"\n'
+        '"Kernel Name","gpu__time_duration.sum","thread_inst_executed","inst_executed"\n'
+        '"","us","inst","inst"\n"k","7","640","20"\n'
     )
     assert read_ncu(text)[0].threads_per_warp == 32
     assert read_ncu(text.replace("640", ""))[0].threads_per_warp is None
@@ -163,6 +205,10 @@ def test_active_threads_of_versions_that_have_counts_alone():
         (read_ncu, NCU[: NCU.index('"0"')], None),
         (read_ncu, NCU[: NCU.index('"","","')], "no launch"),
         (read_ncu, NCU[:-20], "cut off"),
+        (read_ncu, LONG[:-60], "cut off"),
+        (read_ncu, '"Kernel Name","odd"\n"","s"\n"k","1"\n', "no metric that is read: make it"),
+        (read_ncu, LONG.replace("gpu__", "x").replace("sm__", "x"), "no metric that is read"),
+        (read_stats, PAGE, "a page of nsys stats; print it as CSV"),
     ],
 )
 def test_what_is_no_table_is_refused(reader, text, words):
@@ -186,3 +232,22 @@ def test_the_command_reads_them_all(tmp_path, capsys):
         out = capsys.readouterr().out
         assert words in out and all(len(line) <= 80 for line in out.splitlines()[1:])
     assert main(["trace", str(base), str(tmp_path / "k.csv")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("r.nsys-rep", "", "export it: nsys export --type sqlite "),
+        ("my r.ncu-rep", "", " --csv --page raw > 'my r'.csv"),
+        ("r.txt", PAGE, "print it as CSV: nsys stats --format csv"),
+        ("r.csv", PAGE, "print it as CSV: nsys stats --format csv"),
+    ],
+)
+def test_what_has_to_be_exported_names_the_command(name, text, words, tmp_path, capsys):
+    """A report of Nsight's own, and the page that nsys stats prints on a terminal."""
+    (tmp_path / name).write_text(text)
+    for command in ("trace", "analyze"):
+        assert main([command, str(tmp_path / name)]) == 1
+        assert words in capsys.readouterr().err
+    if name.endswith("-rep"):  # the only file of a folder
+        assert main(["analyze", str(tmp_path)]) == 1 and words in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """What is said of a step: each formula on a trace of known answer, the identity on any trace."""
 
+from io import BytesIO
+
 import pytest
 from builders import PROPERTY
 from hypothesis import given
@@ -7,10 +9,13 @@ from hypothesis import strategies as st
 from kineto import AUTOGRAD, COMMS, Kineto, steps
 
 from stepguard.core.profile import mean
+from stepguard.lab.bottleneck import Bound, bottleneck
 from stepguard.lab.exchanges import bus_factor, exchanges
+from stepguard.lab.timeline import timeline
 from stepguard.lab.trace_summary import summary
 from stepguard.trace.classes import parse_classes, usual_classes, with_more
-from stepguard.trace.profiles import profile
+from stepguard.trace.profiles import analyse, profile
+from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -69,6 +74,35 @@ def test_a_step_with_lost_records_is_left_out():
     trace.kernel(1300, 0, 0, recorded=False)
     with pytest.raises(TraceError, match="none of its 3 steps is complete: 2 of 5 launches"):
         trace.analysis()
+
+
+def test_fills_without_a_record_lose_no_step():
+    """Whole files lack them. One that has its record counts, and is work of the step."""
+    trace = two_steps()
+    for number in range(3):
+        trace.call("cudaMemsetAsync", 1000 * number + 300, correlation=900 + number)
+    found = trace.analysis().windows
+    assert (found.steps, found.incomplete, found.lost, found.launches) == (2, 0, 0, 2)
+
+
+@pytest.mark.parametrize("empty", [(1000, 1040), (-50, -10)])
+def test_an_empty_step_ends_nothing(empty):
+    """A loop that ends in a mark of its own: the one step before it lasts to its last record."""
+    trace = Kineto()
+    trace.step(0, 0, 999)
+    trace.step(1, *empty)
+    trace.kernel(5, 100, 200)
+    trace.kernel(300, 400, 600)
+    found = trace.analysis().windows
+    assert (found.step_us.tolist(), found.marked, found.incomplete) == ([500], 1, 0)
+
+
+def test_an_empty_last_step_leaves_the_others_as_they_are():
+    """The last one that launches has no end."""
+    trace = two_steps()
+    trace.step(3, 3000, 3040)
+    found = trace.analysis().windows
+    assert (found.step_us.tolist(), found.marked) == ([1000, 1000], 3)
 
 
 def test_without_marks_the_whole_file_is_one_step():
@@ -168,6 +202,21 @@ def test_a_gap_between_queued_kernels():
         if event["cat"] == "kernel":
             event["dur"] -= 30
     assert idle(trace) == {("between kernels", ""): 30}
+
+
+def test_a_stream_that_stalls_is_no_pause_between_kernels():
+    """Its kernels were queued too, and begin 60 us or 64 ms later: no small kernel is to blame."""
+    trace = Kineto()
+    for number, begin in enumerate((100, 64_500)):
+        trace.step(number, 50 * number, 50 * number + 40)
+        trace.kernel(50 * number + 5, begin, begin + 100)
+    trace.kernel(10, 260, 400)
+    trace.kernel(11, 64_400, 64_500)
+    found = trace.analysis()
+    assert idle(trace) == {("stream wait", ""): 60 + 64_000}
+    assert bottleneck(profile(found)).bound == Bound.STREAM
+    assert "stream wait: 64.000 ms" in timeline(found, "")
+    assert summary(found, "", 0).queue.late_share == 0
 
 
 def test_the_host_is_late():
@@ -305,6 +354,54 @@ def test_generated_kernels_have_the_hash_of_their_source():
     trace.kernel(300, 300, 310, name="triton_poi_fused_gelu_0", **{"External id": 78})
     codes = {row.name: row.code for row in profile(trace.analysis()).kernels}
     assert codes == {"gemm": "", "triton_poi_fused_gelu_0": "cxyz"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("multimem_all_reduce_kernel<c10::BFloat16, 16>(long)", "communication"),
+        ("void c10d::(anonymous namespace)::one_shot_all_reduce_kernel<float>", "communication"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)", "communication"),
+        ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int)", "communication"),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)", "communication"),
+        ("void internode_ll::combine<7168, 9>(void*)", "communication"),
+        ("bmm_E4m3_E4m3E4m3_Fp32_t128x8x128u2_s6", "GEMM"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128", "GEMM"),
+        ("Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x224x64", "GEMM"),
+        ("triton_poi_fused_all_reduce_add_3", "Triton"),
+        ("triton_poi_fused_bmm_3", "Triton"),
+        ("void at::native::elementwise_kernel<128, 4>", "elementwise"),
+    ],
+)
+def test_kernels_of_other_libraries(kernel, kind):
+    """Exchanges that are not NCCL's, and products that are not cuBLAS's."""
+    assert usual_classes().kernel(kernel) == kind
+
+
+def test_a_trace_of_an_amd_gpu():
+    """Calls of HIP launch, copy and wait as CUDA's do."""
+    trace = two_steps()
+    trace.copy(250, 280, 300)
+    trace.call("cudaStreamSynchronize", 310, 5)
+    trace.kernel(340, 350, 1090)
+    text = trace.text().replace(b'"cuda', b'"hip').replace(b'"hip_runtime"', b'"cuda_runtime"')
+    found = profile(analyse(read_chrome(BytesIO(text)), usual_classes()))
+    assert found.steps == 2 and found.parts == profile(trace.analysis()).parts
+    assert found.calls["hipLaunchKernel"] == (2, 1)
+
+
+def test_a_phase_has_its_own_time_beside_those_inside_it():
+    """Of 90 us on the host 30 are the optimizer's own; the clip inside it has 60 in two passes."""
+    trace = two_steps()
+    for number in range(3):
+        began = 1000 * number
+        trace.annotation("Optimizer.step#AdamW.step", began + 300, began + 390)
+        for at in (310, 350):
+            trace.annotation("clip", began + at, began + at + 30)
+            trace.kernel(began + at + 1, began + at + 200, began + at + 210)
+    rows = {row.path: row for row in summary(trace.analysis(), "", 0).phases}
+    assert (rows["optimizer"].host_us, rows["optimizer"].own_us) == (90, 30)
+    assert rows["optimizer/clip"].host_us == rows["optimizer/clip"].own_us == 60
 
 
 def test_classes_are_an_open_table():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stepguard.worker import torch_device as rank_device
-from stepguard.worker.clock import Clock, quiet_gc
+from stepguard.worker.clock import Clock, Collector
 from stepguard.worker.variants import alternate
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_a_workload_cannot_replace_the_clock(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", replaced)
     found = Clock(CPU).block(lambda: None, 3, lambda index: None)
     assert found["wall_ms"] > 0 and len(found["step_ms"]) == 3
-    assert len(alternate([lambda: None] * 2, [0, 1], 3, CPU, lambda: None)) == 2
+    assert len(alternate([lambda: None] * 2, [0, 1], 3, CPU, lambda: None, Collector())) == 2
     assert replaced not in bound
 
 
@@ -79,16 +79,56 @@ def test_no_garbage_collection_inside_a_block():
     gc.unfreeze()  # what another test may have left
     Clock(CPU).block(lambda: states.append(gc.isenabled()), 2, lambda index: None)
     assert states == [False, False] and gc.isenabled()
-    with pytest.raises(ZeroDivisionError), quiet_gc():
+    with pytest.raises(ZeroDivisionError), Collector().quiet():
         raise ZeroDivisionError
     assert gc.isenabled() and gc.get_freeze_count() == 0
     gc.freeze()
     gc.disable()
     try:
         frozen = gc.get_freeze_count()
-        with quiet_gc():
+        with Collector().quiet():
             assert not gc.isenabled()
         assert not gc.isenabled() and gc.get_freeze_count() >= frozen > 0
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def test_steps_that_leave_garbage_are_timed_with_the_collector_on():
+    """From the second block on: the first one leaves more than what sets the collector off. Steps
+    that leave none are timed without it for ever.
+    """
+
+    def litter():
+        for _ in range(gc.get_threshold()[0]):
+            one = []
+            one.append(one)
+
+    for step, expected in ((litter, [False, True, True]), (lambda: None, [False] * 3)):
+        states, clock = [], Clock(CPU)
+
+        def run(step=step, states=states):
+            states.append(gc.isenabled())
+            step()
+
+        for _ in range(3):
+            clock.block(run, 2, lambda index: None)
+        assert states[::2] == expected
+        assert gc.isenabled()
+
+
+def test_a_workload_that_never_collects_is_timed_without_the_collector():
+    """Whatever it leaves: its own loop does not collect, either."""
+    kept, states, clock = [], [], Clock(CPU)
+
+    def step():
+        states.append(gc.isenabled())
+        kept.extend([] for _ in range(2 * gc.get_threshold()[0]))
+
+    gc.disable()
+    try:
+        for _ in range(3):
+            clock.block(step, 1, lambda index: None)
+    finally:
+        gc.enable()
+    assert states == [False] * 3

@@ -409,7 +409,8 @@ compiler.install()
 tally = Tally()
 with compiler.Recompiles() as seen:
     count_compiler(tally)
-zeros = {"graph_breaks": 0, "unique_graphs": 0, "generated_kernels": 0}
+names = ("graph_breaks", "unique_graphs", "generated_kernels", "uncached_graphs")
+zeros = dict.fromkeys(names, 0)
 assert tally.values == zeros and not tally.sites and not seen.sites, tally.values
 assert seen.compilations == compiler.compilations() == compiler.unique_graphs() == 0
 print("torch._dynamo" in sys.modules, "torch._inductor" in sys.modules)
@@ -430,7 +431,7 @@ for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
     run(torch.ones(4))
 counts = compiler.compilations(), compiler.unique_graphs(), compiler.generated_kernels()
 found = str((counts, compiler.graph_breaks(), compiler.recompile_limits()))
-afresh = [compiler.compiled_afresh()]
+afresh, uncached = [compiler.compiled_afresh()], [compiler.uncached_graphs()]
 for setting in ({}, {"post_grad_custom_post_pass": lambda graph: None}, {"fx_graph_cache": False}):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -438,7 +439,8 @@ for setting in ({}, {"post_grad_custom_post_pass": lambda graph: None}, {"fx_gra
     with torch._inductor.config.patch(setting):
         torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
     afresh.append(compiler.compiled_afresh())
-print(json.dumps([afresh, counts, found]))
+    uncached.append(compiler.uncached_graphs())
+print(json.dumps([afresh, counts, found, uncached]))
 """
 
 
@@ -459,6 +461,8 @@ def test_a_warm_cache_changes_no_count(tmp_path):
     assert cold[1:] == warm[1:]
     *_, kernels = cold[1]
     assert kernels > 0
+    # With a pass without an id, and with the cache switched off.
+    assert cold[3] == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize("counted", ["fxgraph_cache_miss", "fxgraph_cache_bypass", ""])

@@ -13,7 +13,8 @@ from torch.profiler import ProfilerActivity, profile
 from model import workloads
 from stepguard.core.allow import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.explanation import Cause, Kind, Side
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.verdict import MetricVerdict, Reason, Status
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.why import site_of
 from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.placement import Placement
@@ -397,7 +398,7 @@ def test_the_backward_operator_of_a_profile_has_the_forward_line(how):
         "operator_calls_per_step", Status.CHANGED, Reason.WORK_MOVED, 0, 1, sites=sites
     )
     side = Side((ran,), 1.0, 1.0)
-    found = Verdict("step", Status.SLOWER, Reason.BEYOND_MARGIN).with_metrics((metric,))
+    found = verdict_of(Findings("step", (metric,)))
     assert site_of(Cause(Kind.TIME, 1.0, "a kernel", "", ran, side, side), found) == forward
 
 
@@ -412,11 +413,12 @@ def test_a_rank_that_does_not_fit_among_several_ends_the_launch():
 
 
 def test_a_step_that_does_not_fit_eagerly_has_no_counts():
-    """Both metrics of the eager step say so; the compiled step may well have fitted."""
+    """All metrics of the eager step say so; the compiled step may well have fitted."""
     tally = Tally()
     count_eager(tally, RankStep(_does_not_fit, CPU))
     assert tally.values == {} and set(tally.unstable) == {
         "flops_per_step",
         "operator_calls_per_step",
+        "growing_python_lines_per_step",
     }
     assert set(tally.unstable.values()) == {"the eager step does not fit in this GPU's memory"}

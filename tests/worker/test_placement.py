@@ -3,6 +3,7 @@ torch's own optimizers, schedulers, scaler, clipping and loader, and tensors of 
 """
 
 import copy
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -28,7 +29,9 @@ def candidates(make):
     count_candidates(tally, RankStep(step, torch.device(DEVICE), placement=placement))
     assert not tally.unstable
     sites = tally.sites.get("sync_candidates_per_step", ())
-    found = {site.what: site.count for site in sites}
+    found = Counter()
+    for site in sites:
+        found[site.what] += site.count
     assert sum(found.values()) == tally.values["sync_candidates_per_step"]
     return found
 
@@ -364,3 +367,48 @@ def test_compiled_in_the_factory_compiles_afterwards():
     before = sum(frames.FRAME_COMPILE_COUNTER.values())
     doubled(torch.ones(3))
     assert sum(frames.FRAME_COMPILE_COUNTER.values()) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("read", "loss", "waits"),
+    [
+        ("bool(idx.max() >= 8)", "logits, targets", 1),
+        ("bool((targets * 2).max() >= 8)", "logits, targets", 1),
+        ("None", "logits[targets != -1], targets[targets != -1]", 3),  # and in the backward pass
+        ("None", "logits, targets", 0),
+        ("host.numpy()", "logits, targets", 0),  # the loader's own
+        ("host[0].tolist()", "logits, targets", 0),
+        ("chosen.tolist()", "logits, targets", 0),  # rows that the loader reads
+    ],
+)
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("make_batch", ["host.clone()", "data[chosen]", "torch.stack([*host])"])
+def test_a_batch_that_a_cpu_need_not_send_is_the_devices(make_batch, ahead, read, loss, waits):
+    """Its inputs and targets are used beside parameters, whether it is made in its step or in the
+    one before; what it was copied from is the host's.
+    """
+
+    def make(device):
+        table = torch.nn.Embedding(8, 8).to(device)
+        host, data = torch.arange(8).reshape(2, 4), torch.arange(8).reshape(4, 2).repeat(1, 2)
+
+        def batch():
+            chosen = torch.tensor([0, 1])
+            names = {"host": host, "data": data, "chosen": chosen, "torch": torch}
+            return *eval(make_batch, names), chosen
+
+        batches = [batch()]
+
+        def step():
+            if not ahead:
+                batches[:] = [batch()]
+            idx, targets, chosen = batches.pop()
+            batches.append(batch())
+            names = {"host": host, "idx": idx, "targets": targets, "chosen": chosen}
+            eval(read, names)
+            given = eval(loss, names | {"logits": table(idx)})
+            torch.nn.functional.cross_entropy(*given).backward()
+
+        return step
+
+    assert sum(candidates(make).values()) == waits

@@ -1,11 +1,14 @@
 """Profiles of steps: taken again where the GPU's records are not whole, by all ranks alike."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from stepguard.trace.host_steps import read_steps
+from stepguard.trace.read.chunks import DetailedEvent
 from stepguard.worker.count import profiled_steps
 from stepguard.worker.count.profiled_steps import MARK, ProfiledSteps
 from stepguard.worker.count.tally import RankStep, Tally
@@ -22,7 +25,7 @@ from stepguard.worker.count.tally import RankStep, Tally
 )
 def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, profiles):
     """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
-    found = read_steps([{"name": MARK, "cat": "user_annotation", "ts": 0, "dur": 1}], MARK, 1)
+    found = read_steps([DetailedEvent(MARK, "X", "user_annotation", 0.0, 1.0)], MARK, 1)
     taken = iter([ProfiledSteps([replace(found[0], lost_copies=count)], []) for count in lost])
     monkeypatch.setattr(profiled_steps, "profile_steps", lambda *rest: next(taken))
     others = iter(others_lost)
@@ -37,11 +40,33 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None
 
 
-def test_a_trace_that_found_no_room_says_so(monkeypatch):
+def counted_of(text, monkeypatch):
+    """Count a step of which the profiler wrote ``text``."""
+    write = lambda _, path: Path(path).write_text(text)  # noqa: E731
+    monkeypatch.setattr(profiled_steps.profile, "export_chrome_trace", write)
+    profiled_steps.count_profiled(Tally(), RankStep(lambda: None, torch.device("cpu")))
+
+
+@pytest.mark.parametrize("text", ["", '{"traceEvents": [{"ph": "X",'])
+def test_a_trace_that_found_no_room_says_so(text, monkeypatch):
     """On a full disk torch writes what it can, and says nothing."""
-    monkeypatch.setattr(
-        profiled_steps, "_exported", lambda profile: b'{"traceEvents": [{"ph": "X",'
-    )
-    counted = RankStep(lambda: None, torch.device("cpu"))
-    with pytest.raises(OSError, match=r"no whole trace to .* \(28 bytes of it\): make room"):
-        profiled_steps.count_profiled(Tally(), counted)
+    words = rf"no whole trace to .* \({len(text)} bytes of it\): make room"
+    with pytest.raises(OSError, match=words):
+        counted_of(text, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        ({}, "has no begin or no length"),
+        ({"ts": 1.0}, "has no begin or no length"),
+        ({"ts": 1.0, "dur": -1.0}, "has no begin or no length"),
+        ({"ts": "soon", "dur": 1.0}, "Expected `float`"),
+        ({"ts": 1.0, "dur": 1.0, "args": {"correlation": [1]}}, "correlation"),
+    ],
+)
+def test_a_wrong_event_leaves_no_count(event, words, monkeypatch):
+    """Wherever it is in the trace: what is wrong once may be wrong in what is counted."""
+    text = json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm"} | event]})
+    with pytest.raises(RuntimeError, match=f"the profiler's trace cannot be read.*{words}"):
+        counted_of(text, monkeypatch)

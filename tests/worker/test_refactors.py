@@ -524,7 +524,7 @@ def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
                 "            loss = loss / self.accumulation\n"
                 "            self.__dict__.setdefault('all', []).append(loss)\n",
             ),
-            "leaked_bytes_per_step 0 B -> 8 B (+8 B) small_gpt.py:",
+            "leaked_graph_nodes_per_step 0 -> 148 (+148 nodes) small_gpt.py:",
         ),
         (
             (

@@ -8,7 +8,9 @@ import threading
 import pytest
 import torch
 
-from stepguard.worker.count.steering import settings
+from stepguard.core.metrics import SETTINGS
+from stepguard.worker.count.steering import count_settings, everywhere, settings
+from stepguard.worker.count.tally import RankStep, Tally
 
 
 def set_matmul(monkeypatch):
@@ -74,3 +76,70 @@ def test_where_a_tree_lies_is_no_setting(monkeypatch):
     before = settings()
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     assert settings() == before
+
+
+def counted(before):
+    """The settings that are counted now, where they were as ``before``."""
+    tally = Tally()
+    count_settings(tally, RankStep(lambda: None, torch.device("cpu"), settings=before))
+    assert tally.values[SETTINGS] == len(tally.detail[SETTINGS])
+    return set(tally.detail[SETTINGS])
+
+
+@pytest.mark.parametrize(
+    ("change", "undo", "part"),
+    [
+        (
+            lambda: torch.set_float32_matmul_precision("high"),
+            lambda: torch.set_float32_matmul_precision("highest"),
+            "get_float32_matmul_precision = high",
+        ),
+        (
+            lambda: setattr(torch.backends.mkldnn, "enabled", False),
+            lambda: setattr(torch.backends.mkldnn, "enabled", True),
+            "backends.mkldnn.enabled = False",
+        ),
+        (
+            lambda: torch.use_deterministic_algorithms(True),
+            lambda: torch.use_deterministic_algorithms(False),
+            "are_deterministic_algorithms_enabled = True",
+        ),
+        (
+            lambda: torch.set_flush_denormal(True),
+            lambda: torch.set_flush_denormal(False),
+            "flush denormals = True",
+        ),
+        (gc.disable, gc.enable, "garbage collection = False"),
+    ],
+)
+def test_a_setting_that_the_workload_changes_is_counted_with_its_value(change, undo, part):
+    """And no longer when it is as before."""
+    before = everywhere()
+    assert counted(before) == set()
+    change()
+    try:
+        assert part in counted(before)
+    finally:
+        undo()
+    assert counted(before) == set()
+
+
+def test_threads_are_counted_on_a_cpu_of_any_size():
+    """Their number where the workload sets it, and nothing where it is the machine's."""
+    before, threads = everywhere(), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    assert counted(before) == set()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert counted(before) == {f"get_num_threads = {threads + 1}"}
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_weights_in_another_order_are_a_setting():
+    """A weight that is transposed in memory, as channels_last does to those of convolutions."""
+    before = everywhere()
+    layer = torch.nn.Linear(4, 8)
+    assert counted(before) == set()
+    layer.weight = torch.nn.Parameter(layer.weight.detach().t().contiguous().t())
+    assert counted(before) == {"weights that are not contiguous = 1"}

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 GIT_LIMIT_S = 30
-CALIBRATION = "calibration"  # the folder of the machines' own noise, within that of the baselines
 _NOT_TAKEN = (
     # What git sets inside a hook, for one, and obeys before -C.
     "GIT_DIR",
@@ -170,8 +169,7 @@ def _is_baseline(path: Path, baselines: Path | None) -> bool:
     """Accept only the files themselves: --perf-baselines=. must not excuse the whole tree."""
     if baselines is None:
         return False
-    folders = (baselines.resolve(), (baselines / CALIBRATION).resolve())
-    return path.suffix == ".json" and path.parent.resolve() in folders
+    return path.suffix == ".json" and path.parent.resolve() == baselines.resolve()
 
 
 def git(root: Path, *arguments: str) -> str | None:

@@ -87,7 +87,7 @@ def annotate(
     if unseen := [str(rank) for rank, gpu in enumerate(gpus) if not gpu.samples]:
         where = f" of rank {', '.join(unseen)}" if len(gpus) > 1 else ""
         text = f"no telemetry{where} during the block"
-        return replace(block, disturbance=Disturbance(Reason.MACHINE_UNREADABLE.name, text))
+        return replace(block, disturbance=Disturbance(Reason.MACHINE_UNREADABLE, text))
     flat = [sample for gpu in gpus for sample in gpu.samples]
     slowdowns = {sample.slowdown for sample in flat if sample.slowdown}
     strangers = frozenset().union(*(gpu.strangers for gpu in gpus))
@@ -107,7 +107,7 @@ def _disturbance(strangers: Set[str], slowdowns: Set[str]) -> Disturbance | None
     if not strangers and not slowdowns:
         return None
     reason = Reason.FOREIGN_PROCESS if strangers else Reason.THROTTLED
-    return Disturbance(reason.name, "; ".join([*sorted(strangers), *sorted(slowdowns)]))
+    return Disturbance(reason, "; ".join([*sorted(strangers), *sorted(slowdowns)]))
 
 
 def _gpus_of(

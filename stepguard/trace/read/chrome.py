@@ -6,10 +6,12 @@
 Memory is what the columns need, 60 to 100 bytes an event, and a few chunks of text.
 """
 
+import math
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -36,11 +38,16 @@ from stepguard.trace.columns import (
 )
 from stepguard.trace.read.chunks import (
     CHUNK_BYTES,
+    DETAILED,
+    EVENTS,
     NO_JSON,
     Chunks,
+    DetailedEvent,
     Event,
+    Plain,
     Scalar,
     TraceError,
+    Triple,
 )
 from stepguard.trace.work import Inputs, is_known, work_of
 
@@ -62,7 +69,7 @@ _GPU = {
     "gpu_memset": FILL,
     "memset": FILL,
 }
-_NOTHING = Scalar()
+_NO_ARGS = Scalar()
 _MEMORY, _CUDA = "[memory]", 1  # an allocation's event, and its type of device
 
 
@@ -71,8 +78,8 @@ class _Device(msgspec.Struct):
 
 
 class _Ranks(msgspec.Struct):
-    rank: int | None = None
-    world_size: int | None = None
+    rank: Plain = None
+    world_size: Plain = None
 
 
 class _Head(msgspec.Struct):
@@ -92,12 +99,48 @@ def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
     Raises TraceError, one sentence, for a file that is no trace, is cut off, has an event that ends
     before it begins, or whose GPU records cannot be told from each other.
     """
-    chunks = Chunks(file, chunk_bytes)
+    chunks = Chunks(file, EVENTS, chunk_bytes)
+    return _in_columns(chunks, chunks.head)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Hold a file that was decoded once, of which a step's counts, identity and profile are made:
+    1 KB an event, where columns need 60 to 100 bytes.
+    """
+
+    parts: list[list[DetailedEvent]]  # of the file, as it was read
+    head: dict[str, object]
+
+    @property
+    def events(self) -> list[DetailedEvent]:
+        """Return the events that last."""
+        return [event for part in self.parts for event in part]
+
+    def trace(self) -> Trace:
+        """Return the columns, as ``read_chrome`` does. Raises TraceError."""
+        return _in_columns(self.parts, self.head)
+
+
+def decode_all(file: BinaryIO) -> Decoded:
+    """Return all that lasts in a trace of this process's own, from an open file.
+
+    Raises TraceError as ``read_chrome`` does, and for an event without begin or length.
+    """
+    chunks = Chunks(file, DETAILED)
+    parts = [[event for event in part if event.ph == "X"] for part in chunks]
+    for event in (event for part in parts for event in part):
+        if not (event.dur >= 0 and math.isfinite(event.ts)):
+            raise TraceError(f"the event {event.name!r} has no begin or no length")
+    return Decoded(parts, chunks.head)
+
+
+def _in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Trace:
     columns = _Columns()
     try:
-        for events in chunks:
+        for events in parts:
             columns.add(events)
-        return columns.trace(_machine(chunks.head))
+        return columns.trace(_machine(head))
     except OverflowError:
         raise TraceError("it has a number that no profiler writes") from None
 
@@ -121,7 +164,7 @@ class _Columns:
         for event in events:
             if event.ph == "X":
                 found[event.cat].append(event)
-            elif event.name == _MEMORY and event.args is not None:
+            elif event.name == _MEMORY and isinstance(event.args, Scalar):
                 self._add_allocation(event, event.args)
         for category, rows in found.items():
             kind = (category or "").lower()
@@ -139,7 +182,7 @@ class _Columns:
 
     def _add_host(self, kind: int, rows: list[Event]) -> None:
         threads = self._threads
-        args = [row.args or _NOTHING for row in rows]
+        args = cast("list[Scalar]", [row.args or _NO_ARGS for row in rows])
         if kind == OPERATOR:
             self._add_work(rows)
         columns = (
@@ -155,7 +198,11 @@ class _Columns:
         """Note the work of operators whose shapes are in the file (``record_shapes=True``)."""
         for row in rows:
             args = row.args
-            if args is None or args.dims is NO_JSON or not is_known(name := str(row.name)):
+            if (
+                not isinstance(args, Scalar)
+                or args.dims is NO_JSON
+                or not is_known(name := str(row.name))
+            ):
                 continue
             inputs = Inputs(name, *(bytes(raw) for raw in (args.dims, args.types, args.values)))
             if (work := self._known.get(inputs)) is None:
@@ -165,7 +212,7 @@ class _Columns:
                 self._work[external] = work
 
     def _add_gpu(self, kind: int, rows: list[Event]) -> None:
-        args = [row.args or _NOTHING for row in rows]
+        args = cast("list[Scalar]", [row.args or _NO_ARGS for row in rows])
         pairs = list(zip(rows, args, strict=True))
         columns = (
             [kind] * len(rows),
@@ -174,7 +221,7 @@ class _Columns:
             _numbers([row.tid if one.stream is None else one.stream for row, one in pairs]),
             _numbers([one.correlation for one in args]),
             self._externals(args),
-            [self._shapes[one.grid or (), one.block or ()] for one in args]
+            [self._shapes[_sizes(one.grid), _sizes(one.block)] for one in args]
             if kind == KERNEL
             else [NONE] * len(rows),
         )
@@ -198,7 +245,7 @@ class _Columns:
             if one.collective is not None:
                 self._messages[external] = _message(one)
             if one.code:
-                self._codes[external] = one.code
+                self._codes[external] = str(one.code)
         return found
 
     def trace(self, machine: Machine) -> Trace:
@@ -253,7 +300,12 @@ def _numbers(values: list[Any]) -> list[int]:
     return [_number(value) for value in found]
 
 
-def _number(value: int | float | str | None) -> int:
+def _sizes(value: Triple) -> tuple[int, ...]:
+    """Return the blocks or threads along each axis; () where the file has no list of them."""
+    return value if isinstance(value, tuple) else ()
+
+
+def _number(value: Plain) -> int:
     """Return a number that may be written as another type, NONE for what is none."""
     if isinstance(value, int | float):
         return int(value)
@@ -275,10 +327,12 @@ def _machine(head: dict[str, Any]) -> Machine:
         found = msgspec.convert(head, _Head)
     except msgspec.ValidationError as error:
         raise TraceError(f"what it says of its machine is not as it should be: {error}") from None
+    ranks = found.ranks or _Ranks()
+    rank = _number(ranks.rank)
     return Machine(
         gpu=found.devices[0].name if found.devices else "",
-        rank=found.ranks.rank if found.ranks else None,
-        world_size=(found.ranks and found.ranks.world_size) or 1,
+        rank=None if rank == NONE else rank,
+        world_size=max(1, _number(ranks.world_size)),
         software=tuple((key, str(head[key])) for key in _SOFTWARE if key in head),
         base_ns=int(found.base_ns or 0),
     )

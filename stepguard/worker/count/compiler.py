@@ -79,6 +79,16 @@ def generated_kernels() -> int:
     return int(getattr(metrics, "generated_kernel_count", 0))
 
 
+def uncached_graphs() -> int:
+    """Return how many graphs no cache on disk can keep, so that every process compiles them."""
+    found, traces = _counters("inductor"), _counters("aot_autograd")
+    asked = (f"fxgraph_cache_{answer}" for answer in ("hit", "miss", "bypass"))
+    if any(found.get(name, 0) for name in asked) or traces.get("autograd_cache_hit", 0):
+        return found.get("fxgraph_cache_bypass", 0)
+    # With the cache switched off nothing is counted.
+    return unique_graphs() if generated_kernels() else 0
+
+
 def compiled_afresh() -> bool:
     """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
     have: of such a graph it has the kernels, or not, which no counter says.

@@ -11,9 +11,13 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.site import merge
 from stepguard.worker.count import compiler
 from stepguard.worker.count.eager import count_eager
+from stepguard.worker.count.garbage import count_garbage, locate_garbage
+from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
 from stepguard.worker.count.kept import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
+from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
+from stepguard.worker.count.steering import count_settings
 from stepguard.worker.count.tally import RankStep, Tally
 
 
@@ -22,6 +26,7 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     tally = Tally()
     progress("count: settling")
     counted.step()  # gradients and optimizer state exist from the second step on
+    count_settings(tally, counted)
     progress("count: compiler")
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
@@ -30,6 +35,11 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
             # Before the profiler, whose records are live tensors' neighbours.
             progress("count: memory")
             count_memory(tally, counted)
+        progress("count: graph nodes")
+        count_graph_nodes(tally, counted)
+        progress("count: garbage")
+        count_garbage(tally, counted)
+        refuse_work_elsewhere(counted)
         # After memory: on a GPU this listens for syncs, which slows allocations for good.
         progress("count: profiled steps")
         count_profiled(tally, counted)
@@ -38,16 +48,21 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     progress("count: eager operators")
     count_eager(tally, counted)
     locate_kept(tally, counted)
+    locate_graph_nodes(tally, counted)
+    locate_garbage(tally, counted)
     return tally.as_dict()
 
 
 def count_compiler(tally: Tally) -> None:
-    """Count graphs, unique graph breaks and generated kernels of this process so far."""
+    """Count graphs, also those that no cache keeps, unique graph breaks and generated kernels of
+    this process so far.
+    """
     breaks = compiler.graph_breaks()
     reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
     tally.add("graph_breaks", [len(breaks)], reasons, [breaks])
     tally.add("unique_graphs", [compiler.unique_graphs()])
     tally.add("generated_kernels", [compiler.generated_kernels()])
+    tally.add("uncached_graphs", [compiler.uncached_graphs()])
 
 
 def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:

@@ -13,10 +13,12 @@ import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepguard.core.metrics import GROWING_LINES, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.clock import Step
 from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery, site_at
+from stepguard.worker.count.python_lines import TracedStep, count_python
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.torch_device import empty_cache, on_gpu
 
@@ -86,7 +88,8 @@ def _phase(innermost: FrameType | None) -> str:
 
 
 def count_eager(tally: Tally, counted: RankStep) -> None:
-    """Count FLOPs and operators of the step, and on a CPU what would make a host wait for a GPU.
+    """Count FLOPs, operators and lines of Python of the step, and on a CPU what would make a host
+    wait for a GPU.
 
     Raises torch.OutOfMemoryError with several ranks: those with memory wait for the one without.
     """
@@ -94,26 +97,28 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
     if gpu:
         empty_cache()
     counters: list[OperatorCounter] = []
+    step = TracedStep(counted.step)
     try:
         with torch.compiler.set_stance("force_eager"):
-            counted.step()
-            flops = [_flops(counted.step) for _ in range(ACTIVE_STEPS)]
+            step()
+            flops = [_flops(step) for _ in range(ACTIVE_STEPS)]
             for _ in range(ACTIVE_STEPS):
                 # On a GPU the time tells what another form costs, and recordings have none.
                 counters.append(OperatorCounter(by_form=not gpu))
                 with counters[-1]:
-                    counted.step()
+                    step()
         if not gpu:
             count_candidates(tally, counted)
     except torch.OutOfMemoryError:
         if counted.world_size > 1:
             raise
         reason = "the eager step does not fit in this GPU's memory"
-        tally.missing(reason, "flops_per_step", "operator_calls_per_step")
+        tally.missing(reason, "flops_per_step", OPERATORS, GROWING_LINES)
         return
+    count_python(tally, step.lines)
     tally.add_parts("flops_per_step", flops)
     operators, sites = zip(*((one.calls, one.sites()) for one in counters), strict=True)
-    tally.add_parts("operator_calls_per_step", operators, sites)
+    tally.add_parts(OPERATORS, operators, sites)
 
 
 def _flops(step: Step) -> dict[str, int]:

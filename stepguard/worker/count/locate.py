@@ -54,7 +54,7 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
 
 def machinery(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
     """Yield the frames, from the innermost outwards, that lie within what ``locate`` points out."""
-    return itertools.takewhile(lambda frame: _is_machinery(frame[0]), frames(innermost))
+    return itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
 
 
 def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
@@ -67,7 +67,7 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
     root = _tree or os.getcwd()
     fallback = Place()
     for file, line, function in stack:
-        if _is_machinery(file):
+        if is_machinery(file):
             continue
         inside, shown = _in_tree(file, root)
         if not inside and fallback.file:
@@ -111,7 +111,7 @@ def _in_tree(file: str, root: str) -> tuple[bool, str]:
 
 
 @lru_cache(maxsize=4096)
-def _is_machinery(file: str) -> bool:
+def is_machinery(file: str) -> bool:
     """Return whether a frame's file is torch's, this engine's, the standard library's, or none."""
     # "<": <string>, <frozen ...> and the like, which are no files.
     if file.startswith(("<", TORCH, _ENGINE)):
@@ -128,7 +128,7 @@ def call_sources(innermost: FrameType | None) -> Iterator[str]:
         file = innermost.f_code.co_filename
         if not file.startswith(_ENGINE):
             yield _source(innermost.f_code, innermost.f_lasti)
-        if not _is_machinery(file):
+        if not is_machinery(file):
             return
         innermost = innermost.f_back
 

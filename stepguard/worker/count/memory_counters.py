@@ -221,7 +221,13 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
-    """Return the tensors on a kind of device that Python can reach.
+    """Return the tensors on a kind of device that Python can reach."""
+    tensors = (thing for thing in live_objects(frozen) if _has_bytes(type(thing)))
+    return [tensor for tensor in tensors if tensor.device.type == kind]
+
+
+def live_objects(frozen: int) -> list[Any]:
+    """Return the objects that Python's collector knows, after a collection.
 
     A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it: where more
     than ``frozen`` objects are, they are thawed, and frozen again.
@@ -232,8 +238,7 @@ def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     things = gc.get_objects()
     if hidden:
         gc.freeze()
-    tensors = (thing for thing in things if _has_bytes(type(thing)))
-    return [tensor for tensor in tensors if tensor.device.type == kind]
+    return things
 
 
 def _has_bytes(kind: Any) -> bool:

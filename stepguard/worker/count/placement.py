@@ -5,13 +5,16 @@ there (``.to(device)``), is a parameter, or was computed from such a tensor. It 
 if it was made without a device, as torch.tensor(0.0) and a loaded batch are, or with "cpu" written
 in the call, or was computed from such tensors alone. So an optimizer's own counter is the host's,
 and the same counter of a fused optimizer, whose kernel writes it beside the parameters, is not.
+A batch that is never sent, since on a CPU it need not be, is the device's from the second step on:
+in the first one it was used beside a parameter.
 
 Storages are followed, since a view and what autograd saved are other tensors of the same bytes.
 """
 
 import re
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -22,12 +25,17 @@ from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from stepguard.worker.count.locate import call_sources
+from stepguard.worker.count.locate import call_sources, frames, locate
 
 # Not `"cpu" if ... else device`, which on a machine with a GPU is the device.
 _CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["'](?!\s+if\b)""")
 _COPIES = ("aten.copy_.default", "aten._foreach_copy_.default")  # between devices, by design
-_INDEXED = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
+_INDEX = "aten.index.Tensor"
+_INDEXED = (_INDEX, "aten.index_put.default", "aten.index_put_.default")
+# What may stand for the transfer that a CPU does not need: its result is sent, its input need not
+# be.
+_STANDS_FOR_TRANSFER = re.compile(r"^aten\.(_to_copy|cat|clone|lift_fresh|stack)\.")
+Origin = tuple[str, str, int, int]  # operator, file, line, and which of its calls in a step
 
 
 class Placement:
@@ -36,6 +44,11 @@ class Placement:
     def __init__(self) -> None:
         # The weak reference keeps the address from being given to another storage.
         self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
+        # Of what was made on the host: by which call, and from what that call was given.
+        self._made_by: dict[int, Origin] = {}
+        self._given: dict[Origin, set[Origin]] = {}
+        self._sent: set[Origin] = set()  # those whose results are used beside the device's tensors
+        self._calls: Counter[tuple[str, str, int]] = Counter()
 
     @contextmanager
     def observed(self, copies: bool = False) -> Iterator[None]:
@@ -44,6 +57,7 @@ class Placement:
         With ``copies`` what moves between host and device is copied, as it would be there: else
         both would be one tensor.
         """
+        self._calls.clear()
         with _eagerly(), _Moves(self, copies), _Follows(self):
             yield
 
@@ -74,6 +88,7 @@ class Placement:
     def forget_freed(self) -> None:
         """Drop what no longer exists."""
         self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
+        self._made_by = {key: one for key, one in self._made_by.items() if key in self._known}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note where an operator's result, and what it wrote, would live."""
@@ -82,9 +97,46 @@ class Placement:
             return
         on_device = self.on_device(args, kwargs)
         if on_device:
-            self.put([*_joined(func, args, kwargs)], True)
+            joined = [*_joined(func, args, kwargs)]
+            self._learn(storages(joined))
+            self.put(joined, True)
+        elif made := storages(result).keys() - self._known.keys():
+            on_device = self._note(made, name, (args, kwargs))
         # A view's storage is known already; what it is of counts.
         self.put(result, on_device)
+
+    def _note(self, made: Iterable[int], name: str, given: Any) -> bool:
+        """Note which call made these storages of the host; return whether the device's tensors were
+        used beside what it made in an earlier step.
+        """
+        place = locate(frames(sys._getframe()))
+        call = name, place.file, place.line
+        self._calls[call] += 1
+        origin = *call, self._calls[call]
+        if not _STANDS_FOR_TRANSFER.match(name) and not (name == _INDEX and not _masks(given)):
+            from_calls = {self._made_by.get(key) for key in storages(given)}
+            self._given.setdefault(origin, set()).update(filter(None, from_calls))
+        self._made_by |= dict.fromkeys(made, origin)
+        return origin in self._sent
+
+    def _learn(self, joined: Iterable[int]) -> None:
+        """Have what made these storages, and what that was computed from, make the device's."""
+        waiting = [self._made_by[key] for key in joined if key in self._made_by]
+        new: set[Origin] = set()
+        while waiting:
+            origin = waiting.pop()
+            if origin not in self._sent:
+                self._sent.add(origin)
+                new.add(origin)
+                waiting += self._given.get(origin, ())
+        for key, origin in self._made_by.items() if new else ():
+            if origin in new and key in self._known:  # the next batch, which is there already
+                self._known[key] = self._known[key][0], True
+
+
+def _masks(given: Any) -> bool:
+    """Tell whether a mask is among the tensors that an index is given, and no number of a row."""
+    return any(tensor.dtype == torch.bool for tensor in _tensors(given))
 
 
 def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:

@@ -6,11 +6,9 @@ import tempfile
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from torch.profiler import profile, record_function
 
 from stepguard.core.profile import Profile, bounded
@@ -21,8 +19,8 @@ from stepguard.trace.host_steps import StepCalls, read_steps
 from stepguard.trace.operator_identity import identity_of, with_settings
 from stepguard.trace.profiles import analyse
 from stepguard.trace.profiles import profile as profile_of
-from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.read.chrome import Decoded, decode_all
+from stepguard.trace.read.chunks import CutOffError, DetailedEvent, TraceError
 from stepguard.worker.count.steering import settings
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
@@ -140,13 +138,13 @@ def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> Pr
                 ranges.end_step()
             seen.append(sites)
         synchronize(counted.device)
-    text = _exported(profiled)
-    events = _events(text)
+    trace = _exported(profiled)
+    events = trace.events
     calls = read_steps(events, MARK, steps)[:ACTIVE_STEPS]
     if not gpu:
         return ProfiledSteps(calls, seen)
     return ProfiledSteps(
-        calls, seen[:ACTIVE_STEPS], *_profile(text), _identity(events, steps, settings())
+        calls, seen[:ACTIVE_STEPS], *_profile(trace), _identity(events, steps, settings())
     )
 
 
@@ -155,35 +153,36 @@ def _phase(name: str) -> AbstractContextManager[object]:
     return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
 
 
-def _identity(events: list[dict[str, Any]], steps: int, found: dict[str, Any]) -> StepIdentity:
+def _identity(events: list[DetailedEvent], steps: int, found: dict[str, Any]) -> StepIdentity:
     try:
         return with_settings(identity_of(events, MARK, steps), found)
     except RuntimeError as error:
         return StepIdentity(problem=str(error))
 
 
-def _exported(profiled: Any) -> bytes:
+def _exported(profiled: Any) -> Decoded:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         profiled.export_chrome_trace(file.name)
-        return Path(file.name).read_bytes()  # by name: torch may replace the file
+        return _decoded(Path(file.name))  # by name: torch may replace the file
 
 
-def _events(text: bytes) -> list[dict[str, Any]]:
+def _decoded(path: Path) -> Decoded:
     try:
-        trace = msgspec.json.decode(text)
-    except msgspec.DecodeError:  # the profiler does not say that it could not write
+        with path.open("rb") as file:
+            return decode_all(file)
+    except CutOffError:  # the profiler does not say that it could not write
         raise OSError(
-            f"the profiler wrote no whole trace to {tempfile.gettempdir()} ({len(text)} bytes of "
-            "it): make room there (df), or set TMPDIR to a folder that has some"
+            f"the profiler wrote no whole trace to {tempfile.gettempdir()} "
+            f"({path.stat().st_size} bytes of it): make room there (df), or set TMPDIR to a folder "
+            "that has some"
         ) from None
-    return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+    except TraceError as error:
+        raise RuntimeError(f"the profiler's trace cannot be read: {error}") from None
 
 
-def _profile(text: bytes) -> tuple[Profile | None, str]:
+def _profile(trace: Decoded) -> tuple[Profile | None, str]:
     """Return the profile of an exported trace, or why there is none."""
     try:
-        return bounded(
-            profile_of(analyse(read_chrome(BytesIO(text)), usual_classes())), KEPT_KERNELS
-        ), ""
+        return bounded(profile_of(analyse(trace.trace(), usual_classes())), KEPT_KERNELS), ""
     except TraceError as error:
         return None, str(error)

@@ -1,7 +1,9 @@
 """What steers a step beside its code: settings of libraries, threads, processes, the interpreter.
 
 Code may set them anywhere, and they need not show in what is launched: another precision of
-products, or a thread that takes the interpreter's time now and then.
+products, or a thread that takes the interpreter's time now and then. All of them are a part of the
+identity of a GPU's step. Those that mean the same on every machine are counted, where the workload
+changed them.
 """
 
 import gc
@@ -15,6 +17,9 @@ from typing import Any
 import torch
 
 from stepguard.core.fingerprint import steers
+from stepguard.core.metrics import SETTINGS, setting
+from stepguard.worker.count.memory_counters import live_objects
+from stepguard.worker.count.tally import RankStep, Tally
 
 # torch's own helpers come and go with its compile cache.
 _HELPERS = ("torch.", "tqdm.")
@@ -40,6 +45,20 @@ _FLAGS = (
     "backends.cudnn.benchmark_limit",
     "backends.cudnn.deterministic",
     "get_float32_matmul_precision",
+    "backends.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cudnn.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.mkldnn.enabled",
+    "backends.mkldnn.deterministic",
+    "backends.mkldnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "backends.mkldnn.rnn.fp32_precision",
+    "backends.mha.get_fastpath_enabled",
+    "_C._get_nnpack_enabled",
+    "_C._is_multithreading_enabled",
     "are_deterministic_algorithms_enabled",
     "is_deterministic_algorithms_warn_only_enabled",
     "utils.deterministic.fill_uninitialized_memory",
@@ -48,6 +67,7 @@ _FLAGS = (
     "get_num_interop_threads",
     "is_anomaly_enabled",
     "is_grad_enabled",
+    "is_inference_mode_enabled",
     "is_autocast_enabled",
     "cuda.get_per_process_memory_fraction",
     "cuda.memory.get_allocator_backend",
@@ -59,10 +79,50 @@ def flags() -> dict[str, str | None]:
     return {name: _value(name) for name in _FLAGS}
 
 
+def count_settings(tally: Tally, counted: RankStep) -> None:
+    """Count the settings that the workload changed, each with the value that it has now."""
+    before = counted.settings
+    changed = {
+        name: now for name, now in everywhere().items() if name in before and now != before[name]
+    }
+    if reordered := sum(map(_is_reordered, live_objects(counted.frozen))):
+        changed["weights that are not contiguous"] = reordered
+    tally.add_parts(SETTINGS, [{setting(name, now): 1 for name, now in changed.items()}])
+
+
+def everywhere() -> dict[str, object]:
+    """Return the settings that every machine has, whatever its GPUs, by name."""
+    # As what nobody set is computed: to say so is no change.
+    unset = {"none": "ieee"}
+    # To ask a GPU would open its context, which a rank on standby must not.
+    asked = (name for name in _FLAGS if not name.startswith("cuda."))
+    return {
+        **{name: unset.get(str(value := _value(name)), value) for name in asked},
+        "flush denormals": _flushes_denormals(),
+        "garbage collection": gc.isenabled(),
+        "garbage collection's thresholds": gc.get_threshold(),
+        "interpreter's switch interval": sys.getswitchinterval(),
+        "interpreter traces": bool(sys.gettrace()),
+        "interpreter profiles": bool(sys.getprofile()),
+    }
+
+
+def _flushes_denormals() -> bool:
+    """Tell whether the CPU takes the smallest numbers for zero, which torch can only set."""
+    return sys.float_info.min / 2 == 0.0
+
+
+def _is_reordered(thing: Any) -> bool:
+    # Parameters ask an object of any other class for attributes, of which some warn.
+    tensor = issubclass(type(thing), torch.Tensor)
+    return tensor and isinstance(thing, torch.nn.Parameter) and not thing.is_contiguous()
+
+
 def settings() -> dict[str, Any]:
     """Return all that is looked at, by name."""
     return {
         **flags(),
+        **everywhere(),
         "threads": sorted(_own_threads()),
         "processes": sorted(_own_processes()),
         "environment": {
@@ -70,8 +130,6 @@ def settings() -> dict[str, Any]:
             for key, value in sorted(os.environ.items())
             if (steers(key) or key.startswith(_ENVIRONMENT)) and key != "PYTHONPATH"
         },
-        "garbage collection": [gc.isenabled(), gc.get_threshold()],
-        "interpreter": [sys.getswitchinterval(), bool(sys.gettrace()), bool(sys.getprofile())],
     }
 
 

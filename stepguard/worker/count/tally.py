@@ -33,6 +33,7 @@ class RankStep:
     any_rank: Callable[[bool], bool] = bool  # says, on all ranks alike, if it is true on any
     frozen: int = 0  # objects that gc.freeze() hid before the workload was there; no tensors
     placement: Placement = field(default_factory=Placement)  # that saw the workload being built
+    settings: Mapping[str, object] = field(default_factory=dict)  # before the workload was imported
 
 
 Differs = tuple[str, int, int]  # how steps do, and the steps with less and with more

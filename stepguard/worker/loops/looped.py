@@ -40,6 +40,8 @@ class LoopedWorkload:
 
     def __init__(self, case: Case, device: str, timed_s: float) -> None:
         assert case.loop is not None
+        run = _runner(case, device)
+        keep_tree()
         self.tokens_per_step = case.loop.tokens_per_step
         self._every, self._timed_s = case.loop.every, timed_s
         self._name = case.workload
@@ -48,8 +50,7 @@ class LoopedWorkload:
             let_script_join()
         else:
             forget_torchrun()
-        keep_tree()
-        self._loop = RestingLoop(_runner(case, device))
+        self._loop = RestingLoop(run)
         self._borders = StepBorders(case.loop, self._loop.is_here, self._loop.rest)
         self._borders.watch()
         self.step()

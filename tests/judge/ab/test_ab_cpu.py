@@ -8,19 +8,18 @@ from test_ab_rules import decided, metric, turns
 
 from stepguard import Case
 from stepguard.core.comparison import glances, judged
-from stepguard.core.margins import MARGINS_PCT, Margins
+from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.decision import (
-    LEAST_GLANCED,
-    MOST_GLANCED,
+from stepguard.judge.decision import (
     judge_ab,
     wants_another_pair,
     wants_every_pair,
 )
+from stepguard.judge.rules import mean_on_cpu
 from stepguard.report.words import times
 
-QUICK = {"floor_flops_per_step": 0.0}
-HOW = {"head": QUICK, "base": QUICK, "margins": Margins(*MARGINS_PCT["cpu"]), "glance": True}
+QUICK = {"floor_flops_per_step": 0.0, "margins_pct": MARGINS_PCT["cpu"]}
+HOW = {"head": QUICK, "base": QUICK, "glance": True}
 
 
 def outcome(draw, pct, sd_pct, modes=0.0):
@@ -55,7 +54,7 @@ def test_a_step_several_times_as_long_is_slower():
 
 
 def test_two_pairs_without_a_slowdown_end_it():
-    """Whatever they scatter by; and HEAD against itself is no calibration of what is not gated."""
+    """Whatever they scatter by; and HEAD against itself measures no more of what is not gated."""
     assert wants_another_pair(turns([-0.5], **HOW))
     found = turns([-0.2, 0.1], **HOW)
     assert decided(found) == (Status.SAME, Reason.NO_SLOWDOWN)
@@ -69,7 +68,9 @@ def test_two_pairs_without_a_slowdown_end_it():
 def test_what_stays_in_doubt_passes_with_a_notice():
     """Eight pairs, slower on average, and scattered: no error for a busy machine."""
     ratios = [0.3, -0.1] * 4
-    assert all(wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, MOST_GLANCED))
+    assert all(
+        wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, mean_on_cpu.MOST_PAIRS)
+    )
     verdict = judge_ab(turns(ratios, **HOW))
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MAYBE_SLOWER)
     assert verdict.has_notice and metric(verdict, "step_ms").pairs.decision.pairs == 8
@@ -80,7 +81,7 @@ def test_too_few_pairs_decide_nothing(ratios):
     """A budget that ends after a pair, or while a slowdown is in doubt, passes none."""
     late = judge_ab(turns(ratios, out_of_time=True, **HOW))
     assert (late.status, late.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
-    assert f" of {MOST_GLANCED} at most" in times(late)[0]
+    assert f" of {mean_on_cpu.MOST_PAIRS} at most" in times(late)[0]
 
 
 def test_a_mean_that_would_matter_does_not_pass_in_doubt():
@@ -104,7 +105,7 @@ def test_unchanged_code_on_a_busy_cpu_is_not_red(sd_pct, modes):
     draw = np.random.default_rng(18)
     found = [outcome(draw, 0.0, sd_pct, modes) for _ in range(30)]
     assert {verdict.outcome for verdict, _ in found} == {"passed"}
-    assert LEAST_GLANCED <= np.mean([pairs for _, pairs in found]) < 4.5
+    assert mean_on_cpu.LEAST_PAIRS <= np.mean([pairs for _, pairs in found]) < 4.5
 
 
 @pytest.mark.parametrize(("pct", "sd_pct", "least"), [(20, 3, 0.95), (50, 8, 0.95), (200, 20, 0.9)])

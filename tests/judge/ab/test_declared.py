@@ -1,19 +1,17 @@
 """What a commit declared: a notice of exactly that metric, and never more."""
 
-from dataclasses import replace
 from datetime import date
 
 import pytest
-from builders import evidence
+from alarms import of_metrics, permit
+from builders import evidence, replace
 from test_ab_rules import COST, fault, metric, shifted, turns
 
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.decision import judge_ab, without_false_discoveries
-from stepguard.judge.permit import permit
+from stepguard.judge.decision import judge_ab
 from stepguard.report.commands import Commands
-from stepguard.report.permission_text import of_trailers
-from stepguard.report.result_documents import verdict_document
+from stepguard.report.result_documents import text_of
 from stepguard.report.words import block as shown_block
 
 ID = "train_step[124m-bf16]"
@@ -44,12 +42,11 @@ def test_a_declared_slowdown_passes_as_a_notice():
     assert verdict.outcome == "passed" and verdict.has_notice
     assert (step.status, step.reason) == (Status.SAME, Reason.EXPECTED)
     assert step.change_pct == pytest.approx(2.0, abs=0.05)
-    document = verdict_document(verdict)
-    assert document.has_notice and without_false_discoveries([verdict]) == []
-    for text in ("\n".join(document.lines), shown_block(verdict, "x", Commands())):
-        assert "worse, as a commit of the range declares" in text and "+2.00 %" in text
-        assert "expected: step_ms, cccccccccccc by A. Author: a larger vocabulary" in text
-    assert document.expectations == of_trailers(verdict)
+    text = text_of(verdict)
+    assert verdict.has_notice
+    for shown in ("\n".join(text.lines), shown_block(verdict, "x", Commands())):
+        assert "worse, as a commit of the range declares" in shown and "+2.00 %" in shown
+        assert "expected: step_ms, cccccccccccc by A. Author: a larger vocabulary" in shown
 
 
 def test_only_that_metric_of_that_case_passes():
@@ -65,9 +62,9 @@ def test_only_that_metric_of_that_case_passes():
         else one
         for one in both.metrics
     )
-    half = expect(both.with_metrics(risen), [declared()])
+    half = expect(of_metrics(both, risen), [declared()])
     assert half.status is Status.CHANGED and half.worst.metric == COST
-    whole = expect(both.with_metrics(risen), [declared(), declared(COST)])
+    whole = expect(of_metrics(both, risen), [declared(), declared(COST)])
     assert whole.outcome == "passed"
 
 
@@ -76,7 +73,7 @@ def test_what_was_not_needed_is_said():
     verdict = expect(judge_ab(turns(shifted(0.0))), [declared()])
     assert verdict.status is Status.SAME and verdict.has_notice
     assert effects(verdict) == [Effect.NOT_NEEDED]
-    assert "expected and not needed" in "\n".join(verdict_document(verdict).lines)
+    assert "expected and not needed" in "\n".join(text_of(verdict).lines)
 
 
 @pytest.mark.parametrize(

@@ -4,27 +4,25 @@ Each planted difference is in one part of what is known of HEAD; all else is as 
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import PROPERTY, block, evidence, launch
-from comparisons import comparison_of
+from builders import PROPERTY, block, evidence, launch, replace
+from comparisons import comparison_of, with_margins
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Counts
-from stepguard.core.margins import Margins
+from stepguard.core.margins import PRIOR
 from stepguard.core.profile import Parts, Profile
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.verdict import Reason, Status
-from stepguard.judge.ab.calibration import prior_of, widened
-from stepguard.judge.ab.decision import judge_ab, wants_another_pair
-from stepguard.judge.ab.earlier import pooled
-from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, PAIR_SDS, enough, identical, unlike
+from stepguard.judge.by_profile import IDLE_SHARE
+from stepguard.judge.decision import judge_ab, wants_another_pair
+from stepguard.judge.rules.identical_step import HOST_SHARE, PAIR_SDS, enough, identical, unlike
 from stepguard.measure.suite import Result
 from stepguard.report.commands import Commands
 from stepguard.report.terminal import Run, lines
@@ -250,37 +248,26 @@ def test_after_a_pair_that_was_out_of_line_there_are_pairs_as_ever():
     assert judge_ab(again).status is Status.INCONCLUSIVE
 
 
-def test_a_run_that_is_repeated_measures_its_one_pair_anew():
-    """A step that is the same is no reason to trust an earlier clock; a pair that was odd stays."""
-    before = pair()
-    head, base = (replace(side, launches=()) for side in (before.head, before.base))
-    assert pooled([before], replace(before, head=head, base=base)).pairs == 0
-    odd = pair([one * 1.02 for one in noisy(1)])
-    assert not identical(odd)
-    assert pooled([odd], replace(odd, head=head, base=base)).pairs == 1
-
-
-def series(*pairs, sd_pct):
-    """A comparison of several such pairs on a machine as noisy as that."""
-    prior = prior_of(sd_pct, 5.0)
+def series(*pairs, matter_pct):
+    """A comparison of several such pairs, of a case with such a matter margin."""
     head, base = (
         replace(
             getattr(pairs[0], side), launches=tuple(getattr(one, side).launches[0] for one in pairs)
         )
         for side in ("head", "base")
     )
-    return replace(pairs[0], head=head, base=base, prior=prior, margins=widened(prior))
+    return with_margins(replace(pairs[0], head=head, base=base), 0.1, matter_pct)
 
 
 @pytest.mark.parametrize(
-    ("sd_pct", "count"), [(0.2, 1), (0.21, 2), (0.3, 3), (0.39, 3), (0.51, 4), (1.0, 4), (2.0, 4)]
+    ("matter_pct", "count"), [(2.0, 1), (0.5, 1), (0.49, 2), (0.36, 2), (0.35, 3), (0.25, 4)]
 )
-def test_on_a_noisy_machine_it_takes_several(sd_pct, count):
+def test_beside_a_narrow_margin_it_takes_several(matter_pct, count):
     """Where pairs scatter by more than two fifths of the matter margin, one may hide a change of
     it: code of a kernel that keeps its name and grid is in no identity. Their mean tells.
     """
     for measured in range(1, count + 1):
-        found = series(*[pair(noisy(1), noisy(1))] * measured, sd_pct=sd_pct)
+        found = series(*[pair(noisy(1), noisy(1))] * measured, matter_pct=matter_pct)
         assert identical(found) is (measured == count) and enough(found) == count
         assert wants_another_pair(found) is (measured < count)
     assert judge_ab(found).reason is Reason.IDENTICAL_STEP
@@ -292,7 +279,7 @@ def test_one_odd_pair_of_them_is_seen(place, head_ms):
     """In whichever of them the host did what costs time; there are pairs as ever."""
     pairs = [pair(noisy(1), noisy(1))] * 2
     pairs[place] = pair(head_ms, noisy(1))
-    found = series(*pairs, sd_pct=0.21)
+    found = series(*pairs, matter_pct=0.45)
     assert enough(found) == 2 and not identical(found) and wants_another_pair(found)
 
 
@@ -303,17 +290,17 @@ def test_a_pair_out_of_line_is_not_enough(place):
     """
     slow = [*noisy(1)[: STEPS // 2], *(1.02 * ms for ms in noisy(1)[STEPS // 2 :])]
     pairs = [pair(noisy(1), noisy(1))] * 2
-    assert identical(series(*pairs, sd_pct=0.21))
+    assert identical(series(*pairs, matter_pct=0.45))
     pairs[place] = pair(slow, slow)  # which tells nothing of either side
-    assert not identical(series(*pairs, sd_pct=0.21))
+    assert not identical(series(*pairs, matter_pct=0.45))
 
 
 def test_what_is_slower_by_the_matter_margin_hardly_looks_the_same():
-    """Whatever the noise is known to be: where no identity shows it, at most a third passes."""
+    """Whatever the margin: where no identity shows it, at most a third passes."""
     draw = np.random.default_rng(5)
-    for sd_pct in (0.2, 0.25, 0.39, 0.51, 1.0):
-        count = enough(series(pair(), sd_pct=sd_pct))
-        matter = widened(prior_of(sd_pct, 5.0)).matter_pct
+    sd_pct = PRIOR.sd_pct
+    for matter in (0.5, 0.45, 0.36, 0.3, 0.25):
+        count = enough(series(pair(), matter_pct=matter))
         limit = PAIR_SDS * sd_pct / math.sqrt(count)
         means = matter + sd_pct * draw.standard_normal((20_000, count)).mean(axis=1)
         assert (np.abs(means) <= limit).mean() < 1 / 3
@@ -328,11 +315,11 @@ def test_no_ranks_gpu_may_be_idle():
 
 
 def test_where_more_would_be_needed_the_plan_decides():
-    """A margin that is not widened: nothing is known of a few such pairs."""
-    noisy_one = replace(series(pair(), sd_pct=1.0), margins=Margins(0.2, 0.5))
+    """A margin that is narrower than the noise: a few such pairs say nothing of it."""
+    noisy_one = series(pair(), matter_pct=0.24)
     assert enough(noisy_one) == 0 and not identical(noisy_one) and wants_another_pair(noisy_one)
     assert not identical(replace(noisy_one, head=replace(noisy_one.head, launches=())))
-    both = replace(series(*[pair()] * 2, sd_pct=1.0), margins=Margins(0.2, 0.5))
+    both = series(*[pair()] * 2, matter_pct=0.24)
     both = replace(both, head=replace(both.head, commit="e" * 40))
     assert "fewer were not enough: a few pairs of this noise" in times(judge_ab(both))[0]
 

@@ -14,8 +14,15 @@ from scipy import stats
 from benchmarks.judge_rates import NOISES, binomial_bounds, outcomes
 from stepguard.core.margins import Margins, Prior
 from stepguard.core.verdict import Status
-from stepguard.judge.ab.pairs import benjamini_hochberg, bounds, decide, smallest_detectable_pct
-from stepguard.judge.ab.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.pairs import bounds, decide, figures, smallest_detectable_pct
+from stepguard.judge.sequential_plan import (
+    ALPHA,
+    BETA,
+    MIN_PAIRS,
+    SEQUENTIAL_PLAN,
+    level_of,
+    level_share,
+)
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs
 LOG_RATIOS = st.lists(st.floats(-0.02, 0.02), min_size=1, max_size=BUDGET)
@@ -69,9 +76,9 @@ def test_moderated_variance_by_hand(sample_pct, pairs, sd_pct, degrees):
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_prior_that_is_none_is_refused(bad):
     """Both of its figures must be positive and finite."""
-    for figures in ({"sd_pct": bad}, {"degrees": bad}):
+    for wrong in ({"sd_pct": bad}, {"degrees": bad}):
         with pytest.raises(ValueError, match="positive and finite"):
-            Prior(**figures)
+            Prior(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -125,31 +132,31 @@ def test_with_a_negligible_prior_it_is_scipys_t_test():
 )
 def test_the_rule(pairs, status, final):
     """SLOWER, FASTER, `same`, more pairs wanted, and out of pairs."""
-    found = decide(pairs)
+    found = decide(figures(pairs))
     assert (found.status, found.final) == (status, final)
     assert found.pairs == len(pairs)
 
 
 def test_when_time_is_up_what_there_is_decides():
     """``last`` decides between looks, and under the first ones it cannot."""
-    assert decide(log_pct(*[10.0] * 7), last=True).status is Status.SLOWER
+    assert decide(figures(log_pct(*[10.0] * 7)), last=True).status is Status.SLOWER
     for few in (log_pct(*[10.0] * 5), log_pct(0.0, 0.0, 0.0)):
-        found = decide(few, last=True)
+        found = decide(figures(few), last=True)
         assert (found.status, found.final, found.p_value) == (Status.INCONCLUSIVE, True, 1.0)
 
 
 def test_a_wider_margin_is_taken_as_given():
     """The same pairs are SLOWER against 0.2 % and `same` against 2 to 4 %."""
     pairs = log_pct(*[1.5] * 6)
-    assert decide(pairs).status is Status.SLOWER
-    assert decide(pairs, Margins(2.0, 4.0)).status is Status.SAME
+    assert decide(figures(pairs)).status is Status.SLOWER
+    assert decide(figures(pairs, Margins(2.0, 4.0))).status is Status.SAME
 
 
 @pytest.mark.parametrize("bad", [[], [math.nan], [0.0, math.inf], [0.0] * (BUDGET + 1)])
 def test_what_is_no_series_of_pairs_is_refused(bad):
     """None, too many, and what is not finite."""
     with pytest.raises(ValueError):
-        decide(bad)
+        figures(bad)
 
 
 # properties
@@ -214,8 +221,8 @@ def test_what_lies_beyond_what_is_ignored_is_never_same(pairs, ignore, more):
 def test_four_quiet_pairs_do_not_pass_what_six_fail():
     """14 % by margins of 5 and 20 %: undecided at the first look, SLOWER at the second."""
     quiet = log_pct(14.2, 14.0, 13.9, 14.1, 14.0, 14.1)
-    assert decide(quiet[:4], Margins(5.0, 20.0)).status is Status.INCONCLUSIVE
-    assert decide(quiet, Margins(5.0, 20.0)).status is Status.SLOWER
+    assert decide(figures(quiet[:4], Margins(5.0, 20.0))).status is Status.INCONCLUSIVE
+    assert decide(figures(quiet, Margins(5.0, 20.0))).status is Status.SLOWER
 
 
 def test_what_might_be_noise_is_not_slower_without_a_margin_either():
@@ -325,30 +332,34 @@ def test_the_bounds_hold_the_truth_at_every_look(truth_pct, sd_pct):
 # over the cases of a run
 
 
-def test_benjamini_hochberg_by_hand():
-    """Five claims at q = 0.05: the third lies above its own limit of 0.03 and is carried."""
-    assert benjamini_hochberg([0.005, 0.2, 0.035, 0.012, 0.039], 0.05) == (
-        True,
-        False,
-        True,
-        True,
-        True,
-    )
-    assert benjamini_hochberg([], 0.05) == ()
-    assert benjamini_hochberg([0.011], 0.01) == (False,)
+def test_the_level_of_a_case_is_known_beforehand():
+    """0.1 % up to ten cases, beyond them an equal share of 1 %: a run errs by 1 % at most."""
+    levels = {cases: level_of(cases) for cases in (0, 1, 10, 11, 20, 100)}
+    assert levels == {0: 0.001, 1: 0.001, 10: 0.001, 11: 0.01 / 11, 20: 0.0005, 100: 0.0001}
 
 
-@pytest.mark.parametrize(("p_values", "q"), [([1.1], 0.1), ([math.nan], 0.1)])
-def test_benjamini_hochberg_refuses_what_is_no_probability(p_values, q):
-    """A p-value or q outside [0, 1]."""
-    with pytest.raises(ValueError):
-        benjamini_hochberg(p_values, q)
+@pytest.mark.parametrize("cases", [20, 50, 100, 500])
+@pytest.mark.parametrize("ratio", [1.0, 2.0, 2.5, 3.0, 4.0, 8.0])
+def test_the_looks_err_by_the_level_of_many_cases(cases, ratio):
+    """As by that of one: whatever the noise is, beside what the prior says."""
+    alpha = level_of(cases)
+    assert errors(Prior(), ratio, level_share(alpha))["alpha"] <= alpha
+
+
+def test_a_stricter_level_decides_less_and_never_otherwise():
+    """What is SLOWER among a hundred cases is SLOWER alone."""
+    pairs = log_pct(0.7, 1.1, 0.6, 1.2, 0.8, 1.0)
+    one, many = (decide(figures(pairs, alpha=level_of(cases))) for cases in (1, 500))
+    assert (one.status, many.status) == (Status.SLOWER, Status.INCONCLUSIVE)
+    assert one.p_value == many.p_value and one.low_pct == many.low_pct
+    assert many.smallest_detectable_pct >= one.smallest_detectable_pct
 
 
 def test_a_run_of_thirty_unchanged_cases_claims_nothing():
-    """A/A runs of thirty cases: 1 % of them at most have a survivor."""
-    rng, runs, alarms = np.random.default_rng(20261122), 100, 0
+    """A/A runs of thirty cases, by the whole plan: 1 % of them at most call one SLOWER."""
+    rng, runs, alarms, alpha = np.random.default_rng(20261122), 100, 0, level_of(30)
     for _ in range(runs):
-        drawn = rng.normal(0, 0.003, (30, 6))
-        alarms += any(benjamini_hochberg([bounds(d).p_value for d in drawn.tolist()]))
+        for drawn in rng.normal(0, 0.003, (30, BUDGET)).tolist():
+            looks = (bounds(drawn[: look.pairs], alpha=alpha) for look in SEQUENTIAL_PLAN)
+            alarms += any(look.status(Margins()) is Status.SLOWER for look in looks)
     assert binomial_bounds(alarms, runs)[0] <= 0.01

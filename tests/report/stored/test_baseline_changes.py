@@ -1,30 +1,22 @@
-"""What a tree changes in baselines, calibrations and waivers: old -> new, an entry a line."""
+"""What a tree changes in baselines and waivers: old -> new, an entry a line."""
 
 import pytest
 from builders import (
-    CASE,
     CASE_ID,
-    SOFTWARE,
     baseline_file,
     entry,
     epoch,
     one_recording,
     recording,
 )
-from msgspec import structs
 
 from stepguard.core.permission import Permission
-from stepguard.judge.ab.calibration import CalibratedCase
 from stepguard.report.baseline_changes import changes
-from stepguard.storage import baseline_files, calibrations
+from stepguard.storage import baseline_files
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import add_waiver, today
 
 DETAIL = recording().detail
-NOISE = CalibratedCase(
-    case=CASE, date="2026-11-20", commit="a", device_uuid="g", driver="1", software=SOFTWARE,
-    timing={}, pairs=24, sd_pct=1.4, seconds_a_pair=30.0,
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -127,8 +119,8 @@ def test_a_file_that_is_new_or_gone(folders):
     assert new.startswith(f"h100x1.json: {CASE_ID}: none -> recorded, ")
 
 
-def test_waivers_and_calibrations(folders):
-    """A longer or wider waiver, and a larger noise, which widens margins."""
+def test_waivers(folders):
+    """A waiver that is new is told; one that both have is not."""
     old, new = folders
     one = Permission(
         case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=today(), who="w"
@@ -138,26 +130,6 @@ def test_waivers_and_calibrations(folders):
     assert line.startswith(f"waivers.json: {CASE_ID}, step_ms: none -> step_ms up to +6.00 % until")
     add_waiver(old, one, today())
     assert changes(old, new) == []
-    calibrations.put(new / "calibration" / "h200x1.json", "NVIDIA H200", CASE_ID, NOISE)
-    (line,) = changes(old, new)
-    assert line.endswith(f"{CASE_ID}: none -> pair sd 1.400 % (matter margin 1.81 %)")
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        ({"sd_pct": 3.0}, "3.000 % (matter margin 3.89 %), with no newer pairs"),
-        ({"software": {"torch": "9"}}, "1.400 % (matter margin 1.81 %), with no newer pairs"),
-        ({"sd_pct": 3.0, "date": "2026-11-21"}, "3.000 % (matter margin 3.89 %)"),
-    ],
-)
-def test_a_calibration_that_was_edited_by_hand(folders, edit, said):
-    """A noise, and so margins, that no pairs have shown; or what lets a stale one apply."""
-    for folder, changed in zip(folders, ({}, edit), strict=True):
-        path, noise = folder / "calibration" / "h200x1.json", structs.replace(NOISE, **changed)
-        calibrations.put(path, "NVIDIA H200", CASE_ID, noise)
-    (line,) = changes(*folders)
-    assert line.endswith(f"{CASE_ID}: pair sd 1.400 % (matter margin 1.81 %) -> pair sd {said}")
 
 
 def test_a_file_that_cannot_be_trusted_is_an_error(folders):

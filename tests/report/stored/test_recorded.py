@@ -1,10 +1,9 @@
 """A baseline as a table: times of every recording, and how far from its level's first."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import CASE_ID, entry, epoch, recording
+from builders import CASE_ID, entry, epoch, recording, replace
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.recording import RecordedDifference

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import AUTOGRAD, Kineto
 
-from stepguard.lab.host_breakdown import host_summary, own_us
+from stepguard.lab.host_breakdown import host_summary, own_and_total_us
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.read.chunks import TraceError
 
@@ -27,11 +27,11 @@ def test_own_time_by_operator_and_phase():
         trace.event("cpu_op", "aten::mm", began + 500, 50, AUTOGRAD)
     trace.event("cpu_op", "aten::mm", 5000, 50)  # in no step
     found = summary(trace)
-    rows = {(row.name, row.phase): (row.calls, row.us) for row in found.operators}
+    rows = {(row.name, row.phase): (row.calls, row.us, row.total_us) for row in found.operators}
     assert rows == {
-        ("aten::linear", "forward"): (1, 40),
-        ("aten::addmm", "forward"): (1, 60),
-        ("aten::mm", ""): (1, 50),
+        ("aten::linear", "forward"): (1, 40, 100),
+        ("aten::addmm", "forward"): (1, 60, 60),
+        ("aten::mm", ""): (1, 50, 50),
     }
     assert found.step_us == (900, 900)
     assert [(row.path, row.us) for row in found.phases] == [("forward", 390)]
@@ -60,4 +60,15 @@ def test_own_times_sum_up_to_the_outermost(calls):
             trace.event("cpu_op", f"op{level}", began + level, 2 * (depth - level))
         outermost += 2 * depth
         began += 2 * depth
-    assert own_us(trace.read().operators).sum() == pytest.approx(outermost)
+    assert own_and_total_us(trace.read().operators)[0].sum() == pytest.approx(outermost)
+
+
+def test_an_operator_inside_its_like_counts_once():
+    """The total of a name is the time in which at least one of that name is under way."""
+    trace = Kineto()
+    trace.step(0, 0, 900)
+    trace.event("cpu_op", "aten::copy_", 100, 100)
+    trace.event("cpu_op", "aten::to", 110, 80)
+    trace.event("cpu_op", "aten::copy_", 120, 50)
+    rows = {row.name: (row.calls, row.us, row.total_us) for row in summary(trace).operators}
+    assert rows == {"aten::copy_": (2, 20 + 50, 100), "aten::to": (1, 30, 80)}

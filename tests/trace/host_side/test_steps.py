@@ -10,6 +10,7 @@ import torch.distributed as dist
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
+from kineto import decoded
 from torch.nn.parallel import DistributedDataParallel
 from training_runs import run_two_ranks
 
@@ -52,7 +53,7 @@ class Trace:
 
     def steps(self, count=1):
         """What the engine reads in it."""
-        return read_steps(self.events, MARK, count)
+        return read_steps(decoded(self.events), MARK, count)
 
 
 def api(name, thread=MAIN, cat="cuda_runtime", us=1.0):
@@ -157,6 +158,13 @@ def test_a_lost_record_is_reported():
     lost = copy(H2D, 100, recorded=False)
     found = one_step(lost, copy(D2H, 7), lost)
     assert (found.copies, found.copy_bytes, found.lost_copies) == ({D2H: 1}, {D2H: 7}, 2)
+
+
+@pytest.mark.parametrize("size", [None, "many"])
+def test_a_record_without_bytes_is_refused(size):
+    """A sum without it would be wrong, and look right."""
+    with pytest.raises(RuntimeError, match="an event of the trace is not as it should be"):
+        one_step(copy(H2D, size))
 
 
 def test_lost_records_leave_the_copies_uncounted():

@@ -1,0 +1,247 @@
+"""Reasons: why a verdict or a fault is what it is, a row each.
+
+A row is the code, a phrase, the statuses that it comes with, and the figures of its sentences when
+a case as a whole has it. The code is the value, which evidence and documents hold. What a code
+means and what mends it is in reason_help.py.
+"""
+
+from enum import StrEnum
+
+from stepguard.core.figures import (
+    BadTime,
+    BelowFloor,
+    BlockWithoutTimes,
+    Changed,
+    EventsGap,
+    Failed,
+    Figures,
+    HostGap,
+    NegativeDifference,
+    NoGates,
+    NoneMeasured,
+    NotMeasured,
+    NotRecorded,
+    OtherTokens,
+    OtherWork,
+    OtherWorkOfRanks,
+    RepeatedGap,
+    TooFewLaunches,
+    Undecided,
+    UnknownWork,
+    Unpaired,
+    Unstable,
+)
+from stepguard.core.status import Status
+
+
+class Reason(StrEnum):
+    """A reason: its code, a short phrase, and what it comes with."""
+
+    phrase: str
+    statuses: tuple[Status, ...]
+    figures: tuple[type[Figures], ...]  # of its sentences; none where the phrase says it all
+
+    def __new__(
+        cls, code: str, phrase: str, statuses: Status | tuple[Status, ...], *figures: type[Figures]
+    ) -> "Reason":
+        reason = str.__new__(cls, code)
+        reason._value_ = code
+        reason.phrase, reason.figures = phrase, figures
+        reason.statuses = statuses if isinstance(statuses, tuple) else (statuses,)
+        return reason
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Reason | None":
+        return FORMER_CODES.get(value)
+
+    WITHIN_LIMIT = "WITHIN_LIMIT", "within the limit", Status.SAME
+    EQUAL = "EQUAL", "equal", Status.SAME
+    NOT_JUDGED = "NOT_JUDGED", "shown, not judged", Status.SAME
+    BEYOND_LIMIT = "BEYOND_LIMIT", "beyond the limit", (Status.SLOWER, Status.FASTER)
+    UNCONFIRMED = "UNCONFIRMED", "beyond the limit, and no pairs confirmed it", Status.INCONCLUSIVE
+    WITHIN_LEVEL = (
+        "WITHIN_LEVEL",
+        "beyond the limit the good way, and no pairs confirmed it",
+        Status.SAME,
+    )
+    KERNELS_MOVED = (
+        "KERNELS_MOVED",
+        "within the limit, though kernels, or gaps between them, take longer",
+        Status.SAME,
+    )
+    COUNTER_ROSE = "COUNTER_ROSE", "a counter rose", Status.CHANGED
+    COUNTER_FELL = "COUNTER_FELL", "a counter fell", Status.FASTER
+    WORK_MOVED = (
+        "WORK_MOVED",
+        "the step does other work",
+        (Status.CHANGED, Status.NOT_COMPARABLE),
+        OtherTokens,
+        OtherWork,
+        OtherWorkOfRanks,
+    )
+    BEYOND_MARGIN = (
+        "BEYOND_MARGIN",
+        "beyond the margin, both revisions measured in pairs",
+        (Status.SLOWER, Status.FASTER),
+    )
+    WITHIN_MARGINS = (
+        "WITHIN_MARGINS",
+        "within the margins, both revisions measured in pairs",
+        Status.SAME,
+    )
+    IDENTICAL_STEP = (
+        "IDENTICAL_STEP",
+        "the step is the same, and pairs of both revisions show no difference",
+        Status.SAME,
+    )
+    UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE
+    NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
+    MAYBE_SLOWER = "MAYBE_SLOWER", "slower in the mean, but not beyond doubt, on a CPU", Status.SAME
+    EXPECTED = "EXPECTED", "worse, as a commit of the range declares", Status.SAME
+    TIME_DECIDES = "TIME_DECIDES", "moved; beside another revision the time decides", Status.SAME
+    PAID_FOR = "PAID_FOR", "a cost rose, and the step is faster", Status.SAME
+    LATE_SLOWDOWN = (
+        "LATE_SLOWDOWN",
+        "steps are slower from some step on, in every launch",
+        (Status.SLOWER, Status.SAME),
+    )
+    PERIODIC_SLOWDOWN = (
+        "PERIODIC_SLOWDOWN",
+        "steps are slower at one interval, in every launch",
+        (Status.SLOWER, Status.SAME),
+    )
+    BASE_LACKS = (
+        "BASE_LACKS",
+        "the other revision cannot run this case",
+        Status.NOT_COMPARABLE,
+        Failed,
+    )
+    MACHINE_MOVED = "MACHINE_MOVED", "the machine changed, the code did not", Status.SAME
+    MACHINE_TOO_FAR = (
+        "MACHINE_TOO_FAR",
+        "the code did not change, and cards and clocks cannot change so much",
+        Status.INCONCLUSIVE,
+    )
+    NOT_RECORDED = "NOT_RECORDED", "no recording for this machine", Status.NO_BASELINE, NotRecorded
+    METRIC_NOT_RECORDED = (
+        "METRIC_NOT_RECORDED",
+        "the recording lacks this metric",
+        (Status.NO_BASELINE, Status.SAME),
+    )
+    OTHER_SOFTWARE = (
+        "OTHER_SOFTWARE",
+        "recorded under other software",
+        Status.NOT_COMPARABLE,
+        Changed,
+    )
+    OTHER_PARAMETERS = (
+        "OTHER_PARAMETERS",
+        "recorded with other parameters",
+        Status.NOT_COMPARABLE,
+        Changed,
+    )
+    NOT_STEADY = (
+        "NOT_STEADY",
+        "no steady state within the warm-up's time",
+        Status.INCONCLUSIVE,
+        Undecided,
+    )
+    TOO_NOISY = "TOO_NOISY", "launches differ by more than the limit allows", Status.INCONCLUSIVE
+    COUNT_UNSTABLE = (
+        "COUNT_UNSTABLE",
+        "a counter differs between steps",
+        Status.INCONCLUSIVE,
+        Unstable,
+        Undecided,
+    )
+    FOREIGN_PROCESS = "FOREIGN_PROCESS", "another process or run uses the GPU", Status.UNFIT, Failed
+    THROTTLED = "THROTTLED", "the GPU was throttled", Status.UNFIT, Failed
+    MACHINE_UNREADABLE = (
+        "MACHINE_UNREADABLE",
+        "the machine's state cannot be read",
+        Status.UNFIT,
+        Failed,
+    )
+    RANKS_DIFFER = (
+        "RANKS_DIFFER",
+        "a rank runs on or with something else than rank 0",
+        Status.UNFIT,
+        Failed,
+    )
+    TOO_FEW_GPUS = "TOO_FEW_GPUS", "fewer GPUs than the case needs", Status.UNFIT, Failed
+    NOTHING_MEASURED = (
+        "NOTHING_MEASURED",
+        "launches, blocks or times are missing",
+        Status.BROKEN,
+        NoneMeasured,
+        TooFewLaunches,
+        Unpaired,
+        BlockWithoutTimes,
+        BadTime,
+    )
+    METRIC_MISSING = (
+        "METRIC_MISSING",
+        "a gated metric was not measured",
+        Status.BROKEN,
+        NoGates,
+        NotMeasured,
+        UnknownWork,
+    )
+    FASTER_THAN_PHYSICS = (
+        "FASTER_THAN_PHYSICS",
+        "faster than the hardware can be",
+        Status.BROKEN,
+        BelowFloor,
+    )
+    CLOCKS_DISAGREE = (
+        "CLOCKS_DISAGREE",
+        "clocks of the same block disagree",
+        Status.BROKEN,
+        EventsGap,
+        HostGap,
+        RepeatedGap,
+        Failed,
+    )
+    CONTRADICTION = (
+        "CONTRADICTION",
+        "two measurements contradict each other",
+        Status.BROKEN,
+        NegativeDifference,
+    )
+    RAISED = "RAISED", "the workload raised", Status.BROKEN, Failed
+    BAD_WORKLOAD = (
+        "BAD_WORKLOAD",
+        "the factory is not one, or returned no workload",
+        Status.BROKEN,
+        Failed,
+    )
+    TREE_CHANGED = "TREE_CHANGED", "the tree changed while it was measured", Status.BROKEN, Failed
+    OTHER_TREE = "OTHER_TREE", "a module came from another tree", Status.BROKEN, Failed
+    OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", Status.BROKEN, Failed
+    KILLED = "KILLED", "a worker or the launcher died", Status.BROKEN, Failed
+    NO_ANSWER = "NO_ANSWER", "a worker did not answer in time", Status.BROKEN, Failed
+    NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
+
+
+# Codes that kept evidence and documents may hold, and what they are today. A reason that is
+# renamed, or merged into another one, leaves its code here.
+FORMER_CODES: dict[object, Reason] = {
+    "AGENT_DIED": Reason.KILLED,
+    "GPU_LOCKED": Reason.FOREIGN_PROCESS,
+    "OTHER_FLOPS": Reason.WORK_MOVED,
+    "OTHER_TOKENS": Reason.WORK_MOVED,
+    "TOO_FEW_LAUNCHES": Reason.NOTHING_MEASURED,
+    "UNPROVEN": Reason.UNDECIDED,
+}
+# What is shown although it passes: the machine changed, counters that a time outweighs, a slowdown
+# within launches that the other side has too, or of which nobody knows whether it had.
+NOTICES = (
+    Reason.MACHINE_MOVED,
+    Reason.TIME_DECIDES,
+    Reason.PAID_FOR,
+    Reason.EXPECTED,
+    Reason.MAYBE_SLOWER,
+    Reason.LATE_SLOWDOWN,
+    Reason.PERIODIC_SLOWDOWN,
+    Reason.KERNELS_MOVED,
+)

@@ -1,0 +1,305 @@
+"""Alarms: a time that moved beside recordings, and what becomes of it. Pure.
+
+Against recordings a step time is `same` or an alarm: SLOWER, FASTER, or kernels that take longer in
+a step that is within its limit. Pairs beside the recording's commit answer it. This is the one
+place that says what an alarm ends as:
+
+| the answer | SLOWER, FASTER | kernels alone |
+|---|---|---|
+| none, or pairs that cannot say | beyond LEVEL_LIMIT_PCT the same; else INCONCLUSIVE, `same` | |
+| the code is SLOWER | SLOWER | SLOWER |
+| the code is FASTER | FASTER | `same` |
+| no difference, and what the screen saw is excluded | `same`, up to MACHINE_LIMIT_PCT | `same` |
+| undecided, and beyond the ignore margin | as without | INCONCLUSIVE |
+| other work, of a step that is FASTER | CHANGED, the case as a whole | |
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.figures import (
+    NoAnswer,
+    NotTimed,
+    OfConfirmation,
+    OtherCommit,
+    OtherWork,
+    OtherWorkOfRanks,
+    TooFar,
+)
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.verdict import (
+    Confirmation,
+    Confirmed,
+    Decision,
+    MetricVerdict,
+    NoComparison,
+    PairsFinding,
+    Reason,
+    Status,
+    worst_of,
+)
+from stepguard.judge.decision import (
+    TimeByPairs,
+    pairs_finding,
+    refusal,
+    time_by_pairs,
+    why,
+)
+from stepguard.judge.findings import Findings, Permits
+from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
+from stepguard.judge.rules import decision
+from stepguard.judge.soundness import Refusal
+from stepguard.judge.stays import says_slower
+
+# Of a step time, that another card or clock may make with the same code. H200s: cards differ by
+# 4.8 % at most (13 of them), and the SM clock of steady steps was between 1575 and 1800 MHz in all
+# studies, a factor of 1.14, which a step's time can follow at most.
+MACHINE_LIMIT_PCT = 15.0
+_MOVED = (Status.SLOWER, Status.FASTER)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run found out about an alarm: pairs beside a commit, or why there are none."""
+
+    commit: str = ""  # the one that was chosen, and how
+    pairs: Comparison | None = None
+    own: bool = True  # it is the recording's own, and not one in its place
+    same_code: bool = False  # HEAD is that commit: only the machine can differ
+    failed: str = ""  # why no pairs could be had
+
+
+@dataclass(frozen=True)
+class _End:
+    """What a moved time ends as."""
+
+    status: Status
+    reason: Reason
+    confirmed: Confirmed | None = None
+    shown: TimeByPairs | None = None  # in place of what the screen saw
+    pairs: PairsFinding | None = None  # where the time is shown as undecided by them
+
+
+def alarm_of(found: Findings, permits: Permits) -> MetricVerdict | None:
+    """Return the time that pairs are asked about: the one by which recordings call a case SLOWER or
+    FASTER, if it decides of all that is not waived; or the step time that is within its limit
+    though kernels moved, where all else passes: a counter that fell must not hide them.
+    """
+    if found.whole or found.against:  # pairs have judged already
+        return None
+    metrics = _unwaived(found, permits)
+    worst = worst_of(metrics)
+    if worst is None:
+        return None
+    if worst.metric == JUDGED_TIME and worst.status in _MOVED:
+        return worst
+    passes = worst.status.outcome == "passed"
+    return next((one for one in metrics if passes and one.reason is Reason.KERNELS_MOVED), None)
+
+
+def is_asked(found: Findings, permits: Permits, pairs: Comparison | None) -> bool:
+    """Tell whether pairs have to say what is true of a case: there is an alarm, or it passes where
+    the ``pairs`` of an earlier run, which still hold, said SLOWER. Until it is green by chance
+    nobody needs to try.
+    """
+    return alarm_of(found, permits) is not None or _is_overruled(found, permits, pairs)
+
+
+def _is_overruled(found: Findings, permits: Permits, pairs: Comparison | None) -> bool:
+    """Tell whether a case passes by recordings though pairs call its step slower."""
+    if found.whole or found.against or pairs is None:
+        return False
+    passes = all(one.status.outcome == "passed" for one in _unwaived(found, permits) if one.gated)
+    timed = any(_is_time(one) and one.status is Status.SAME for one in found.metrics)
+    return passes and timed and says_slower(pairs)
+
+
+def settled(
+    found: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
+) -> Findings:
+    """Return what a run ends with: each moved time as its alarm ends, and all else as it is.
+
+    ``steps`` are those that the run timed: it was not the machine unless the pairs timed all of
+    them, and exclude what the screen saw.
+    """
+    if found.whole or found.against:
+        return found
+    alarm = alarm_of(found, permits)
+    overruled = answer is not None and _is_overruled(found, permits, answer.pairs)
+    answer = answer if alarm or overruled else None
+    pairs = answer.pairs if answer else None
+    refused = refusal(pairs) if pairs else None
+    work = refused.figures if refused else None
+    if alarm and alarm.status is Status.FASTER and isinstance(work, OtherWork | OtherWorkOfRanks):
+        # A step that does other work is not FASTER.
+        other = structs.replace(work, alarm=alarm.status.value)
+        return replace(found, whole=Refusal(Status.CHANGED, Reason.WORK_MOVED, other))
+    metrics = tuple(
+        _ended(one, found, permits, answer, refused, steps, overruled) if _is_time(one) else one
+        for one in found.metrics
+    )
+    if not (alarm and pairs) or refused:
+        return replace(found, metrics=metrics)
+    # Of this machine at this time, which a recording's is not.
+    causes = {name: cause for name, cause in why(pairs).items() if cause}
+    return replace(found, metrics=metrics, **causes)
+
+
+def _unwaived(found: Findings, permits: Permits) -> Sequence[MetricVerdict]:
+    return [one for one in permits.apply(found)[0] if not one.waived_until]
+
+
+def _is_time(found: MetricVerdict) -> bool:
+    return found.metric == JUDGED_TIME and found.gated
+
+
+def _ended(
+    time: MetricVerdict,
+    found: Findings,
+    permits: Permits,
+    answer: Answer | None,
+    refused: Refusal | None,
+    steps: range,
+    overruled: bool,
+) -> MetricVerdict:
+    """Return a step time as it may leave the run. What a waiver covers passes, be it the code's
+    doing or the machine's, and stays as the screen, or the pairs, saw it.
+    """
+    moved = time.status in _MOVED or time.reason is Reason.KERNELS_MOVED
+    if not (moved or overruled) or permits.covers(found, time):
+        return time
+    end = _End(time.status, time.reason)
+    if answer:
+        end = _answered(time, answer, refused, steps)
+    shown = end.shown
+    if shown is None:
+        status, reason = _settled(end, time.change_pct)
+        return structs.replace(time, status=status, reason=reason, confirmed=end.confirmed)
+    status, reason = _settled(end, shown.change_pct)
+    return structs.replace(
+        time,
+        status=status,
+        reason=reason,
+        old=shown.old,
+        new=shown.new,
+        change_pct=shown.change_pct,
+        limit_pct=shown.limit_pct,
+        noise_pct=None,
+        pairs=end.pairs,
+        confirmed=end.confirmed,
+        slow_steps=shown.slow_steps or time.slow_steps,
+    )
+
+
+def _settled(end: _End, change_pct: float | None) -> tuple[Status, Reason]:
+    """Return a moved time's status and reason: limits are narrow, since pairs confirm, and an alarm
+    that none confirmed proves nothing within LEVEL_LIMIT_PCT.
+    """
+    proven = end.confirmed is not None and end.confirmed.outcome is Confirmation.CONFIRMED
+    if end.status not in _MOVED or proven or abs(change_pct or 0) > LEVEL_LIMIT_PCT:
+        return end.status, end.reason
+    if end.status is Status.FASTER:  # nobody is to accept it as a gain
+        return Status.SAME, Reason.WITHIN_LEVEL
+    return Status.INCONCLUSIVE, Reason.UNCONFIRMED
+
+
+def _answered(time: MetricVerdict, answer: Answer, refused: Refusal | None, steps: range) -> _End:
+    """Return what an answer makes of a moved time."""
+    if answer.same_code:
+        return _by_machine(time, Confirmed(Confirmation.MACHINE, answer.commit))
+    if answer.failed or answer.pairs is None:
+        return _unanswered(time, NoAnswer(why=answer.failed))
+    by_pairs = decision(answer.pairs)
+    if refused:
+        return _unanswered(time, NoComparison(refused.status, refused.reason, refused.figures))
+    if by_pairs is None:
+        return _unanswered(time, NoAnswer(why="the step time was not judged"))
+    return _by_pairs(time, answer, answer.pairs, by_pairs, steps)
+
+
+def _unanswered(time: MetricVerdict, why_not: NoAnswer | NoComparison) -> _End:
+    how = Confirmed(Confirmation.NOT_MEASURED, why=why_not)
+    return _End(time.status, time.reason, how)
+
+
+def _by_pairs(
+    time: MetricVerdict, answer: Answer, pairs: Comparison, by_pairs: Decision, steps: range
+) -> _End:
+    """Return what the pairs make of a moved time."""
+    finding = pairs_finding(pairs, by_pairs)
+    outcome, why_not = _outcome(time, by_pairs, answer, _missed(pairs, steps))
+    confirmed = outcome is Confirmation.CONFIRMED
+    hidden = confirmed and by_pairs.status is Status.SLOWER and time.status is Status.FASTER
+    how = Confirmed(outcome, answer.commit, finding, hidden, why_not)
+    if outcome is Confirmation.MACHINE:
+        return _by_machine(time, how)
+    if confirmed and by_pairs.status is not time.status:
+        shown = time_by_pairs(pairs, by_pairs)
+        reason = shown.reason
+        if reason is Reason.BEYOND_MARGIN and hidden:
+            reason = time.reason
+        return _End(shown.status, reason, how, shown)
+    leans = by_pairs.low_pct > pairs.margins.ignore_pct
+    if outcome is Confirmation.UNDECIDED and leans and time.status is Status.SAME:
+        shown = time_by_pairs(pairs, by_pairs)
+        return _End(shown.status, shown.reason, how, shown, finding)
+    return _End(time.status, time.reason, how)
+
+
+def _outcome(
+    time: MetricVerdict, by_pairs: Decision, answer: Answer, missed: int
+) -> tuple[Confirmation, OfConfirmation | None]:
+    """Return what the pairs say of a time that recordings call moved, and why they do not clear it,
+    where that has a sentence of its own.
+    """
+    if by_pairs.status is Status.SLOWER:
+        return Confirmation.CONFIRMED, None
+    if by_pairs.status is Status.INCONCLUSIVE:
+        return Confirmation.UNDECIDED, None
+    if time.status is Status.SAME:  # kernels alone never fail a case
+        return Confirmation.STEP_SAME, None
+    if by_pairs.status is time.status:
+        return Confirmation.CONFIRMED, None
+    # `same` from here on, or the opposite: FASTER where the screen said SLOWER.
+    if not _excludes(time, by_pairs):
+        return Confirmation.NOT_CLEARED, None
+    if missed:
+        return Confirmation.NOT_CLEARED, NotTimed(missed=missed)
+    if not answer.own:  # it may have been slow there already
+        return Confirmation.NOT_CLEARED, OtherCommit()
+    return Confirmation.MACHINE, None
+
+
+def _by_machine(time: MetricVerdict, how: Confirmed) -> _End:
+    """Return a time that moved though the code did not: by the machine, as far as machines go.
+
+    Beyond that nobody knows what moved; a recording that is not of its commit, maybe.
+    """
+    if time.change_pct is not None and abs(time.change_pct) <= MACHINE_LIMIT_PCT:
+        return _End(Status.SAME, Reason.MACHINE_MOVED, how)
+    far = TooFar(limit_pct=MACHINE_LIMIT_PCT)
+    how = Confirmed(Confirmation.NOT_CLEARED, how.commit, how.step, why=far)
+    return _End(Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR, how)
+
+
+def _missed(comparison: Comparison, steps: range) -> int:
+    """Return how many of the steps the pairs did not time, on the side that lacks more of them."""
+    timed = (
+        [block.timed_steps for launch in side.launches for block in launch.blocks]
+        for side in (comparison.head, comparison.base)
+    )
+    return max(len(set(steps).difference(*blocks)) for blocks in timed)
+
+
+def _excludes(time: MetricVerdict, by_pairs: Decision) -> bool:
+    """Tell whether the pairs' interval leaves no room for the change that the screen saw: with wide
+    margins `same` may still be most of it.
+    """
+    if time.change_pct is None:
+        return False
+    if time.change_pct > 0:
+        return by_pairs.high_pct < time.change_pct
+    return by_pairs.low_pct > time.change_pct

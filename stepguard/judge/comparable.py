@@ -1,0 +1,122 @@
+"""What two measurements were made with, and in what that differs. Pure.
+
+One question, which the screen, acceptance, pairs of an earlier run and the ranks of a launch ask.
+Each says which tags matter to it. Whether two steps are the same work is the identical step's own
+question (judge/rules/identical_step.py).
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from stepguard.core.evidence import Evidence
+from stepguard.core.figures import Changed
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.margins import margins_of
+from stepguard.core.recording import Recording
+
+Change = tuple[str, str, str]  # key, old, new
+_OF_MACHINE = ("device_name", "driver", "torch", "python", "cpu_threads")
+_VARIABLES = "environment"  # a key of the software, where variables steer what runs
+
+
+class Tag(Enum):
+    """What a condition is of."""
+
+    CASE = "case"
+    MACHINE = "machine"
+    CARD = "card"
+    SOFTWARE = "software"
+    ENVIRONMENT = "environment"
+    LIBRARIES = "libraries"  # which explain a change, and forbid no comparison
+
+
+Conditions = Mapping[Tag, Mapping[str, Any]]
+SOFTWARE = (Tag.SOFTWARE, Tag.ENVIRONMENT)  # under which stored figures may be compared
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A condition that two measurements do not share."""
+
+    tag: Tag
+    key: str
+    old: str
+    new: str
+
+    @property
+    def change(self) -> Change:
+        """Return it as a sentence takes it."""
+        return self.key, self.old, self.new
+
+
+def comparable(
+    then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
+) -> tuple[Difference, ...]:
+    """Return what differs of these tags, and that both know; nothing if the two may be compared.
+
+    A case's parameters come before its software, and torch before what it brings along.
+    """
+    return tuple(
+        Difference(tag, *change)
+        for tag in Tag
+        if tag in tags and tag in then and tag in now
+        for change in _changes(then[tag], now[tag])
+    )
+
+
+def conditions_of(evidence: Evidence) -> Conditions:
+    """Return what evidence was measured with; of its machine what its fingerprint says."""
+    margins = margins_of(evidence.margins_pct, evidence.case["device"])
+    case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
+    if evidence.fingerprint is None:
+        return {Tag.CASE: case}
+    return {Tag.CASE: case, **_of(evidence.fingerprint, evidence.software_key())}
+
+
+def conditions_recorded(recording: Recording) -> Conditions:
+    """Return what a recording keeps of what it was measured with."""
+    return _software(recording.software)
+
+
+def said(found: Iterable[Difference]) -> str:
+    """Return the first difference as "batch 32 -> 64"; empty if there is none."""
+    return next((Changed(changes=(one.change,)).text for one in found), "")
+
+
+def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
+    return {
+        Tag.MACHINE: {name: getattr(fingerprint, name) for name in _OF_MACHINE},
+        Tag.CARD: {"device_uuid": fingerprint.device_uuid},
+        **_software(software),
+    }
+
+
+def _software(key: Mapping[str, str]) -> Conditions:
+    # Of the environment what steers; other variables name folders, some a fresh one each run.
+    steering = {name: value for name, value in key.items() if name == _VARIABLES}
+    return {
+        Tag.SOFTWARE: {name: value for name, value in key.items() if name not in steering},
+        Tag.ENVIRONMENT: steering,
+    }
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Return what differs, "unset" where one lacks it."""
+    then, now = _flat(old), _flat(new)
+    return tuple(
+        (key, str(then.get(key, "unset")), str(now.get(key, "unset")))
+        for key in sorted(then | now, key=lambda key: (key != "torch", key))
+        # A parameter that is None differs from one that is not there.
+        if (key in then, then.get(key)) != (key in now, now.get(key))
+    )
+
+
+def _flat(case: Mapping[str, Any]) -> dict[str, Any]:
+    params = case.get("params")
+    flat = {key: value for key, value in case.items() if key != "params"}
+    for key, value in params.items() if isinstance(params, Mapping) else ():
+        # A parameter may be called like a field of the case, "device" for one.
+        flat[f"params.{key}" if key in flat else key] = value
+    return flat

@@ -1,0 +1,59 @@
+"""Rules for a step time that pairs of two trees measured: one a module, and the first that speaks
+decides. Their order, what each may say and how often it errs is the table of docs/judge.md.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.verdict import Decision, Status
+from stepguard.judge.rules import identical_step, mean_of_pairs, mean_on_cpu, slow_steps
+
+
+class Rule(NamedTuple):
+    """A rule, and what is promised of it."""
+
+    name: str
+    decide: Callable[[Comparison], Decision | None]  # None: it says nothing
+    may_say: tuple[Status, ...]
+    errs: str  # how often, and where that was measured
+
+
+RULES = (
+    Rule(
+        "a step that is the same",
+        identical_step.rule,
+        (Status.SAME,),
+        "of a slowdown by the matter margin that is in no identity at most 31 % pass: "
+        "studies/judge_power",
+    ),
+    Rule(
+        "late and periodic slowdowns",
+        slow_steps.rule,
+        (Status.SLOWER,),
+        "unchanged code in under 0.1 %: tests/judge/test_slowdowns_in_series.py",
+    ),
+    Rule(
+        "the mean on a CPU",
+        mean_on_cpu.rule,
+        (Status.SAME,),
+        "it adds no false alarm; 20 % more passes in 0 to 41 %: tests/judge/ab/test_ab_cpu.py",
+    ),
+    Rule(
+        "the sequential plan",
+        mean_of_pairs.rule,
+        (Status.SLOWER, Status.FASTER, Status.SAME, Status.INCONCLUSIVE),
+        "SLOWER of nothing in 0.1 %, each margin missed in 5 %: tests/judge/ab/test_pairs.py",
+    ),
+)
+
+
+def decision(comparison: Comparison) -> Decision | None:
+    """Decide the step time by the pairs so far; None if it is not judged, or no pair has times."""
+    launches = (*comparison.head.launches, *comparison.base.launches)
+    timed = comparison.pairs and all(launch.has_times() for launch in launches)
+    if JUDGED_TIME not in comparison.head.gates or not timed:
+        return None
+    decided = (rule.decide(comparison) for rule in RULES)
+    return next(found for found in decided if found is not None)

@@ -1,0 +1,41 @@
+"""The sequential plan: the mean of all pairs, set against the margins at its analyses.
+
+It always says something, INCONCLUSIVE while more pairs are wanted. SLOWER and FASTER take six
+pairs, or four whose change the profiles of both sides explain.
+"""
+
+import math
+from statistics import fmean
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.explanation import Explanation
+from stepguard.core.verdict import Decision
+from stepguard.explain.causes import explain
+from stepguard.judge.by_profile import other_kernels
+from stepguard.judge.pairs import Figures, decide, figures
+from stepguard.judge.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS
+
+
+def rule(comparison: Comparison) -> Decision:
+    """Decide by the sequential plan alone."""
+    return decide(measured(comparison), last=comparison.out_of_time)
+
+
+def measured(comparison: Comparison) -> Figures:
+    """Return what the pairs say of the mean step, whichever rule decides by it."""
+    ratios = comparison.log_ratios()
+    few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
+    explained = few and other_kernels(explanation(comparison), math.expm1(fmean(ratios)))
+    return figures(
+        ratios,
+        comparison.margins,
+        replaced=[one.log_ratio for one in comparison.again if not one.compiled],
+        fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
+        alpha=comparison.alpha,
+    )
+
+
+def explanation(comparison: Comparison) -> Explanation | None:
+    """Return why HEAD's step takes longer; None where a side has no profile."""
+    before, after = comparison.base.counted.profile, comparison.head.counted.profile
+    return explain(before, after) if before and after else None

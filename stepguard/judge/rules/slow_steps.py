@@ -1,0 +1,23 @@
+"""Late and periodic slowdowns: HEAD is SLOWER by steps of its launches, whatever the mean says."""
+
+import math
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.verdict import Decision, Status
+from stepguard.judge.rules import mean_of_pairs
+from stepguard.judge.series import REASONS, of_pairs
+
+
+def rule(comparison: Comparison) -> Decision | None:
+    """Say SLOWER where steps of HEAD are slower from some step on, or every so many steps, and
+    those of the other tree are not. Where the pairs say that the mean step is slower by more than
+    that, the mean is the reason.
+    """
+    slow = of_pairs(comparison)
+    if slow is None:
+        return None
+    by_mean = mean_of_pairs.rule(comparison)
+    more = by_mean.status is Status.SLOWER and by_mean.low_pct > 100 * math.expm1(slow.adds)
+    reason = by_mean.reason if more else REASONS[slow.kind]
+    found = mean_of_pairs.measured(comparison)
+    return found.say(Status.SLOWER, reason, p_value=slow.p_value)

@@ -1,0 +1,121 @@
+"""Counts the nodes of autograd's graph that outlive their step, and finds who keeps them.
+
+``total = total + loss`` keeps the graph of every step so far. Its tensors are freed by the backward
+pass, so that no byte of a tensor leaks; the nodes are host memory, which nothing else counts.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+
+from stepguard.core.metrics import GRAPH_NODES
+from stepguard.core.site import Site
+from stepguard.worker.count.locate import locate, qualified
+from stepguard.worker.count.memory_counters import LEAK_STEPS, PERIOD, live_objects
+from stepguard.worker.count.tally import RankStep, Tally
+
+PLACES = 5  # those that keep most
+# Of a node: torch's own record of where it was made, while it looks for anomalies; and ours.
+_MADE_AT, _STEP = "traceback_", "stepguard.step"
+_FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
+
+
+def count_graph_nodes(tally: Tally, counted: RankStep) -> None:
+    """Count leaked_graph_nodes_per_step: by how many nodes the graphs grow that living tensors
+    reach, a step.
+    """
+    for _ in range(PERIOD):  # a step may still hold the graph of the one before it
+        counted.step()
+    before = len(_reachable(counted.frozen))
+    for _ in range(LEAK_STEPS):
+        counted.step()
+    grown = len(_reachable(counted.frozen)) - before
+    tally.add(GRAPH_NODES, [-(-max(0, grown) // LEAK_STEPS)])  # one in four steps is still one
+
+
+def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
+    """Add the lines that made what keeps the graphs, if a growth was counted: a Site's count is the
+    nodes a step that are kept with it. Runs the step without the compiler.
+    """
+    if not counted.any_rank(tally.values.get(GRAPH_NODES, 0) > 0):
+        return
+    with torch.compiler.set_stance("force_eager"):
+        for number in range(LEAK_STEPS):
+            with torch.autograd.set_detect_anomaly(True, check_nan=False):
+                counted.step()
+            for node in _reachable(counted.frozen).values():
+                node.metadata.setdefault(_STEP, number)
+        for _ in range(PERIOD):  # after which what is only replaced later is gone
+            counted.step()
+    kept = [n for n in _reachable(counted.frozen).values() if _MADE_AT in n.metadata]
+    if sites := _places(kept):
+        tally.sites[GRAPH_NODES] = tuple(sites)
+
+
+def _reachable(frozen: int) -> dict[int, Any]:
+    """Return the nodes that living tensors, and nodes that Python holds, lead to, by identity."""
+    found: dict[int, Any] = {}
+    waiting = list(_held(live_objects(frozen)))
+    while waiting:
+        node = waiting.pop()
+        if id(node) not in found:
+            found[id(node)] = node  # which keeps its identity from being another one's
+            waiting += _following(node)
+    return found
+
+
+def _held(things: Iterable[Any]) -> Iterator[Any]:
+    """Yield the nodes that objects hold at once."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for thing in things:
+            kind = type(thing)
+            if issubclass(kind, torch.Tensor):
+                if (node := thing.grad_fn) is not None:
+                    yield node
+            elif hasattr(kind, "next_functions"):
+                yield thing
+
+
+def _following(node: Any) -> list[Any]:
+    return [following for following, _ in node.next_functions if following is not None]
+
+
+def _places(kept: Sequence[Any]) -> list[Site]:
+    """Return where the last node of each step's graph was made, with all that it leads to in its
+    own step: of a sum over steps the line that adds, of a list of losses the loss.
+    """
+    counts: Counter[Site] = Counter()
+    of_steps: dict[int, list[Any]] = {}
+    for node in kept:
+        of_steps.setdefault(node.metadata.get(_STEP, LEAK_STEPS), []).append(node)
+    for nodes in of_steps.values():
+        inside = {id(node) for node in nodes}
+        followed = {id(one) for node in nodes for one in _following(node)}
+        for last in (node for node in nodes if id(node) not in followed):
+            counts[_site(last)] += _take(last, inside)
+    each = [replace(site, count=-(-count // LEAK_STEPS)) for site, count in counts.items() if count]
+    return sorted(each, key=lambda site: -site.count)[:PLACES]
+
+
+def _take(last: Any, inside: set[int]) -> int:
+    """Return how many nodes ``inside`` a step it leads to, and take them out of it."""
+    waiting, taken = [last], 0
+    while waiting:
+        node = waiting.pop()
+        if id(node) in inside:
+            inside.remove(id(node))
+            taken += 1
+            waiting += _following(node)
+    return taken
+
+
+def _site(node: Any) -> Site:
+    """Return where a node was made, by torch's record of the stack, innermost frame last."""
+    called = [one for text in reversed(node.metadata[_MADE_AT]) for one in _FRAME.findall(text)]
+    stack = [(file, int(line), name) for file, line, name in called]
+    place = locate((file, line, qualified(file, line, name)) for file, line, name in stack)
+    return Site(f"graph kept by {node.name()}", *place)

@@ -1,0 +1,56 @@
+"""Refuses a step whose work runs in another thread than the one that calls it.
+
+Whatever counts operators, FLOPs, waits or bytes listens to the thread of the step, as torch's modes
+and profiler do. Work that the step hands to another thread and waits for would be seen by its time
+alone, and every counter of it would be zero for ever.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from stepguard.worker.count.tally import RankStep
+from stepguard.worker.torch_device import on_gpu
+from stepguard.worker.workload import BadWorkload
+
+_MARK = "stepguard.own_thread"
+_BACKWARD = "autograd::engine::evaluate_function"
+# What nearly all FLOPs of a step are in. A thread that prepares batches calls none of them.
+_PRODUCT = re.compile(r"^aten::(\w*mm\w*|linear|matmul|\w*convolution\w*|_?scaled_dot_product\w*)$")
+
+
+def refuse_work_elsewhere(counted: RankStep) -> None:
+    """Run a step. Raises BadWorkload if its thread calls nothing of torch's, or others multiply."""
+    config = _ExperimentalConfig(profile_all_threads=True)
+    host = [ProfilerActivity.CPU]
+    with (
+        profile(activities=host, experimental_config=config) as profiled,
+        record_function(_MARK),
+    ):
+        counted.step()
+    events = list(profiled.profiler.kineto_results.events())
+    if problem := _elsewhere(events, on_gpu(counted.device)):
+        raise BadWorkload(
+            f"{problem}, and no counter sees other threads: let step() do the work in the thread "
+            "that calls it"
+        )
+
+
+def _elsewhere(events: Iterable[Any], gpu: bool) -> str:
+    """Return what a step does in other threads than its own, as the beginning of a sentence."""
+    seen = list(events)
+    own = next(event.start_thread_id() for event in seen if event.name() == _MARK)
+    calls = [(e.start_thread_id(), e.name()) for e in seen if not e.is_user_annotation()]
+    # A GPU's step may replay a graph, whose launches are counted whoever makes them.
+    if not gpu and all(thread != own for thread, _ in calls):
+        return "step() takes time, but calls no operator of torch's in its own thread"
+    # A GPU's backward passes run in a thread of autograd's, and are counted.
+    counted = {own} | {t for t, name in calls if gpu and name.startswith(_BACKWARD)}
+    products = Counter(thread in counted for thread, name in calls if _PRODUCT.match(name))
+    if not products[False]:
+        return ""
+    return f"step() calls {products[False]} of {products.total()} products in another thread"

@@ -1,0 +1,65 @@
+"""Alarms and permissions in tests: verdicts in, as a screen or a test makes them, verdicts out."""
+
+from dataclasses import replace
+from datetime import date
+
+from stepguard.judge import alarm
+from stepguard.judge.findings import NO_PERMITS, Findings, Permits, verdict_of
+from stepguard.judge.soundness import Refusal, measurement_problem
+
+
+def findings_of(verdict, sound=True):
+    """What rules found, if this verdict came of it."""
+    whole = Refusal(verdict.status, verdict.reason, verdict.figures, verdict.detail)
+    return Findings(
+        verdict.case_id,
+        verdict.metrics,
+        whole if verdict.whole else None,
+        sound,
+        verdict.recordings,
+        verdict.against,
+        verdict.p_value,
+        verdict.explanation,
+        verdict.straggler,
+    )
+
+
+def to_confirm(verdict):
+    """The time that pairs are asked about."""
+    return alarm.alarm_of(findings_of(verdict), NO_PERMITS)
+
+
+def may_ask(verdict, pairs):
+    """Whether pairs have a say, where an earlier run left these."""
+    return alarm.is_asked(findings_of(verdict), NO_PERMITS, pairs)
+
+
+def confirmed(verdict, pairs, commit, own=True, steps=range(0)):
+    """The verdict after these pairs beside a commit."""
+    return ended(verdict, alarm.Answer(commit, pairs, own), steps)
+
+
+def same_code(verdict, commit):
+    """The verdict where HEAD is the recording's commit."""
+    return ended(verdict, alarm.Answer(commit, same_code=True))
+
+
+def unconfirmed(verdict, why):
+    """The verdict where no pairs could be had."""
+    return ended(verdict, alarm.Answer(failed=why))
+
+
+def ended(verdict, answer=None, steps=range(0)):
+    """The verdict as a run ends with it."""
+    return verdict_of(alarm.settled(findings_of(verdict), NO_PERMITS, answer, steps))
+
+
+def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):
+    """The verdict under these permissions."""
+    found = findings_of(verdict, measurement_problem(evidence) is None)
+    return verdict_of(found, Permits.of(found, permissions, today))
+
+
+def of_metrics(verdict, metrics):
+    """The verdict, if the rules had found these metrics."""
+    return verdict_of(replace(findings_of(verdict), whole=None, metrics=tuple(metrics)))

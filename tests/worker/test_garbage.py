@@ -1,0 +1,90 @@
+"""Garbage of steps: programs that leave a known number of objects to the collector."""
+
+import gc
+import tracemalloc
+
+import pytest
+import torch
+
+from stepguard.core.metrics import GARBAGE
+from stepguard.worker.count.garbage import count_garbage, locate_garbage
+from stepguard.worker.count.tally import RankStep, Tally
+
+
+def counted(step):
+    """A tally of a program's garbage, with its places: (count, what, source)."""
+    tally, program = Tally(), RankStep(step, torch.device("cpu"), frozen=-1)
+    step()
+    count_garbage(tally, program)
+    locate_garbage(tally, program)
+    places = [(site.count, site.what, site.text) for site in tally.sites.get(GARBAGE, ())]
+    return tally, places
+
+
+def load(samples):
+    """A loader whose samples refer to themselves."""
+    for _ in range(samples):
+        sample = {"ids": [1, 2, 3]}
+        sample["self"] = sample
+
+
+def test_objects_that_refer_to_themselves_have_their_line():
+    """A dictionary and its list, 64 times a step; and the pauses are measured beside them."""
+    tally, places = counted(lambda: load(64))
+    assert tally.values == {GARBAGE: 128}
+    assert places == [
+        (128, "dict for the collector, list for the collector", 'sample = {"ids": [1, 2, 3]}')
+    ]
+    assert tally.information["gc_pause_ms_per_step"] >= 0
+
+
+def test_a_training_step_leaves_none():
+    """A model, its backward pass and AdamW: no garbage, no place, nothing measured."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    tally, places = counted(step)
+    assert (tally.values, tally.information, places) == ({GARBAGE: 0}, {}, [])
+
+
+def test_every_other_step_has_half_of_it():
+    """Rounded up: two objects in two steps are one in each."""
+    steps = []
+
+    def step():
+        steps.append(0)
+        if len(steps) % 2:
+            load(1)
+
+    assert counted(step)[0].values == {GARBAGE: 1}
+
+
+def test_a_number_that_differs_is_undecided():
+    """More in each step."""
+    steps = []
+
+    def step():
+        steps.append(0)
+        load(len(steps))
+
+    tally, places = counted(step)
+    assert tally.values == {} and GARBAGE in tally.unstable
+    assert places[0][2] == 'sample = {"ids": [1, 2, 3]}'
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collector_is_left_as_it_was(collects):
+    """On or off, with its flags; and nothing traces allocations afterwards."""
+    if not collects:
+        gc.disable()
+    try:
+        counted(lambda: load(1))
+        assert gc.isenabled() is collects
+        assert (gc.get_debug(), gc.garbage, tracemalloc.is_tracing()) == (0, [], False)
+    finally:
+        gc.enable()

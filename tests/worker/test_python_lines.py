@@ -1,0 +1,105 @@
+"""Lines of Python: programs of a known number, and those that run more from step to step."""
+
+import gc
+import sys
+
+import pytest
+
+from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
+from stepguard.worker.count.python_lines import TracedStep, count_python
+from stepguard.worker.count.tally import Tally
+
+
+def counted(step, steps=5):
+    """A tally of the lines of a program."""
+    traced, tally = TracedStep(step), Tally()
+    for _ in range(steps):
+        traced()
+    count_python(tally, traced.lines)
+    return tally
+
+
+def scan(numbers):
+    """Two lines, and two for each number."""
+    total = 0
+    for one in numbers:
+        total += one
+    return total
+
+
+def test_a_loop_is_its_lines_and_has_its_function():
+    """Of 1,000 numbers, by the line of "def"; a step that does the same is no growth."""
+    numbers = list(range(1000))
+
+    def step():
+        scan(numbers)
+
+    tally = counted(step)
+    assert tally.information == {PYTHON_LINES: 2004.0}
+    assert tally.values == {GROWING_LINES: 0}
+    largest = tally.sites[PYTHON_LINES][0]
+    assert (largest.function, largest.text, largest.count) == ("scan", "def scan(numbers):", 2003)
+    assert GROWING_LINES not in tally.sites
+
+
+def test_a_loop_over_what_steps_add_to_grows():
+    """Two lines a step, in the function that has the loop and no other."""
+    history = []
+
+    def step():
+        history.append(len(history))
+        scan(history)
+
+    tally = counted(step)
+    assert tally.values == {GROWING_LINES: 2}
+    assert [(site.function, site.count) for site in tally.sites[GROWING_LINES]] == [("scan", 2)]
+
+
+def test_what_runs_as_garbage_is_collected_is_no_line_of_the_step():
+    """A library's callback, for one: when the collector comes is chance."""
+    numbers, called = list(range(10)), []
+
+    def callback(phase, info):
+        called.append(phase)
+
+    def step():
+        made = [[] for _ in range(2 * gc.get_threshold()[0])]
+        return len(made), scan(numbers)
+
+    counts = []
+    for callbacks in ([], [callback]):
+        gc.callbacks.extend(callbacks)
+        counts.append(counted(step).information)
+    gc.callbacks.remove(callback)
+    assert counts[0] == counts[1] and gc.isenabled()
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_what_steps_do_now_and_then_is_no_growth(every):
+    """Logging, or a schedule that does more for a while."""
+    history = []
+
+    def step():
+        history.append(0)
+        scan(range(10 * (len(history) % every)))
+
+    assert counted(step).values == {GROWING_LINES: 0}
+
+
+def test_a_tracer_of_the_users_own_stays():
+    """A debugger's or a coverage's, also where the step raises."""
+
+    def own(frame, event, argument):
+        return None
+
+    def step():
+        raise ZeroDivisionError
+
+    before = sys.gettrace()
+    sys.settrace(own)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            TracedStep(step)()
+        assert sys.gettrace() is own
+    finally:
+        sys.settrace(before)
