@@ -14,7 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = {"perf": (), "test": ("test", "lint", "plot"), "gate": ()}
+SUITE = ("traces", "model")
+GROUPS = {"perf": SUITE, "test": (*SUITE, "test", "lint", "plot"), "gate": ()}
 GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
 OLDEST_PYTHON = (3, 11)
 
@@ -27,8 +28,9 @@ def required(what):
     lines = list(project["project"]["dependencies"])
     if what == "gate":
         lines = [line for line in lines if line.partition(">=")[0] in GATE]
+    groups = project["project"]["optional-dependencies"] | project["dependency-groups"]
     for group in GROUPS[what]:
-        lines += project["dependency-groups"][group]
+        lines += groups[group]
     return lines
 
 

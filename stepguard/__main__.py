@@ -1,4 +1,4 @@
-"""python -m stepguard"""
+"""python -m stepguard, and the command stepguard that an installation brings."""
 
 import os
 import select
@@ -6,34 +6,43 @@ import shlex
 import sys
 from pathlib import Path
 
-try:
-    from stepguard.cli.main import main
-except ModuleNotFoundError as missing:
+
+def run() -> int:
+    """Run the command line and return its exit status."""
+    try:
+        from stepguard.cli.main import main
+    except ModuleNotFoundError as missing:
+        raise SystemExit(_to_install(missing)) from None
+    try:
+        try:
+            return main()
+        finally:
+            # Here, inside the try: at the interpreter's end nothing could catch a broken pipe.
+            if sys.stdout is not None:  # closed from the beginning
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at the interpreter's end
+        return 1
+
+
+def _to_install(missing: ModuleNotFoundError) -> str:
+    """Return what to say of a package that is not there."""
     clone = Path(__file__).resolve().parents[1]
     source = shlex.quote(str(clone)) if (clone / "pyproject.toml").is_file() else "stepguard"
-    raise SystemExit(
+    return (
         f"stepguard: {missing.name} is not installed; install what it needs: "
         f"{shlex.quote(sys.executable)} -m pip install {source}"
-    ) from None
+    )
 
 
-def nobody_reads() -> bool:
+def _nobody_reads() -> bool:
     """Tell whether the reader of standard output, `head` say, has closed it."""
     output = select.poll()
     output.register(1, 0)  # errors alone are reported
     return bool(output.poll(0))
 
 
-try:
-    try:
-        status = main()
-    finally:
-        # Here, inside the try: at the interpreter's end nothing could catch a broken pipe.
-        if sys.stdout is not None:  # closed from the beginning
-            sys.stdout.flush()
-except BrokenPipeError:
-    if not nobody_reads():
-        raise
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at the interpreter's end
-    status = 1
-raise SystemExit(status)
+if __name__ == "__main__":
+    raise SystemExit(run())

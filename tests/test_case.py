@@ -8,7 +8,8 @@ from builders import PROPERTY
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepguard import Case
+from stepguard import Case, Loop
+from stepguard.core.case import from_dict
 
 FACTORY = "model.workloads:train_step"
 
@@ -52,6 +53,18 @@ FACTORY = "model.workloads:train_step"
         ("params", {"dtype": object}),
         ("params", {"lr": math.nan}),
         ("params", {"lr": math.inf}),
+        ("workload", "/tmp/train.py"),
+        ("workload", "../train.py"),
+        ("workload", ".py"),
+        ("workload", "train.sh"),
+        ("workload", "a[b].py"),
+        ("workload", "-m"),
+        ("workload", "-m a/b"),
+        ("workload", "-m a.b c"),
+        ("args", ("--lr=1",)),
+        ("args", "--lr=1"),
+        ("args", (1,)),
+        ("loop", "optimizer"),
     ],
 )
 def test_a_malformed_field_is_named_with_its_value(field, value):
@@ -169,3 +182,55 @@ def test_margins_are_the_devices_unless_the_case_has_its_own():
     own = Case("a", FACTORY, margins_pct=(1, 3))
     assert (own.margins.ignore_pct, own.margins.matter_pct) == (1.0, 3.0)
     assert own.as_dict() == gpu.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"step_at": ""}, "step_at"),
+        ({"step_at": "module"}, "step_at"),
+        ({"every": 0}, "every"),
+        ({"every": True}, "every"),
+        ({"every": 1.5}, "every"),
+        ({"tokens_per_step": -1}, "tokens_per_step"),
+    ],
+)
+def test_a_malformed_loop_is_named(fields, named):
+    """As a case's fields are."""
+    with pytest.raises(ValueError, match=f"Loop.{named}"):
+        Loop(**fields)
+
+
+def test_a_script_has_its_own_name_and_arguments():
+    """Its folder is not in its id; its arguments are compared, and have no parameters beside."""
+    case = Case("b12", "examples/train.py", args=("--batch=12", "a b"))
+    assert (case.id, case.slug, case.is_script) == ("train[b12]", "train-b12", True)
+    assert case.loop == Loop() and case.module == ""
+    assert case.as_dict()["args"] == "--batch=12 'a b'"
+    assert Case("a", "-m scripts.base_train").id == "base_train[a]"
+    with pytest.raises(ValueError, match="a script has args"):
+        Case("b12", "train.py", {"batch": 12})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("a", FACTORY, {"batch": 2}, world_size=2),
+        Case("a", "train.py", args=("--batch=12", "a b", "")),
+        Case("a", "-m scripts.base_train", args=("--depth=2",)),
+        Case("a", "x/train.py", loop=Loop("a.b:c.d", 10, 4096)),
+        Case("a", "a.b:fit", {"n": 1}, loop=Loop(every=3)),
+        Case("a", "a.b:fit", loop=Loop()),
+    ],
+    ids=lambda case: case.id,
+)
+def test_a_case_is_read_back_from_what_a_baseline_has(case):
+    """Script, factory and loop: none becomes another one."""
+    found = from_dict(json.loads(json.dumps(case.as_dict())), case.gates)
+    assert found.as_dict() == case.as_dict()
+    assert (found.args, found.loop, found.workload) == (case.args, case.loop, case.workload)
+
+
+def test_a_factory_is_told_as_before():
+    """What was recorded of factories stays comparable."""
+    assert Case("a", FACTORY).as_dict().keys() == {"workload", "params", "device", "world_size"}

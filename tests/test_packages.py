@@ -1,10 +1,15 @@
 """An installation brings every module along."""
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
+
+import stepguard
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,6 +22,37 @@ def test_every_package_is_installed():
     assert folders and all((folder / "__init__.py").is_file() for folder in folders)
 
 
+def project():
+    """What pyproject.toml says of the distribution."""
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_what_is_installed_is_what_the_gate_imports():
+    """The model's tokenizer and ranges are not: nor what is used only where it is there."""
+    names = {line.partition(">=")[0] for line in project()["dependencies"]}
+    assert not names & {"tiktoken", "nvtx", "isal"}
+    imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy", "torch"}
+    assert names == imports | {"nvidia-ml-py", "pytest-benchmark"}
+
+
+def test_the_version_is_one():
+    """Of the distribution, of the package and of the command, which is installed as stepguard."""
+    module, _, function = project()["scripts"]["stepguard"].partition(":")
+    code = f"import sys, {module} as found; sys.argv[1:] = ['--version']; found.{function}()"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    for command in (["-c", code], ["-m", "stepguard", "--version"]):
+        done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
+        assert done.stdout == f"stepguard {project()['version']}\n", done.stderr
+    assert stepguard.__version__ == project()["version"]
+
+
+def test_types_are_told():
+    """Whoever checks types finds the marker beside the package."""
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert data["package-data"]["stepguard"] == ["py.typed"]
+    assert (ROOT / "stepguard" / "py.typed").is_file()
+
+
 def test_a_package_that_is_missing_is_one_sentence(tmp_path):
     """Not a traceback: which it is, and the command that installs it."""
     (tmp_path / "msgspec.py").write_text("raise ModuleNotFoundError(name='msgspec')\n")
@@ -26,3 +62,43 @@ def test_a_package_that_is_missing_is_one_sentence(tmp_path):
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1 and line.startswith("stepguard: msgspec is not installed; ")
     assert line.endswith(f" -m pip install {ROOT}")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder that the wheel of this tree is installed in, without what it needs."""
+    tree, wheels, site = (tmp_path_factory.mktemp(name) for name in ("tree", "wheels", "site"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "stepguard", tree / "stepguard", ignore=ignored, symlinks=True)
+    (tree / "docs").mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "docs/reason-codes.md"):
+        shutil.copy(ROOT / name, tree / name)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", str(wheels), str(tree)]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = wheels.iterdir()
+    subprocess.run([*pip, "install", *offline, "--target", str(site), str(wheel)], check=True)
+    return site
+
+
+def test_the_wheel_has_all_that_runs(installed):
+    """Every module and every file beside them, and no folder of the project's own."""
+    files = {path.relative_to(ROOT) for path in (ROOT / "stepguard").rglob("*") if path.is_file()}
+    files = {path for path in files if "__pycache__" not in path.parts}
+    assert files == {path for path in files if (installed / path).is_file()}
+    assert not [name for name in ("model", "tests", "perf_tests") if (installed / name).exists()]
+
+
+def test_the_installed_command_runs_outside_of_a_clone(installed, tmp_path):
+    """As pip leaves it: its version, a page that it brings along, a script that is not there."""
+    env = os.environ | {"PYTHONPATH": str(installed)}
+
+    def typed(*arguments):
+        command = [sys.executable, str(installed / "bin" / "stepguard"), *arguments]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+
+    assert typed("--version").stdout == f"stepguard {stepguard.__version__}\n"
+    assert "BAD_WORKLOAD" in typed("explain-code", "BAD_WORKLOAD").stdout
+    missing = typed("run", "--", "train.py")
+    assert missing.returncode == 2 and "there is no train.py in" in missing.stderr

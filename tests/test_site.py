@@ -20,7 +20,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.report.commands import Commands
 from stepguard.report.words import block, evidence_lines, headline
-from stepguard.worker.count.locate import Place, frames, locate
+from stepguard.worker.count.locate import Place, frames, locate, site_at
 
 ITEM = Site(".item()", "model/gpt.py", 88, "GPT.forward", "n = loss.item()", "forward")
 SITES = st.lists(
@@ -184,7 +184,7 @@ def test_a_failure_without_a_place_names_none():
 @given(SITES)
 def test_sites_survive_json(sites):
     """What a rank sends is what the host reads."""
-    sent = msgspec.json.encode([structs.asdict(site) for site in sites])
+    sent = msgspec.json.encode(msgspec.to_builtins(sites))
     assert msgspec.json.decode(sent, type=list[Site]) == sites
 
 
@@ -219,7 +219,36 @@ def test_the_innermost_frame_of_the_tree_is_the_place(tree):
 def test_what_the_tree_calls_is_not_the_place(tree, file):
     """torch, Python, the engine, installed libraries and generated code are stepped out of."""
     stack = [(file, 7, "theirs"), (file, 8, "theirs"), (str(tree / "train.py"), 3, "mine")]
-    assert locate(stack) == Place("train.py", 3, "mine", "third")
+    assert locate(stack)[:4] == Place("train.py", 3, "mine", "third")[:4]
+
+
+@pytest.mark.parametrize(
+    ("files", "via"),
+    [
+        ((TORCH, STDLIB, ENGINE), ""),
+        ((INSTALLED,), "someones/library.py:7 in theirs"),
+        ((TORCH, INSTALLED, OTHER), "someones/library.py:8 in theirs"),
+        ((OTHER, TORCH, INSTALLED), "torchother/library.py:7 in theirs"),
+    ],
+)
+def test_a_librarys_line_is_named_beside_the_tree_s(tree, files, via):
+    """The innermost one outside of torch, from its package on; torch's own lines are none."""
+    stack = [(file, number, "theirs") for number, file in enumerate(files, 7)]
+    found = locate([*stack, (str(tree / "train.py"), 3, "fit"), (INSTALLED, 9, "runner")])
+    assert found == Place("train.py", 3, "fit", "third", via)
+    assert site_at(".item()", found, "forward").location() == (
+        f"third in fit (train.py:3){f' via {via}' if via else ''}, forward"
+    )
+
+
+def test_a_librarys_line_is_part_of_the_place_but_not_its_number(tree):
+    """Two functions of a library that one line calls are two sites; a new version of it is none."""
+    sites = [
+        site_at(".item()", Place("a.py", 1, "fit", "train()", f"lib/trainer.py:{where}"))
+        for where in ("7 in step", "9 in step", "9 in log", "9 in log")
+    ]
+    assert [site.count for site in merge(sites)] == [2, 2]
+    assert "via" not in msgspec.to_builtins(site_at("x", Place("a.py", 1, "fit", "train()")))
 
 
 def test_an_installed_library_is_better_than_nothing(tree):
@@ -248,7 +277,7 @@ def test_a_virtual_environment_in_the_tree_is_not_the_tree(tree):
     """.venv/lib/.../site-packages lies below the tree and is still somebody else's."""
     installed = tree / ".venv" / "lib" / "python3" / "site-packages" / "library.py"
     stack = [(str(installed), 5, "theirs"), (str(tree / "train.py"), 1, "mine")]
-    assert locate(stack) == Place("train.py", 1, "mine", "first")
+    assert locate(stack) == Place("train.py", 1, "mine", "first", "library.py:5 in theirs")
     assert locate(stack[:1]) == Place(str(installed), 5, "theirs", "")
 
 
@@ -293,3 +322,15 @@ def test_frames_go_outwards_with_qualified_names(tree, monkeypatch):
     place = Place("stacked.py", 5, "Net.forward.inner", "return sys._getframe()")
     assert locate(frames(frame)) == place
     assert list(frames(None)) == []
+
+
+def test_a_sync_in_a_library_is_not_offered_a_comment_that_allows_all_of_them():
+    """The headline names the user's line and the library's; the way to allow is left out."""
+    via = "transformers/trainer.py:41 in Trainer.train"
+    inside = structs.replace(ITEM, via=via)
+    for site, offered in ((ITEM, True), (inside, False)):
+        verdict = rise(site)
+        text = block(verdict, "", Commands())
+        assert ("# stepguard: allow sync" in text) is offered
+        assert (f"model/gpt.py:88 via {via}" in headline(verdict)) is not offered
+        assert f"(model/gpt.py:88){'' if offered else f' via {via}'}, forward" in text

@@ -1,5 +1,7 @@
-"""The command init: guard a factory in this project, from a test file to its first recording.
+"""The command init: guard a workload in this project, from a test file to its first recording.
 
+    python -m stepguard init -- train.py --batch_size=12
+    python -m stepguard init --gpus 2 -- train.py --batch_size=12
     python -m stepguard init my_model:train_step width=64
 
 It writes what is not there yet, commits that, measures once and records. What is there is left as
@@ -9,6 +11,7 @@ it is, so that the command can be given again after whatever it stopped at.
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -21,8 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.workload_arguments import add_parameters, missing, parameters, with_colon
-from stepguard.core.case import Case, Scalar
+from stepguard.cli.workload_arguments import (
+    add_parameters,
+    loop_of,
+    missing,
+    parameters,
+    script_of,
+    with_colon,
+)
+from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
 from stepguard.core.sentences import uncommitted
 from stepguard.machine.git.revision import current, git, no_commit, run_git
@@ -56,7 +66,7 @@ def train_step(device: str):
     return TrainStep(device)
 '''
 DOCSTRING = '"""Guards the speed of {workload}."""\n\n'
-TEST_TEXT = """from stepguard import Case
+TEST_TEXT = """from stepguard import {names}
 from stepguard.plugin import cases
 
 
@@ -128,7 +138,7 @@ class Wanted:
 
 
 def add_command(commands: Any, root: Path) -> None:
-    text = "guard a factory in this project: writes a test, measures once and records"
+    text = "guard a script or a factory in this project: writes a test, measures once and records"
     command = commands.add_parser("init", help=text)
     command.add_argument("factory", nargs="?", metavar="FACTORY", help="package.module:function")
     add_parameters(command)
@@ -139,31 +149,54 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _init(options: argparse.Namespace) -> int:
     root, python = options.root, interpreter(Path.cwd())
-    if options.factory is None:
+    if options.factory is None and not options.script:
         return _without_factory(root, python)
-    params, device = parameters(options)
-    name, launches = options.name or device, 1 if device == CPU else 3
-    try:
-        case = Case(name, options.factory, params, device=device, launches=launches)
-    except ValueError as error:
-        hint = "" if ":" in options.factory else with_colon(options.factory, root)
-        raise UsageError(f"{error}{hint}") from None
-    if problem := missing(options.factory, root, params):
-        raise UsageError(problem)
-    if device == GPU and not visible_gpus():
+    case = _wanted_case(options)
+    if case.device == GPU and not visible_gpus():
         raise UsageError(
             "this machine shows no GPU, so that nothing could be measured; nothing was written: "
             "give the command in a clone on a machine that has one, or guard the counters of a "
             f"small step here: --device {CPU}"
         )
-    wanted = [*_wanted(root, case), *(_in_ci(root, device) if options.ci else [])]
+    wanted = [*_wanted(root, case), *(_in_ci(root, case) if options.ci else [])]
     _refuse_other_case(root / _test_file(case), case, python)
     for one in wanted:
         _write(one, root)
     # All that is cheap comes before what takes minutes.
     if problem := no_commit(root) or _commit(root, [one.path for one in wanted]):
         raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
+    if case.loop:
+        say(f"{case.workload} runs as it is: it writes what a run of its own would write")
     return _record(root, python, _test_file(case))
+
+
+def _wanted_case(options: argparse.Namespace) -> Case:
+    """Return the case that is to be guarded. Raises UsageError."""
+    params, device = parameters(options)
+    ranks, cpu = options.gpus or 1, device == CPU
+    name = options.name or (
+        f"{device}-{ranks}-{'ranks' if cpu else 'gpus'}" if ranks > 1 else device
+    )
+    workload, args = script_of(options) if options.script else (options.factory, ())
+    if not options.script and ":" not in workload:
+        hint = with_colon(workload, options.root)
+        raise UsageError(f"{workload!r}: write package.module:function, or -- SCRIPT{hint}")
+    try:
+        case = Case(
+            name,
+            workload,
+            params,
+            device=device,
+            world_size=ranks,
+            launches=1 if cpu else 3,
+            args=args,
+            loop=loop_of(options),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if problem := missing(workload, options.root, None if case.loop else params):
+        raise UsageError(problem)
+    return case
 
 
 def _again(python: str) -> str:
@@ -187,9 +220,18 @@ def _test_file(case: Case) -> str:
 def _declaration(case: Case) -> str:
     """Return the case as a line of its test."""
     pairs = ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in case.params.items())
-    params = f", {{{pairs}}}" if pairs else ""
-    launches = ", launches=1" if case.device == CPU else ""
-    return f'Case("{case.name}", "{case.workload}"{params}, device="{case.device}"{launches})'
+    fields = [_quoted(case.name), _quoted(case.workload), *([f"{{{pairs}}}"] if pairs else [])]
+    if case.args:
+        fields.append(f"args=({' '.join(f'{_quoted(one)},' for one in case.args)})")
+    if case.loop:
+        values, usual = vars(case.loop), vars(Loop())
+        own = [f"{key}={_quoted(value)}" for key, value in values.items() if value != usual[key]]
+        if own or not case.is_script:  # a script has a loop by itself
+            fields.append(f"loop=Loop({', '.join(own)})")
+    fields.append(f"device={_quoted(case.device)}")
+    fields += [f"world_size={case.world_size}"] if case.world_size > 1 else []
+    fields += ["launches=1"] if case.device == CPU else []
+    return f"Case({', '.join(fields)})"
 
 
 def _refuse_other_case(test: Path, case: Case, python: str) -> None:
@@ -214,11 +256,14 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
 
 
 def _function(case: Case) -> str:
-    return case.workload.rpartition(":")[2]
+    """Return what the test is called after: a script's name may hold what no identifier does."""
+    return re.sub(r"\W", "_", case.function)
 
 
 def _test_text(case: Case, test: str) -> str:
-    return TEST_TEXT.format(case=_declaration(case), test=test)
+    declared = _declaration(case)
+    names = "Case, Loop" if "loop=Loop(" in declared else "Case"
+    return TEST_TEXT.format(names=names, case=declared, test=test)
 
 
 def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
@@ -270,9 +315,9 @@ def _has_section(root: Path) -> bool:
     return False
 
 
-def _in_ci(root: Path, device: str) -> Iterator[Wanted]:
+def _in_ci(root: Path, case: Case) -> Iterator[Wanted]:
     """Yield the workflow, and who has to approve a change of what judges."""
-    yield _workflow(root, device)
+    yield _workflow(root, case)
     places = [root / folder / OWNERS for folder in OWNERS_FOLDERS]
     path = next(filter(Path.is_file, places), places[0])
     known = path.read_text().splitlines() if path.is_file() else []
@@ -285,12 +330,12 @@ def _in_ci(root: Path, device: str) -> Iterator[Wanted]:
         yield Wanted(path, text, f"who approves what judges: write your team for {TEAM}")
 
 
-def _workflow(root: Path, device: str) -> Wanted:
-    gpu = device == GPU
+def _workflow(root: Path, case: Case) -> Wanted:
+    gpu = case.device == GPU
     text = WORKFLOW_TEXT.format(
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
         folders=source_folders(),
-        options=" --perf-require-gpus=1" if gpu else "",
+        options=f" --perf-require-gpus={case.world_size}" if gpu else "",
         python=".".join(map(str, sys.version_info[:2])),
         torch=metadata.version("torch").partition("+")[0],
     )

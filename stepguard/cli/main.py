@@ -1,6 +1,7 @@
 """The command line: measure one workload, check the machine, accept what was measured.
 
-    python -m stepguard run model.workloads:train_step size=nano batch=4 seq=64 device=cpu
+    python -m stepguard run -- train.py --batch_size=12
+    python -m stepguard init -- train.py --batch_size=12
     python -m stepguard doctor
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
     python -m stepguard baselines list
@@ -17,6 +18,7 @@ from shutil import get_terminal_size
 from textwrap import dedent, fill, indent
 from types import ModuleType
 
+from stepguard import __version__
 from stepguard.cli import (
     accept,
     baselines,
@@ -91,6 +93,22 @@ def _block(text: str) -> str:
     return fill(text, get_terminal_size().columns - 2)
 
 
+def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Return a command's options; of one that runs workloads, what follows -- is a script's."""
+    script: list[str] = []
+    if command.get_default("script") is not None and "--" in arguments:
+        border = arguments.index("--")
+        arguments, script = arguments[:border], arguments[border + 1 :]
+        if not script:
+            command.error("a script is missing behind --")
+    found: argparse.Namespace = command.parse_intermixed_args(arguments)
+    if script:
+        found.script = tuple(script)
+    elif command.get_default("needs_workload") and found.factory is None:
+        command.error("name a workload: -- train.py, package.module:function, or a case")
+    return found
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options of the command that the first argument names.
 
@@ -98,6 +116,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands below: options and words may then be in any order.
     """
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
+    parser.add_argument("--version", action="version", version=f"stepguard {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     root = root_of(Path.cwd())
     for command in every_command():
@@ -106,10 +125,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         for name in commands.choices.keys() - known:
             _describe(commands.choices[name], command.__doc__ or "")
     if arguments and arguments[0] in commands.choices:
-        found: argparse.Namespace = commands.choices[arguments[0]].parse_intermixed_args(
-            arguments[1:]
-        )
-        return found
+        return _options(commands.choices[arguments[0]], arguments[1:])
     if not arguments:
         parser.print_help(sys.stderr)
         raise SystemExit(2)

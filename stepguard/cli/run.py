@@ -1,5 +1,6 @@
 """The command run: measure one workload, without a baseline.
 
+python -m stepguard run -- train.py --batch_size=12
 python -m stepguard run model.workloads:train_step size=nano device=cpu
 python -m stepguard run 'train_step[124m-bf16]' --trace traces
 """

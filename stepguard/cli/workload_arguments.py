@@ -1,6 +1,9 @@
-"""The workload that a command is about: a factory with its parameters, or a recorded case's id.
+"""The workload that a command is about: a script with its arguments, a factory or a loop with its
+parameters, or a recorded case's id.
 
+-- train.py --batch_size=12
 model.workloads:train_step size=nano batch=4 seq=64 device=cpu
+my_training:fit layers=2 --step-at optimizer
 'train_step[nano-cpu]'
 """
 
@@ -8,6 +11,7 @@ import argparse
 import ast
 import contextlib
 import json
+import os
 import re
 import shlex
 import sys
@@ -18,7 +22,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from stepguard.cli.common import UsageError
-from stepguard.core.case import Case, Scalar, from_dict
+from stepguard.core.case import BY_OPTIMIZER, Case, Loop, Scalar, from_dict
 from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.core.text import listed, meant
 from stepguard.machine.gpu.nvml import visible_gpus
@@ -26,20 +30,73 @@ from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
 from stepguard.worker.workload import NO_DEVICE, where_else
 
+LOOP_OPTIONS = ("step_at", "every", "tokens")
+RUNNERS = ("python", "python3", "torchrun", "accelerate")
+
 
 def add_workload(command: argparse.ArgumentParser) -> None:
     """Add the options that choose a workload, and on what it runs."""
     text = "package.module:function, or the id of a case that has a baseline"
-    command.add_argument("factory", metavar="CASE", help=text)
+    command.add_argument("factory", nargs="?", metavar="CASE", help=text)
+    command.set_defaults(needs_workload=True)  # see main.py
     add_parameters(command)
-    command.add_argument("--gpus", type=int, metavar="N", help="ranks (1, or the case's)")
 
 
 def add_parameters(command: argparse.ArgumentParser) -> None:
-    """Add the factory's parameters, and the device, to the options."""
-    text = "the factory's parameters"
+    """Add the workload's parameters, on what it runs, and what is a step of a loop."""
+    text = "the function's parameters"
     command.add_argument("params", nargs="*", default=[], metavar="key=value", help=text)
     command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
+    command.add_argument("--gpus", type=int, metavar="N", help="ranks (1, or the case's)")
+    loop = command.add_argument_group(
+        "a training loop as it is",
+        "-- SCRIPT [ARGUMENTS], or package.module:function --step-at ...",
+    )
+    text = f"where a step ends: after each call of this function ({BY_OPTIMIZER}: when all of the "
+    text += "loop's optimizers have stepped, or at stepguard.step())"
+    loop.add_argument("--step-at", metavar="MODULE:FUNCTION", help=text)
+    text = "so many of the loop's steps are one, 10 where each tenth is logged (1)"
+    loop.add_argument("--every", type=int, metavar="N", help=text)
+    text = "of a step on one rank, for tokens a second"
+    loop.add_argument("--tokens", type=int, metavar="N", help=text)
+    command.set_defaults(script=())  # what follows --, see main.py
+
+
+def loop_of(options: argparse.Namespace) -> Loop | None:
+    """Return what is a step, where the options are about a loop. Raises UsageError."""
+    step_at, every, tokens = (getattr(options, name, None) for name in LOOP_OPTIONS)
+    if (step_at, every, tokens) == (None, None, None):
+        return None
+    try:
+        every = 1 if every is None else every
+        return Loop(step_at or BY_OPTIMIZER, every, tokens or 0)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+    """Return the script behind ``--``, by its path in the project or as ``-m module``, and its
+    arguments. Raises UsageError for one that is not there, or not alone.
+    """
+    path, arguments = options.script[0], options.script[1:]
+    if options.factory is not None:
+        raise UsageError(f"{options.factory}: name it, or a script behind --, not both")
+    if path == "-m" and arguments:
+        script, arguments = f"-m {arguments[0]}", arguments[1:]
+    elif path.startswith("-") or path.rpartition("/")[2] in RUNNERS:
+        raise UsageError(
+            f"-- {path}: write the script and its arguments alone, -- train.py --steps=500; "
+            "--gpus N before it starts N ranks"
+        )
+    else:
+        script = os.path.relpath(Path.cwd() / path, options.root)
+    try:
+        problem = missing(script, options.root)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if problem:
+        raise UsageError(problem)
+    return script, arguments
 
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
@@ -58,16 +115,21 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
     if options.gpus is not None and options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     try:
-        if ":" not in options.factory:
+        if getattr(options, "script", ()):
+            path, arguments = script_of(options)
+            case = Case("run", path, params, device, options.gpus or 1, args=arguments)
+            case = replace(case, loop=loop_of(options), gates=())
+        elif ":" not in options.factory:
             case = _varied(_on_device(options, device), params, options.gpus)
         else:
             case = Case("run", options.factory, params, device, options.gpus or 1)
+            case = replace(case, loop=loop_of(options), gates=())
         # On a CPU times are not gated, so that one launch is enough for the counters.
         usual = 3 if is_gpu(case.device) else 1
         case = replace(case, launches=usual if launches is None else launches)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if problem := missing(case.workload, options.root, case.params):
+    if problem := missing(case.workload, options.root, None if case.loop else case.params):
         raise UsageError(problem)
     return case
 
@@ -173,19 +235,21 @@ def _as_typed(value: Scalar) -> str:
 
 def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:
     """Return what a rank that starts in ``root`` would not find of "package.module:function", or
-    which of ``params`` it would not take; empty where all is there, or where the source does not
-    tell. Nothing is imported, since torch alone takes seconds. Raises ValueError for what is no
-    such name.
+    of a script, or which of ``params`` a factory would not take; empty where all is there, or where
+    the source does not tell. Nothing is imported, since torch alone takes seconds. Raises
+    ValueError for what is no such name.
     """
-    Case("x", workload, device=CPU)
+    if workload.startswith("-m "):
+        return _no_module(workload.removeprefix("-m "), root)
+    if Case("x", workload, device=CPU).is_script:
+        names = [path.name for path in (root / workload).parent.glob("*.py")]
+        hint = meant(workload.rpartition("/")[2], names)
+        return "" if (root / workload).is_file() else f"there is no {workload} in {root}{hint}"
     module, _, function = workload.partition(":")
-    path = [str(root), *sys.path]
-    spec = _spec(module.split("."), path)
-    if spec is None:
-        package = module.partition(".")[0]
-        elsewhere = "" if _spec([package], path) else where_else(package, root)
-        return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
-    if spec.origin and spec.origin.endswith(".py"):
+    if problem := _no_module(module, root):
+        return problem
+    spec = _spec(module.split("."), [str(root), *sys.path])
+    if spec and spec.origin and spec.origin.endswith(".py"):
         # Its name, wherever: a function may be imported there, or made by another one.
         text = Path(spec.origin).read_text(errors="replace")
         if function not in text:
@@ -193,6 +257,16 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
             return f"{spec.origin} has no {function}{meant(function, defined)}"
         return _unfit(text, function, params) if params is not None else ""
     return ""
+
+
+def _no_module(module: str, root: Path) -> str:
+    """Return what to say of a module that is not there; empty for one that is."""
+    path = [str(root), *sys.path]
+    if _spec(module.split("."), path):
+        return ""
+    package = module.partition(".")[0]
+    elsewhere = "" if _spec([package], path) else where_else(package, root)
+    return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
 
 
 def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:

@@ -1,14 +1,19 @@
 """Cases: a case is one workload that is guarded.
 
-A case names a workload factory and its parameters, says on what and on how many ranks it runs, and
-which metrics it gates. Its id is the key of its baseline, so it holds no order, path or object:
+A case names a workload, with its parameters or arguments, says on what and on how many ranks it
+runs, and which metrics it gates. A workload is a script, a factory or a loop:
 
-    Case("124m-bf16", "model.workloads:train_step", {"size": "124m", "batch": 64}).id
-    -> "train_step[124m-bf16]"
+    Case("b12", "train.py", args=("--batch_size=12",))                # a script, as it is
+    Case("124m", "model.workloads:train_step", {"size": "124m"})      # makes an object with step()
+    Case("fit", "my_training:fit", {"width": 2}, loop=Loop(every=10)) # runs a whole loop
+
+The id is the key of the baseline, so it holds no order, folder or object: ``train[b12]``,
+``train_step[124m]``, ``fit[fit]``.
 """
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +26,39 @@ Scalar = str | int | float | bool | None
 MOST_RANKS = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WORKLOAD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+_SCRIPT = re.compile(r"([^\0-\x1f:/\\]+/)*[A-Za-z0-9_][A-Za-z0-9._-]*\.py")
+_AS_MODULE = re.compile(r"-m ([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*")  # as it stands behind python
+_STEP_AT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+BY_OPTIMIZER = "optimizer"
+TOKENS = "tokens_per_step"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """What is one step of a loop. Raises ValueError, naming the field, for anything malformed.
+
+    ``step_at``: a step ends when all optimizers have stepped, or where the loop calls
+    ``stepguard.step()``; or after each call of the function that ``module:qualname`` names.
+    """
+
+    step_at: str = BY_OPTIMIZER
+    every: int = 1  # so many of them are one step, 10 where each tenth is logged
+    tokens_per_step: int = 0  # of one rank; 0: nobody said, so that no table shows tokens
+
+    def __post_init__(self) -> None:
+        if self.step_at != BY_OPTIMIZER and not _STEP_AT.fullmatch(self.step_at):
+            raise ValueError(
+                f"Loop.step_at {self.step_at!r}: {BY_OPTIMIZER!r} or 'package.module:function'"
+            )
+        for name, least in (("every", 1), ("tokens_per_step", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"Loop.{name} {value!r}: a number from {least} is needed")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what a baseline must match."""
+        given = {"tokens_per_step": self.tokens_per_step} if self.tokens_per_step else {}
+        return {"step_at": self.step_at, "every": self.every} | given
 
 
 @dataclass(frozen=True)
@@ -28,8 +66,10 @@ class Case:
     """One guarded workload. Raises ValueError, naming the field, for anything malformed."""
 
     name: str  # what distinguishes it from the factory's other cases, "124m-bf16"
-    workload: str  # the factory, "package.module:function"
-    params: Mapping[str, Scalar] = field(default_factory=dict)  # what the factory is called with
+    workload: (
+        str  # the factory or loop, "package.module:function", or the script: "train.py", "-m a.b"
+    )
+    params: Mapping[str, Scalar] = field(default_factory=dict)  # what the function is called with
     device: str = GPU  # one of DEVICES
     world_size: int = 1  # ranks, one per GPU
     # Timed launches at the least; a launch is the unit of evidence. More follow where it is close.
@@ -39,12 +79,13 @@ class Case:
     margins_pct: tuple[float, ...] = ()  # of the judge, ignore and matter; empty: the device's
     difference_pairs: int = 6  # of segments, for each difference that is gated
     time_limit_s: float = 900.0  # for one launch, its compilation included
+    args: tuple[str, ...] = ()  # of a script
+    loop: Loop | None = None  # what a script's step is, or that of a function that runs a loop
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"Case.name {self.name!r}: use letters, digits, '.', '_' and '-'")
-        if not _WORKLOAD.fullmatch(self.workload):
-            raise ValueError(f"Case.workload {self.workload!r}: write 'package.module:factory'")
+        self._check_workload()
         if self.device not in DEVICES:
             raise ValueError(f"Case.device {self.device!r}: {GPU!r} or {CPU!r}")
         if self.world_size < 1:
@@ -64,10 +105,33 @@ class Case:
         object.__setattr__(self, "margins_pct", self._checked_margins())
         object.__setattr__(self, "params", dict(self.params))
 
+    def _check_workload(self) -> None:
+        script = bool(_SCRIPT.fullmatch(self.workload)) and ".." not in self.workload.split("/")
+        script = script or bool(_AS_MODULE.fullmatch(self.workload))
+        if not script and not _WORKLOAD.fullmatch(self.workload):
+            raise ValueError(
+                f"Case.workload {self.workload!r}: write 'package.module:function', or a script's "
+                "path in the project, 'train.py', or '-m package.module'"
+            )
+        if isinstance(self.args, str) or not all(isinstance(one, str) for one in self.args):
+            raise ValueError(f"Case.args {self.args!r}: write a tuple of texts, ('--steps=50',)")
+        if script and self.params:
+            raise ValueError(f"Case.params {dict(self.params)!r}: a script has args")
+        if not script and self.args:
+            raise ValueError(f"Case.args {self.args!r}: only a script has them; a function, params")
+        if self.loop is not None and not isinstance(self.loop, Loop):
+            raise ValueError(f"Case.loop {self.loop!r}: write Loop(...)")
+        object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "loop", self.loop or (Loop() if script else None))
+
     def _checked_gates(self) -> tuple[str, ...]:
         if isinstance(self.gates, str):
             raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
-        gates = tuple(self.gates) or default_gates(self.device, self.world_size)
+        untold = self.loop is not None and not self.loop.tokens_per_step
+        usual = default_gates(self.device, self.world_size)
+        gates = tuple(self.gates) or tuple(g for g in usual if not (untold and g == TOKENS))
+        if untold and TOKENS in gates:
+            raise ValueError(f"Case.gates {TOKENS!r}: say how many, loop=Loop({TOKENS}=...)")
         for gate in gates:
             if gate not in GATEABLE:
                 known = ", ".join(GATEABLE)
@@ -98,9 +162,27 @@ class Case:
         return Margins(*self.margins_pct)
 
     @property
+    def is_script(self) -> bool:
+        """Tell whether the workload is a script."""
+        return ":" not in self.workload
+
+    @property
+    def function(self) -> str:
+        """Return the name of the factory or the loop, or the script's without its suffix."""
+        if self.is_script:
+            last = self.workload.removesuffix(".py").rpartition("/")[2]
+            return last.rpartition(".")[2] if self.workload.startswith("-m ") else last
+        return self.workload.rpartition(":")[2]
+
+    @property
+    def module(self) -> str:
+        """Return the module of the factory or the loop; empty for a script."""
+        return "" if self.is_script else self.workload.partition(":")[0]
+
+    @property
     def id(self) -> str:
-        """Return the key of the case's baseline: ``factory[name]``."""
-        return f"{self.workload.rpartition(':')[2]}[{self.name}]"
+        """Return the key of the case's baseline: ``function[name]``."""
+        return f"{self.function}[{self.name}]"
 
     @property
     def slug(self) -> str:
@@ -110,12 +192,17 @@ class Case:
     def as_dict(self) -> dict[str, Any]:
         """Return what the case's figures depend on, as JSON: what a baseline must match."""
         # Launches, gates and margins are left out: they change how it is judged, not what runs.
-        return {
+        found = {
             "workload": self.workload,
             "params": dict(sorted(self.params.items())),
             "device": self.device,
             "world_size": self.world_size,
         }
+        arguments = {"args": shlex.join(self.args)} if self.args else {}
+        return found | arguments | (self.loop.as_dict() if self.loop else {})
+
+
+_OF_A_LOOP = ("args", "step_at", "every", "tokens_per_step")
 
 
 def from_dict(
@@ -124,7 +211,7 @@ def from_dict(
     """Return the case that as_dict() described, in a file of whatever origin and without its name;
     "nodes" may say on how many its ranks were. Raises ValueError for anything else.
     """
-    known = {key: value for key, value in found.items() if key != "nodes"}
+    known = {key: value for key, value in found.items() if key not in ("nodes", *_OF_A_LOOP)}
     needed = {"workload", "params", "device", "world_size"}
     if known.keys() != needed:
         raise ValueError(f"a case has {', '.join(sorted(needed))}, not {', '.join(sorted(known))}")
@@ -133,6 +220,11 @@ def from_dict(
             raise ValueError(f"{key} {found[key]!r}: a number from 1 to {most!r} is needed")
     try:
         # How many launches there were the evidence itself says.
-        return Case("x", **known, gates=gates, margins_pct=margins_pct, launches=2)
+        args = tuple(shlex.split(found.get("args", "")))
+        of_loop = {key: found[key] for key in _OF_A_LOOP if key in found and key != "args"}
+        loop = Loop(**of_loop) if of_loop else None
+        return Case(
+            "x", **known, gates=gates, margins_pct=margins_pct, launches=2, args=args, loop=loop
+        )
     except (AttributeError, TypeError) as error:  # a key holds something else
         raise ValueError(f"no case: {error}") from None

@@ -40,6 +40,22 @@ EXCHANGE = (
 )
 SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # whatever they exchange by
 
+# What runs a loop, or a part of a step, for its user.
+LIBRARIES = (
+    "accelerate",
+    "deepspeed",
+    "flash_attn",
+    "lightning",
+    "liger_kernel",
+    "litgpt",
+    "peft",
+    "pytorch_lightning",
+    "torchtitan",
+    "transformer_engine",
+    "transformers",
+    "xformers",
+)
+
 
 def steers(variable: str) -> bool:
     """Tell whether an environment variable may change what runs, on any number of ranks."""
@@ -64,6 +80,8 @@ class Fingerprint:
     peak_flops: float | None = None  # nominal dense peak at the case's precision
     floor_flops: float | None = None  # peak at the highest clock the card can run
     environment: dict[str, str] = field(default_factory=dict)  # TORCH_*, NCCL_* ... that were set
+    # Versions of those that the workload imported. They explain a change, and forbid no comparison.
+    libraries: dict[str, str] = field(default_factory=dict)
 
     def software_key(self, ranks: int) -> dict[str, str]:
         """Return the versions under which stored figures of so many ranks may be compared."""

@@ -275,8 +275,9 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "returned has no `step` or `tokens_per_step`, or no `gradient_sync` where exposed "
         "communication is gated. Or it changes a variable that torch reads as it is imported "
         "(`TORCHINDUCTOR_...`): that comes too late. Or `step()` does its work in another thread, "
-        "where no counter sees it.",
-        "The message names what is missing, or what to set where.",
+        "where no counter sees it. Or a script or a loop ended, left or asked for input before it "
+        "was measured.",
+        "The message names what is missing, what to set where, or what to pass.",
     ),
     Reason.TREE_CHANGED: Help(
         "During an A/B comparison a file of the tree was written, or another commit was checked "

@@ -50,7 +50,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device_uuid: str
     software: dict[str, str]  # versions that must be equal for a comparison
     driver: str
-    tokens_per_step: Annotated[int, msgspec.Meta(gt=0)]
+    tokens_per_step: Count  # 0: of a loop of which nobody said
     times_ms: dict[str, list[Milliseconds]]  # metric -> one value a launch
     counters: dict[str, Count]
     information: dict[str, float]  # shown beside the verdict, never judged
@@ -66,6 +66,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # of a GPU's step; unset but in the newest of its software
     profile: RecordedProfile | msgspec.UnsetType = msgspec.UNSET
 
+    # of what the workload imported; unset for none, and in old files
+    libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
+
     def unlike_ranks(self) -> dict[str, list[int]]:
         """Return ``by_rank``, empty where ranks were not kept apart."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
@@ -79,7 +82,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         found: dict[str, float] = dict(self.counters)
         found |= self.information
         found |= {name: one.mean for name, one in self.differences_pct.items()}
-        if self.tokens_per_step:  # 0 where a run failed before it knew
+        if self.tokens_per_step:  # 0 also where a run failed before it knew
             found["tokens_per_step"] = self.tokens_per_step
         # The level at which ratios of launches average out.
         found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}

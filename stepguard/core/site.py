@@ -4,6 +4,7 @@ Line numbers move with every edit above them, so sites of two revisions are matc
 function, source text and what happens there; the line is for the reader.
 """
 
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -11,6 +12,8 @@ from msgspec.structs import replace
 
 from stepguard.core.profile import grouped
 from stepguard.core.text import cut
+
+_LINE = re.compile(r":\d+ in ")
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,11 +27,15 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: str = ""  # "micro_step_0/forward"
     count: int = 1
     allowed: str = ""  # the reason that the source gives, if it is deliberate
+    # The library's line that is called from there, "transformers/trainer.py:41 in Trainer.train",
+    # where that is neither torch's nor the tree's. Only then it is written.
+    via: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> tuple[str, str, str, str, str]:
         """Return the fields that must be equal for two sites to be the same one."""
-        return (self.what, self.file, self.function, self.text)
+        library = _LINE.sub(" in ", self.via or "", count=1)
+        return (self.what, self.file, self.function, self.text, library)
 
     def location(self) -> str:
         """Return ``loss.item() in train_step (model/workloads.py:88), forward``."""
@@ -36,6 +43,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"{self.what}{f', {self.phase}' if self.phase else ''}"
         source = self.text.partition("  #")[0]  # a comment would read as part of the sentence
         where = f"{cut(source, 60) or self.what} in {self.function} ({self.place})"
+        where += f" via {self.via}" if self.via else ""
         return f"{where}, {self.phase}" if self.phase else where
 
     def described(self) -> str:

@@ -212,6 +212,8 @@ class Verdict(_Data, frozen=True):
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
     permissions: tuple[PermissionOutcome, ...] = ()  # of the case, and what each of them did
+    # Those that are others than the recording's, "transformers 5.22 -> 5.23". Only then written.
+    libraries: str | msgspec.UnsetType = msgspec.UNSET
     explanation: Explanation | None = None  # of the time, where both sides have a profile
     straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
 

@@ -29,6 +29,7 @@ class Tag(Enum):
     CARD = "card"
     SOFTWARE = "software"
     ENVIRONMENT = "environment"
+    LIBRARIES = "libraries"  # which explain a change, and forbid no comparison
 
 
 Conditions = Mapping[Tag, Mapping[str, Any]]

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import msgspec
+
 from stepguard.core.explanation import Explanation
 from stepguard.core.permission import Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
@@ -27,6 +29,7 @@ class Findings:
     p_value: float | None = None
     explanation: Explanation | None = None
     straggler: Straggler | None = None
+    libraries: str = ""  # that are others than the recording's
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def verdict_of(found: Findings, permits: Permits = NO_PERMITS, **marks: Any) -> 
         permissions=outcomes,
         explanation=found.explanation.bounded() if found.explanation else None,
         straggler=found.straggler,
+        libraries=found.libraries or msgspec.UNSET,
         **marks,
     )
 

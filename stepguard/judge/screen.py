@@ -72,7 +72,20 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
         else replace(one, figures=explained.get(one.metric, one.figures))
         for one in compared
     )
-    return Findings(evidence.case_id, metrics, recordings=len(past), explanation=why)
+    return Findings(
+        evidence.case_id,
+        metrics,
+        recordings=len(past),
+        explanation=why,
+        libraries=_other_libraries(now, past[-1]),
+    )
+
+
+def _other_libraries(now: Recording, then: Recording) -> str:
+    """Return which versions are others than the recording's; empty for none."""
+    both = ({Tag.LIBRARIES: one.libraries or {}} for one in (then, now))
+    found = tuple(one.change for one in comparable(*both))
+    return Changed(changes=found).text if found else ""
 
 
 def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:

@@ -30,6 +30,7 @@ def summarise(evidence: Evidence) -> Recording:
         device_uuid=fingerprint.device_uuid if fingerprint else "",
         software=evidence.software_key() if fingerprint else {},
         driver=fingerprint.driver if fingerprint else "",
+        libraries=fingerprint.libraries if fingerprint and fingerprint.libraries else msgspec.UNSET,
         tokens_per_step=evidence.tokens_per_step,
         times_ms={JUDGED_TIME: times} if times else {},
         counters=dict(counts.values),
@@ -105,7 +106,8 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     blocks = [block for launch in launches for block in launch.blocks]
     found["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
     found["compile_s"] = max(launch.compile_s for launch in launches)
-    found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
+    if evidence.tokens_per_step:  # of a loop nobody may have said
+        found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
         found["enqueue_ms"] = median(enqueue)
     energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]

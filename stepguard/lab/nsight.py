@@ -152,7 +152,7 @@ def ncu_commands(case: Case, folder: Path, options: argparse.Namespace) -> list[
 
 def _worker(case: Case, options: argparse.Namespace) -> list[str]:
     """Return the command of our own worker, of which torchrun starts several."""
-    run = {"factory": case.workload, "params": dict(case.params), "device": case.device}
+    run: dict[str, Any] = {"case": case.as_dict()}
     # A range is its thread's alone, and ncu looks for it on the thread that launches.
     run |= {"warmup": options.warmup, "steps": options.steps, "one_thread": options.tool == "ncu"}
     module, ranks = "stepguard.worker.profilers.alone", case.world_size

@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
@@ -256,7 +258,8 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
         code = Reason.OUT_OF_MEMORY
     kind = [] if described["bad_workload"] else [described["type"]]
     message = ": ".join([f"rank {rank} in {scene.position(rank)}", *kind, *first])
-    site = Site(described["type"], *described["place"])
+    file, line, function, text, via = described["place"]
+    site = Site(described["type"], file, line, function, text, via=via or msgspec.UNSET)
     return Fault(code, message, described["traceback"], scene.during, site)
 
 

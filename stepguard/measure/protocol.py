@@ -37,6 +37,11 @@ class Protocol:
     share: float = 0.25
     of_means: bool = False
 
+    @property
+    def timed_s(self) -> float:
+        """Return how long a launch's timed steps take, about: its warm-up is rarely the least."""
+        return 2 * self.warmup_min_s + self.blocks * self.block_s
+
 
 PROTOCOLS = {
     # At its power cap a card's clock dips about once a second, single steps by 5 %: medians of

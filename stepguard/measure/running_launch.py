@@ -109,7 +109,15 @@ class RunningLaunch:
         if not quietly:
             self.show("build and first step")
         case = self.workers.case
-        answers = self.ask("prepare", quietly=quietly, factory=case.workload, params=case.params)
+        # A loop has compiled, and run steps, when it rests for the first time.
+        limit_s = COMPILE_LIMIT_S if case.loop else COMMAND_LIMIT_S
+        answers = self.ask(
+            "prepare",
+            limit_s=limit_s,
+            quietly=quietly,
+            case=case.as_dict(),
+            timed_s=self.protocol.timed_s,
+        )
         with self._blamed():
             self.workers.take_description(answers, self.group.spec)
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)

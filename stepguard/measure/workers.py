@@ -119,7 +119,7 @@ def launch_spec(
     name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
     return LaunchSpec(
         device=case.device,
-        preload=(case.workload.partition(":")[0],),
+        preload=(case.module,) if case.module else (),
         shared=COMPILER,
         world_size=1 if alone else case.world_size,
         root=bench.root,
@@ -217,7 +217,7 @@ class CaseWorkers:
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported what must come from the tree from elsewhere."""
-        package = self.case.workload.partition(":")[0].partition(".")[0]
+        package = self.case.module.partition(".")[0]
         check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
 

@@ -86,7 +86,9 @@ def next_steps(
         return []
     else:
         steps = _after_screen(verdict, commands, dirty)
-    if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
+    syncs = verdict.worst.sites if verdict.worst and verdict.worst.metric in SYNCS else ()
+    # A comment at the line that calls a library would allow all that the library does.
+    if any(not site.via for site in syncs):
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
     if _stays(verdict):
         afresh = f"--perf-select={shlex.quote(verdict.case_id)} --perf-fresh"

@@ -118,8 +118,15 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         # It was there before the steps whose lines are counted.
         what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
         return [*what, moved, bare]
-    short = _file(worst.place)
-    return [f"{moved} {worst.place.place}", f"{bare} {worst.place.place}", f"{bare} {short}", bare]
+    short, via = _file(worst.place), worst.place.via
+    library = [f"{moved} {worst.place.place} via {via}"] if via else []
+    return [
+        *library,
+        f"{moved} {worst.place.place}",
+        f"{bare} {worst.place.place}",
+        f"{bare} {short}",
+        bare,
+    ]
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
@@ -253,6 +260,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     from it, as that no waiver applies.
     """
     lines, moved = [], _moved(verdict)
+    if verdict.libraries and moved:
+        lines.append(f"  {verdict.libraries} since the recording")
     for above, metric in zip([None, *moved], moved, strict=False):
         lines += _metric_lines(metric, above, bool(verdict.against))
     lines += [f"  {text}" for text in why.lines(verdict)]

@@ -13,21 +13,27 @@ import socket
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from stepguard.worker.rendezvous import meet
 
 Message = dict[str, Any]
 _IDLE_LIMIT = timedelta(hours=6)  # the host enforces the real limits; this only must not be shorter
 
 
 class Channel:
-    """Commands in, and one reply out for all ranks together."""
+    """Commands in, and one reply out for all ranks together.
+
+    Its group is its own, beside torch's default group, which a script makes by itself.
+    """
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self._group: dist.ProcessGroup | None = None
+        self._group: Any = None
         if self.world_size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=_IDLE_LIMIT)
+            self._group = dist.ProcessGroupGloo(*meet("channel"), _IDLE_LIMIT)
         if self.rank == 0:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect(f"\0stepguard-{os.environ['STEPGUARD_TOKEN']}")
@@ -38,34 +44,51 @@ class Channel:
 
     def receive(self) -> Message:
         """Return the next command, on every rank. A closed socket reads as the command ``exit``."""
-        box: list[Message] = [{}]
-        if self.rank == 0:
-            line = self._lines.readline()
-            box[0] = json.loads(line) if line else {"command": "exit"}
+        line = self._lines.readline() if self.rank == 0 else ""
         if self._group is not None:
-            dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+            line = self._from_first(line.encode()).decode()
+        found: Message = json.loads(line) if line else {"command": "exit"}
+        return found
+
+    def _from_first(self, data: bytes) -> bytes:
+        """Return rank 0's ``data``."""
+        how = dist.BroadcastOptions()
+        how.rootRank = 0
+        length = torch.tensor([len(data)])
+        self._group.broadcast([length], how).wait()
+        box = _bytes(data, int(length))
+        self._group.broadcast([box], how).wait()
+        return bytes(box.numpy())
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, in rank order, on rank 0; an empty list on the others."""
         if self._group is None:
             return [value]
-        gathered: list[Any] = [None] * self.world_size if self.rank == 0 else []
-        dist.gather_object(value, gathered or None, dst=0, group=self._group)
-        return gathered
+        data = json.dumps(value).encode()
+        lengths = self._numbers(len(data))
+        most = max(lengths)
+        first = self.rank == 0
+        boxes = [torch.zeros(most, dtype=torch.uint8) for _ in lengths]
+        how = dist.GatherOptions()
+        how.rootRank = 0
+        self._group.gather([boxes] if first else [], [_bytes(data, most)], how).wait()
+        both = zip(boxes, lengths, strict=True)
+        return [json.loads(bytes(box[:length].numpy())) for box, length in both] if first else []
 
     def any(self, value: bool) -> bool:
         """Return, on every rank alike, whether ``value`` is true on any."""
-        if self._group is None:
-            return value
-        values = [False] * self.world_size
-        dist.all_gather_object(values, value, group=self._group)
-        return any(values)
+        return any(self._numbers(int(value))) if self._group is not None else value
+
+    def _numbers(self, value: int) -> list[int]:
+        """Return, on every rank, each rank's number."""
+        found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        self._group.allgather([found], [torch.tensor([value])]).wait()
+        return [int(one) for one in found]
 
     def barrier(self) -> None:
         """Line the ranks up before a block, without touching the GPUs."""
         if self._group is not None:
-            dist.barrier(self._group)
+            self._group.barrier().wait()
 
     def begin(self) -> None:
         """Tell the host that what it asked for begins now: its own clock runs from here on."""
@@ -75,3 +98,8 @@ class Channel:
         """Answer the host; only rank 0 does."""
         if self.rank == 0:
             self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _bytes(data: bytes, length: int) -> torch.Tensor:
+    """Return a tensor of ``length`` bytes that begins with the data."""
+    return torch.frombuffer(bytearray(data.ljust(length, b"\0")), dtype=torch.uint8)

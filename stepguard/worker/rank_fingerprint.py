@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stepguard.core.fingerprint import STEERING
+from stepguard.core.fingerprint import LIBRARIES, STEERING
 from stepguard.worker.torch_device import properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
@@ -37,6 +37,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "arch": platform.machine(),
         "cpu_threads": torch.get_num_threads(),
         "environment": _variables(_PREFIXES),
+        "libraries": {name: _version(name) for name in LIBRARIES if name in sys.modules},
     }
 
 

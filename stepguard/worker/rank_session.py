@@ -1,6 +1,6 @@
 """A rank's session: runs the host's commands one at a time on a workload that it keeps.
 
-    prepare     import the factory and build the workload
+    prepare     build the workload: import and call a factory, or run a loop's first steps
     first_step  run one step and wait for it: compilation
     block       run n timed steps
     alternate   run segments of variants of the step
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
 from stepguard.worker.clock import Clock
 from stepguard.worker.compile_caches import (
@@ -40,13 +41,15 @@ from stepguard.worker.count.counting import count
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.steering import everywhere
 from stepguard.worker.count.tally import RankStep
+from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory_snapshot import record_memory
 from stepguard.worker.profilers.record_trace import record_trace
 from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
+from stepguard.worker.rendezvous import join_process_group
 from stepguard.worker.variants import VARIANTS, alternate
-from stepguard.worker.workload import BadWorkload, build
+from stepguard.worker.workload import BadWorkload
 
 
 class MachineSamples:
@@ -88,7 +91,6 @@ class Session:
         except ValueError as error:
             raise BadWorkload(str(error)) from None
         self.on_gpu = torch_device.on_gpu(self.device)
-        join_process_group(torch_device.backend(self.device))
         self.channel = Channel()
         self.clock = Clock(self.device)
         self.machine = MachineSamples()
@@ -113,18 +115,22 @@ class Session:
         if has_compiler():
             keep_headers()
 
-    def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
+    def do_prepare(self, case: dict[str, Any], timed_s: float = 0.0) -> dict[str, Any]:
         """Build the workload; return what it says of itself, and what this rank runs on."""
+        wanted = from_dict(case)
         torch_device.select(
             self.device
         )  # not before: a launch on standby must not hold a GPU context
         if has_compiler():
             take_kept_headers()
-        self.package = factory.partition(":")[0].partition(".")[0]
+        self.package = wanted.module.partition(".")[0]
+        if wanted.loop is None:  # a loop joins by itself
+            join_process_group(torch_device.backend(self.device))
+        compiler.install()  # where it is imported already: a loop compiles before its first rest
         # A GPU's tensors say themselves where they are.
         watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
         with watched:
-            self.workload = build(factory, params, self.device.type)
+            self.workload = workload_of(wanted, self.device.type, timed_s)
         refuse_set_too_late(self._read_once, read_once())
         compiler.install()  # not before: only a workload that compiles has imported the compiler
         if hasattr(self.workload, "on_phase"):
@@ -243,18 +249,3 @@ def preload(variable: str) -> None:
     for name in os.environ.get(variable, "").split():
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-
-
-def join_process_group(backend: str) -> None:
-    """Join the other ranks, if there are any. A single rank of a case that has several does it too:
-    its workload may reduce without asking how many ranks there are.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "STEPGUARD_ONE_OF_SEVERAL" not in os.environ:
-        return
-    # No device_id: that would open NCCL at once, on a card that another launch is measured on.
-    if path := os.environ.get("STEPGUARD_STORE"):  # of a launch on one node; see launch/torchrun.py
-        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = dist.FileStore(path, ranks)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
-    else:
-        dist.init_process_group(backend)

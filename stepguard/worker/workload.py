@@ -38,7 +38,7 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
     result; ValueError from the factory itself (an impossible value) passes through.
     """
     with _saying_where():
-        function = _function_of(factory)
+        function = find_function(factory)
     signature = inspect.signature(function)
     try:
         signature.bind(device=device, **params)
@@ -75,8 +75,10 @@ def _takes_device(signature: inspect.Signature) -> bool:
     return True
 
 
-def _function_of(factory: str) -> Callable[..., Any]:
-    """Import a factory. Raises BadWorkload for a module or a function that is not there."""
+def find_function(factory: str) -> Callable[..., Any]:
+    """Return the function of that name, ``package.module:function``. Raises BadWorkload for a
+    module or a function that is not there.
+    """
     module_name, _, function_name = factory.partition(":")
     try:
         module = importlib.import_module(module_name)

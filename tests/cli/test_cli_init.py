@@ -350,7 +350,7 @@ def test_a_module_without_a_colon_has_its_factories_named(project, capsys):
         assert main([command, typed]) == 2
         assert named in capsys.readouterr().err
     assert main(["init", "nope"]) == 2
-    assert capsys.readouterr().err.endswith("write 'package.module:factory'\n")
+    assert capsys.readouterr().err.endswith("write package.module:function, or -- SCRIPT\n")
     assert main(["init", "my_model:train_step", "width=64", "--name", "a b"]) == 2
     assert not project.test.exists()
 
@@ -393,3 +393,93 @@ def test_commands_of_a_src_layout_find_its_sources(project, capsys, monkeypatch)
     assert project.init("--ci") == 0
     workflow = (project.path / init.WORKFLOW).read_text()
     assert " env PYTHONPATH=src python -m pytest perf_tests --perf-strict\n" in workflow
+
+
+SCRIPT = "print('trains')\n"
+
+
+def declared(project, name):
+    """The case of a test that init wrote."""
+    path = project.path / "perf_tests" / f"test_{name}.py"
+    compile(path.read_text(), "test", "exec")
+    return [line.strip() for line in path.read_text().splitlines() if "Case(" in line][0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "case"),
+    [
+        ((), 'Case("cpu", "train.py", device="cpu", launches=1),'),
+        (
+            ("--batch_size=12", "--name", 'a "b"'),
+            'Case("cpu", "train.py", args=("--batch_size=12", "--name", "a \\"b\\"",), '
+            'device="cpu", launches=1),',
+        ),
+    ],
+)
+def test_a_script_is_guarded_as_it_is(project, capsys, arguments, case):
+    """What follows -- is the script's, options of the same name included."""
+    (project.path / "train.py").write_text(SCRIPT)
+    project.commit()
+    assert main(["init", "--", "train.py", *arguments]) == 0
+    assert declared(project, "train") == case
+    assert project.measured == ["perf_tests/test_train.py"]
+    assert "train.py runs as it is: it writes what a run of its" in capsys.readouterr().out
+
+
+def test_a_script_on_several_ranks_with_its_own_step(project):
+    """The case has its ranks in its name, and what a step is."""
+    (project.path / "inner").mkdir()
+    (project.path / "inner" / "train-gpt.py").write_text(SCRIPT)
+    project.commit()
+    asked = ["--gpus", "2", "--every", "10", "--tokens", "4096", "--step-at", "a.b:c"]
+    assert main(["init", *asked, "--", "inner/train-gpt.py"]) == 0
+    assert declared(project, "train_gpt") == (
+        'Case("cpu-2-ranks", "inner/train-gpt.py", loop=Loop(step_at="a.b:c", every=10, '
+        'tokens_per_step=4096), device="cpu", world_size=2, launches=1),'
+    )
+    text = (project.path / "perf_tests" / "test_train_gpt.py").read_text()
+    assert "from stepguard import Case, Loop\n" in text
+
+
+def test_a_module_is_run_as_python_runs_it(project):
+    """What stands behind -m, and its arguments."""
+    (project.path / "scripts").mkdir()
+    (project.path / "scripts" / "base_train.py").write_text(SCRIPT)
+    project.commit()
+    assert main(["init", "--", "-m", "scripts.base_train", "--depth=2"]) == 0
+    assert declared(project, "base_train") == (
+        'Case("cpu", "-m scripts.base_train", args=("--depth=2",), device="cpu", launches=1),'
+    )
+
+
+def test_a_function_that_runs_a_loop(project):
+    """An option about loops makes a factory's name that of a loop, which takes no device."""
+    (project.path / "fits.py").write_text("def fit(layers): ...\n")
+    project.commit()
+    assert main(["init", "fits:fit", "layers=2", "--step-at", "optimizer"]) == 0
+    assert declared(project, "fit") == (
+        'Case("cpu", "fits:fit", {"layers": 2}, loop=Loop(), device="cpu", launches=1),'
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--", "trian.py"], "there is no trian.py in {root} (did you mean train.py?)"),
+        (["--", "python", "train.py"], "-- python: write the script and its arguments alone, -- "),
+        (["--", "-m"], "-- -m: write the script and its arguments alone, -- train.py"),
+        (["--", "-m", "pkg.train"], "there is no module pkg.train, seen from {root}"),
+        (["--", "-c", "print()"], "-- -c: write the script and its arguments alone, -- train.py"),
+        (["--", "train"], "Case.workload 'train': write 'package.module:function', or a script's "),
+        (["my_model:train_step", "--", "train.py"], "my_model:train_step: name it, or a script be"),
+        (["--every", "0", "--", "train.py"], "Loop.every 0: a number from 1 is needed"),
+        (["width=3", "--", "train.py"], "width=3: name it, or a script behind --, not both"),
+    ],
+)
+def test_a_script_that_cannot_be_is_refused(project, capsys, arguments, says):
+    """With what to write instead, before anything is written."""
+    (project.path / "train.py").write_text(SCRIPT)
+    project.commit()
+    assert main(["init", *arguments]) == 2
+    assert says.format(root=project.path) in capsys.readouterr().err
+    assert not (project.path / "perf_tests").exists()

@@ -69,7 +69,8 @@ def test_ncu(tools):
         assert option in call
     run = json.loads(call[-1])
     assert call[-2] == alone.__name__
-    assert run == {"factory": "w:f", "params": {"batch": 4}, "device": "cuda"} | {
+    case = {"workload": "w:f", "params": {"batch": 4}, "device": "cuda", "world_size": 1}
+    assert run == {"case": case} | {
         "warmup": 5,
         "steps": 1,
         "one_thread": True,
@@ -161,11 +162,13 @@ def test_a_gpu_with_nothing_to_recommend(shell, tmp_path):
 def test_our_worker_refuses_what_is_no_workload(monkeypatch):
     """In a sentence, as everywhere; a sound one runs its steps."""
     monkeypatch.syspath_prepend(str(TESTS))
-    run = {"factory": "factories:linear", "params": {"n": 4}, "device": "cpu"}
-    run |= {"warmup": 2, "steps": 1}
+    case = {"workload": "factories:linear", "params": {"n": 4}, "device": "cpu", "world_size": 1}
+    run = {"case": case, "warmup": 2, "steps": 1}
     monkeypatch.setattr("sys.argv", ["alone", json.dumps(run)])
     assert alone.main() == ""
-    monkeypatch.setattr("sys.argv", ["alone", json.dumps(run | {"params": {"m": 4}})])
+    monkeypatch.setattr(
+        "sys.argv", ["alone", json.dumps(run | {"case": case | {"params": {"m": 4}}})]
+    )
     assert "unexpected keyword" in alone.main()
 
 

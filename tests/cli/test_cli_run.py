@@ -109,7 +109,7 @@ def test_a_traceback_begins_with_the_factory(real):
     ("arguments", "words"),
     [
         (("nofactory",), "'nofactory' has no baseline; what has: "),
-        (("a.b:",), "write 'package.module:factory'"),
+        (("a.b:",), "write 'package.module:function'"),
         (("a.b:c", "batch"), "'batch': write key=value"),
         (("a.b:c", "n=1", "n=2"), "n is given twice"),
         (("a.b:c", "--gpus", "0"), "--gpus 0: at least 1"),

@@ -144,7 +144,7 @@ def test_rows_of_something_else_are_not_mixed_in(shell, measured):
         ("n = [16, 32, 64]", "n = [[1]]", "grid"),
         ('"step_ms", "peak', '"step_s", "peak', "'step_s' is no metric"),
         ('x = "n"', 'x = "m"', "report.plot.x 'm': one of n, kind"),
-        ("factories:linear", "linear", "write 'package.module:factory'"),
+        ("factories:linear", "linear", "write 'package.module:function'"),
         ('device = "cpu"', 'device = "tpu"', "Case.device 'tpu'"),
         ("k = 2", "k = ", "line"),
     ],

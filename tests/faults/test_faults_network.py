@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
+from stepguard.core.case import Case
 from stepguard.launch.group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
 
@@ -69,7 +70,7 @@ def test_a_launch_listens_on_loopback_alone(tmp_path, monkeypatch, ranks, factor
     with WorkerGroup(spec) as group:
         group.hello(look)
         for command, arguments in (
-            ("prepare", {"factory": f"factories:{factory}", "params": params}),
+            ("prepare", {"case": Case("x", f"factories:{factory}", params, "cpu").as_dict()}),
             ("first_step", {}),
         ):
             group.request(

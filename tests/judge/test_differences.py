@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 from builders import PROPERTY, compared, entry, evidence, one_recording, recording, values_of
@@ -359,10 +360,13 @@ def test_parts_are_those_of_the_highest_rank_and_places_those_of_all():
         rank({"calls": 4, SYNCS: 2, "even": 5}, detail={"calls": {"x": 4}}),
     ]
     for of_rank, place, often in zip(ranks, (LOSS, NORM), (1, 2), strict=True):
-        here = structs.asdict(structs.replace(place, count=often))
+        here = msgspec.to_builtins(structs.replace(place, count=often))
         of_rank |= {
             "sites": {
-                SYNCS: [here, structs.asdict(structs.replace(place, text="all", allowed="known"))]
+                SYNCS: [
+                    here,
+                    msgspec.to_builtins(structs.replace(place, text="all", allowed="known")),
+                ]
             }
         }
         of_rank |= {"information": {"share": float(ranks.index(of_rank))}}
@@ -379,7 +383,9 @@ def test_equal_ranks_are_one_of_them():
     """Parts and places are those of the first, so that reports do not change from run to run."""
     first, second = (structs.replace(LOSS, line=line) for line in (10, 20))
     ranks = [
-        rank({"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: [structs.asdict(place)]})
+        rank(
+            {"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: [msgspec.to_builtins(place)]}
+        )
         for name, place in (("x", first), ("y", second))
     ]
     counts = counts_of(ranks, 1.0)

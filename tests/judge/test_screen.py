@@ -36,6 +36,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.screen import judge, measurement_problem, wants_another_launch
 from stepguard.report.notes import note
+from stepguard.report.words import evidence_lines
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 WORK = [name for name, metric in METRICS.items() if metric.role == "work"]
@@ -129,6 +130,19 @@ def test_a_work_counter_that_moves_is_changed(name, step):
     verdict = judge(moved, entry_of(sound))
     assert decided(verdict) == (Status.CHANGED, Reason.WORK_MOVED)
     assert verdict.worst.metric == name
+
+
+def test_other_libraries_stand_beside_what_changed():
+    """They explain, and forbid no comparison; where nothing moved nothing is said of them."""
+    sound = cpu_evidence()
+    newer = replace(sound.fingerprint, libraries={"transformers": "5.23", "peft": "1.0"})
+    moved = with_counts(replace(sound, fingerprint=newer), flops_per_step=1)
+    older = entry_of(sound, libraries={"transformers": "5.22"})
+    said = "  peft unset -> 1.0, transformers 5.22 -> 5.23 since the recording"
+    assert evidence_lines(judge(moved, older))[0] == said
+    assert said not in evidence_lines(judge(replace(sound, fingerprint=newer), older))
+    same = entry_of(sound, libraries=newer.libraries)
+    assert "since the recording" not in "".join(evidence_lines(judge(moved, same)))
 
 
 @pytest.mark.parametrize("name", COST)

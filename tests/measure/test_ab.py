@@ -149,7 +149,7 @@ def fake_group(world):
             self.note(f"{command} {arguments['steps']}" if command == "block" else command)
             return [getattr(self, command)(**arguments)]
 
-        def prepare(self, factory, params):
+        def prepare(self, case, timed_s):
             return {
                 "tokens_per_step": 10,
                 "flops_per_step": 1.0,

@@ -55,11 +55,28 @@ class GPT(torch.nn.Module):
 """
 
 
+TRAIN = """
+import torch
+
+from model import GPT, GPTConfig
+
+model = GPT(GPTConfig(block_size=64, vocab_size=512, n_layer=2, n_head=4, n_embd=64))
+optimizer = model.configure_optimizers(0.1, 0.0, (0.9, 0.95), "cpu")
+while True:
+    inputs = torch.randint(512, (4, 64))
+    _, loss = model(inputs, inputs)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """The repository, and what each block of commands answered, in the page's order."""
     folder = tmp_path_factory.mktemp("first-hour")
     (folder / "model.py").write_text(MODEL)
+    (folder / "train.py").write_text(TRAIN)
     (folder / "conftest.py").write_text(WITH_OPTIMIZERS)
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {f"GIT_{who}_{of}": "t@t" for who in ("AUTHOR", "COMMITTER") for of in ("NAME", "EMAIL")}
@@ -84,11 +101,8 @@ def answers(tmp_path_factory):
 
     assert typed("git init -q && git add . && git commit -q -m Begin")[0] == 0
     found = []
-    for language, block in re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE, re.M | re.S):
-        if language == "python":
-            (folder / re.match(r"# (\S+)", block)[1]).write_text(block)
-        else:
-            found.append(typed("set -e\n" + block))
+    for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S):
+        found.append(typed("set -e\n" + block))
     return folder, found
 
 
@@ -96,24 +110,23 @@ def test_each_command_does_what_the_page_says(answers):
     """The first of each pair of lines stands in the page's own answers, too."""
     folder, found = answers
     said = [
-        (0, "wrote perf_workload.py: a factory, which runs as it is"),
-        (0, "train_step[cpu]: first recording in baselines/cpu.json"),
+        (0, "train[cpu]: first recording in baselines/cpu.json"),
         (0, ""),
         (1, "2 x .item(): x = self.gelu(x); self.last = x.norm().item() in MLP.forward (model.py:"),
-        (0, "train_step[cpu]: a new level begins (the norm is wanted) in baselines/cpu.json"),
+        (0, "train[cpu]: a new level begins (the norm is wanted) in baselines/cpu.json"),
     ]
     assert [status for status, _ in found] == [status for status, _ in said], found
     for (_, out), (_, words) in zip(found, said, strict=True):
         assert words in out and words in PAGE
     steps = re.findall(r"^  (?:accept|or for some days|if the sync is meant): .*$", PAGE, re.M)
-    assert len(steps) == 3 and all(step in found[3][1] for step in steps), found[3][1]
+    assert len(steps) == 3 and all(step in found[2][1] for step in steps), found[2][1]
 
 
 def test_the_files_that_init_wrote_are_as_the_page_says(answers):
     """What it committed, under the name that the page gives, and nothing else was left over."""
     folder, found = answers
-    for line in ("wrote perf_tests/test_train_step.py: ", "wrote pytest.ini: ", "committed "):
-        assert line in found[1][1] and line in PAGE
+    for line in ("wrote perf_tests/test_train.py: ", "wrote pytest.ini: ", "committed "):
+        assert line in found[0][1] and line in PAGE
     left = subprocess.run(
         ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True
     ).stdout

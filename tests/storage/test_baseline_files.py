@@ -233,7 +233,7 @@ SPOILT = {
     "huge counter": ((*RECORDING, "counters", "graph_breaks"), 10**400),
     "unknown counter": ((*RECORDING, "counters", "graph_brakes"), 1),
     "time as counter": ((*RECORDING, "counters", "step_ms"), 1),
-    "no tokens": ((*RECORDING, "tokens_per_step"), 0),
+    "less than no tokens": ((*RECORDING, "tokens_per_step"), -1),
     "infinite information": ((*RECORDING, "information", "mfu_pct"), math.inf),
     "huge information": ((*RECORDING, "information", "mfu_pct"), 10**300),
     "empty date": ((*RECORDING, "date"), ""),
@@ -336,6 +336,7 @@ LATER = {
     "differences_pct": {},
     "by_rank": msgspec.UNSET,
     "profile": msgspec.UNSET,
+    "libraries": msgspec.UNSET,
 }  # an older file has none of these
 
 

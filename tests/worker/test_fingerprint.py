@@ -1,5 +1,9 @@
 """What a rank says of its software and its surroundings."""
 
+import sys
+import types
+from importlib import metadata
+
 import torch
 
 from stepguard.worker.rank_fingerprint import fingerprint
@@ -17,3 +21,11 @@ def test_only_variables_that_steer_are_told(monkeypatch):
         "TORCH_LOGS",
         "NCCL_DEBUG",
     }
+
+
+def test_the_versions_of_what_runs_the_loop_are_told(monkeypatch):
+    """Of those that the workload has imported, and of no other package."""
+    for name in ("transformers", "accelerate"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", types.ModuleType("transformers"))
+    assert fingerprint(CPU)["libraries"] == {"transformers": metadata.version("transformers")}

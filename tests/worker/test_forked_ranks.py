@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
+from stepguard.core.case import Case
 from stepguard.launch import group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
@@ -124,11 +125,12 @@ def test_a_setting_that_comes_too_late_is_refused(
     with WorkerGroup(launch_spec(tmp_path, **imported)) as group:
         group.hello()
         how = {"limit_s": BUSY_LIMIT_S, "poll": lambda: None, "progress": lambda text: None}
+        how["case"] = Case("x", f"setter:{factory}", device="cpu").as_dict()
         if not names:
-            group.request("prepare", factory=f"setter:{factory}", params={}, **how)
+            group.request("prepare", **how)
             return
         with pytest.raises(LaunchFailed) as caught:
-            group.request("prepare", factory=f"setter:{factory}", params={}, **how)
+            group.request("prepare", **how)
     assert caught.value.fault.code == "BAD_WORKLOAD"
     assert caught.value.fault.message.endswith(names)
 

@@ -175,13 +175,14 @@ def test_what_a_line_does_in_several_ways_is_one_site():
 
 
 def test_lines_stay_apart():
-    """Other text, function, file or reason is another site."""
+    """Other text, function, file, reason or function of a library is another site."""
     one = Site(".item()", "a.py", 1, "f", "x.item()")
     others = [
         Site(".item()", "a.py", 2, "f", "y.item()"),
         Site(".item()", "a.py", 1, "g", "x.item()"),
         Site(".item()", "b.py", 1, "f", "x.item()"),
         Site(".item()", "a.py", 1, "f", "x.item()", allowed="why"),
+        Site(".item()", "a.py", 1, "f", "x.item()", via="lib/trainer.py:3 in log"),
     ]
     assert by_place([one, *others]) == [one, *others]
 

@@ -28,7 +28,7 @@ from typing import Any, Self
 import torch
 
 from stepguard.core.site import Site
-from stepguard.worker.count.locate import Place, enclosing, locate, qualified
+from stepguard.worker.count.locate import Place, enclosing, locate, qualified, site_at
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), from the innermost frame outwards
 RECORDS = 100_000  # torch keeps the newest 64 compilations unless it is asked for more
@@ -247,7 +247,7 @@ def _site(what: str, stack: Stack) -> Site:
     if not place.file and stack and stack[0][0].startswith(_TORCH):
         file, line, function = stack[0]
         place = Place(f"torch/{file.removeprefix(_TORCH)}", line, function)
-    return Site(what, *place)
+    return site_at(what, place)
 
 
 def _break(reason: str, stack: Stack) -> Site:

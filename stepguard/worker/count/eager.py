@@ -17,7 +17,7 @@ from stepguard.core.metrics import GROWING_LINES, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.clock import Step
 from stepguard.worker.count.candidates import count_candidates
-from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery
+from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery, site_at
 from stepguard.worker.count.python_lines import TracedStep, count_python
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.torch_device import empty_cache, on_gpu
@@ -58,7 +58,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         One that only a backward pass or an optimizer calls has that as its phase.
         """
         return merge(
-            Site(name, *place, phase=min(self._phases[name, place]), count=count)
+            site_at(name, place, min(self._phases[name, place]), count)
             for (name, place), count in self._placed.items()
             if place.file
         )

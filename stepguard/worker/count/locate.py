@@ -13,13 +13,25 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+import msgspec
 import torch
+
+from stepguard.core.site import Site
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ENGINE = str(Path(__file__).parents[2]) + os.sep  # by the link that it was imported through
 _INSTALLED = ("site-packages", "dist-packages")
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")  # the rest of a broken function
+
+
+_tree = ""  # empty: the working directory
+
+
+def keep_tree() -> None:
+    """Take the working directory for the measured tree from now on: a script may leave it."""
+    global _tree
+    _tree = os.getcwd()
 
 
 class Place(NamedTuple):
@@ -29,6 +41,7 @@ class Place(NamedTuple):
     line: int = 0
     function: str = ""
     text: str = ""
+    via: str = ""  # the library's line that is called from there: "name/file.py:3 in function"
 
 
 def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
@@ -45,22 +58,39 @@ def machinery(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
-    """Return the innermost frame of the measured tree, else the innermost outside of torch and us.
+    """Return the innermost frame of the measured tree, else the innermost outside of torch and us;
+    with the latter as ``via`` where a library is called from the tree.
 
     ``stack`` goes from the innermost frame outwards. Returns an empty Place when every frame is
     torch's, the standard library's or the engine's (an autograd thread has no Python frame).
     """
-    root = os.getcwd()
+    root = _tree or os.getcwd()
     fallback = Place()
     for file, line, function in stack:
         if is_machinery(file):
             continue
         inside, shown = _in_tree(file, root)
+        if not inside and fallback.file:
+            continue
         place = Place(shown, line, function, linecache.getline(file, line).strip())
         if inside:
-            return place
-        fallback = fallback if fallback.file else place
+            return place._replace(via=_via(fallback)) if fallback.file else place
+        fallback = place
     return fallback
+
+
+def site_at(what: str, place: Place, phase: str = "", count: int = 1, allowed: str = "") -> Site:
+    """Return what happens at a place."""
+    file, line, function, text, via = place
+    return Site(what, file, line, function, text, phase, count, allowed, via or msgspec.UNSET)
+
+
+def _via(place: Place) -> str:
+    """Return a library's line as its readers know it: from the package's folder on."""
+    parts = Path(place.file).parts
+    packages = [number for number, part in enumerate(parts) if part in _INSTALLED]
+    shown = "/".join(parts[packages[-1] + 1 :]) if packages else place.file
+    return f"{shown}:{place.line} in {place.function}"
 
 
 def raised_at(error: BaseException) -> Place:

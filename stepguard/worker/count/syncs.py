@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stepguard.core.allow import allowed_by_comment, allowed_now
 from stepguard.core.site import Site
 from stepguard.trace.host_steps import Sync
-from stepguard.worker.count.locate import frames, locate
+from stepguard.worker.count.locate import frames, locate, site_at
 from stepguard.worker.position import MICRO_STEP, Phases
 from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync
 
@@ -39,7 +39,7 @@ def site_here(what: str, phases: Phases) -> Site:
     """Return the line that runs now, outside of torch and this engine, in its phase."""
     place = locate(frames(sys._getframe()))
     allowed = allowed_now() or allowed_by_comment(place.text)
-    return Site(what, *place, phases.path, allowed=allowed)
+    return site_at(what, place, phases.path, allowed=allowed)
 
 
 class SyncListener:
@@ -107,7 +107,7 @@ def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
     """
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
-        place = (site.file, site.function, site.text) if site.file else ("", site.what)
+        place = site.key[1:] if site.file else ("", site.what)
         # Without a line, an allowed sync and one that is not would otherwise be one site.
         groups.setdefault((*place, site.allowed), []).append(site)
     return [

@@ -1,7 +1,7 @@
 """Runs a workload for a profiler that starts it, which records between two marks of CUDA's.
 
     nsys profile --capture-range=cudaProfilerApi ... \
-        python -m stepguard.worker.profilers.alone '{"factory": "model.workloads:train_step", ...}'
+        python -m stepguard.worker.profilers.alone '{"case": {...}, "warmup": 3, ...}'
 
 Nothing is forked here, and nobody is asked. Steps are ranges, "step_0"; phases are ranges if the
 workload makes them. Several ranks are started by torchrun.
@@ -9,23 +9,23 @@ workload makes them. Several ranks are started by torchrun.
 
 import os
 import sys
+from typing import Any
 
 import msgspec
 import torch
 
-from stepguard.core.case import Scalar
+from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
 from stepguard.worker.clock import Step
-from stepguard.worker.rank_session import join_process_group
-from stepguard.worker.workload import BadWorkload, build
+from stepguard.worker.loops.looped import workload_of
+from stepguard.worker.rendezvous import join_process_group
+from stepguard.worker.workload import BadWorkload
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Say what runs, and how many steps before and between the marks."""
 
-    factory: str
-    params: dict[str, Scalar]
-    device: str
+    case: dict[str, Any]  # as Case.as_dict() gives it
     warmup: int
     steps: int
     one_thread: bool = False  # autograd launches from the thread that has the workload's ranges
@@ -35,10 +35,12 @@ def main() -> str:
     """Run what the first argument says; return what went wrong, "" if nothing."""
     wanted = msgspec.json.decode(sys.argv[1], type=Run)
     try:
-        where = torch_device.rank_device(wanted.device, int(os.environ.get("LOCAL_RANK", "0")))
+        case = from_dict(wanted.case)
+        where = torch_device.rank_device(case.device, int(os.environ.get("LOCAL_RANK", "0")))
         torch_device.select(where)
-        join_process_group(torch_device.backend(where))
-        workload = build(wanted.factory, wanted.params, where.type)
+        if case.loop is None:
+            join_process_group(torch_device.backend(where))
+        workload = workload_of(case, where.type)
     except (BadWorkload, ValueError) as error:
         return f"stepguard: {error}"
     with torch.autograd.set_multithreading_enabled(not wanted.one_thread):

@@ -1,0 +1,139 @@
+"""A training loop as a workload: a script, or a function that runs one."""
+
+import inspect
+import math
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from stepguard.core.case import Case
+from stepguard.worker.count.locate import keep_tree, raised_at
+from stepguard.worker.loops.resting import RestingLoop
+from stepguard.worker.loops.script import forget_torchrun, run_module, run_script
+from stepguard.worker.loops.step_borders import StepBorders
+from stepguard.worker.rendezvous import let_script_join
+from stepguard.worker.workload import BadWorkload, build, find_function
+
+# Steps of a launch that are not timed: the counting pass, and what settles before it.
+COUNTED_STEPS = 50
+NO_STEP = (
+    "no optimizer of torch stepped twice outside of a compiled function: mark the end of each step "
+    "with stepguard.step(), or name a function that ends one, --step-at module:function"
+)
+
+
+def workload_of(case: Case, device: str, timed_s: float = 0.0) -> Any:
+    """Return the case's workload for a rank: what its factory makes, or its loop after a step.
+
+    ``timed_s``: how long a launch's timed steps take together. Raises BadWorkload in one line.
+    """
+    if case.loop is None:
+        return build(case.workload, dict(case.params), device)
+    return LoopedWorkload(case, device, timed_s)
+
+
+class LoopedWorkload:
+    """Runs a case's loop, a step at a time."""
+
+    def __init__(self, case: Case, device: str, timed_s: float) -> None:
+        assert case.loop is not None
+        run = _runner(case, device)
+        keep_tree()
+        self.tokens_per_step = case.loop.tokens_per_step
+        self._every, self._timed_s = case.loop.every, timed_s
+        self._name = case.workload
+        self._step_s = math.inf  # the shortest so far
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 or "STEPGUARD_ONE_OF_SEVERAL" in os.environ:
+            let_script_join()
+        else:
+            forget_torchrun()
+        self._loop = RestingLoop(run)
+        self._borders = StepBorders(case.loop, self._loop.is_here, self._loop.rest)
+        self._borders.watch()
+        self.step()
+
+    def step(self) -> None:
+        """Run the loop to the next border. Raises BadWorkload if it ends, or asks for something."""
+        began = perf_counter()
+        try:
+            self._loop.run_to_border()
+        except SystemExit as error:
+            raise BadWorkload(self._exited(error)) from None
+        except EOFError as error:
+            place = raised_at(error)
+            if "input" not in place.text:
+                raise
+            raise BadWorkload(
+                f"{self._name} asks for input {self._when()} ({place.file}:{place.line}), where "
+                "nobody can answer: give it as an argument, or in a file"
+            ) from None
+        except BadWorkload:
+            raise
+        except Exception as error:
+            error.add_note(f"raised by {self._name} {self._when()}")
+            raise
+        if self._loop.ended:
+            raise BadWorkload(self._too_short())
+        self._step_s = min(self._step_s, perf_counter() - began)
+
+    def _when(self) -> str:
+        steps = self._borders.seen
+        return f"in step {steps + 1}" if steps else "before its first step had ended"
+
+    def _too_short(self) -> str:
+        """Return what to say of a loop that has ended."""
+        steps = self._borders.seen
+        if not steps:
+            return f"{self._name} ended without a step that could be told: {NO_STEP}"
+        needed = COUNTED_STEPS * self._every
+        if self._step_s < math.inf:
+            needed += math.ceil(self._timed_s / self._step_s) * self._every
+        return (
+            f"{self._name} ended after {steps} steps, and a launch needs about {needed}: let it "
+            "run longer, by the argument that says how many steps or epochs it trains"
+        )
+
+    def _exited(self, error: SystemExit) -> str:
+        """Return what to say of a loop that has left by sys.exit()."""
+        if error.code in (None, 0):
+            return self._too_short()
+        if isinstance(error.code, str):
+            return f"{self._name} left {self._when()}: {error.code}"
+        last = _last_line_of_stderr()
+        said = f", its last line: {last}" if last else ""
+        return f"{self._name} left {self._when()} with status {error.code}{said}"
+
+
+def _runner(case: Case, device: str) -> Callable[[], object]:
+    """Return what runs the loop from its begin to its end."""
+    if case.is_script:
+        _, as_module, module = case.workload.partition("-m ")
+        if as_module:
+            return lambda: run_module(module, case.args)
+        if not Path(case.workload).is_file():
+            raise BadWorkload(f"there is no script {case.workload} in {os.getcwd()}")
+        return lambda: run_script(case.workload, case.args)
+    function = find_function(case.workload)
+    params = dict(case.params)
+    signature = inspect.signature(function)
+    if "device" in signature.parameters:
+        params.setdefault("device", device)
+    try:
+        signature.bind(**params)
+    except TypeError as error:
+        raise BadWorkload(f"{case.workload}: {error}") from None
+    return lambda: function(**params)
+
+
+def _last_line_of_stderr() -> str:
+    """Return the last line that this rank wrote to its log; empty without one."""
+    sys.stderr.flush()
+    path = Path(os.environ.get("STEPGUARD_RUN_DIR", ""), f"stderr-{os.environ.get('RANK', 0)}.log")
+    try:
+        lines = path.read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,178 @@
+"""Finds where a loop's step ends.
+
+A step ends when every optimizer has stepped that steps in this loop; or where the loop calls
+``stepguard.step()``; or after each call of a function that the case names. An optimizer's step
+inside of another one's is a part of it.
+
+Nobody rests inside of a ``record_function``. torch runs an optimizer's hooks in one; if a profile
+began or ended in between, leaving it is a segmentation fault. So the rest comes when the outermost
+one has been left.
+"""
+
+import functools
+import importlib
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.profiler import record_function
+from torch.optim import optimizer as torch_optimizer
+
+from stepguard.core.case import BY_OPTIMIZER, Loop
+from stepguard.core.loop_mark import hear_steps
+from stepguard.worker.workload import BadWorkload
+
+# Steps of one optimizer before another one, that was made and never stepped, is given up.
+PATIENCE = 8
+
+
+class Cycle:
+    """Learns which optimizers step in a loop, and tells when all of them have."""
+
+    def __init__(self) -> None:
+        self.missed = 0  # steps of the loop that were over before it was known what one is
+        self._steps: Counter[int] = Counter()
+        self._stepped: set[int] = set()  # since the last border
+        self._steppers: set[int] | None = None  # None: not known yet
+
+    def ends_with(self, stepped: int, waiting: set[int]) -> bool:
+        """Tell whether a step of the loop ends with this step of an optimizer. ``waiting``: the
+        optimizers that were made and have not stepped.
+        """
+        self._steps[stepped] += 1
+        if self._steppers is None:
+            steps = self._steps[stepped]
+            if steps < 2 or waiting - self._steps.keys() and steps < PATIENCE:
+                return False
+            # This one begins another round.
+            self._steppers, self._stepped = set(self._steps), set()
+            self._steps[stepped] -= 1
+            self.missed = min(self._steps.values())
+        self._stepped.add(stepped)
+        if not self._steppers <= self._stepped:
+            return False
+        self._stepped = set()
+        return True
+
+
+class StepBorders:
+    """Calls ``rest`` at the borders of steps, each ``every``-th of them."""
+
+    def __init__(self, loop: Loop, is_here: Callable[[], bool], rest: Callable[[], None]) -> None:
+        self._passed = 0  # borders
+        self._loop, self._is_here, self._rest = loop, is_here, rest
+        self._cycle = Cycle()
+        self._marked = loop.step_at != BY_OPTIMIZER
+        self._inside = 0  # of record_function
+        self._pending = False
+        self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._inner: set[int] = set()  # optimizers that stepped inside of another one's step
+        self._stepping: list[int] = []
+
+    @property
+    def seen(self) -> int:
+        """Return how many steps of the loop have ended."""
+        return self._passed + self._cycle.missed
+
+    def watch(self) -> None:
+        """Look for borders from now on, in this process. Raises BadWorkload for a function that is
+        named and not there.
+        """
+        self._watch_ranges()
+        if self._loop.step_at == BY_OPTIMIZER:
+            self._watch_optimizers()
+            hear_steps(self._mark)
+        else:
+            self._watch_function(self._loop.step_at)
+
+    def _watch_ranges(self) -> None:
+        enter, leave = record_function.__enter__, record_function.__exit__
+
+        def entered(range_: Any) -> Any:
+            self._inside += self._is_here()
+            return enter(range_)
+
+        def left(range_: Any, kind: Any, *others: Any) -> Any:
+            result = leave(range_, kind, *others)
+            if self._is_here():
+                self._inside -= 1
+                if self._pending and not self._inside and kind is None:
+                    self._rest_here()
+            return result
+
+        record_function.__enter__, record_function.__exit__ = entered, left
+
+    def _watch_optimizers(self) -> None:
+        made = torch.optim.Optimizer.__init__
+
+        @functools.wraps(made)
+        def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            self._optimizers.add(optimizer)
+            made(optimizer, *args, **kwargs)
+
+        torch.optim.Optimizer.__init__ = make
+        torch_optimizer.register_optimizer_step_pre_hook(self._step_begins)
+        torch_optimizer.register_optimizer_step_post_hook(self._step_ends)
+
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling() and self._is_here():
+            self._stepping.append(id(optimizer))
+
+    def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or not self._is_here():
+            return
+        if id(optimizer) in self._stepping:  # what began after it and never ended has raised
+            del self._stepping[self._stepping.index(id(optimizer)) :]
+        if self._stepping:
+            self._inner.add(id(optimizer))
+        # In a backward pass torch's own frames are around the step, and more will follow.
+        elif not self._marked and torch._C._current_graph_task_id() == -1:
+            waiting = {id(one) for one in self._optimizers} - self._inner
+            if self._cycle.ends_with(id(optimizer), waiting):
+                self._border()
+
+    def _mark(self) -> None:
+        """Take a mark that the loop sets."""
+        if not self._is_here():
+            return
+        if not self._marked and self.seen:
+            raise BadWorkload(
+                f"stepguard.step() was called after {self.seen} steps that the optimizer had "
+                "ended: say that it marks them, with --step-at stepguard:step"
+            )
+        self._marked = True
+        self._border()
+
+    def _watch_function(self, name: str) -> None:
+        module_name, _, path = name.partition(":")
+        *outer, last = path.split(".")
+        try:
+            holder: Any = importlib.import_module(module_name)
+            for part in outer:
+                holder = getattr(holder, part)
+            function = getattr(holder, last)
+        except (ImportError, AttributeError) as error:
+            raise BadWorkload(f"--step-at {name}: {error}") from None
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if self._is_here() and torch._C._current_graph_task_id() == -1:
+                self._border()
+            return result
+
+        setattr(holder, last, called)
+
+    def _border(self) -> None:
+        self._passed += 1
+        if self.seen % self._loop.every == 0:
+            if self._inside:
+                self._pending = True
+            else:
+                self._rest_here()
+
+    def _rest_here(self) -> None:
+        self._pending = False
+        self._rest()

@@ -1,0 +1,118 @@
+"""Scripts in real launches: several ranks, processes and threads of their own, what they leave."""
+
+import pytest
+from leftovers import environment
+from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
+
+from stepguard.core.case import Case, Loop
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.launch.group import WorkerGroup
+from stepguard.machine.lifeline import pids_by_token
+
+DDP = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+while True:
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+BUSY = """
+import multiprocessing, signal, subprocess, sys, threading, time
+
+import stepguard
+
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: print("not yet"))
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    with multiprocessing.get_context(sys.argv[1]).Pool(1) as pool:
+        while True:
+            assert pool.apply(double, (2,)) == 4
+            stepguard.step()
+
+
+def double(number):
+    return 2 * number
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Launches that fork, however slow the machine is."""
+    be_patient(monkeypatch)
+    fork_agents(monkeypatch)
+
+
+def ask(group, command, **arguments):
+    """A command's answers."""
+    how = {"limit_s": BUSY_LIMIT_S, "poll": lambda: None, "progress": lambda text: None}
+    return group.request(command, **how, **arguments)
+
+
+def test_several_ranks_make_their_own_group(tmp_path):
+    """A script's init_process_group() meets in the launch's store, with torchrun's variables; its
+    exchange is counted on each rank.
+    """
+    (tmp_path / "train.py").write_text(DDP)
+    case = Case("x", "train.py", device="cpu", world_size=2, launches=1)
+    with WorkerGroup(launch_spec(tmp_path, world_size=2)) as group:
+        group.hello()
+        prepared = ask(group, "prepare", case=case.as_dict())
+        assert [rank["tokens_per_step"] for rank in prepared] == [0, 0]
+        ask(group, "first_step")
+        counts = ask(group, "count")
+    assert all(rank["values"]["collectives_per_step"] >= 1 for rank in counts)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_nothing_of_a_busy_script_is_left(tmp_path, start):
+    """Its threads, processes, workers that import ``__main__`` again, and a handler of SIGTERM do
+    not outlive the launch.
+    """
+    (tmp_path / "train.py").write_text(BUSY)
+    case = Case("x", "train.py", device="cpu", launches=1, args=(start,))
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        ask(group, "prepare", case=case.as_dict())
+        ask(group, "first_step")
+        running = pids_by_token(group.token)
+        assert len(running) >= 4  # agent, rank, the child and the pool's worker
+        group.leave()
+    assert not [pid for pid in running if environment(pid).get("STEPGUARD_TOKEN") == group.token]
+
+
+def test_a_script_that_ends_early_is_a_bad_workload(tmp_path):
+    """One sentence in the fault, with the step and the command that it ended in."""
+    (tmp_path / "train.py").write_text("import stepguard\nfor _ in range(4):\n  stepguard.step()\n")
+    case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(every=2))
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        ask(group, "prepare", case=case.as_dict(), timed_s=1.0)
+        ask(group, "first_step")
+        with pytest.raises(LaunchFailed) as failed:
+            ask(group, "block", steps=3)
+    fault = failed.value.fault
+    assert fault.code == "BAD_WORKLOAD"
+    assert fault.message.startswith("rank 0 in block, step 0: train.py ended after 4 steps, and a")
+
+
+def test_a_script_that_leaves_without_a_word(tmp_path):
+    """os._exit() is noticed at once, with its status."""
+    (tmp_path / "train.py").write_text("import os\nos._exit(3)\n")
+    case = Case("x", "train.py", device="cpu", launches=1)
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        with pytest.raises(LaunchFailed) as failed:
+            ask(group, "prepare", case=case.as_dict())
+    assert "status 3" in failed.value.fault.message

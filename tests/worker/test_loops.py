@@ -1,0 +1,463 @@
+"""Any loop as a workload: where its steps end, how its script runs, and how it ends."""
+
+import json
+import os
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+import torch._dynamo  # else each fork would import it, for its optimizer
+
+from stepguard.core.case import Case, Loop
+from stepguard.worker.count.candidates import count_candidates
+from stepguard.worker.count.counting import count
+from stepguard.worker.count.locate import raised_at
+from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.loops.looped import LoopedWorkload, workload_of
+from stepguard.worker.workload import BadWorkload
+
+HEAD = """
+import torch
+from journal import note
+
+def made(kind=torch.optim.SGD):
+    model = torch.nn.Linear(4, 4)
+    return model, kind(model.parameters(), lr=0.0)
+
+def passes(model):
+    model(torch.ones(2, 4)).square().mean().backward()
+
+"""
+PLAIN = """
+model, first = made()
+for number in range(1000):
+    passes(model)
+    first.step()
+    note("s")
+    first.zero_grad()
+"""
+
+
+def in_a_fork(function):
+    """What a function returns in a process of its own: a loop that is watched stays so."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            result = {"is": function()}
+        except BaseException as error:
+            notes = getattr(error, "__notes__", [])
+            result = {"raised": type(error).__name__, "says": str(error), "notes": notes}
+        with os.fdopen(writing, "w") as file:
+            json.dump(result, file)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        result = json.load(file)
+    os.waitpid(pid, 0)
+    return result
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A function that writes a script's text, and returns what makes it a workload."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(text, args=(), **loop):
+        (tmp_path / "train.py").write_text(text)
+        case = Case("x", "train.py", device="cpu", launches=1, args=args, loop=Loop(**loop))
+        return lambda: LoopedWorkload(case, "cpu", timed_s=1.0)
+
+    return written
+
+
+def journal_of(make, steps):
+    """What the loop noted in each of so many steps, after those that it is built with."""
+    noted = []
+    sys.modules["journal"] = types.ModuleType("journal")
+    sys.modules["journal"].note = noted.append
+    workload = make()
+    found = []
+    for _ in range(steps):
+        noted.clear()
+        workload.step()
+        found.append("".join(noted))
+    return found
+
+
+SECOND = "other, second = made(torch.optim.AdamW)\n"
+CASES = {
+    "plain": (PLAIN, {}, ["s"] * 3),
+    "accumulated": (
+        "model, first = made()\n"
+        "for number in range(1000):\n"
+        "    passes(model)\n"
+        "    note('p')\n"
+        "    if number % 4 == 3:\n"
+        "        first.step()\n",
+        {},
+        ["pppp"] * 3,
+    ),
+    "two optimizers": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    passes(model), passes(other)\n"
+        "    first.step(), note('a')\n"
+        "    second.step(), note('b')\n",
+        {},
+        ["ba"] * 3,  # it rests as second has stepped, before the note
+    ),
+    "a critic that steps twice": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    for _ in range(2):\n"
+        "        passes(model), note('c'), first.step()\n"
+        "    passes(other), note('g'), second.step()\n",
+        {},
+        ["ccg"] * 3,
+    ),
+    "an optimizer that never steps": (
+        "idle, never = made()\n" + PLAIN.replace("1000", "5000"),
+        {},
+        ["s"] * 3,
+    ),
+    "a closure": (
+        "model, first = made(torch.optim.LBFGS)\n"
+        "def closure():\n"
+        "    first.zero_grad()\n"
+        "    loss = model(torch.ones(2, 4)).square().mean()\n"
+        "    loss.backward()\n"
+        "    return loss\n"
+        "for number in range(1000):\n"
+        "    note('l')\n"
+        "    first.step(closure)\n",
+        {},
+        ["l"] * 3,
+    ),
+    "a scaler and a schedule": (
+        "model, first = made()\n"
+        "schedule = torch.optim.lr_scheduler.LambdaLR(first, lambda step: 1.0)\n"
+        "scaler = torch.amp.GradScaler('cpu')\n"
+        "for number in range(1000):\n"
+        "    note('s')\n"
+        "    scaler.scale(model(torch.ones(2, 4)).square().mean()).backward()\n"
+        "    scaler.step(first)\n"
+        "    scaler.update()\n"
+        "    schedule.step()\n",
+        {},
+        ["s"] * 3,
+    ),
+    "an optimizer around another one": (
+        "model, inner = made()\n"
+        "class Outer(torch.optim.Optimizer):\n"
+        "    def step(self, closure=None):\n"
+        "        inner.step()\n"
+        "        inner.step()\n"
+        "outer = Outer(model.parameters(), {})\n"
+        "for number in range(1000):\n"
+        "    passes(model), note('o'), outer.step()\n",
+        {},
+        ["o"] * 3,
+    ),
+    "in a range of the loop's own": (
+        "model, first = made()\n"
+        "for number in range(1000):\n"
+        "    with torch.profiler.record_function('whole step'):\n"
+        "        passes(model)\n"
+        "        first.step()\n"
+        "        note('s')\n",
+        {},
+        ["s"] * 3,
+    ),
+    "marks": (
+        "import stepguard\n"
+        "model, first = made()\n"
+        "for number in range(1000):\n"
+        "    passes(model), first.step(), note('s')\n"
+        "    passes(model), note('t')\n"
+        "    stepguard.step()\n",
+        {},
+        ["st"] * 3,
+    ),
+    "marks without an optimizer": (
+        "from stepguard import step\nfor number in range(1000):\n    note('i'), step()\n",
+        {},
+        ["i"] * 3,
+    ),
+    "a function that ends a step": (
+        "import torch.nn.utils as utils\n"
+        "model, first = made()\n"
+        "for number in range(1000):\n"
+        "    passes(model), first.step(), note('s'), first.step()\n"
+        "    utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+        {"step_at": "torch.nn.utils:clip_grad_norm_"},
+        ["s"] * 3,
+    ),
+    "every third": (PLAIN, {"every": 3}, ["sss"] * 3),
+    "a generator's own greenlets": (
+        "from greenlet import greenlet, getcurrent\n"
+        "model, first = made()\n"
+        "def inner():\n"
+        "    while True:\n"
+        "        passes(model), first.step(), note('s')\n"
+        "        outer.switch()\n"
+        "outer, task = getcurrent(), greenlet(inner)\n"
+        "for number in range(1000):\n"
+        "    task.switch()\n",
+        {},
+        ["s"] * 3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_where_a_step_ends(script, name):
+    """Each time the last of the optimizers has stepped, or where the loop says so."""
+    text, loop, expected = CASES[name]
+    make = script(HEAD + text, **loop)
+    assert in_a_fork(lambda: journal_of(make, 3)) == {"is": expected}
+
+
+def test_marks_that_come_late_are_refused(script):
+    """What a step is must not change while it is measured."""
+    text = PLAIN.replace("    note", "    if number == 4:\n        stepguard.step()\n    note")
+    found = in_a_fork(lambda: journal_of(script(HEAD + "import stepguard\n" + text), 9))
+    assert found["raised"] == "BadWorkload" and "--step-at stepguard:step" in found["says"]
+
+
+FACTS = """
+import json, os, sys
+facts = [sys.argv, __file__, __name__, os.getcwd(), sys.path[:1], "RANK" in os.environ,
+         __package__, __spec__, sys.modules["__main__"].__dict__ is globals()]
+"""
+
+
+def test_a_script_runs_as_python_runs_it(script, tmp_path):
+    """Its arguments, its name, its file, its folder: as of ``python train.py``."""
+    script("")
+    args = ("--lr=1", "a b")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "main.py").write_text(FACTS + "print(json.dumps(facts))\n")
+    command = [sys.executable, "inner/main.py", *args]
+    plain = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    (tmp_path / "inner" / "main.py").write_text(
+        FACTS + "import journal, stepguard\njournal.note(facts)\nstepguard.step()\n"
+    )
+    case = Case("x", "inner/main.py", device="cpu", launches=1, args=args)
+
+    def facts():
+        found = []
+        sys.modules["journal"] = types.ModuleType("journal")
+        sys.modules["journal"].note = found.append
+        os.environ["RANK"] = os.environ["WORLD_SIZE"] = "1"
+        LoopedWorkload(case, "cpu", 1.0)
+        return found[0]
+
+    assert in_a_fork(facts) == {"is": plain}
+
+
+def test_a_module_runs_as_python_runs_it(script, tmp_path):
+    """With its package and its spec: what ``python -m`` gives it."""
+    script("")
+    (tmp_path / "inner").mkdir()
+    module = tmp_path / "inner" / "main.py"
+    told = FACTS.replace("__spec__", "__spec__.name").replace("sys.path[:1]", "None")
+    module.write_text(told + "print(json.dumps(facts))\n")
+    command = [sys.executable, "-m", "inner.main", "--lr=1"]
+    plain = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    module.write_text(told + "import journal, stepguard\njournal.note(facts)\nstepguard.step()\n")
+    case = Case("x", "-m inner.main", device="cpu", launches=1, args=("--lr=1",))
+
+    def facts():
+        found = []
+        sys.modules["journal"] = types.ModuleType("journal")
+        sys.modules["journal"].note = found.append
+        sys.path.insert(0, os.getcwd())  # where ranks have it
+        LoopedWorkload(case, "cpu", 1.0)
+        return found[0]
+
+    assert in_a_fork(facts) == {"is": plain}
+
+
+ENDS = {
+    "ends": (PLAIN.replace("1000", "5"), "train.py ended after 5 steps, and a launch needs about "),
+    "leaves with 0": (
+        PLAIN.replace("    passes", "    if number == 3:\n        raise SystemExit\n    passes"),
+        "train.py ended after 3 steps, and a launch needs about ",
+    ),
+    "without a step": ("print('done')\n", "train.py ended without a step that could be told: no"),
+    "inside of backward": (
+        "model, first = made()\n"
+        "model.weight.register_post_accumulate_grad_hook(lambda one: first.step())\n"
+        "for number in range(20):\n"
+        "    passes(model)\n",
+        "train.py ended without a step that could be told: no optimizer",
+    ),
+    "leaves with a word": (
+        PLAIN.replace("    passes", "    if number > 2: raise SystemExit('no data')\n    passes"),
+        "train.py left in step 4: no data",
+    ),
+    "asks": (
+        PLAIN.replace("    passes", "    number == 3 and input('Go on?')\n    passes"),
+        "train.py asks for input in step 4 (train.py:15), where nobody can answer: give it",
+    ),
+    "bad arguments": (
+        "import argparse\nargparse.ArgumentParser().parse_args(['--no-such'])\n",
+        "train.py left before its first step had ended with status 2, its last line: "
+        "train.py: error: unrecognized arguments: --no-such",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_loop_that_ends_says_when_and_why(script, tmp_path, monkeypatch, name):
+    """One sentence: what happened, at which step, and what to pass."""
+    text, expected = ENDS[name]
+    make = script(HEAD + text)
+    monkeypatch.setenv("STEPGUARD_RUN_DIR", str(tmp_path))
+
+    def run():
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(tmp_path / "stderr-0.log", os.O_WRONLY | os.O_CREAT), 2)
+        sys.stdin, sys.stderr = os.fdopen(0), os.fdopen(2, "w")
+        return journal_of(make, 20)
+
+    found = in_a_fork(run)
+    assert found["raised"] == "BadWorkload" and "\n" not in found["says"]
+    assert found["says"].startswith(expected)
+
+
+def test_a_script_may_leave_the_working_directory(script):
+    """As some do for each run's outputs: its lines are the tree's all the same."""
+    text = "import os\nos.makedirs('out')\nos.chdir('out')\n" + PLAIN.replace(
+        "    passes", "    assert number < 3\n    passes"
+    )
+    make = script(HEAD + text)
+
+    def raised():
+        try:
+            journal_of(make, 9)
+        except AssertionError as error:
+            return list(raised_at(error))
+
+    place = ["train.py", 18, "<module>", "assert number < 3", ""]
+    assert in_a_fork(raised) == {"is": place}
+
+
+def test_what_a_script_raises_is_its_own(script):
+    """The error stays what it is; a note says in which step it came."""
+    text = PLAIN.replace("    passes", "    assert number < 3, 'too far'\n    passes")
+    found = in_a_fork(lambda: journal_of(script(HEAD + text), 9))
+    assert (found["raised"], found["says"]) == ("AssertionError", "too far")
+    assert found["notes"] == ["raised by train.py in step 4"]
+
+
+class Factory:
+    """The step of PLAIN, as a factory makes it."""
+
+    tokens_per_step = 8
+
+    def __init__(self):
+        self.model = torch.nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.0)
+
+    def step(self):
+        self.model(torch.ones(2, 4)).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def test_a_script_is_counted_as_its_step_is(script):
+    """All counts of a script's step are those of the same step, called from a factory's object: the
+    profiler, dispatch modes and memory see through the rest.
+    """
+    names = ("flops_per_step", "operator_calls_per_step", "compiled_operator_calls_per_step")
+    names += ("sync_candidates_per_step", "leaked_bytes_per_step", "graph_breaks")
+
+    def counted(make):
+        workload = make()
+        workload.step()
+        values = count(RankStep(workload.step, torch.device("cpu")), lambda text: None)["values"]
+        return [values[name] for name in names]
+
+    def of_script():
+        sys.modules["journal"] = types.ModuleType("journal")
+        sys.modules["journal"].note = len
+        return counted(script(HEAD + PLAIN))
+
+    whole, reading = in_a_fork(of_script)["is"], PLAIN.replace("first.step()", "first.step(), 7")
+    assert whole == in_a_fork(lambda: counted(Factory))["is"]
+    # It can fail: a loss that is read.
+    script_of = script(HEAD + reading.replace("7", "model.weight.norm().item()"))
+    sys.modules["journal"] = types.ModuleType("journal")
+    sys.modules["journal"].note = len
+    moved = in_a_fork(lambda: counted(script_of))["is"]
+    assert moved[names.index("sync_candidates_per_step")] == whole[3] + 1
+
+
+def test_a_function_runs_a_loop(script, monkeypatch):
+    """With its parameters, and the device if it takes one; another parameter is refused."""
+    script(HEAD + PLAIN)
+    sys.modules["fits"] = types.ModuleType("fits")
+    sys.modules["journal"] = types.ModuleType("journal")
+    exec(
+        HEAD.replace("from journal import note", "taken = []") + "def fit(width, device):\n"
+        "    taken.append((width, device))\n"
+        "    model, first = made()\n"
+        "    while True:\n"
+        "        passes(model), first.step()\n",
+        sys.modules["fits"].__dict__,
+    )
+    case = Case("x", "fits:fit", {"width": 3}, "cpu", launches=1, loop=Loop(tokens_per_step=7))
+
+    def run():
+        workload = workload_of(case, "cpu")
+        workload.step()
+        return [sys.modules["fits"].taken, workload.tokens_per_step]
+
+    assert in_a_fork(run) == {"is": [[[3, "cpu"]], 7]}
+    wrong = Case("x", "fits:fit", {"with": 3}, "cpu", launches=1, loop=Loop())
+    with pytest.raises(BadWorkload, match="fits:fit"):
+        workload_of(wrong, "cpu")
+
+
+TRAINER = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 10_000
+
+    def __getitem__(self, number):
+        return {"input_ids": torch.arange(8), "labels": torch.arange(8)}
+
+
+size = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 16, "n_positions": 8}
+arguments = TrainingArguments(
+    "out", max_steps=1000, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+    report_to=[], save_strategy="no", logging_steps=10, use_cpu=True, disable_tqdm=True,
+)
+Trainer(GPT2LMHeadModel(GPT2Config(**size)), arguments, train_dataset=Tokens()).train()
+"""
+
+
+def test_a_trainer_of_a_library_is_measured_as_it_is(script):
+    """Its optimizer ends its steps; what it waits for has the line of its own, by the user's."""
+    make = script(TRAINER, every=10)
+
+    def counted():
+        tally = Tally()
+        count_candidates(tally, RankStep(make().step, torch.device("cpu")))
+        sites = tally.sites["sync_candidates_per_step"]
+        return [[site.file, site.line, site.via or ""] for site in sites]
+
+    sites = in_a_fork(counted)["is"]
+    assert {(file, line) for file, line, _ in sites} == {("train.py", 19)}
+    assert any(via.startswith("transformers/trainer.py:") for _, _, via in sites)
+
+
+def test_a_mark_costs_nothing_and_imports_no_torch():
+    """Outside of a measurement stepguard.step() is a call that returns."""
+    code = "import sys, stepguard; stepguard.step(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
