@@ -27,7 +27,7 @@ from stepguard.core.figures import (
     UnknownWork,
     Unpaired,
 )
-from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.metrics import GRAPH_NODES, GROWING_LINES, JUDGED_TIME, METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
@@ -55,7 +55,7 @@ _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 # Has to be equal on both sides, or their times say nothing.
 WORK = ("tokens_per_step", "flops_per_step")
 # What no time pays for: another exchange, a step that at last runs out of memory.
-PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step")
+PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
 # What the compiler's kernels cost on a GPU is in the launches and in the time: a step without its
 # graph break has one more of 360, and is a gain.
 GENERATED = "generated_kernels"

@@ -23,7 +23,7 @@ from stepguard import Case
 from stepguard.core.comparison import Comparison, LaunchPair, from_json, judged
 from stepguard.core.evidence import Counts, Fault, to_json
 from stepguard.core.margins import Margins
-from stepguard.core.metrics import METRICS
+from stepguard.core.metrics import GRAPH_NODES, GROWING_LINES, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
@@ -292,7 +292,7 @@ def test_more_or_fewer_exchanged_bytes_fail_whatever_the_time(share, pct):
 
 @pytest.mark.parametrize("pct", [0.0, -2.0])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("name", ["leaked_bytes_per_step", OPERATORS])
+@pytest.mark.parametrize("name", ["leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES, OPERATORS])
 def test_what_no_time_outweighs(name, device, pct):
     """A leak fails beside any time, and on a CPU so does other work: its times say too little."""
     found = turns(shifted(pct))
