@@ -19,6 +19,7 @@ import torch.distributed as dist
 from stepguard.worker.rendezvous import meet
 
 Message = dict[str, Any]
+_EXIT = '{"command": "exit"}'
 _IDLE_LIMIT = timedelta(hours=6)  # the host enforces the real limits; this only must not be shorter
 
 
@@ -44,10 +45,10 @@ class Channel:
 
     def receive(self) -> Message:
         """Return the next command, on every rank. A closed socket reads as the command ``exit``."""
-        line = self._lines.readline() if self.rank == 0 else ""
+        line = (self._lines.readline() or _EXIT) if self.rank == 0 else ""
         if self._group is not None:
             line = self._from_first(line.encode()).decode()
-        found: Message = json.loads(line) if line else {"command": "exit"}
+        found: Message = json.loads(line)
         return found
 
     def _from_first(self, data: bytes) -> bytes:

@@ -155,10 +155,11 @@ class GateRun:
         return {record["test"].partition("[")[2].rstrip("]"): record for record in records}
 
     def verdicts(self) -> dict[str, dict]:
-        """By case name: the verdict in the run's JSON document, with its message."""
+        """By case name: the verdict in the run's JSON document, with its text."""
         cases = json.loads((self.folder / "run.json").read_text())["results"]
         return {
             c["case"].partition("[")[2].rstrip("]"): c["verdict"]
+            | c["text"]
             | {"message": c["text"]["message"]}
             for c in cases
         }
