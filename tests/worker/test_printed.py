@@ -7,6 +7,7 @@ import sys
 import pytest
 from quick_launches import be_patient, launch_spec
 
+from stepguard.core.case import Case
 from stepguard.core.evidence import Fault
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.launch.diagnosis import LaunchFailed
@@ -35,7 +36,7 @@ def test_a_rank_that_prints_without_end_fills_no_disk(tmp_path, monkeypatch):
         group.hello()
         how = {"limit_s": 600, "poll": lambda: None, "progress": lambda text: None}
         with pytest.raises(LaunchFailed) as caught:
-            group.request("prepare", factory="loud:factory", params={}, **how)
+            group.request("prepare", case=Case("x", "loud:factory", {}, "cpu").as_dict(), **how)
         group.leave()
     folder = group.spec.folder
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2 * MOST_BYTES

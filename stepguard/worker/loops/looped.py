@@ -93,7 +93,7 @@ class LoopedWorkload:
             needed += math.ceil(self._timed_s / self._step_s) * self._every
         return (
             f"{self._name} ended after {steps} steps, and a launch needs about {needed}: let it "
-            "run longer, by the argument that says how many steps or epochs it trains"
+            "run longer, by the argument that says how long it trains"
         )
 
     def _exited(self, error: SystemExit) -> str:
