@@ -32,7 +32,7 @@ from stepguard.core.evidence import (  # noqa: E402
     to_json,
 )
 from stepguard.core.fingerprint import Fingerprint  # noqa: E402
-from stepguard.core.verdict import Reason  # noqa: E402
+from stepguard.core.reasons import Reason  # noqa: E402
 
 PAGE = ROOT / "docs" / "baseline-life.md"
 CASE = Case(

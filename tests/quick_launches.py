@@ -21,6 +21,7 @@ from stepguard.core.evidence import Block, Launch
 from stepguard.launch import diagnosis, group, torchrun
 from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.machine import inherited
 from stepguard.measure import launches, pair_run, protocol, workers
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.protocol import Protocol
@@ -120,6 +121,8 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     monkeypatch.setattr(workers, "launch_spec", spec)
     given = filter(None, [os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*given, str(Path(__file__).parent)]))
+    # As if pytest had been started with it.
+    monkeypatch.setattr(inherited, "STARTED", inherited.inherited_now())
     monkeypatch.setitem(protocol.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(pair_run.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)

@@ -35,8 +35,8 @@ from stepguard.core.figures import BlockWithoutTimes
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS, default_gates
 from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.core.reasons import Reason
 from stepguard.core.strict_json import LARGEST
-from stepguard.core.verdict import Reason
 
 FINITE = st.floats(-LARGEST, LARGEST)
 MS = st.floats(1e-3, 1e6)

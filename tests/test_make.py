@@ -1,5 +1,6 @@
 """The Makefile passes ARGS and TESTS on as words, and runs nothing in them."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -104,3 +105,17 @@ def test_a_quote_without_an_end_is_named(project):
     words, status, complaint = make(project, "perf", "ARGS=-k 'a")
     assert (words, status) == ([], 2)
     assert complaint.startswith("ARGS=-k 'a: No closing quotation\n")
+
+
+@pytest.mark.parametrize("name", ["GNUmakefile", "makefile"])
+def test_what_every_change_must_pass_is_in_the_makefile_that_has_owners(project, name):
+    """make reads these names first: one that does nothing would pass everything."""
+    (project / name).write_text("test:\n\ttrue\n")
+    (project / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", project / ".ci")
+    (project / "Makefile").write_text("test:\n\t@echo '<owned>'\n")
+    said = subprocess.check_output([project / ".ci" / "run"], text=True)
+    assert said == "<owned>\n"
+    workflows = (ROOT / ".github" / "workflows").glob("*.yml")
+    lines = [line for path in workflows for line in path.read_text().splitlines()]
+    assert all("make -f Makefile" in line for line in lines if re.search(r"run: .*\bmake\b", line))

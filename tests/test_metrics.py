@@ -4,8 +4,10 @@ import pytest
 from builders import replace
 
 from stepguard.core.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
 
 UNIT_IN_NAME = {
     "ms": "_ms",

@@ -19,8 +19,9 @@ from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 from stepguard import Case
 from stepguard.cli.main import main as stepguard_main
 from stepguard.core.metrics import METRICS
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.status import Status
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

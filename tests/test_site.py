@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 import stepguard
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site, added, merge
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.report.commands import Commands
 from stepguard.report.words import block, evidence_lines, headline
 from stepguard.worker.count.locate import Place, frames, locate, site_at

@@ -28,12 +28,13 @@ from stepguard.storage.waiver_file import load_waivers, today
 
 def add_command(commands: Any, root: Path) -> None:
     text = "make the last run's evidence a recording"
-    command = add_parser(commands, root, "accept", _accept, text)
+    command = add_parser(commands, root, "accept", accept_evidence, text)
     add_evidence(command, "every case of that run")
     command.add_argument("--reason", default="", help="why a new level is right")
 
 
-def _accept(options: argparse.Namespace) -> int:
+def accept_evidence(options: argparse.Namespace) -> int:
+    """Make the evidence that the options name recordings; return the exit status."""
     refused, commands = 0, commands_of(options)
     waivers = load_waivers(options.baselines, today())
     for path, evidence in wanted_evidence(options, named_files(options)[0]):

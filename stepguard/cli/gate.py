@@ -18,9 +18,9 @@ from typing import Any
 from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
-from stepguard.core.verdict import Reason
 from stepguard.judge.gate_facts import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.machine.git.trailers import trailers
@@ -95,7 +95,8 @@ def _declared(found: RunDocument, options: argparse.Namespace) -> list[Permissio
     metrics = (one for result in found.results for one in result.verdict.metrics)
     if not options.against or not any(one.reason == Reason.EXPECTED for one in metrics):
         return []
-    return trailers(Path.cwd(), options.against, options.head or options.commit)
+    head = options.head or options.commit
+    return trailers(Path.cwd(), options.against, head, notice=complain)
 
 
 def _annotate(lines: Sequence[str]) -> None:

@@ -95,15 +95,27 @@ jobs:
       - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
         with:
           persist-credentials: false
-          fetch-depth: 0 # recordings name commits
+          fetch-depth: 0 # recordings name commits, and a pull request is judged by its base's
       - uses: actions/setup-python@5fda3b95a4ea91299a34e894583c3862153e4b97 # v7.0.0
         with:
           python-version: "{python}"
       # The same torch as in the recording: another version is another baseline. Put the line that
       # installs stepguard and your project here.
       - run: pip install torch=={torch}
-      - run: {folders}python -m pytest perf_tests --perf-strict{options}
+      # A pull request is judged by the branch that it goes into. The one that brings the first
+      # recording is red, since that branch has none: an owner merges it.
+      - run: >-
+          {folders}python -m pytest perf_tests --perf-strict{options}
+          ${{GITHUB_BASE_REF:+"--perf-base=origin/$GITHUB_BASE_REF"}}
 """
+OWNERS = "CODEOWNERS"
+OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first
+OWNERS_TEXT = """
+# Who must approve a change of what decides whether a pull request is green. Write your own team,
+# and set "Require review from Code Owners" for the main branch.
+"""
+TEAM = "@OWNER/maintainers"
+OWNED = (".github/", "baselines/", "conftest.py", "perf_tests/")
 PLUGIN = "stepguard.plugin"
 PYTEST_USAGE = 4  # pytest's exit status for options that it does not know, among others
 SUBJECT = "Guard the speed of a step"  # of init's own commit
@@ -131,7 +143,7 @@ def add_command(commands: Any, root: Path) -> None:
     command.add_argument("factory", nargs="?", metavar="FACTORY", help="package.module:function")
     add_parameters(command)
     command.add_argument("--name", help="of the case (default: the device)")
-    command.add_argument("--ci", action="store_true", help=f"write {WORKFLOW}, too")
+    command.add_argument("--ci", action="store_true", help=f"write {WORKFLOW} and its owners, too")
     command.set_defaults(call=_init, root=root)
 
 
@@ -146,7 +158,7 @@ def _init(options: argparse.Namespace) -> int:
             "give the command in a clone on a machine that has one, or guard the counters of a "
             f"small step here: --device {CPU}"
         )
-    wanted = [*_wanted(root, case), *([_workflow(root, case)] if options.ci else [])]
+    wanted = [*_wanted(root, case), *(_in_ci(root, case) if options.ci else [])]
     _refuse_other_case(root / _test_file(case), case, python)
     for one in wanted:
         _write(one, root)
@@ -162,9 +174,8 @@ def _wanted_case(options: argparse.Namespace) -> Case:
     """Return the case that is to be guarded. Raises UsageError."""
     params, device = parameters(options)
     ranks, cpu = options.gpus or 1, device == CPU
-    name = options.name or (
-        f"{device}-{ranks}-{'ranks' if cpu else 'gpus'}" if ranks > 1 else device
-    )
+    several = f"-{ranks}-{'ranks' if cpu else 'gpus'}" if ranks > 1 else ""
+    name = options.name or f"{device}{several}"
     workload, args = script_of(options) if options.script else (options.factory, ())
     if not options.script and ":" not in workload:
         hint = with_colon(workload, options.root)
@@ -301,6 +312,21 @@ def _has_section(root: Path) -> bool:
     except (OSError, ValueError, Error) as error:
         raise ValueError(f"{root}: pytest could not read its settings either: {error}") from None
     return False
+
+
+def _in_ci(root: Path, case: Case) -> Iterator[Wanted]:
+    """Yield the workflow, and who has to approve a change of what judges."""
+    yield _workflow(root, case)
+    places = [root / folder / OWNERS for folder in OWNERS_FOLDERS]
+    path = next(filter(Path.is_file, places), places[0])
+    known = path.read_text().splitlines() if path.is_file() else []
+    owned = {line.split()[0] for line in known if line.split()}
+    # Files of settings that are not there, too: pytest might read them before the one that is.
+    settings = (*OWN_FILES, "pyproject.toml", "setup.cfg", "tox.ini")
+    names = sorted({*OWNED, *settings, path.relative_to(root).as_posix()})
+    if lines := [f"/{name} {TEAM}" for name in names if f"/{name}" not in owned]:
+        text = "\n".join([OWNERS_TEXT.rstrip(), *lines, ""])
+        yield Wanted(path, text, f"who approves what judges: write your team for {TEAM}")
 
 
 def _workflow(root: Path, case: Case) -> Wanted:

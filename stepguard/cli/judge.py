@@ -18,8 +18,9 @@ from stepguard.cli.common import (
 )
 from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
 from stepguard.core.permission import KEY
+from stepguard.core.status import Status
 from stepguard.core.text import short_hash
-from stepguard.core.verdict import Status, Verdict
+from stepguard.core.verdict import Verdict
 from stepguard.report import table, words
 from stepguard.report.permission_text import of_waivers
 from stepguard.report.result_documents import judged_document

@@ -35,7 +35,7 @@ from stepguard.cli.common import UsageError, complain
 from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
-from stepguard.machine.lifeline import notice_ends
+from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 
@@ -52,7 +52,7 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     explain_code,
 )
 # The lab's commands. They are loaded by name: no module of the gate imports the lab.
-LAB = ("trace", "analyze", "memory", "nsight", "compare", "sweep")
+LAB = ("trace", "analyze", "memory", "nsight", "compare", "refresh", "sweep")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     notice_ends()
     try:
-        return int(options.call(options))
+        with ends_as_interrupts():
+            return int(options.call(options))
     # UsageError is a ValueError, so it has to come first.
     except UsageError as error:
         complain(error)

@@ -32,6 +32,7 @@ from stepguard.core.recording import Count
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.strict_json import Check, Content, OtherSchema, parse
+from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 
 SCHEMA = 2
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
@@ -180,6 +181,11 @@ class Fault:
     detail: str = ""  # traceback or the tail of stderr
     during: str = ""  # "launch 2, block"
     site: Site | None = None  # that raised it; without a file where none is known
+
+    def __post_init__(self) -> None:
+        # Both quote a workload, whose exception may print a whole tensor.
+        object.__setattr__(self, "message", bounded(self.message, MESSAGE_CHARACTERS))
+        object.__setattr__(self, "detail", bounded(self.detail, DETAIL_CHARACTERS))
 
 
 @dataclass(frozen=True)

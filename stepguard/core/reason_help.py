@@ -323,8 +323,8 @@ OF_REASONS = (
         "An A/B comparison was made",
         _IN_PAIRS,
         "With `--perf-against`, or when a stored baseline's SLOWER or FASTER is confirmed. The "
-        "rules are in\n`stepguard/judge/decision.py` and `stepguard/judge/alarm.py`; "
-        "[judge.md](judge.md) explains them.",
+        "rules are in\n`stepguard/judge/decision.py`, `stepguard/judge/rules/` and "
+        "`stepguard/judge/alarm.py`; [judge.md](judge.md) explains them.",
     ),
     Section("There is nothing to compare with", _NOTHING_TO_COMPARE),
     Section("It could not be decided", _NOT_DECIDED),

@@ -121,6 +121,13 @@ class ProblemCode(StrEnum):
         "Files or the commit changed while a case was measured, or since the run began.",
         "Measure again, and leave the tree alone meanwhile.",
     )
+    OTHER_ENVIRONMENT = (
+        "OTHER_ENVIRONMENT",
+        "Code of the tree changed, inside of pytest, what launches inherit: an environment "
+        "variable, the niceness, the allowed CPUs, a limit of resources; or both sides of a "
+        "comparison had other variables that steer than the recording.",
+        "Set it for the command, or in the workload's module, where one side has it alone.",
+    )
     FOREIGN_COMMIT = (
         "FOREIGN_COMMIT",
         "The gate: the document is of another commit.",

@@ -9,6 +9,22 @@ from stepguard.core.text import listed
 TREE_CHANGED = "files changed while it was measured: its launches may be of different code"
 
 
+def changed_in_pytest(change: str) -> str:
+    """Say that something that launches inherit is not as pytest was started: "name old -> new"."""
+    return (
+        f"{change} since pytest was started, by a conftest, a test or a plugin: what is set there "
+        "is no part of the step; set it for the command, or in the workload's module"
+    )
+
+
+def other_variables(was: str, now: str, recording: str) -> str:
+    """Say that both sides of a comparison had other variables that steer than the recording."""
+    return (
+        f"both sides were measured with {now or 'no variable that steers'}, {recording} with "
+        f"{was or 'none'}: set the same for the command, or record with it first"
+    )
+
+
 def uncommitted(files: Sequence[str]) -> str:
     """Return what differs from a tree's commit, and what mends it; empty for no file."""
     text = f"uncommitted changes ({listed(files, 3)})"

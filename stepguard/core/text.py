@@ -16,6 +16,10 @@ _MARKUP = re.compile(
     r"|^(?:[>\[]|[-+](?=\s|$)|-(?=[-\s]+$)|\d(?=\d*[.)](?:\s|$)))"
 )
 
+# At most, of what a failure says: of its sentence, and of a traceback or a rank's last output.
+MESSAGE_CHARACTERS = 2_000
+DETAIL_CHARACTERS = 20_000
+
 
 def printable(text: object) -> str:
     """Return the text as one line of visible characters.
@@ -31,6 +35,16 @@ def printable(text: object) -> str:
     # A log trims what is before a command.
     begins = len(shown) - len(shown.lstrip())
     return f"{shown[:begins]}: :{shown[begins + 2 :]}" if shown[begins:].startswith("::") else shown
+
+
+def bounded(text: str, most: int) -> str:
+    """Return a text of about ``most`` characters at most: of a longer one the beginning and the
+    end, and between them how much is left out.
+    """
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [... {len(text) - 2 * half} characters left out ...] {text[-half:]}"
 
 
 def first(lines: Sequence[str], most: int, front: str = "") -> list[str]:

@@ -22,11 +22,9 @@ from stepguard.core.metrics import (
     SETTINGS,
 )
 from stepguard.core.permission import PermissionOutcome
-from stepguard.core.reasons import NOTICES as NOTICES
-from stepguard.core.reasons import Reason as Reason
+from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
-from stepguard.core.status import Outcome as Outcome
-from stepguard.core.status import Status as Status
+from stepguard.core.status import Outcome, Status
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.reasons import Reason
 from stepguard.core.sentences import uncommitted
+from stepguard.core.status import Status
 from stepguard.core.text import counted
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.noise_limits import (
     DIFFERENCE_LIMIT_PCT,
     launch_spread_limit_pct,

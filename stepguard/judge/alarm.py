@@ -30,6 +30,8 @@ from stepguard.core.figures import (
     TooFar,
 )
 from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.core.verdict import (
     Confirmation,
     Confirmed,
@@ -37,8 +39,6 @@ from stepguard.core.verdict import (
     MetricVerdict,
     NoComparison,
     PairsFinding,
-    Reason,
-    Status,
     worst_of,
 )
 from stepguard.judge.decision import (
@@ -132,11 +132,11 @@ def settled(
     answer = answer if alarm or overruled else None
     pairs = answer.pairs if answer else None
     refused = refusal(pairs) if pairs else None
-    work = refused.figures if refused else None
-    if alarm and alarm.status is Status.FASTER and isinstance(work, OtherWork | OtherWorkOfRanks):
-        # A step that does other work is not FASTER.
-        other = structs.replace(work, alarm=alarm.status.value)
-        return replace(found, whole=Refusal(Status.CHANGED, Reason.WORK_MOVED, other))
+    if alarm and refused and alarm.status is Status.FASTER:
+        work = refused.figures
+        if isinstance(work, OtherWork | OtherWorkOfRanks):  # such a step is not FASTER
+            work = structs.replace(work, alarm=alarm.status.value)
+            return replace(found, whole=Refusal(refused.status, refused.reason, work))
     metrics = tuple(
         _ended(one, found, permits, answer, refused, steps, overruled) if _is_time(one) else one
         for one in found.metrics
@@ -171,9 +171,8 @@ def _ended(
     moved = time.status in _MOVED or time.reason is Reason.KERNELS_MOVED
     if not (moved or overruled) or permits.covers(found, time):
         return time
-    end = _End(time.status, time.reason)
-    if answer:
-        end = _answered(time, answer, refused, steps)
+    unanswered = _End(time.status, time.reason)
+    end = _answered(time, answer, refused, steps) if answer else unanswered
     shown = end.shown
     if shown is None:
         status, reason = _settled(end, time.change_pct)
@@ -244,7 +243,8 @@ def _by_pairs(
         return _End(shown.status, reason, how, shown)
     leans = by_pairs.low_pct > pairs.margins.ignore_pct
     if outcome is Confirmation.UNDECIDED and leans and time.status is Status.SAME:
-        shown = time_by_pairs(pairs, by_pairs)
+        # Steps that are slower within launches are those of the run.
+        shown = replace(time_by_pairs(pairs, by_pairs), slow_steps=None)
         return _End(shown.status, shown.reason, how, shown, finding)
     return _End(time.status, time.reason, how)
 

@@ -21,9 +21,11 @@ from stepguard.core.metrics import (
     OPERATORS,
     PEAK,
 )
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
-from stepguard.core.verdict import MetricVerdict, PartMove, Reason, Status
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
 
 Said = tuple[Status, Reason]

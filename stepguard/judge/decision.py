@@ -29,15 +29,10 @@ from stepguard.core.figures import (
 )
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.permission import Permission
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
-from stepguard.core.verdict import (
-    Decision,
-    MetricVerdict,
-    PairsFinding,
-    Reason,
-    Status,
-    Verdict,
-)
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
 from stepguard.judge.by_profile import straggler
 from stepguard.judge.counters import compare
 from stepguard.judge.findings import Findings, Permits, verdict_of

@@ -9,14 +9,9 @@ import msgspec
 
 from stepguard.core.explanation import Explanation
 from stepguard.core.permission import Permission, PermissionOutcome
-from stepguard.core.verdict import (
-    MetricVerdict,
-    Reason,
-    Status,
-    Straggler,
-    Verdict,
-    worst_of,
-)
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Straggler, Verdict, worst_of
 from stepguard.judge.permit import permitted
 from stepguard.judge.soundness import Refusal
 

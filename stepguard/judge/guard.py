@@ -15,10 +15,13 @@ from dataclasses import dataclass
 
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Effect
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, Problem, ProblemCode, State
 from stepguard.core.sentences import TREE_CHANGED, wider_margins
+from stepguard.core.status import Status
 from stepguard.core.text import revision, short_hash
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.verdict import Verdict
+from stepguard.judge.environment import other_environment
 from stepguard.judge.guarded_run import Door, Run, RunCase, Tree
 from stepguard.judge.permit import effect_of
 
@@ -355,6 +358,7 @@ _IS_TOLD = "only the gate is told by its own command what should have been measu
 _CHECKS_JUDGE = "the gate sees what judged: it has the commit's name and the recordings' digests"
 _EXPECTS_ALL = "the gate expects every case of the base, whatever the run selected"
 _SAYS_NOT_WHERE = "a document does not say where an option comes from; a strict run was refused it"
+_READS_PROCESS = "only pytest sees what its process was started with, and its launches had"
 _REFUSED = "a strict run with it was refused, so that no document of one is a pass"
 _READS_RUN = "pytest says it of any run, strict or not"
 
@@ -374,6 +378,7 @@ CONDITIONS = (
     Condition(_no_commit),
     Condition(_foreign_commit, Door.GATE, _IS_TOLD),
     Condition(_dirty),
+    Condition(other_environment, Door.PYTEST, _READS_PROCESS),
     Condition(_fewer_gpus, Door.GATE, _IS_TOLD + "; pytest has --perf-require-gpus"),
     Condition(_no_tests, Door.PYTEST, _EXPECTS_ALL),
     Condition(_nothing_collected, Door.PYTEST, _EXPECTS_ALL),

@@ -13,7 +13,8 @@ from stepguard.core.baseline import Entry
 from stepguard.core.margins import Margins
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, End, Problem
-from stepguard.core.verdict import Outcome, Status, Verdict
+from stepguard.core.status import Outcome, Status
+from stepguard.core.verdict import Verdict
 
 
 class Door(Enum):
@@ -53,6 +54,8 @@ class CaseResult:
     status: Status
     recorded: bool
     judged_by: str | None  # a recording's digest; None: by pairs, or by another file's recording
+    # The variables that steer which the other revision's launches had, where pairs were measured.
+    steering: str | None = None
     verdict: Verdict | None = None  # where the door did not judge it itself ...
     headline: str = ""  # ... and its first line
 
@@ -112,6 +115,7 @@ class Run:
     machine: str = ""
     options: Sequence[Option] = ()
     tree: Tree | None = None
+    changed: Sequence[str] = ()  # since it was started, of what launches inherit: "name old -> new"
     began: tuple[str, tuple[str, ...]] = ("", ())  # its commit, and the files that differed
     against: str = ""  # the revision that judges in pairs, as it was named
     against_commit: str | None = None  # None: not resolved yet

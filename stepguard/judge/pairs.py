@@ -18,7 +18,9 @@ import scipy  # whose .special is imported when it is first used: a third of a s
 
 from stepguard.core.evidence import Launch
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
-from stepguard.core.verdict import Decision, Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
 from stepguard.judge.sequential_plan import (
     MIN_PAIRS,
     MOST_PAIRS,

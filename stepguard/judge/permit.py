@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.core.text import has_words
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.verdict import MetricVerdict, Verdict
 
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 MAX_PCT = 50

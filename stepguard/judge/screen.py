@@ -12,8 +12,10 @@ from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.figures import Changed, NotRecorded, OfCase, OtherTokens, SlowSteps
 from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.by_profile import against_recordings
 from stepguard.judge.comparable import (
     SOFTWARE,

@@ -25,8 +25,10 @@ from stepguard.core.figures import (
     Unstable,
 )
 from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
-from stepguard.core.verdict import MetricVerdict, Reason, Status
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summary import summarise
 

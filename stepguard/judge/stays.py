@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.verdict import Status
+from stepguard.core.status import Status
 from stepguard.judge.comparable import comparable, conditions_of, said
 from stepguard.judge.decision import refusal
 from stepguard.judge.rules import decision

@@ -10,6 +10,7 @@ python -m stepguard compare a.json b.json --trace a.gz --trace b.gz
 import argparse
 import json
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -58,16 +59,22 @@ def _compare(options: argparse.Namespace) -> int:
     if traces and len(traces) != len(files):
         raise UsageError(f"--trace: {len(traces)} traces for {len(files)} files; one for each")
     sides = [
-        replace(_side(*one), label=label) for one, label in zip(files, _labels(files), strict=True)
+        replace(side_of(*one), label=label)
+        for one, label in zip(files, _labels(files), strict=True)
     ]
     if traces:
         sides = [_traced(side, path) for side, path in zip(sides, traces, strict=True)]
     if not set.intersection(*(set(side.cases) for side in sides)):
         found = "; ".join(f"{side.label}: {listed([*side.cases], 2) or 'none'}" for side in sides)
         raise ValueError(f"no case is in all files: {found}")
-    wrap = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False).wrap
-    say(*tables(sides), "", *chain.from_iterable(map(wrap, observations(sides))))
+    say(*lines_of(sides))
     return 0
+
+
+def lines_of(sides: Sequence[Side]) -> list[str]:
+    """Return the tables of sides that have a case in common, and what to make of them."""
+    wrap = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False).wrap
+    return [*tables(sides), "", *chain.from_iterable(map(wrap, observations(sides)))]
 
 
 def _labels(files: list[tuple[Path, str]]) -> list[str]:
@@ -84,7 +91,7 @@ def _labels(files: list[tuple[Path, str]]) -> list[str]:
     raise UsageError("compare: a file is there twice")
 
 
-def _side(path: Path, card: str) -> Side:
+def side_of(path: Path, card: str = "") -> Side:
     """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
     data = contents(path, "give a file that can be")
     if data is None:

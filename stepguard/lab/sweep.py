@@ -22,8 +22,8 @@ from stepguard.cli.common import (
 from stepguard.cli.workload_arguments import missing
 from stepguard.core.case import Case, Scalar
 from stepguard.core.device import is_gpu
+from stepguard.core.reasons import Reason
 from stepguard.core.text import counted
-from stepguard.core.verdict import Reason
 from stepguard.judge.soundness import measurement_problem
 from stepguard.judge.summary import summarise
 from stepguard.lab import sweep_table as report

@@ -10,7 +10,7 @@ from typing import Any
 from stepguard.core.case import Scalar
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.profile import grouped
-from stepguard.core.verdict import Reason
+from stepguard.core.reasons import Reason
 from stepguard.lab.sweep_file import MEASURED, Row, SweepFile
 from stepguard.report.table import LOG_WIDTH, aligned
 

@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import Reason
+from stepguard.core.text import DETAIL_CHARACTERS, bounded
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine.lifeline import pids_by_token
 from stepguard.worker.endings import Ending, Endings, first
@@ -30,6 +31,7 @@ from stepguard.worker.position import read_position
 SHOWN_STACKS = 2  # ranks; the others are where one of these is, as a rule
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
+TAIL_BYTES = 1 << 16  # that they are looked for in
 STACKS_S = 5.0  # for faulthandler to write every stack
 _LOOK_S = 0.1
 _LOST_PEER = re.compile(
@@ -273,6 +275,9 @@ def alive(pid: int) -> bool:
 
 def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
     try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) + "\n"
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+        return bounded("\n".join(text.splitlines()[-lines:]), DETAIL_CHARACTERS) + "\n"
     except OSError:
         return ""

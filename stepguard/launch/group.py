@@ -6,11 +6,12 @@ returns only when nothing that carries it is left; if this process dies, the age
 """
 
 import contextlib
+import os
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ HELLO_LIMIT_S = 120.0
 
 
 class WorkerGroup:
-    """A running launch. Use as a context manager; leaving it leaves nothing behind."""
+    """A running launch. Use as a context manager; leaving it leaves nothing behind.
 
-    def __init__(self, spec: LaunchSpec) -> None:
+    Its processes get ``environment``, and what a launch sets itself.
+    """
+
+    def __init__(self, spec: LaunchSpec, environment: Mapping[str, str] = os.environ) -> None:
         self.spec = spec
         self.token = secrets.token_hex(16)
         self.began = time.monotonic()
@@ -43,7 +47,7 @@ class WorkerGroup:
         self._control = Control(self.token)
         try:
             start = scheduler.start if spec.launcher else torchrun.start
-            self._agent = start(spec, self.token, self._scratch)
+            self._agent = start(spec, self.token, self._scratch, environment=environment)
         except BaseException:
             self._control.close()
             shutil.rmtree(self._scratch, ignore_errors=True)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.core.text import listed
-from stepguard.core.verdict import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.engine import ENGINE
 from stepguard.launch.torchrun import LaunchSpec

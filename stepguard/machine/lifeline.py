@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # What makes an agent end its launch; the kernel sends it the last one when the caller dies.
@@ -17,6 +18,8 @@ ENDING_SIGNALS = (
     signal.SIGQUIT,
     signal.SIGUSR1,
 )
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
@@ -62,8 +65,31 @@ def notice_ends() -> None:
 
 
 @contextlib.contextmanager
+def ends_as_interrupts() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP be what Ctrl-C is, a KeyboardInterrupt, until the end of the block. By
+    default the kernel ends the process at once: it leaves folders and worktrees, and no document.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # What is ignored (nohup) or handled already stays so.
+    taken = [one for one in _ENDS if signal.getsignal(one) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+@contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Defer Ctrl-C until the end of the block."""
+    """Defer Ctrl-C, and what is treated like it, until the end of the block."""
     # Python lets only the main thread set a handler, and runs handlers only there.
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,11 +97,13 @@ def interrupts_deferred() -> Iterator[None]:
     came: list[int] = []
     # Not a signal mask: it is a thread's own, and the numerical libraries have threads that would
     # take the signal in the main thread's place.
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    deferred = [signal.SIGINT, *(one for one in _ENDS if signal.getsignal(one) is _interrupt)]
+    before = [signal.signal(one, lambda number, frame: came.append(number)) for one in deferred]
     try:
         yield
     finally:
-        # None is a handler that was not set by Python, and cannot be set again.
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        for number, handler in zip(deferred, before, strict=True):
+            # None is a handler that was not set by Python, and cannot be set again.
+            signal.signal(number, handler or signal.SIG_DFL)
         if came:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(came[0])

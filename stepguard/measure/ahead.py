@@ -4,15 +4,14 @@ It is on standby (worker/agent.py), so that no code of the tree, or that the tre
 before its case begins: until then a fixture of its test may build an extension, or write a module.
 """
 
-import os
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from stepguard.core.case import Case
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.machine.inherited import Inherited, inherited_now
 
 
 class Ahead:
@@ -21,20 +20,22 @@ class Ahead:
     def __init__(self) -> None:
         self.case: Case | None = None  # that comes next, if that is known
         self._group: WorkerGroup | None = None
-        self._inherited: tuple[Any, ...] = ()
+        self._inherited: Inherited | None = None
 
     def expect(self, case: Case | None) -> None:
         """Say which case comes next, None if none does."""
         self.case = case
 
-    def begin(self, spec: LaunchSpec) -> None:
-        """Start the launch, unless it is held already, in place of one that was not taken."""
+    def begin(self, spec: LaunchSpec, environment: Mapping[str, str]) -> None:
+        """Start the launch in this environment, unless it is held already, in place of one that was
+        not taken.
+        """
         waiting = replace(spec, standby=True)
         if self._group is not None and self._group.spec == waiting:
             return
         self.close()
-        self._inherited = _inherited()
-        self._group = WorkerGroup(waiting)
+        self._inherited = _inherited(environment)
+        self._group = WorkerGroup(waiting, environment)
 
     def ready(self) -> bool:
         """Tell whether nothing imports any more. A launch that failed is no longer held: its case
@@ -48,11 +49,13 @@ class Ahead:
             self.close()
             return True
 
-    def take(self, spec: LaunchSpec) -> WorkerGroup | None:
-        """Return the group, if it lives and is what ``spec`` would start now; its end is theirs."""
+    def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
+        """Return the group, if it lives and is what ``spec`` would start now in this environment;
+        its end is theirs.
+        """
         if self._group is None or self._group.spec != replace(spec, standby=True):
             return None
-        if self._inherited != _inherited():
+        if self._inherited != _inherited(environment):
             self.close()
         self.ready()
         group, self._group = self._group, None
@@ -67,8 +70,7 @@ class Ahead:
             self._group = None
 
 
-def _inherited() -> tuple[Any, ...]:
+def _inherited(environment: Mapping[str, str]) -> Inherited:
     """Return what a launch inherits."""
-    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    limits = Path("/proc/self/limits").read_bytes()
-    return variables, limits, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    return replace(inherited_now(), variables=kept)

@@ -21,7 +21,7 @@ from stepguard.core.device import CPU, GPU, is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.verdict import Reason
+from stepguard.core.reasons import Reason
 from stepguard.judge.decision import wants_another_pair
 from stepguard.judge.pairs import out_of_line
 from stepguard.judge.rules import mean_on_cpu

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
-from stepguard.core.verdict import Reason
+from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.protocol import Protocol, WarmUp
 from stepguard.measure.rank_answers import Answers

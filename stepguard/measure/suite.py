@@ -3,7 +3,9 @@
 Both the pytest plugin and the command line drive this; neither measures nor judges by itself.
 """
 
+import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from stepguard.core.evidence import Evidence, Fault
 from stepguard.core.margins import ALPHA, BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
 from stepguard.judge.decision import judge_ab, wants_every_pair
 from stepguard.judge.findings import Permits, verdict_of
@@ -67,6 +71,7 @@ class Suite:
     launcher: Launcher | None = None
     base: str = ""  # the branch that the tree is merged into; empty: the main branch
     base_baselines: Path | None = None  # its baselines, which judge instead of the tree's own
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)  # of launches
     results: list[Result] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +84,7 @@ class Suite:
             revision=current(self.root, self.baselines),
             command=shlex.join(self.arguments),
             launcher=self.launcher,
+            environment=self.environment,
         )
 
     @property

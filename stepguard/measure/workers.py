@@ -6,8 +6,9 @@ Whoever measures decides which launches there are and what they run: launch afte
 
 import contextlib
 import functools
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 from stepguard.core.case import Case
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
-from stepguard.core.verdict import Reason
+from stepguard.core.reasons import Reason
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
@@ -77,6 +78,8 @@ class Bench:
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
     changed: frozenset[str] = frozenset()  # modules that both sides' trees have, but not equally
     ahead: Ahead = field(default_factory=Ahead, compare=False)  # of the case that comes next
+    # Of the launches; by default this process' own, as it is then.
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, compare=False)
 
 
 def watch(
@@ -167,7 +170,8 @@ class CaseWorkers:
         before this one was measured.
         """
         spec = launch_spec(self.case, self._bench, label, alone, standby)
-        group = self.ahead.take(spec) or WorkerGroup(spec)
+        environment = self._bench.environment
+        group = self.ahead.take(spec, environment) or WorkerGroup(spec, environment)
         return self._stack.enter_context(group)
 
     @property
@@ -182,7 +186,7 @@ class CaseWorkers:
         if self.ahead.case is not None:
             spec = launch_spec(self.ahead.case, self._bench, label)
             if not spec.launcher:
-                self.ahead.begin(spec)
+                self.ahead.begin(spec, self._bench.environment)
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let the ranks of these groups, and no others, be on the GPUs from now on."""

@@ -10,8 +10,8 @@ import pytest
 
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
+from stepguard.core.status import Status
 from stepguard.core.text import first, meant, revision
-from stepguard.core.verdict import Status
 from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result

@@ -4,17 +4,19 @@ Exit codes are pytest's own. A verdict that fails the build fails its test; a ve
 decide is an error of its test; a run that selected cases and measured none of them fails.
 """
 
+import contextlib
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from stepguard.core.case import Case
+from stepguard.core.status import Status
 from stepguard.core.text import printable
-from stepguard.core.verdict import Status, Verdict
+from stepguard.core.verdict import Verdict
 from stepguard.judge.summary import summarise
 from stepguard.machine.git.resolve import TreeError
-from stepguard.machine.lifeline import notice_ends
+from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Bridge, Sink
 from stepguard.plugin.items import (
@@ -40,6 +42,9 @@ _PASSED = pytest.StashKey[bool]()
 def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     """Begin the run's session."""
     notice_ends()
+    stack = contextlib.ExitStack()
+    config.add_cleanup(stack.close)
+    stack.enter_context(ends_as_interrupts())
     session = config.stash[_SESSION] = Session(config, bridge, collection)
     config.pluginmanager.register(session)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends

@@ -1,9 +1,9 @@
 """Options of the plugin. Every project of the environment has them, so that little is imported."""
 
-import os
 from typing import Any
 
 from stepguard.core.margins import BUDGET_MIN
+from stepguard.machine import inherited
 
 FLAGS = {
     "--perf-update": "record what is measured now: every sound result, changed ones too",
@@ -55,6 +55,17 @@ def add_options(group: Any) -> None:
     group.addoption("--perf-budget", metavar="MIN", type=float, default=BUDGET_MIN, help=text)
 
 
+# How CI services name the branch that a change is to be merged into.
+CI_BASES = (
+    "GITHUB_BASE_REF",
+    "CI_MERGE_REQUEST_TARGET_BRANCH_NAME",
+    "BITBUCKET_PR_DESTINATION_BRANCH",
+    "BUILDKITE_PULL_REQUEST_BASE_BRANCH",
+    "CHANGE_TARGET",
+    "SYSTEM_PULLREQUEST_TARGETBRANCH",
+)
+
+
 def value_of(name: str, config: Any) -> Any:
     """Return the value of an option by the name that is typed."""
     return getattr(config.option, name[2:].replace("-", "_"))
@@ -69,11 +80,23 @@ def is_strict(config: Any) -> bool:
     """Tell whether whatever leaves a case unguarded fails the run. That it need not is said by the
     command alone: settings and PYTEST_ADDOPTS are meant by nobody who runs it.
     """
-    # GitHub and most others set true, some 1.
-    ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    # GitHub and most others set true, some 1. No conftest can take it back.
+    ci = inherited.STARTED.variables.get("CI", "").lower() not in ("", "0", "false")
     option = config.option
     loose = option.perf_no_strict and is_typed("--perf-no-strict", config)
     return bool(option.perf_strict or ci and not loose)
+
+
+def base_branch(config: Any) -> tuple[str, str]:
+    """Return the branch whose baselines judge, and what says so: the option --perf-base or, in a
+    strict run, a variable of CI. Both are empty where the tree's own baselines judge.
+    """
+    if rev := config.option.perf_base:
+        return rev, f"--perf-base={rev}"
+    for name in CI_BASES if is_strict(config) else ():
+        if branch := inherited.STARTED.variables.get(name, "").removeprefix("refs/heads/"):
+            return f"origin/{branch}", f"{name}={branch}"
+    return "", ""
 
 
 def is_typed(name: str, config: Any) -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 from msgspec import structs
 
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.verdict import Confirmation, Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Confirmation, Verdict
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
 from stepguard.report.commands import Commands

@@ -20,7 +20,7 @@ from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import current, git, no_commit, untracked
 from stepguard.machine.gpu.nvml import known_gpus
 from stepguard.machine.interpreter import as_typed
-from stepguard.plugin.options import TEXTS, is_typed, value_of
+from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
 from stepguard.report import result_documents
 
 NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
@@ -92,8 +92,8 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield "--perf-against judges against a revision, not a baseline: record in another run"
     if option.perf_against:
         yield from _bad_revision(option.perf_against, root, baselines)
-    if option.perf_base and records:
-        yield "--perf-base judges by another branch's baselines: record in another run"
+    if records and (base := base_branch(config)[1]):
+        yield f"{base} judges by another branch's baselines: record in another run"
     if records and (problem := no_commit(root) or uncommitted(current(root, baselines).dirty)):
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():

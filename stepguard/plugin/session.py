@@ -23,6 +23,7 @@ from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import counted, listed, printable
 from stepguard.judge.sequential_plan import level_of
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
+from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.trailers import trailers
@@ -41,6 +42,7 @@ from stepguard.plugin.baseline_folder import (
 )
 from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.options import base_branch
 from stepguard.plugin.pytest_terminal import progress_line
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
@@ -161,11 +163,11 @@ class Session:
     def _check_folder(self, all_collected: bool) -> None:
         refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
         self._whole = all_collected and whole_folders(self._config)
-        if rev := self._option.perf_base:
+        if (named := base_branch(self._config))[0]:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="stepguard-"))
-            with _usage_errors(f"--perf-base={rev}: "):
+            with _usage_errors(f"{named[1]}: "):
                 into = Path(folder) / self._baselines.name
-                self._base = base_of(self._root, self._baselines, rev, into)
+                self._base = base_of(self._root, self._baselines, named[0], into)
         # Of this tree alone: the base may still have what this change removes.
         refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
@@ -254,7 +256,7 @@ class Session:
                 if lacks := left_behind(self._root, rev, self._tree.commit):
                     notice(lacks)
                 cases = self._collection.cases if self._whole else None
-                declared = trailers(self._root, self._tree.commit, "HEAD", cases)
+                declared = trailers(self._root, self._tree.commit, "HEAD", cases, notice)
             self._suite = Suite(
                 self._root,
                 self._baselines,
@@ -267,8 +269,9 @@ class Session:
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,
-                base=option.perf_base or "",
+                base=self._base.name if self._base else "",
                 base_baselines=self._base.folder if self._base else None,
+                environment=inherited.STARTED.variables,
             )
             self._stack.callback(self._suite.close)
             pairs = self._tree is not None
@@ -312,7 +315,7 @@ class Session:
         if self._option.collectonly and not self._refused:
             return True
         results = self._results()
-        self._notices += self.recorder.notices
+        self._notices += [*self.guard.notices, *self.recorder.notices]
         self._notices += waiver_lines(self._waivers, results, self._commands)
         if self._whole:
             self._notices += stale_lines(self._collection.cases, results, self._commands)

@@ -6,14 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.run_document import CaseState, Problem, State
+from stepguard.core.sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import guard
 from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
 from stepguard.launch.nodes.scheduler import Launcher, spread
+from stepguard.machine import inherited
 from stepguard.machine.git.revision import Revision, current
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.interpreter import as_typed
@@ -49,6 +52,7 @@ class StrictRun:
     ) -> None:
         self.strict = is_strict(config)
         self.missed: list[Problem] = []  # found at the run's end
+        self.notices: dict[str, None] = {}  # of a run that is not strict
         self._refused: list[Problem] = []  # the failures of tests that tell them
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
@@ -102,10 +106,11 @@ class StrictRun:
         is what the test declares. Raises Refused.
         """
         if not self.strict:
+            self.notices |= dict.fromkeys(map(changed_in_pytest, _changed()))
             return
         measured = replace(self._case(case), as_declared=own in (None, case))
         run = replace(self._run(), cases=[measured])
-        self._refused += guard(run)
+        self._refused += [structs.replace(one, case=case.id) for one in guard(run)]
         self._refuse(run)
 
     def finish(
@@ -123,7 +128,8 @@ class StrictRun:
             ending=Ending(passes=passes, knows_cases=collected),
             problems=tuple(self._refused),
         )
-        self.missed += guard(run)
+        known = {one.text for one in self._refused}
+        self.missed += [one for one in guard(run) if one.text not in known]
 
     def _run(self, states: Sequence[CaseState] = ()) -> Run:
         """Return the run as it is known by now."""
@@ -139,6 +145,7 @@ class StrictRun:
             must_measure=[one.case or one.test for one in states if one.guarded],
             began=(self._began.commit, self._began.dirty),
             against=self._option.perf_against or "",
+            changed=_changed(),
         )
 
     def _case(self, case: Case) -> RunCase:
@@ -158,6 +165,8 @@ class StrictRun:
         evidence, verdict = result.evidence, result.verdict
         recorded = self._expected.get(result.case.id)
         here = recorded is not None and recorded.path.name == result.baseline_path.name
+        other = result.comparison.base.fingerprint if result.comparison else None
+        key = other.software_key(result.case.world_size) if other and here else None
         return CaseResult(
             commit=evidence.commit,
             dirty=evidence.dirty,
@@ -166,6 +175,7 @@ class StrictRun:
             status=verdict.status,
             recorded=verdict.recorded,
             judged_by=result.judged_by if here else None,
+            steering=None if key is None else key.get("environment", ""),
         )
 
     @property
@@ -180,6 +190,11 @@ class StrictRun:
     def _refuse(self, run: Run) -> None:
         if problems := guard(run):
             raise Refused(problems, *([] if self._option.perf_strict else [NO_GATE]))
+
+
+def _changed() -> tuple[str, ...]:
+    """Return what has changed since pytest was started, of all that launches would inherit."""
+    return inherited.STARTED.changes(inherited.inherited_now())
 
 
 def left_out_line(states: Sequence[CaseState]) -> list[str]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepguard.core.permission import KEY, Permission
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.pairs import deciding_margins
 from stepguard.judge.permit import suggested_sizes
 from stepguard.judge.sequential_plan import MOST_PAIRS

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from stepguard.core.permission import FORM
 from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
+from stepguard.core.status import Status
 from stepguard.core.text import markdown, printable
-from stepguard.core.verdict import Status
 from stepguard.report.page import COMMENT_BYTES, page, worst_first
 
 MOST = 10  # annotations that GitHub shows of a step

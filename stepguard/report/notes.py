@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import SETTINGS, format_value, setting_of
+from stepguard.core.reasons import Reason
 from stepguard.core.sentences import margins_text
 from stepguard.core.text import listed
 from stepguard.core.verdict import (
@@ -13,7 +14,6 @@ from stepguard.core.verdict import (
     MetricVerdict,
     PairsFinding,
     PartMove,
-    Reason,
 )
 
 NOTE_PARTS = 3  # how many moved operators a note names

@@ -10,8 +10,8 @@ from itertools import accumulate
 
 from stepguard.core.profile import grouped
 from stepguard.core.run_document import ResultDocument, RunDocument, State
+from stepguard.core.status import Status
 from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
-from stepguard.core.verdict import Status
 from stepguard.report import table
 from stepguard.report.repeated import ReportedCauses
 

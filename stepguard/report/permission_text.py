@@ -2,8 +2,9 @@
 
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.reasons import Reason
 from stepguard.core.text import short_hash
-from stepguard.core.verdict import MetricVerdict, Reason, Verdict
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.permit import largest_value, uncovered_count
 from stepguard.report.commands import Commands
 

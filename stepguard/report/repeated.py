@@ -4,7 +4,8 @@ from collections.abc import Hashable
 
 from stepguard.core.figures import Unstable
 from stepguard.core.metrics import METRICS
-from stepguard.core.verdict import Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 
 
 class ReportedCauses:

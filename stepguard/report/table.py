@@ -5,7 +5,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
 
 # Counters that moved and pass, since a time says what they are worth or a commit declares them.
 _OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR, Reason.EXPECTED)

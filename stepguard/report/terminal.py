@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from stepguard.core.comparison import gates_times
 from stepguard.core.device import is_gpu
 from stepguard.core.profile import grouped
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem
+from stepguard.core.status import Status
 from stepguard.core.text import listed
-from stepguard.core.verdict import Reason, Status
 from stepguard.measure.suite import Result
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps

@@ -5,8 +5,10 @@ from collections.abc import Iterator
 
 from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report.cause_text import how, named
 from stepguard.report.explanation_text import refused_because
 from stepguard.report.kernel_names import is_generic

@@ -19,10 +19,12 @@ from stepguard.core.metrics import (
     format_value,
     unit_behind,
 )
+from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.sentences import TREE_CHANGED
 from stepguard.core.site import Site
+from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, first, listed, printable, shortened
-from stepguard.core.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
+from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.notes import note, on_ranks, parts

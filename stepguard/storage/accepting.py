@@ -17,9 +17,11 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.figures import OwnLimit
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
+from stepguard.core.status import Status
 from stepguard.core.text import has_words
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.acceptance import spread_too_far, unfit_to_record
 from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import NO_PERMITS, verdict_of

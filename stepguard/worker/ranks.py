@@ -29,10 +29,12 @@ from torch.distributed.elastic.agent.server import (
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.count.locate import raised_at
 from stepguard.worker.endings import Ending, Endings
 from stepguard.worker.position import Note
+from stepguard.worker.printed import Printed, open_to_append
 from stepguard.worker.rank_session import Session
 from stepguard.worker.torch_device import out_of_memory
 from stepguard.worker.workload import BadWorkload, import_from_source
@@ -80,6 +82,7 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         super().__init__(spec)
         self._folder, self._endings = folder, endings
         self._alive: list[int] = []
+        self._printed = Printed()
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = {w.local_rank: self._fork(worker_group, w) for w in worker_group.workers}
@@ -88,6 +91,8 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
 
     def _fork(self, group: WorkerGroup, worker: Worker) -> int:
         variables = _variables(group, worker)
+        for path in _streams(self._folder, worker.global_rank):
+            self._printed.add(path)
         if pid := os.fork():
             return pid
         try:
@@ -107,13 +112,16 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         return RunResult(state=WorkerState.SUCCEEDED, return_values=ended)
 
     def _reap(self, options: int, victim: bool = False) -> list[Ending]:
-        """Return and note the endings of those that are no more; ``victim``: they were ended."""
+        """Return and note the endings of those that are no more; ``victim``: they were ended. What
+        ranks printed is bounded by the way.
+        """
         found = []
         for pid in self._alive:
             gone, status = os.waitpid(pid, options)
             if gone:
                 found.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
                 self._endings.note(found[-1])
+        self._printed.bound()
         ended = {ending.pid for ending in found}
         self._alive = [pid for pid in self._alive if pid not in ended]
         return found
@@ -149,12 +157,16 @@ def _variables(group: WorkerGroup, worker: Worker) -> dict[str, str]:
     }
 
 
+def _streams(folder: Path, rank: int) -> list[Path]:
+    """Return the files of what a rank prints."""
+    return [folder / f"{name}-{rank}.log" for name in ("stdout", "stderr")]
+
+
 def _leave_the_agent(folder: Path, rank: int) -> None:
     """Become what a new process would be: a session, streams and signal handlers of its own."""
     os.setsid()
-    streams = [Path(os.devnull), *(folder / f"{name}-{rank}.log" for name in ("stdout", "stderr"))]
-    for number, path in enumerate(streams):
-        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    for number, path in enumerate([Path(os.devnull), *_streams(folder, rank)]):
+        opened = open_to_append(path)
         os.dup2(opened, number)
         os.close(opened)
     for signum in ENDING_SIGNALS:
@@ -180,10 +192,11 @@ def serve() -> None:
         os._exit(0)  # tearing the interpreter and CUDA down takes seconds and tells nothing
     # SystemExit, too: a workload that leaves would otherwise end without a reason.
     except BaseException as error:
+        said = bounded(traceback.format_exc(), DETAIL_CHARACTERS // 2)
         description = {
             "type": type(error).__name__,
-            "message": str(error),
-            "traceback": traceback.format_exc(),
+            "message": bounded(str(error), MESSAGE_CHARACTERS // 2),
+            "traceback": said,
             "place": raised_at(error),
             "bad_workload": isinstance(error, BadWorkload),
             "out_of_memory": out_of_memory(error),
@@ -191,6 +204,6 @@ def serve() -> None:
             "at_ns": time.perf_counter_ns(),
         }
         (folder / f"error-{rank}.json").write_text(json.dumps(description))
-        traceback.print_exc()
+        sys.stderr.write(said)
         sys.stderr.flush()
         os._exit(1)  # a rank stuck in another thread's collective must not hold up the exit

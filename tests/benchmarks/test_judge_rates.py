@@ -18,7 +18,7 @@ from benchmarks.judge_rates import (
     sides_of,
 )
 from benchmarks.shared import ROOT, binomial_bounds
-from stepguard.core.verdict import Status
+from stepguard.core.status import Status
 
 STUDIES = ROOT / "studies"
 CASES = [f"{step}[124m-bf16]" for step in ("forward", "forward_backward", "train_step")]

@@ -9,8 +9,10 @@ import pytest
 
 from stepguard.cli.explain_code import codes, page
 from stepguard.core.figures import OfCase, Said, Undecided
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.report.commands import Commands, next_steps
 
 

@@ -34,13 +34,13 @@ pytest_plugins = ["stepguard.plugin"]
 TOKENS = []
 AHEAD = []
 
-def begin(self, spec, plain=Ahead.begin):
+def begin(self, spec, environment, plain=Ahead.begin):
     AHEAD[:], watched = [self], CLOCK.token
-    plain(self, spec)
+    plain(self, spec, environment)
     CLOCK.watch(watched)  # the launch that runs, not the one that waits
 
-def take(self, spec, plain=Ahead.take):
-    group = plain(self, spec)
+def take(self, spec, environment, plain=Ahead.take):
+    group = plain(self, spec, environment)
     if group:
         CLOCK.watch(group.token)
     return group

@@ -6,6 +6,9 @@ import time
 import pytest
 from agent_forks import VARIABLE
 
+from stepguard.core.run_document import End
+from stepguard.storage.read_documents import load_document
+
 BLOCK = (
     '    Case("hang", "factories:faulty", {"how": "hang", "at_step": 9}, device="cpu",'
     " launches=1),\n"
@@ -19,7 +22,8 @@ STATES = {  # cases, how many ranks, the note of a rank that is there
     "block": (BLOCK, 1, "block|"),
     "block of two ranks": (PAIR, 2, "block|"),
 }
-KILLS = [(state, signal.SIGKILL) for state in STATES] + [("block", signal.SIGTERM)]
+ENDS = [("block", signal.SIGTERM), ("block", signal.SIGHUP)]  # what a scheduler or a shell sends
+KILLS = [(state, signal.SIGKILL) for state in STATES] + ENDS
 STARTED_EARLY = [*KILLS[1:], ("block", "once"), ("block", "twice")]  # side by side: they wait
 
 
@@ -67,7 +71,10 @@ def killed(run, state, number):
     tokens = reach(run, state)
     assert tokens
     run.process.send_signal(number)
-    assert run.finish() == -number
+    assert run.finish() == (-number if number is signal.SIGKILL else pytest.ExitCode.INTERRUPTED)
+    if number is not signal.SIGKILL:
+        document = load_document(run.folder / "run.json")
+        assert document.end is End.INTERRUPTED and not document.passed
     print(f"{number.name} in {state}: nothing left after {run.gone(tokens):.2f} s")
     assert list(run.tmpdir.iterdir()) == []
 

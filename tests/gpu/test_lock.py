@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.screen import judge
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.lock import GpuLocked, exclusive

@@ -6,8 +6,10 @@ from msgspec import structs
 
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, PEAK
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import MetricVerdict, Reason, Status, cause_first
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.counters import compare
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise

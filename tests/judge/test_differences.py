@@ -12,9 +12,11 @@ from msgspec import structs
 from scipy import stats
 
 from stepguard.core.evidence import Counts, Difference
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.site import Site
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
 from stepguard.measure.rank_answers import counts_of

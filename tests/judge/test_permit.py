@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from stepguard.core.evidence import Fault
 from stepguard.core.metrics import GATEABLE, METRICS
 from stepguard.core.permission import Permission
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.permit import MAX_DAYS, problem_of, suggested_size
 from stepguard.judge.screen import judge
 from stepguard.report.commands import Commands

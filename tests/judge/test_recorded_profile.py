@@ -13,9 +13,11 @@ from comparisons import alike
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, added
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedProfile
 from stepguard.core.roofline import Work
-from stepguard.core.verdict import Confirmation, Reason, Status
+from stepguard.core.status import Status
+from stepguard.core.verdict import Confirmation
 from stepguard.explain.causes import explain
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
 from stepguard.judge.screen import judge

@@ -32,7 +32,8 @@ from hypothesis import strategies as st
 
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import METRICS
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.screen import judge, measurement_problem, wants_another_launch
 from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines

@@ -12,7 +12,9 @@ from comparisons import with_margins
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
-from stepguard.core.verdict import Confirmation, Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Confirmation
 from stepguard.judge.decision import (
     judge_ab,
     wants_another_pair,

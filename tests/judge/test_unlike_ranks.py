@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.report.notes import note

@@ -15,7 +15,8 @@ import stepguard.measure.workers
 from stepguard import Case
 from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.margins import Margins
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.decision import judge_ab
 from stepguard.judge.screen import judge
 from stepguard.launch.diagnosis import LaunchFailed
@@ -80,7 +81,7 @@ def fake_group(world):
     """A WorkerGroup's stand-in."""
 
     class Group:
-        def __init__(self, spec):
+        def __init__(self, spec, environment):
             self.spec, self.pids, self.closed = spec, {}, False
             self.token, self.done = "token", 0
             self.label, self.standby = spec.label, spec.standby

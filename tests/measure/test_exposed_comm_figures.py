@@ -7,7 +7,9 @@ import pytest
 from builders import compared, evidence, recording, two_rank_evidence, values_of
 
 from stepguard.core.evidence import Difference
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure.differences import measure_difference, pairs_of, plain_by_rank
 from stepguard.measure.protocol import Protocol

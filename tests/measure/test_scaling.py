@@ -20,7 +20,9 @@ from builders import (
 from stepguard import Case
 from stepguard.core.evidence import from_json, to_json
 from stepguard.core.metrics import METRICS
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import planned_launches
 from stepguard.report import table

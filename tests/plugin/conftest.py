@@ -27,6 +27,7 @@ from stepguard import Case
 from stepguard.core.comparison import Comparison, judged
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
+from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.storage import baseline_files as baseline
@@ -263,6 +264,8 @@ class Gate:
         """pytest in this folder, in this process; with these outcomes, if any are given."""
         self.measured.clear()
         self.paired.clear()
+        # What a test has set is what this run is started with.
+        self._monkeypatch.setattr(inherited, "STARTED", inherited.inherited_now())
         options = {"no_reraise_ctrlc": True}  # a test may be about a Ctrl-C
         result = self.pytester.runpytest_inprocess(*WITHOUT, *arguments, **options)
         if outcomes:

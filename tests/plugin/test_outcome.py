@@ -4,7 +4,9 @@ from itertools import product
 
 import pytest
 
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.plugin.hooks import Outcome, outcome_of
 
 FAILING = [status for status in Status if status.outcome == "failed"]

@@ -6,7 +6,8 @@ import pytest
 from builders import replace
 
 import stepguard.measure.suite
-from stepguard.core.verdict import Confirmation, Confirmed, Reason
+from stepguard.core.reasons import Reason
+from stepguard.core.verdict import Confirmation, Confirmed
 
 
 def recordings(gate, case):

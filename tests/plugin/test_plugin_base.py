@@ -6,6 +6,8 @@ from datetime import date
 import pytest
 from builders import replace
 
+from stepguard.plugin.options import CI_BASES
+
 RISEN = {"generated_kernels": 8}
 
 
@@ -141,7 +143,7 @@ def test_a_baseline_of_the_tree_that_cannot_be_read_stops_the_run(gate):
         (["--perf-base=mian"], "*--perf-base=mian: 'mian' is no revision of *did you mean main?*"),
         (
             ["--perf-base=main", "--perf-update"],
-            "*--perf-base judges by another branch's*",
+            "*--perf-base=main judges by another branch's*",
         ),
     ],
 )
@@ -184,6 +186,66 @@ def test_margins_that_are_widened_with_their_recording_are_refused(gate):
     result = gate.run("--perf-strict", "--perf-base=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*has margins 6 and 25 %, wider than the 5 and 20 % of its *"])
+
+
+@pytest.fixture
+def in_ci(gate, monkeypatch):
+    """A branch that edits its baseline, in the run of a pull request, which names main."""
+    case = branch(gate)
+    gate.git("update-ref", "refs/remotes/origin/main", "main")
+    accept_more(gate, case)
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("GITHUB_BASE_REF", "main")
+    return gate
+
+
+def test_a_pull_request_does_not_judge_itself(in_ci):
+    """Recorded and green in one request: a strict run takes the base that CI names."""
+    result = in_ci.run(failed=1)
+    result.says(
+        "stepguard: judged by the baselines and waivers of origin/main (*",
+        "stepguard:   cpu.json: linear?nano?: generated_kernels 7 -> 8",
+        "linear?nano?: CHANGED: generated_kernels 7 -> 8*",
+    )
+    in_ci.run("--perf-no-strict", passed=1)
+    in_ci.run("--perf-base=change", passed=1)
+
+
+@pytest.mark.parametrize("variable", CI_BASES)
+def test_every_ci_names_the_base_in_its_way(in_ci, monkeypatch, variable):
+    """GitHub, GitLab, Bitbucket, Buildkite, Jenkins, Azure, which writes refs/heads/ before it."""
+    monkeypatch.delenv("GITHUB_BASE_REF")
+    in_ci.run(passed=1)
+    monkeypatch.setenv(variable, "refs/heads/main" if variable.startswith("SYSTEM") else "main")
+    in_ci.run(failed=1)
+
+
+def test_a_base_that_is_not_here_is_no_pass(in_ci):
+    """A shallow clone cannot say what the branch changes in its baselines."""
+    in_ci.git("update-ref", "-d", "refs/remotes/origin/main")
+    result = in_ci.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and not in_ci.measured
+    result.stderr.fnmatch_lines(["*GITHUB_BASE_REF=main: 'origin/main' is no revision*git fetch*"])
+
+
+@pytest.mark.parametrize("option", ["--perf-append", "--perf-update-new"])
+def test_what_records_is_no_way_around_the_base(in_ci, option):
+    """A run that records is judged by the files that it records into."""
+    in_ci.pytester.makeini(f"[pytest]\naddopts = {option}\n")
+    in_ci.commit()
+    result = in_ci.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and not in_ci.measured
+    result.stderr.fnmatch_lines(["*GITHUB_BASE_REF=main judges by another branch's baselines: *"])
+
+
+def test_no_conftest_takes_ci_back(in_ci, monkeypatch):
+    """A strict run is what the command was started as."""
+    text = "import os\n\npytest_plugins = ['stepguard.plugin']\nos.environ['CI'] = ''\n"
+    (in_ci.path / "conftest.py").write_text(text)
+    in_ci.commit()
+    result = in_ci.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(['*CI true -> "" since pytest was started*'])
 
 
 def test_a_case_that_is_dropped_with_its_recording_is_missed(gate):

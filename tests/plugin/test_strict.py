@@ -735,6 +735,8 @@ def test_evidence_says_whether_its_case_is_an_extended_one(gate, extended):
     assert json.loads(path.read_text())["extended"] is extended
 
 
+SHOWING = ("--markers", "--help", "-h", "--version --version")
+LEFT_BEFORE = "ERROR: settings or a hook ended the run before it began, *"
 LEFT = "ERROR: a hook left the run by pytest.exit(), *--perf-no-strict"
 
 
@@ -787,12 +789,14 @@ def test_a_conftest_that_ends_the_process_is_no_gate(project):
     "does",
     [
         conftest(PLUGIN + "def pytest_cmdline_main():\n    return 0\n"),
-        settings("addopts = --markers"),
+        *(settings(f"addopts = {option}") for option in SHOWING),
     ],
-    ids=["main", "markers"],
+    ids=["main", *SHOWING],
 )
-def test_a_run_without_a_session_is_no_gate(project, does):
-    """With status 0, and nobody asked for it: red, and no older document stays."""
+def test_a_run_without_a_session_is_no_gate(project, monkeypatch, does):
+    """With status 0, and nobody asked for it: red, and no older document stays; also by CI alone,
+    where something is recorded.
+    """
     (project.path / ".stepguard").mkdir(exist_ok=True)
     path = project.path / ".stepguard/run.json"
     path.write_text(OLD)
@@ -800,8 +804,28 @@ def test_a_run_without_a_session_is_no_gate(project, does):
     project.commit()
     result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")
     assert result.ret == 4 and not path.exists()
-    result.stderr.fnmatch_lines(["ERROR: settings or a hook ended the run before it began, *"])
+    result.stderr.fnmatch_lines([LEFT_BEFORE])
     assert project.run().ret == 0
+    monkeypatch.setenv("CI", "true")
+    result = project.run()
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([LEFT_BEFORE])
+
+
+@pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
+@pytest.mark.parametrize("option", ["--cache-show", "--collect-only", "--setup-plan"])
+def test_settings_that_measure_nothing_are_no_pass(project, monkeypatch, setting, option):
+    """With a session, which collects nothing or runs no test: red, by CI alone, too."""
+    (project.path / ".stepguard").mkdir(exist_ok=True)
+    path = project.path / ".stepguard/run.json"
+    leave_in(setting, option, project, monkeypatch)
+    for ci, options in (("", ("--perf-strict",)), ("true", ())):
+        path.write_text(OLD)
+        monkeypatch.setenv("CI", ci)
+        result = project.run("--perf-json=.stepguard/run.json", *options)
+        assert result.ret != 0 and project.measured == []
+        assert not path.exists() or not load_document(path).passed
+    assert project.run().ret != 0
 
 
 @pytest.mark.parametrize(

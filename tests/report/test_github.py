@@ -12,7 +12,7 @@ from run_documents import measured, run_document
 from stepguard.core.figures import OtherWork
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
-from stepguard.core.verdict import Status
+from stepguard.core.status import Status
 from stepguard.report.github import ARTIFACT, MARKER, MOST, annotations, comment, no_document
 
 SAME = measured(entry())

@@ -10,8 +10,9 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State, WaiverDocument
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.status import Status
 from stepguard.report.page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
 
 SAME = measured(entry())

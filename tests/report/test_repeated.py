@@ -4,8 +4,10 @@ import pytest
 from builders import replace
 
 from stepguard.core.figures import Failed, Unstable
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.commands import Commands
 from stepguard.report.repeated import ReportedCauses

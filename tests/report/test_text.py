@@ -19,8 +19,10 @@ from stepguard.core.evidence import Disturbance
 from stepguard.core.figures import Failed, NotRecorded
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, PartMove, Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure import workers as ticker
 from stepguard.measure.suite import Result

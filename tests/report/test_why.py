@@ -7,8 +7,10 @@ from builders import CASE_ID, replace
 
 from stepguard.core.explanation import MOST_CAUSES, Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.core.margins import ALPHA, MARGINS
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, PairsFinding, Straggler, Verdict
 from stepguard.judge.pairs import decide, figures
 from stepguard.report import why
 from stepguard.report.words import evidence_lines, headline, place

@@ -22,7 +22,7 @@ from inputs import (
 from kernels import counts_of, recorded_step, step
 from scenario import Files, Run, Scenario
 
-from stepguard.core.verdict import Reason
+from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import NO_PERMITS, verdict_of
 from stepguard.judge.screen import screen

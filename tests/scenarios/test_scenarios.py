@@ -18,8 +18,9 @@ from scenario import GOLDEN, KEPT, Files
 from unsound_scenarios import UNSOUND
 from waived_scenarios import WAIVED
 
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import JudgedDocument
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.status import Status
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)

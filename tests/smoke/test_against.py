@@ -28,7 +28,9 @@ from quick_launches import (
 
 from stepguard import Case
 from stepguard.core.evidence import Block, Evidence, Launch
-from stepguard.core.verdict import MetricVerdict, Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.alarm import settled
 from stepguard.judge.decision import judge_ab, wants_another_pair
 from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of

@@ -34,7 +34,7 @@ def place(bench, tmp_path):
 def waiting(place, case):
     """The specification of a case's first launch, and its group, which waits and has imported."""
     spec = workers.launch_spec(case, place, "launch 1")
-    place.ahead.begin(spec)
+    place.ahead.begin(spec, os.environ)
     while not place.ahead.ready():
         time.sleep(0.05)
     return spec, place.ahead._group
@@ -61,7 +61,8 @@ def test_the_next_case_takes_what_was_started_for_it(place):
 def test_another_case_takes_nothing(place):
     """Of a test that was skipped, or ran in another order: what is held waits for its case."""
     _, held = waiting(place, case("second"))
-    assert place.ahead.take(workers.launch_spec(case("third"), place, "launch 1")) is None
+    third = workers.launch_spec(case("third"), place, "launch 1")
+    assert place.ahead.take(third, os.environ) is None
     assert place.ahead._group is held and held.imported()
 
 
@@ -77,7 +78,7 @@ def test_what_is_not_as_it_would_be_now_is_not_taken(place, monkeypatch, change)
     else:
         os.kill(held._agent.pid, signal.SIGKILL)
         held._agent.wait()
-    taken = place.ahead.take(spec)
+    taken = place.ahead.take(spec, os.environ)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert taken is None and held._agent.poll() is not None
 

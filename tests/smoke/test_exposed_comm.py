@@ -4,7 +4,8 @@ import pytest
 from builders import replace
 
 from stepguard import Case
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import summarise
 from stepguard.measure.launches import measure_launches, planned_launches

@@ -6,7 +6,7 @@ from quick_launches import CLOCK_OF_STEPS, repeat_pairs, shorten_launches
 
 import stepguard.measure.pair_run
 from stepguard import Case
-from stepguard.core.verdict import Status
+from stepguard.core.status import Status
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.suite import Suite
 

@@ -8,7 +8,8 @@ from factories import COLLECT_S
 
 from stepguard import Case
 from stepguard.core.baseline import Entry, Epoch
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches, planned_launches

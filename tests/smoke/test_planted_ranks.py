@@ -14,7 +14,8 @@ from perf_tests.parameters import NANO_STEP
 from stepguard import Case, default_gates
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
-from stepguard.core.verdict import Status, Verdict
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.screen import judge
 from stepguard.machine.git.revision import current
 from stepguard.measure.launches import measure_launches

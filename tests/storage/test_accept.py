@@ -25,8 +25,9 @@ from git_repositories import git, repository
 from stepguard.core.baseline import KEPT_RECORDINGS
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.status import Status
 from stepguard.judge.screen import judge
 from stepguard.report.notes import note
 from stepguard.report.recorded import moves

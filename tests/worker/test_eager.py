@@ -13,7 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 from model import workloads
 from stepguard.core.allow import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.explanation import Cause, Kind, Side
-from stepguard.core.verdict import MetricVerdict, Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.why import site_of
 from stepguard.worker.count.eager import OperatorCounter, count_eager

@@ -17,7 +17,7 @@ import torch
 from builders import cpu_evidence, entry, epoch
 
 from stepguard.core.evidence import Counts
-from stepguard.core.verdict import Status
+from stepguard.core.status import Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.report.words import evidence_lines, headline

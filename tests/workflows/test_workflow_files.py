@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from workflow_runner import filled
 
 from stepguard.cli.init import OWN_FILES
 
@@ -112,14 +113,26 @@ def test_the_gpu_is_main_s_alone():
             assert not re.search(r"pip|setup\.sh|\bmake\b", scripts)
 
 
+@pytest.mark.parametrize(("variables", "gpus"), [({}, "1"), ({"PERF_GPUS": "2"}, "2")])
+def test_the_number_of_gpus_is_a_variable_of_the_repository(variables, gpus):
+    """One for both files, so that what is recorded is what is measured; each command has it."""
+    for name, commands in (("measure", 2), ("baselines", 2)):
+        text = (ROOT / ".github" / "workflows" / f"{name}.yml").read_text()
+        file = yaml.safe_load(text)
+        given = file.get("env") or file["jobs"]["measure"]["env"]
+        assert filled(given["GPUS"], {"vars": variables}) == gpus
+        assert len(re.findall(r'gpus[= ]"\$GPUS"', text)) == commands
+
+
 def test_owners_have_files():
-    """Every path of CODEOWNERS is there, the workflows' among them, or would be read by pytest in
-    place of the one that is.
+    """Every path of CODEOWNERS is there, the workflows' among them, or would be read by pytest or
+    make in place of the one that is.
     """
     lines = (ROOT / ".github" / "CODEOWNERS").read_text().splitlines()
     owned = [line.split()[0] for line in lines if line and not line.startswith("#")]
     assert "/.github/" in owned and len(owned) == len(set(owned))
-    settings = {f"/{name}" for name in (*OWN_FILES, "pyproject.toml", "tox.ini", "setup.cfg")}
+    names = (*OWN_FILES, "pyproject.toml", "tox.ini", "setup.cfg", "GNUmakefile", "makefile")
+    settings = {f"/{name}" for name in names}
     assert settings <= {*owned}
     for path in {*owned} - settings:
         assert (ROOT / path.strip("/")).is_dir() == path.endswith("/"), path

@@ -87,10 +87,13 @@ def origin(tmp_path_factory, memory):
     for name in (".github", "scripts", "stepguard"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
-    for name in ("agent_forks.py", "quick_launches.py", "late_compiler.py"):
+    helpers = ("agent_forks", "builders", "counts", "late_compiler", "quick_launches")
+    for name in (f"{helper}.py" for helper in helpers):
         shutil.copy(ROOT / "tests" / name, made)
-    project = (ROOT / "pyproject.toml").read_text()
-    (made / "pyproject.toml").write_text(project.replace('["stepguard"]', '["tests"]', 1))
+    project = (ROOT / "pyproject.toml").read_text().replace('["stepguard"]', '["tests"]', 1)
+    # They are sorted as what they are in tests/: not the project's own.
+    foreign = json.dumps([f"{helper}.py" for helper in helpers])
+    (made / "pyproject.toml").write_text(project.replace('["studies"]', foreign, 1))
     (made / "tiny.py").write_text(MODEL.lstrip())
     (made / "conftest.py").write_text(QUICK.lstrip())
     (made / "memory").write_text(str(memory))

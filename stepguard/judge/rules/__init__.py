@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.verdict import Decision, Status
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
 from stepguard.judge.rules import identical_step, mean_of_pairs, mean_on_cpu, slow_steps
 
 

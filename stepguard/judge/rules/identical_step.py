@@ -15,7 +15,9 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Counts, Launch
 from stepguard.core.margins import ALPHA, PRIOR
 from stepguard.core.profile import mean
-from stepguard.core.verdict import Decision, Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
 from stepguard.judge.by_profile import IDLE_SHARE
 from stepguard.judge.pairs import out_of_line
 from stepguard.judge.rules import mean_of_pairs

@@ -5,7 +5,9 @@ every slowdown is still in doubt.
 """
 
 from stepguard.core.comparison import Comparison
-from stepguard.core.verdict import Decision, Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
 # Two pairs that show no slowdown on average end the comparison, so do eight that leave it in doubt.

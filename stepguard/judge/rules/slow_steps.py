@@ -3,7 +3,8 @@
 import math
 
 from stepguard.core.comparison import Comparison
-from stepguard.core.verdict import Decision, Status
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.series import REASONS, of_pairs
 

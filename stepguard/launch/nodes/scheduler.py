@@ -290,21 +290,23 @@ class SharedLaunch:
         )
 
 
-def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[bytes]":
+def start(
+    spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
     """Start the launcher on a launch, under run_launcher.py, which ends it if we die."""
-    theirs = os.environ.get("PYTHONPATH", "")
+    theirs = environment.get("PYTHONPATH", "")
     shared = SharedLaunch(
         spec=replace(spec, standby=False),  # that is the supervisor's to heed
         token=token,
-        address=os.environ.get(ADDRESS, ""),
+        address=environment.get(ADDRESS, ""),
         host=socket.gethostname(),
         scratch=scratch,
         port=free_port(),
-        steering={name: value for name, value in os.environ.items() if steers(name)},
+        steering={name: value for name, value in environment.items() if steers(name)},
         python_path=theirs,
     )
-    environment = {name: v for name, v in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {
+    own = {name: v for name, v in environment.items() if not name.startswith("PYTEST_")}
+    own |= {
         "STEPGUARD_TOKEN": launcher_token(token),
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),
@@ -313,7 +315,7 @@ def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[byte
     }
     supervisor = [*engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
-    return spawn(command, spec, environment, spec.folder / "launcher.log")
+    return spawn(command, spec, own, spec.folder / "launcher.log")
 
 
 def free_port() -> int:

@@ -1,40 +1,50 @@
 """Permissions in the messages of commits: the trailers ``Perf-Expect`` of a range."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from stepguard.core.metrics import GATEABLE, not_gateable
 from stepguard.core.permission import FORM, KEY, Permission
 from stepguard.core.text import short_hash
-from stepguard.machine.git.resolve import DEEPEN, TreeError, is_shallow
+from stepguard.machine.git.resolve import DEEPEN, MAIN, TreeError, is_shallow
 from stepguard.machine.git.revision import git
 
-# What somebody may have meant as the trailer, wherever it is in a message.
-_MEANT = re.compile(r"^\s*perf[-_ ]?expect\w*\b.*", re.IGNORECASE | re.MULTILINE)
+# A line that is meant as one, wherever it is in a message: GitHub's squash moves it to the middle.
+_MEANT = re.compile(rf"^{KEY}:(.*)", re.IGNORECASE | re.MULTILINE)
 # As git revert writes it; with --reference the hash is a short one.
 _REVERTS = re.compile(r"^This reverts commit ([0-9a-f]{7,64})\b", re.MULTILINE)
 _TRAILERS = f"%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)"
 _FORMAT = f"%H%x00%an%x00{_TRAILERS}%x00%B%x00%x02"
+_NO_TRAILER = "git takes it for no trailer: that is in the last paragraph, with nothing else in it"
+_AMEND = "amend the message (git commit --amend, git rebase -i)"
 _FIELDS = 5  # of a commit; the last one is empty
 _VALUE = re.compile(r"(?P<case>\S+) (?P<metric>\S+): +(?P<reason>\S.*)")
 
 
 def trailers(
-    root: Path, base: str, head: str, cases: Collection[str] | None = None
+    root: Path,
+    base: str,
+    head: str,
+    cases: Collection[str] | None = None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> list[Permission]:
     """Return what the trailers of the commits ``base..head`` permit, the newest first. The trailers
     of a commit that another one of the range reverts do not count, unless that is reverted, too.
 
-    Raises TreeError, with the commit, the line and the right form, for a trailer that is malformed,
-    of an unknown metric or of a case that is not among ``cases`` (None: any), for a line that was
-    meant as one and is none to git, and where the range or a message cannot be read: in a shallow
-    clone commits of the base's own past may seem to be in it.
+    A line is wrong if it is malformed, of an unknown metric, of a case that is not among ``cases``
+    (None: any), or if it is in no trailer's place. Raises TreeError, with the commit, the line and
+    the right form, for one of a commit that the main branch lacks. Of the main branch's own, which
+    nobody can amend, it is a ``notice``, and a line in another place permits what it says.
+
+    Raises TreeError, too, where the range or a message cannot be read: in a shallow clone commits
+    of the base's own past may seem to be in it.
     """
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
     commits = f"{short_hash(base)}..{short_hash(head)}"
     if text is None:
         raise TreeError(f"the commits {commits} cannot be read for {KEY}")
+    own = _not_on_main(root, base, head)
     found, reverted = [], list[str]()
     for entry in filter(str.strip, text.split("\x02")):
         # What separates values and commits here a message may hold as well, where nobody sees it.
@@ -44,33 +54,58 @@ def trailers(
                 f"a commit of {commits} has control characters in its message: amend it"
             )
         commit, author, values, message, _ = fields
-        known = [value for value in values.split("\x01") if value.strip()]
-        meant = [line.strip() for line in _MEANT.findall(message)]
-        declared = [_parsed(value, commit, author, cases) for value in known]
+        declared = []
+        for value, in_place in _lines(values, message):
+            permitted, wrong = _read(value, in_place, commit, author, cases)
+            if wrong and commit in own:
+                raise TreeError(f"{wrong}. The form is {FORM!r}; {_AMEND}")
+            if wrong:
+                notice(f"{wrong}; main has it")
+            declared += permitted
         if not any(map(commit.startswith, reverted)):
             found += declared
             reverted += _REVERTS.findall(message)
-        if len(meant) > len(known):
-            # Of lines that say the same as a trailer the first is not the last paragraph, either.
-            other = (line for line in meant if not any(v.split(":")[0] in line for v in known))
-            line = next(other, meant[0])
-            raise TreeError(_wrong(commit, line, _no_trailer(line)))
     if found and is_shallow(root):
         named = f"commit {short_hash(found[0].commit)} has the trailer {KEY}"
         raise TreeError(f"{named}, and a shallow clone cannot tell if it is of the range: {DEEPEN}")
     return found
 
 
-def _parsed(value: str, commit: str, author: str, cases: Collection[str] | None) -> Permission:
-    line = f"{KEY}: {value.strip()}"
+def _not_on_main(root: Path, base: str, head: str) -> set[str]:
+    """Return the commits ``base..head`` that the main branch lacks: that of a remote, since those
+    of one's own main can be amended.
+    """
+    for main in (f"^{ref}" for ref in MAIN if ref.startswith("refs/remotes/")):
+        if (text := git(root, "rev-list", f"{base}..{head}", main, "--")) is not None:
+            return {*text.split()}
+    return {*(git(root, "rev-list", f"{base}..{head}", "--") or "").split()}
+
+
+def _lines(values: str, message: str) -> list[tuple[str, bool]]:
+    """Return the values of a message's lines, each with whether it is a trailer to git."""
+    known = [value.strip() for value in values.split("\x01") if value.strip()]
+    meant = [value.strip() for value in _MEANT.findall(message)]
+    # The first line of a folded one is less than git's value; one without a value is none to git.
+    others = [one for one in meant if not one or not any(v.startswith(one) for v in known)]
+    # Of lines that say the same as a trailer the first is not in its place.
+    others = others or meant[: max(0, len(meant) - len(known))]
+    return [*((value, True) for value in known), *((value, False) for value in others)]
+
+
+def _read(
+    value: str, in_place: bool, commit: str, author: str, cases: Collection[str] | None
+) -> tuple[list[Permission], str]:
+    """Return what a line permits, and what is wrong with it."""
+    found, wrong = [], "" if in_place else _NO_TRAILER
     try:
-        found = parse(value, commit, author)
+        found = [parse(value, commit, author)]
+        if cases is not None and found[0].case not in cases:
+            there = ", ".join(sorted(cases)) or "none"
+            found, wrong = [], f"there is no case {found[0].case!r}; cases: {there}"
     except ValueError as error:
-        raise TreeError(_wrong(commit, line, str(error))) from None
-    if cases is not None and found.case not in cases:
-        there = ", ".join(sorted(cases)) or "none"
-        raise TreeError(_wrong(commit, line, f"there is no case {found.case!r}; cases: {there}"))
-    return found
+        wrong = str(error)
+    line = f"{KEY}: {value}"
+    return found, f"commit {short_hash(commit)} says {line!r}: {wrong}" if wrong else ""
 
 
 def parse(value: str, commit: str, author: str) -> Permission:
@@ -89,21 +124,4 @@ def parse(value: str, commit: str, author: str) -> Permission:
         reason=parts["reason"],
         commit=commit,
         who=author,
-    )
-
-
-def _no_trailer(line: str) -> str:
-    """Return why git takes a line for no trailer of this key."""
-    if line.lower().startswith(f"{KEY.lower()}:"):
-        return (
-            "git takes it for no trailer: those are the last paragraph of a message, with nothing "
-            "else in it"
-        )
-    return f"its first word is not '{KEY}:'"
-
-
-def _wrong(commit: str, line: str, why: str) -> str:
-    return (
-        f"commit {short_hash(commit)} says {line!r}: {why}. The form is {FORM!r}; "
-        "amend the message (git commit --amend, git rebase -i)"
     )

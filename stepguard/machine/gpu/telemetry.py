@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepguard.core.evidence import Block, Disturbance
-from stepguard.core.verdict import Reason
+from stepguard.core.reasons import Reason
 
 Ranks = Sequence[dict[str, Any]]  # what the ranks answered to one command, in rank order
 

@@ -9,7 +9,8 @@ from test_ab_rules import decided, metric, turns
 from stepguard import Case
 from stepguard.core.comparison import glances, judged
 from stepguard.core.margins import MARGINS_PCT
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.decision import (
     judge_ab,
     wants_another_pair,

@@ -24,8 +24,9 @@ from stepguard.core.comparison import Comparison, LaunchPair, from_json, judged
 from stepguard.core.evidence import Counts, Fault, to_json
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import METRICS
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.status import Status
 from stepguard.judge.decision import (
     decision,
     judge_ab,

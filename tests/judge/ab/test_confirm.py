@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Fault
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import MACHINE_LIMIT_PCT
 from stepguard.judge.decision import wants_another_pair
 from stepguard.judge.rules import decision

@@ -8,7 +8,8 @@ from builders import evidence, replace
 from test_ab_rules import COST, fault, metric, shifted, turns
 
 from stepguard.core.permission import Effect, Permission
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.decision import judge_ab
 from stepguard.report.commands import Commands
 from stepguard.report.result_documents import text_of

@@ -18,8 +18,9 @@ from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Counts
 from stepguard.core.margins import PRIOR
 from stepguard.core.profile import Parts, Profile
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.core.step_identity import StepIdentity
-from stepguard.core.verdict import Reason, Status
 from stepguard.judge.by_profile import IDLE_SHARE
 from stepguard.judge.decision import judge_ab, wants_another_pair
 from stepguard.judge.rules.identical_step import HOST_SHARE, PAIR_SDS, enough, identical, unlike

@@ -9,7 +9,7 @@ from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Fault, to_json
 from stepguard.core.margins import MARGINS
 from stepguard.core.reasons import Reason
-from stepguard.core.verdict import Status
+from stepguard.core.status import Status
 from stepguard.judge.decision import judge_ab
 from stepguard.judge.pairs import bounds
 from stepguard.judge.sequential_plan import MOST_PAIRS, may_decide

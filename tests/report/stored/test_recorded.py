@@ -6,8 +6,10 @@ import pytest
 from builders import CASE_ID, entry, epoch, recording, replace
 
 from stepguard.core.metrics import METRICS
+from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
-from stepguard.core.verdict import MetricVerdict, PartMove, Reason, Status
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.report.commands import Commands
 from stepguard.report.recorded import accepted_line, lines, moves
 from stepguard.storage.accepting import Accepted, Action

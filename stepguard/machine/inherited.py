@@ -1,0 +1,105 @@
+"""What this process was started with, and what a process that it starts now would inherit.
+
+Code of the measured tree runs inside pytest: conftests, test modules, fixtures. What it sets there
+would reach the launches of both sides of a pair, where it cancels out. Standard library, Linux.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# Variables that change by themselves: pytest, coverage, the interpreter's locale (PEP 538), and
+# libraries that set them as they are imported, or compile. No launch gets them.
+_BY_THEMSELVES = (
+    "PYTEST_",
+    "COV_CORE_",
+    "COVERAGE_",
+    "LC_CTYPE",
+    "KMP_DUPLICATE_LIB_OK",
+    "KMP_INIT_AT_FORK",
+    "CUDA_MODULE_LOADING",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "_TORCHINDUCTOR_",
+    "TRITON_CACHE_DIR",
+)
+_SECRET = re.compile("TOKEN|SECRET|PASS|CREDENTIAL|KEY|AUTH", re.IGNORECASE)
+_SHOWN = 60  # characters of a value
+_STATUS = {  # /proc/self/status
+    "Cpus_allowed_list": "allowed CPUs",
+    "Mems_allowed_list": "allowed memory nodes",
+    "THP_enabled": "transparent huge pages",
+    "Speculation_Store_Bypass": "speculative store bypass",
+}
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a process inherits: its environment, and by their names its priority, the CPUs that it
+    may run on, and its limits of resources.
+    """
+
+    variables: Mapping[str, str]
+    limits: Mapping[str, str]
+
+    def changes(self, now: "Inherited") -> tuple[str, ...]:
+        """Return what differs ``now``, each as "name old -> new"; values of secrets are hidden."""
+        return (*self.changed_variables(now), *_differ(self.limits, now.limits))
+
+    def changed_variables(self, now: "Inherited") -> tuple[str, ...]:
+        """Return the environment's part of changes()."""
+        sides = [_of_somebody(one.variables) for one in (self, now)]
+        return tuple(_differ(*sides))
+
+
+def inherited_now() -> Inherited:
+    """Return what a process that is started now inherits."""
+    return Inherited(dict(os.environ), dict(_limits()))
+
+
+def _at_start() -> Inherited:
+    """Return the environment that this process was started with. The kernel keeps nothing else of
+    a process' start: the limits are those of now, so that the sooner this is asked the better.
+    """
+    text = Path("/proc/self/environ").read_bytes()
+    pairs = (one.partition(b"=") for one in text.split(b"\0") if b"=" in one)
+    return Inherited({os.fsdecode(k): os.fsdecode(v) for k, _, v in pairs}, dict(_limits()))
+
+
+def _limits() -> Iterator[tuple[str, str]]:
+    yield "niceness", str(os.getpriority(os.PRIO_PROCESS, 0))
+    yield "scheduling policy", str(os.sched_getscheduler(0))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name in _STATUS:
+                yield _STATUS[name], value.strip()
+    for line in Path("/proc/self/limits").read_text().splitlines()[1:]:
+        # Max open files            1024                 1048576              files
+        name, soft, hard = re.split(r"\s{2,}", line.strip())[:3]
+        yield f"limit of {name.removeprefix('Max ')}", f"{soft} of {hard}"
+
+
+def _of_somebody(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: v for name, v in variables.items() if not name.startswith(_BY_THEMSELVES)}
+
+
+def _differ(old: Mapping[str, str], new: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*old, *new}):
+        was, now = old.get(name), new.get(name)
+        if was != now:
+            yield f"{name} {_shown(name, was)} -> {_shown(name, now)}"
+
+
+def _shown(name: str, value: str | None) -> str:
+    if value is None:
+        return "unset"
+    if _SECRET.search(name):
+        return "(hidden)"
+    short = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+    return short or '""'
+
+
+STARTED = _at_start()
