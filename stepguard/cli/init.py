@@ -174,9 +174,8 @@ def _wanted_case(options: argparse.Namespace) -> Case:
     """Return the case that is to be guarded. Raises UsageError."""
     params, device = parameters(options)
     ranks, cpu = options.gpus or 1, device == CPU
-    name = options.name or (
-        f"{device}-{ranks}-{'ranks' if cpu else 'gpus'}" if ranks > 1 else device
-    )
+    several = f"-{ranks}-{'ranks' if cpu else 'gpus'}" if ranks > 1 else ""
+    name = options.name or f"{device}{several}"
     workload, args = script_of(options) if options.script else (options.factory, ())
     if not options.script and ":" not in workload:
         hint = with_colon(workload, options.root)

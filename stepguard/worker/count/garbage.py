@@ -16,7 +16,7 @@ import torch
 
 from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
-from stepguard.worker.count.locate import Place, locate, qualified
+from stepguard.worker.count.locate import Place, locate, qualified, site_at
 from stepguard.worker.count.memory_counters import PERIOD
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
@@ -128,7 +128,7 @@ def _places() -> list[Site]:
         del gc.garbage[known:]
     # What was made before, such as by what traces, has no place.
     sites = [
-        Site(f"{kind} for the collector", *place, count=count)
+        site_at(f"{kind} for the collector", place, count=count)
         for (kind, place), count in sorted(counts.items())
         if place.file
     ]

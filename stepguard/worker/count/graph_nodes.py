@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stepguard.core.metrics import GRAPH_NODES
 from stepguard.core.site import Site
-from stepguard.worker.count.locate import locate, qualified
+from stepguard.worker.count.locate import locate, qualified, site_at
 from stepguard.worker.count.memory_counters import LEAK_STEPS, PERIOD, live_objects
 from stepguard.worker.count.tally import RankStep, Tally
 
@@ -118,4 +118,4 @@ def _site(node: Any) -> Site:
     called = [one for text in reversed(node.metadata[_MADE_AT]) for one in _FRAME.findall(text)]
     stack = [(file, int(line), name) for file, line, name in called]
     place = locate((file, line, qualified(file, line, name)) for file, line, name in stack)
-    return Site(f"graph kept by {node.name()}", *place)
+    return site_at(f"graph kept by {node.name()}", place)

@@ -17,7 +17,7 @@ from typing import Any
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
 from stepguard.core.site import Site
 from stepguard.worker.clock import Step
-from stepguard.worker.count.locate import is_machinery, locate
+from stepguard.worker.count.locate import is_machinery, locate, site_at
 from stepguard.worker.count.tally import Tally
 
 PLACES = 3  # that run most
@@ -89,4 +89,4 @@ def _sites(lines: Lines) -> list[Site]:
 def _site(code: CodeType, count: int) -> Site:
     name = code.co_qualname.replace(".<locals>", "")
     place = locate([(code.co_filename, code.co_firstlineno, name)])
-    return Site("lines of Python", *place, count=count)
+    return site_at("lines of Python", place, count=count)
