@@ -1,6 +1,6 @@
 """A recording: one evidence, summarised (judge/summary.py), so that like is compared with like.
 
-This run's figures and those of a baseline file (baseline_file.py) have this one type.
+This run's figures and those of a baseline file (baseline.py) have this one type.
 """
 
 from collections.abc import Sequence

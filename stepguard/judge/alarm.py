@@ -4,14 +4,15 @@ Against recordings a step time is `same` or an alarm: SLOWER, FASTER, or kernels
 a step that is within its limit. Pairs beside the recording's commit answer it. This is the one
 place that says what an alarm ends as:
 
-| the answer | SLOWER, FASTER | kernels alone |
-|---|---|---|
-| none, or pairs that cannot say | beyond LEVEL_LIMIT_PCT the same; else INCONCLUSIVE, `same` | |
-| the code is SLOWER | SLOWER | SLOWER |
-| the code is FASTER | FASTER | `same` |
-| no difference, and what the screen saw is excluded | `same`, up to MACHINE_LIMIT_PCT | `same` |
-| undecided, and beyond the ignore margin | as without | INCONCLUSIVE |
-| other work, of a step that is FASTER | CHANGED, the case as a whole | |
+* The code is SLOWER: SLOWER, whatever the alarm was.
+* The code is FASTER: an alarm FASTER stays. Kernels alone end as `same`, an alarm SLOWER as by no
+  difference.
+* No difference, and the pairs exclude the alarm's change: `same`, or beyond MACHINE_LIMIT_PCT
+  INCONCLUSIVE. Kernels alone end as `same`.
+* No answer, undecided pairs, or pairs that do not clear the alarm: beyond LEVEL_LIMIT_PCT it stays.
+  Within that SLOWER becomes INCONCLUSIVE, and FASTER `same`. Kernels alone end as `same`, or as
+  INCONCLUSIVE where undecided pairs lie above the ignore margin.
+* The sides do other work, and the alarm is FASTER: the case as a whole is CHANGED.
 """
 
 from collections.abc import Sequence
@@ -102,8 +103,8 @@ def alarm_of(found: Findings, permits: Permits) -> MetricVerdict | None:
 
 def is_asked(found: Findings, permits: Permits, pairs: Comparison | None) -> bool:
     """Tell whether pairs have to say what is true of a case: there is an alarm, or it passes where
-    the ``pairs`` of an earlier run, which still hold, said SLOWER. Until it is green by chance
-    nobody needs to try.
+    the ``pairs`` of an earlier run, which still hold, said SLOWER. So nobody gains by
+    repeating a run until it is green by chance.
     """
     return alarm_of(found, permits) is not None or _is_overruled(found, permits, pairs)
 
@@ -122,8 +123,8 @@ def settled(
 ) -> Findings:
     """Return what a run ends with: each moved time as its alarm ends, and all else as it is.
 
-    ``steps`` are those that the run timed: it was not the machine unless the pairs timed all of
-    them, and exclude what the screen saw.
+    ``steps`` are those that the run timed. The machine is blamed only if the pairs timed all of
+    them, and their interval excludes the change that the screen saw.
     """
     if found.whole or found.against:
         return found

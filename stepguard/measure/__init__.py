@@ -3,7 +3,7 @@
 1. ``perf(case)``, the fixture in plugin/__init__.py, or the command in cli/run.py
 2. ``Session.measure``, plugin/session.py: starts the suite at the first case, records at the end
 3. ``Suite.run``, suite.py: by the stored baseline, or in pairs with another revision
-4. ``measure_launches``, launches.py, or ``measure_ab``, ab.py: which launches there are
+4. ``measure_launches``, launches.py, or ``measure_ab``, pair_run.py: which launches there are
 5. ``RunningLaunch``, running_launch.py: import, build, warm-up, timed blocks, end
 6. ``CaseWorkers``, workers.py: the worker groups and the monitor; their answers become ``Evidence``
 7. ``judge``, judge/screen.py, or ``judge_ab``, judge/decision.py: it becomes a ``Verdict``

@@ -1,7 +1,7 @@
 """One launch while it runs: import, build, first step, warm-up, timed blocks, end.
 
 The host decides everything that is not physics, so that one rank protocol serves the launches of a
-case (launches.py) and the pairs of two trees (ab.py).
+case (launches.py) and the pairs of two trees (pair_run.py).
 """
 
 import contextlib

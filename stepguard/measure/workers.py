@@ -1,7 +1,7 @@
 """Provides the bench that a case is measured on, its progress, and its worker groups in one tree.
 
 Whoever measures decides which launches there are and what they run: launch after launch
-(launches.py), or pairs of two trees (ab.py).
+(launches.py), or pairs of two trees (pair_run.py).
 """
 
 import contextlib

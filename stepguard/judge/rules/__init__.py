@@ -26,7 +26,7 @@ RULES = (
         "a step that is the same",
         identical_step.rule,
         (Status.SAME,),
-        "of a slowdown by the matter margin that is in no identity at most 31 % pass: "
+        "of slowdowns as large as the matter margin that no identity shows, at most 31 % pass: "
         "studies/judge_power",
     ),
     Rule(

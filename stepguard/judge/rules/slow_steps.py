@@ -11,8 +11,8 @@ from stepguard.judge.series import REASONS, of_pairs
 
 def rule(comparison: Comparison) -> Decision | None:
     """Say SLOWER where steps of HEAD are slower from some step on, or every so many steps, and
-    those of the other tree are not. Where the pairs say that the mean step is slower by more than
-    that, the mean is the reason.
+    those of the other tree are not. If the mean is SLOWER by more
+    than the slow steps add to it, the mean is the reason.
     """
     slow = of_pairs(comparison)
     if slow is None:
