@@ -79,7 +79,8 @@ def outputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("script")
     (folder / "perf_tests").mkdir()
     files = {"train.py": TRAIN, "network.py": NETWORK, "conftest.py": CONFTEST}
-    files |= {"pytest.ini": "[pytest]\n", "perf_tests/test_train.py": SUITE}
+    files |= {".gitignore": "__pycache__/\n", "pytest.ini": "[pytest]\n"}
+    files |= {"perf_tests/test_train.py": SUITE}
     for name, text in files.items():
         (folder / name).write_text(text)
     identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
