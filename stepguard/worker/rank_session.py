@@ -118,9 +118,8 @@ class Session:
     def do_prepare(self, case: dict[str, Any], timed_s: float = 0.0) -> dict[str, Any]:
         """Build the workload; return what it says of itself, and what this rank runs on."""
         wanted = from_dict(case)
-        torch_device.select(
-            self.device
-        )  # not before: a launch on standby must not hold a GPU context
+        # Not before: a launch on standby must not hold a GPU context.
+        torch_device.select(self.device)
         if has_compiler():
             take_kept_headers()
         self.package = wanted.module.partition(".")[0]
