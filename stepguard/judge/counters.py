@@ -67,7 +67,8 @@ def compare(
     which may be older than a new counter. That is counted, not compared.
     """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
-    if recorded and METRICS[metric].new and not any(metric in one.counters for one in past):
+    known = any(metric in recording.counters for recording in past)
+    if recorded and METRICS[metric].new and not known:
         lacks = Status.SAME, Reason.METRIC_NOT_RECORDED
         return MetricVerdict(metric, *lacks, new=new, gated=gated)
     if metric == JUDGED_TIME:
@@ -103,20 +104,20 @@ def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
     return MetricVerdict(metric, *lacks, new=new, gated=gated)
 
 
-def _compare_time(new: float, found: Screen | None, gated: bool) -> MetricVerdict:
-    if found is None:
+def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVerdict:
+    if screened is None:
         return _not_recorded(JUDGED_TIME, new, gated)
     return MetricVerdict(
         JUDGED_TIME,
-        *_against_limit(found.change_pct, found.limit_pct, found.noisy),
+        *_against_limit(screened.change_pct, screened.limit_pct, screened.noisy),
         # The level that the change refers to, the mean over recordings; none of them need have it.
-        old=new / (1 + found.change_pct / 100),
+        old=new / (1 + screened.change_pct / 100),
         new=new,
-        change_pct=found.change_pct,
-        limit_pct=found.limit_pct,
-        noise_pct=found.se_pct,
+        change_pct=screened.change_pct,
+        limit_pct=screened.limit_pct,
+        noise_pct=screened.se_pct,
         gated=gated,
-        figures=OwnLimit(own_card=found.own_card, compared=found.compared),
+        figures=OwnLimit(own_card=screened.own_card, compared=screened.compared),
     )
 
 
@@ -124,13 +125,14 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
     """Judge in percentage points of a step: a difference may be zero, and no ratio of it means
     anything. ``change_pct`` and ``noise_pct`` are such points.
     """
-    one, then = now.differences_pct[metric], past.differences_pct.get(metric)
+    difference, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
-        return _not_recorded(metric, one.mean, gated)
-    moved, limit = one.mean - then.mean, DIFFERENCE_LIMIT_PCT
-    said = _against_limit(moved, limit, noisy=not one.half_width <= limit)
-    noise = one.half_width
-    return MetricVerdict(metric, *said, then.mean, one.mean, moved, limit, noise, gated=gated)
+        return _not_recorded(metric, difference.mean, gated)
+    moved, limit = difference.mean - then.mean, DIFFERENCE_LIMIT_PCT
+    said = _against_limit(moved, limit, noisy=not difference.half_width <= limit)
+    noise = difference.half_width
+    old, new = then.mean, difference.mean
+    return MetricVerdict(metric, *said, old, new, moved, limit, noise, gated=gated)
 
 
 def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
@@ -169,22 +171,22 @@ def _compare_count(
     moved = _moved_parts(metric, now, past[-1])
     busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
     # After the parts: what falls on one rank must not hide other parts that another one has.
-    found = _compare_ranks(metric, now, past, busiest)
-    reason = found.said[1]
+    judged = _compare_ranks(metric, now, past, busiest)
+    reason = judged.said[1]
     # What is within its limit is nothing that a reader has to know. Where a count is equal places
     # are shown all the same: one may be at another place now.
     shown = reason is not Reason.WITHIN_LIMIT
     return MetricVerdict(
         metric,
-        *found.said,
-        found.old,
-        found.new,
-        _change_pct(found.old, found.new),
+        *judged.said,
+        judged.old,
+        judged.new,
+        _change_pct(judged.old, judged.new),
         moved=moved if shown and reason is not Reason.EQUAL else (),
-        ranks=found.ranks,
+        ranks=judged.ranks,
         sites=_sites(metric, now, past[-1], moved, new - old) if shown else (),
         gated=gated,
-        failing_ranks=found.failing,
+        failing_ranks=judged.failing,
     )
 
 
@@ -255,19 +257,19 @@ def _compare_ranks(
         strict=True,
     )
     each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
-    worst = min(each, key=lambda one: one.status.rank)
+    worst = min(each, key=lambda count: count.status.rank)
     # Of equals the busiest: its figures are the counter's own.
-    found = worst if worst.status.rank < busiest.status.rank else busiest
-    if found.status is Status.SAME:
-        return found
-    its = [rank for rank, one in enumerate(each) if one.status is found.status]
+    judged = worst if worst.status.rank < busiest.status.rank else busiest
+    if judged.status is Status.SAME:
+        return judged
+    its = [rank for rank, count in enumerate(each) if count.status is judged.status]
     failing = [each[rank] for rank in its]
-    if found.status is not Status.CHANGED:
+    if judged.status is not Status.CHANGED:
         failing = []
-    elif found.new == found.old:  # other parts, of as many: of which ranks, is not known
-        its, failing = [], [found, *failing]
-    counts = tuple((one.old, one.new) for one in failing)
-    return _Count(found.old, found.new, found.said, _some(its, ranks), counts)
+    elif judged.new == judged.old:  # other parts, of as many: of which ranks, is not known
+        its, failing = [], [judged, *failing]
+    counts = tuple((count.old, count.new) for count in failing)
+    return _Count(judged.old, judged.new, judged.said, _some(its, ranks), counts)
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
@@ -312,10 +314,10 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
 
 def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
     """Return the parts as a recording has them that is older than types in the names of casts."""
-    found: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     for name, count in parts.items():
-        found[_CAST.sub("", name)] += count
-    return found
+        calls[_CAST.sub("", name)] += count
+    return calls
 
 
 def _computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
@@ -362,7 +364,7 @@ def _moved_operators(
     # A baseline's lines have no phase; that of a line is the same for all that it calls.
     called = {(s.file, s.function, s.text) for s in new if not s.phase}
     phases = {(s.file, s.function, s.text): s.phase for s in new}
-    found = []
+    moved_lines = []
     for part in moved:
         rose = part.new > part.old
         if not old and part.old or not new and part.new:  # where they were is not known
@@ -380,8 +382,8 @@ def _moved_operators(
                 phase = "" if key in called else phases.get(key, line.phase)
                 signed = line.count if rose else -line.count
                 line = msgspec.structs.replace(line, count=signed, phase=phase)
-                found.append(line if rose else _former(line))
-    return tuple(sorted(found, key=lambda site: bool(site.phase)))
+                moved_lines.append(line if rose else _former(line))
+    return tuple(sorted(moved_lines, key=lambda site: bool(site.phase)))
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
@@ -431,7 +433,7 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]
     old = [site for site in past.sites.get(metric, ()) if not site.allowed]
-    found = tuple(map(_former, added(new, old))) if fell else added(old, new)
+    sites = tuple(map(_former, added(new, old))) if fell else added(old, new)
     if METRICS[metric].unit == "B":  # as so many bytes; those that matter first
-        return tuple(sorted(found, key=lambda site: -site.count))
-    return found
+        return tuple(sorted(sites, key=lambda site: -site.count))
+    return sites

@@ -48,9 +48,10 @@ class Condition:
 
 def guard(run: Run) -> list[Problem]:
     """Return why the run does not count, as far as it is known; nothing if it does."""
-    asked = (one for one in CONDITIONS if one.alone in (None, run.door))
+    asked = (condition for condition in CONDITIONS if condition.alone in (None, run.door))
     # A document may name the same problem that the gate sees itself.
-    return list(dict.fromkeys(problem for one in asked for problem in one.problems(run)))
+    problems = (problem for condition in asked for problem in condition.problems(run))
+    return list(dict.fromkeys(problems))
 
 
 def _own_problems(run: Run) -> Problems:
@@ -58,9 +59,9 @@ def _own_problems(run: Run) -> Problems:
 
 
 def _only_shows(run: Run) -> Problems:
-    for one in run.options:
-        if one.name in SHOW_ONLY:
-            yield Problem(ProblemCode.NOTHING_MEASURED, f"{one.name} measures nothing")
+    for option in run.options:
+        if option.name in SHOW_ONLY:
+            yield Problem(ProblemCode.NOTHING_MEASURED, f"{option.name} measures nothing")
 
 
 def _against_itself(run: Run) -> Problems:
@@ -82,9 +83,9 @@ def _other_base(run: Run) -> Problems:
 
 
 def _untyped(run: Run, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for one in run.options:
-        if one.name in names and not one.typed:
-            said = f"{one.name}={one.value}" if one.value else one.name
+    for option in run.options:
+        if option.name in names and not option.typed:
+            said = f"{option.name}={option.value}" if option.value else option.name
             yield said, f"{said} comes from settings or PYTEST_ADDOPTS"
 
 
@@ -101,7 +102,7 @@ def _pairs_of_settings(run: Run) -> Problems:
 
 
 def _measures_afresh(run: Run) -> Problems:
-    names = {one.name for one in run.options}
+    names = {option.name for option in run.options}
     if AFRESH in names and names & {*JUDGING[:2]}:
         text = f"{AFRESH} sets aside what an earlier run of this pull request called SLOWER"
         yield Problem(ProblemCode.OTHER_BASELINE, f"{text}: measure again in a run of your own")
@@ -114,9 +115,9 @@ def _selection_of_settings(run: Run) -> Problems:
 
 
 def _records(run: Run) -> Problems:
-    for one in run.options:
-        if one.name in RECORDING:
-            text = f"{one.name} passes what it records: record in a run of its own"
+    for option in run.options:
+        if option.name in RECORDING:
+            text = f"{option.name} passes what it records: record in a run of its own"
             yield Problem(ProblemCode.RECORDS, text)
     for case in run.cases:
         # By --perf-append what is `same` becomes one more recording.
@@ -235,7 +236,7 @@ def _other_parameters(run: Run) -> Problems:
     if run.door is Door.PYTEST and not run.against:
         return
     for case, entry in _known(run):
-        was, now = ({"nodes": 1, **one} for one in (entry.case, case.parameters))
+        was, now = ({"nodes": 1, **parameters} for parameters in (entry.case, case.parameters))
         if moved := sorted(key for key in was | now if was.get(key) != now.get(key)):
             text = f"is another case than {run.recording_of(case.id)}, by its "
             text += f"{' and '.join(moved)}: give it another id, or record it with these first"
@@ -251,18 +252,18 @@ def _not_as_declared(run: Run) -> Problems:
 
 def _changed_tree(run: Run) -> Problems:
     for case in run.cases:
-        if one := case.result:
-            if one.tree_changed or (one.commit, tuple(one.dirty)) != run.began:
+        if result := case.result:
+            if result.tree_changed or (result.commit, tuple(result.dirty)) != run.began:
                 yield Problem(ProblemCode.TREE_CHANGED, TREE_CHANGED, case.id)
 
 
 def _other_recording(run: Run) -> Problems:
     for case, entry in _known(run):
-        one = case.result
+        result = case.result
         # What fails, with nothing to compare with for one, says so itself.
-        if one is None or one.outcome != "passed" or one.judged_by is None:
+        if result is None or result.outcome != "passed" or result.judged_by is None:
             continue
-        if not run.against and one.judged_by != entry.digest:
+        if not run.against and result.judged_by != entry.digest:
             text = "was judged by another recording than the run began with: leave the files alone"
             if run.door is Door.GATE:
                 text = "was judged by another recording than the base has: measure with --perf-base"
@@ -270,7 +271,7 @@ def _other_recording(run: Run) -> Problems:
 
 
 def _hidden_failure(run: Run) -> Problems:
-    failing = [one.id for one in run.cases if one.result and one.result.outcome != "passed"]
+    failing = [case.id for case in run.cases if case.result and case.result.outcome != "passed"]
     if run.ending and run.ending.passes and failing:
         text = "does not pass, though the run would: let no test end it (pytest.exit)"
         yield Problem(ProblemCode.NOT_FINISHED, text, failing[0])
@@ -313,7 +314,7 @@ def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
 
 def _gate_without_verdict(run: Run) -> Problems:
     for case, verdict, _ in _verdicts(run):
-        judged = {one.metric for one in verdict.metrics if one.gated}
+        judged = {metric.metric for metric in verdict.metrics if metric.gated}
         # A case that was judged as a whole, and failed, says it in its headline.
         absent = [gate for gate in case.gates if gate not in judged]
         if absent and verdict.status.outcome == "passed":
@@ -324,9 +325,9 @@ def _gate_without_verdict(run: Run) -> Problems:
 def _not_declared(run: Run) -> Problems:
     assert run.base is not None
     for case, verdict, _ in _verdicts(run):
-        mine = [one for one in run.base.permissions if one.is_trailer and one.case == case.id]
-        declared = {one.metric for one in mine if run.against}
-        for metric in (one for one in verdict.metrics if one.gated):
+        mine = [item for item in run.base.permissions if item.is_trailer and item.case == case.id]
+        declared = {trailer.metric for trailer in mine if run.against}
+        for metric in (metric for metric in verdict.metrics if metric.gated):
             if metric.reason == Reason.EXPECTED and metric.metric not in declared:
                 text = f"{metric.metric} passes as declared, and no commit of the range declares it"
                 yield Problem(ProblemCode.FAILED, text, case.id)
@@ -335,17 +336,17 @@ def _not_declared(run: Run) -> Problems:
 def _failed(run: Run) -> Problems:
     assert run.base is not None
     for case, verdict, headline in _verdicts(run):
-        judged = {one.metric: one for one in verdict.metrics if one.gated}
-        failing = [one for one in judged.values() if one.status.outcome != "passed"]
+        judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
+        failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
         # The run's own rule: what is wider than a run takes passes no document, either.
         waived = {
-            one.metric
-            for one in run.base.permissions
-            if not one.is_trailer
-            and one.case == case.id
-            and effect_of(one, judged.get(one.metric), run.base.today) is Effect.ALLOWED
+            waiver.metric
+            for waiver in run.base.permissions
+            if not waiver.is_trailer
+            and waiver.case == case.id
+            and effect_of(waiver, judged.get(waiver.metric), run.base.today) is Effect.ALLOWED
         }
-        unwaived = [one.metric for one in failing if one.metric not in waived]
+        unwaived = [metric.metric for metric in failing if metric.metric not in waived]
         if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
             yield Problem(ProblemCode.FAILED, headline)  # which names the case
         elif unwaived:
