@@ -138,20 +138,15 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
         place = next((row.source for row in came if row.source), longest.operator)
         sides = _side(matched.before), _side(matched.after)
         calls = sides[0].calls, sides[1].calls
-        codes = [{row.code for row in rows} for rows in (matched.before, matched.after)]
-        cause = Cause(
-            _kind_of(matched), 0.0, row.name, row.phase, place, *sides, codes[0] != codes[1]
-        )
+        old, new = ({row.code for row in rows} for rows in (matched.before, matched.after))
+        cause = Cause(_kind_of(matched), 0.0, row.name, row.phase, place, *sides, old != new)
         same_work = matched.how in (How.SAME, How.RENAMED)
         if not same_work:
             yield Term(kind, *steady, certain=True), cause
             continue
         if abs(calls[1] - calls[0]) < 1e-6:
-            time_kind = Kind.SHAPE if matched.other_work else Kind.TIME
-            yield (
-                Term(kind, *steady, unsure_us=pace.unsure_us(matched)),
-                replace(cause, kind=time_kind),
-            )
+            cause = replace(cause, kind=Kind.SHAPE if matched.other_work else Kind.TIME)
+            yield Term(kind, *steady, unsure_us=pace.unsure_us(matched)), cause
             continue
         # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0

@@ -17,11 +17,8 @@ from stepguard.judge.series import lasting_ms, of_launches
 def summarise(evidence: Evidence) -> Recording:
     """Return every figure that the evidence has; what could not be measured is left out of it."""
     counts, fingerprint = evidence.counted, evidence.fingerprint
-    differences = {
-        difference.name: paired(difference.pairs_ms)
-        for difference in evidence.differences
-        if not difference.bad_times()
-    }
+    sound = (difference for difference in evidence.differences if not difference.bad_times())
+    costs = {difference.name: paired(difference.pairs_ms) for difference in sound}
     times = _times(evidence.launches)
     # Several ranks that are alike have an empty table, which is not the same as none: the file's
     # reader refuses a newest recording of several ranks without one.
@@ -48,10 +45,8 @@ def summarise(evidence: Evidence) -> Recording:
             if sites and name in counts.values  # else it is where steps differ, of no level
         },
         differences_pct={
-            f"{name}_pct": RecordedDifference(
-                mean=difference.mean_pct, half_width=difference.half_width_pct
-            )
-            for name, difference in differences.items()
+            f"{name}_pct": RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
+            for name, cost in costs.items()
         },
         by_rank={name: list(each) for name, each in counts.by_rank.items()}
         if several
