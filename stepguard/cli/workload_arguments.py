@@ -308,7 +308,7 @@ def _beside(module: str, root: Path) -> str:
     """Return " (did you mean a.b?)" of the modules that lie where ``module`` would."""
     package, dot, _ = module.rpartition(".")
     folder = root.joinpath(*package.split("."))
-    names = [found.name for found in iter_modules([str(folder)])]
+    names = [module.name for module in iter_modules([str(folder)])]
     return meant(module, [package + dot + name for name in names])
 
 

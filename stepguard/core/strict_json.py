@@ -62,15 +62,15 @@ def parse(
             raw = upgrade(raw)
         if raw["schema"] != schema:
             raise OtherSchema(raw["schema"], schema)
-        found = converted(raw, kind)
+        content = converted(raw, kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except OverflowError as error:  # of an integer that a float cannot hold
         raise ValueError(str(error)) from None
     # Beyond types: which metrics there are, and what fits to what.
-    for problem in check(found) if check else ():
+    for problem in check(content) if check else ():
         raise ValueError(problem)
-    return found
+    return content
 
 
 def converted(raw: Any, kind: type[Content]) -> Content:
