@@ -29,8 +29,8 @@ from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
 
 Said = tuple[Status, Reason]
-# Parts of a step, those first that the others follow from: a product, any other operator, what
-# autograd adds beside them, their backward passes, and views.
+# Kinds of operators, causes first: products, all other operators, what autograd adds beside them,
+# backward operators, views.
 OTHER_KIND = 1
 _KINDS = {
     0: re.compile(r"attention|convolution|mm(\.|$)"),
@@ -41,19 +41,20 @@ _KINDS = {
         r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
     ),
 }
-# Operators that compute nothing: what they copy, if they do, is an operator of its own, and what a
-# step keeps by one of them is counted as bytes. Not a library's own permute or split.
+# Operators that compute nothing. If one of them copies, the copy is an operator of its own. What a
+# step keeps through one is counted as bytes. Another library's permute or split is not among them.
 _VIEW = re.compile(
     r"^aten(\.|::)(_reshape_alias|_unsafe_view|as_strided|chunk|detach|expand|expand_as|"
     r"flatten|movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|"
     r"transpose|unbind|unflatten|unsqueeze|view|view_as)$"
 )
-# Operators whose overloads compute as much: others sort stably, round, or raise to tensors' powers.
+# Operators whose overloads all compute the same. Overloads of others may sort stably, round, or
+# raise to the powers of a tensor.
 _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")
 _COLLECTIVE = re.compile(r"^_?c10d")
 _UNTYPED = "aten._to_copy.default"
-_CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that it makes
-VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
+_CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
+VIEWS_PCT = 2.0  # of the operator calls; more views than that are work for the host
 
 
 def compare(
@@ -63,8 +64,8 @@ def compare(
     gates: Sequence[str],
     recorded: bool = False,
 ) -> MetricVerdict:
-    """Return the metric's verdict; ``now`` must hold it. ``recorded``: ``past`` is a baseline's,
-    which may be older than a new counter. That is counted, not compared.
+    """Return the metric's verdict. ``now`` must hold the metric. ``recorded``: ``past`` is a
+    baseline's; a counter that is newer than the baseline is shown, not compared.
     """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
     known = any(metric in recording.counters for recording in past)
@@ -78,7 +79,7 @@ def compare(
     if kind == "counter" and metric != "tokens_per_step":
         return _compare_count(metric, now, past, gated)
     if metric == "tokens_per_step":
-        old: float | None = past[-1].tokens_per_step  # equal, or there had been no comparison
+        old: float | None = past[-1].tokens_per_step  # equal: other tokens were refused
         said = Status.SAME, Reason.EQUAL
     else:
         old, said = past[-1].information.get(metric), (Status.SAME, Reason.NOT_JUDGED)
@@ -86,7 +87,9 @@ def compare(
 
 
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
-    """Compare the step time with recordings that have it, by rank 0's card; None if none has."""
+    """Compare the step time with the recordings that have one, by rank 0's card; None if none has
+    one.
+    """
     by_card: dict[str, list[Sequence[float]]] = {}
     for recording in past:
         if times := recording.times_ms.get(JUDGED_TIME):
@@ -110,7 +113,7 @@ def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVer
     return MetricVerdict(
         JUDGED_TIME,
         *_against_limit(screened.change_pct, screened.limit_pct, screened.noisy),
-        # The level that the change refers to, the mean over recordings; none of them need have it.
+        # The mean over recordings, to which the change refers; no recording need have it.
         old=new / (1 + screened.change_pct / 100),
         new=new,
         change_pct=screened.change_pct,
@@ -122,8 +125,8 @@ def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVer
 
 
 def _compare_difference(metric: str, now: Recording, past: Recording, gated: bool) -> MetricVerdict:
-    """Judge in percentage points of a step: a difference may be zero, and no ratio of it means
-    anything. ``change_pct`` and ``noise_pct`` are such points.
+    """Judge a difference in percentage points of a step: it may be zero, and then no ratio exists.
+    ``change_pct`` and ``noise_pct`` are such points.
     """
     difference, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
@@ -136,8 +139,8 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
 
 
 def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
-    """Compare a change with a limit, either way."""
-    # Before the limit: noise that exceeds it may hide a change, or make one up.
+    """Compare a change with its limit, in both directions."""
+    # Noise comes first: beyond the limit it may hide a change, or look like one.
     if noisy:
         return Status.INCONCLUSIVE, Reason.TOO_NOISY
     if abs(change_pct) <= limit_pct:
@@ -147,7 +150,7 @@ def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
 
 @dataclass(frozen=True)
 class _Count:
-    """A count of now beside the recorded one, and what that says; of some ranks, or of all."""
+    """A count now, the recorded one, and what they say; of some ranks, or of all."""
 
     old: float
     new: float
@@ -164,17 +167,17 @@ def _compare_count(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
     new, old = now.counters[metric], _recorded_count(metric, past)
-    # Without its parts a recording cannot tell one that hides behind another that is gone.
+    # Without its parts a recording cannot show that one part replaced another.
     lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
     if old is None or lost and new == old:
         return _not_recorded(metric, new, gated)
     moved = _moved_parts(metric, now, past[-1])
     busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
-    # After the parts: what falls on one rank must not hide other parts that another one has.
+    # Parts come first: a part that falls on one rank must not hide another part of another rank.
     judged = _compare_ranks(metric, now, past, busiest)
     reason = judged.said[1]
-    # What is within its limit is nothing that a reader has to know. Where a count is equal places
-    # are shown all the same: one may be at another place now.
+    # A move within the limit shows no places. An equal count does: a call may have moved to another
+    # line.
     shown = reason is not Reason.WITHIN_LIMIT
     return MetricVerdict(
         metric,
@@ -191,10 +194,11 @@ def _compare_count(
 
 
 def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) -> Said:
-    """Return what a count says, by what it is made of."""
+    """Return what a count says once its parts are looked at."""
     reason = said[1]
     if reason is Reason.EQUAL and moved and METRICS[metric].parts:
-        # As many operators, but other ones: an improvement would hide what was added beside it.
+        # As many operators as before, but other ones: without this, an improvement could hide an
+        # added operator.
         said = Status.CHANGED, Reason.WORK_MOVED
     alike = metric in OPERATOR_METRICS and _computes_as_much(moved, calls)
     if said[1] is Reason.WORK_MOVED and alike:
@@ -205,7 +209,7 @@ def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) ->
 def _sites(
     metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: int
 ) -> tuple[Site, ...]:
-    """Return where a count that moved by ``rise`` moved."""
+    """Return the places of a count that moved by ``rise``."""
     if metric == OPERATORS:
         return _moved_operators(moved, now, past)
     if metric == PEAK:
@@ -216,8 +220,8 @@ def _sites(
 
 
 def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
-    """Return the newest recording's count; the epoch's lowest where a metric may rise a little, so
-    that small rises do not add up, one recording at a time.
+    """Return the newest recording's count. If the metric may rise a little, return the epoch's
+    lowest, so that small rises do not add up over recordings.
     """
     newest = past[-1].counters.get(metric)
     if newest is None or not METRICS[metric].tolerant:
@@ -233,7 +237,7 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
         return Status.CHANGED, Reason.WORK_MOVED
     if abs(new - old) < row.floor:
         return Status.SAME, Reason.WITHIN_LIMIT
-    # Before the slack, so that a gain of less than the slack is FASTER, too.
+    # A fall comes before the slack, so that a gain smaller than the slack is FASTER, too.
     if new < old:
         return Status.FASTER, Reason.COUNTER_FELL
     if new <= old * (1 + row.slack_pct / 100):
@@ -244,12 +248,12 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
 def _compare_ranks(
     metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
 ) -> _Count:
-    """Return the rank that counted most, unless that hides what another rank counts; with the ranks
-    that it is of, where it is not of all.
+    """Return the count of the worst rank, or of the busiest one if none is worse. It names its
+    ranks unless all ranks have it.
     """
     new, old = now.unlike_ranks().get(metric), _recorded_ranks(metric, past)
     ranks = len(new or old or ())
-    if not ranks:  # one rank, or all of them alike, now and then
+    if not ranks:  # one rank, or ranks that are all alike, now and in the recording
         return busiest
     both = zip(
         old or [int(busiest.old)] * ranks,
@@ -258,7 +262,7 @@ def _compare_ranks(
     )
     each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
     worst = min(each, key=lambda count: count.status.rank)
-    # Of equals the busiest: its figures are the counter's own.
+    # Among equally bad ranks the busiest is shown: its figures are the counter's own.
     judged = worst if worst.status.rank < busiest.status.rank else busiest
     if judged.status is Status.SAME:
         return judged
@@ -266,17 +270,18 @@ def _compare_ranks(
     failing = [each[rank] for rank in its]
     if judged.status is not Status.CHANGED:
         failing = []
-    elif judged.new == judged.old:  # other parts, of as many: of which ranks, is not known
+    elif judged.new == judged.old:  # other operators, of unknown ranks
         its, failing = [], [judged, *failing]
     counts = tuple((count.old, count.new) for count in failing)
     return _Count(judged.old, judged.new, judged.said, _some(its, ranks), counts)
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
-    """Return the newest recording's count of each rank; the epoch's lowest where it may rise.
-    None where no recording has ranks that differ.
+    """Return the count of each rank in the newest recording; the epoch's lowest if the metric may
+    rise a little. None if no recording has ranks that differ.
 
-    Recordings from before ranks were kept apart are left out; the newest of a file never is one.
+    Recordings from before ranks were counted apart are left out. The newest recording of a file is
+    never one of those.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
     each = [recording.unlike_ranks().get(metric) for recording in known]
@@ -292,16 +297,17 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
 
 
 def _some(its: list[int], ranks: int) -> tuple[int, ...]:
-    """Return the ranks, unless it is all of them."""
+    """Return these ranks, or nothing if they are all ranks."""
     return tuple(its) if len(its) < ranks else ()
 
 
 def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:
-    """Return the parts of a counter that moved, those first that the others follow from."""
+    """Return the parts of a counter that moved, causes first."""
     new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
-    if not old and past.counters.get(metric):  # what it was made of is not known
+    if not old and past.counters.get(metric):  # the recorded parts are unknown
         return ()
-    # Of a GPU alone, whose time tells a copy from a cast: on a CPU there is nothing but the name.
+    # Recordings of a GPU may be older than types in the names of casts; there the time shows the
+    # cost of a cast. On a CPU only the name shows it.
     if past.device_uuid and _UNTYPED in old and not any(_CAST.search(name) for name in old):
         new = _without_types(new)
     moves = [
@@ -313,7 +319,7 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
 
 
 def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts as a recording has them that is older than types in the names of casts."""
+    """Return the parts without types in the names of casts, as older recordings have them."""
     calls: Counter[str] = Counter()
     for name, count in parts.items():
         calls[_CAST.sub("", name)] += count
@@ -321,8 +327,8 @@ def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
-    """Tell whether nothing moved but how operators are called: by another overload, by other views,
-    or with a few views more or fewer.
+    """Tell whether only the way of calling operators moved: other overloads, other views, or a few
+    views more or fewer.
     """
     changes: Counter[str] = Counter()
     for part in moved:
@@ -335,14 +341,14 @@ def _computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
 
 def _packet(name: str) -> str:
     """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
-    # The profiler has "aten::sum". What another library's overloads do, nobody knows.
+    # The profiler writes "aten::sum". What overloads of another library do is unknown.
     overloaded = name.startswith("aten.") and name.count(".") > 1
     return name.rpartition(".")[0] if overloaded else name
 
 
 def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
-    """Order parts: by their kind, what is new or lost, attention before the products that are put
-    in its place, what is new before what it replaces, then by how far.
+    """Order parts: by kind; new and lost ones before others; attention before the products that
+    replace it; new before lost; then by the size of the move.
     """
     kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
     kind = max(kinds, default=OTHER_KIND)
@@ -354,27 +360,28 @@ def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
 def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
-    """Return where these operators are called more often, or less: then the count is negative.
+    """Return the lines that call these operators more often, or less often: then the count is
+    negative.
 
-    Sites of each function that calls one more often, or less often if it is called less in all: the
-    lines that the other side has not, or fewer times, if those make all of it, else one. What only
-    backward passes and optimizers call comes last, and has that as its phase.
+    If a function calls an operator more often, its new lines are returned, if they account for the
+    whole rise; else the line that accounts for most of it. The same holds for falls. Lines whose
+    operators are called only in backward passes and optimizers come last, with that phase.
     """
     new, old = now.operator_sites(), past.operator_sites()
-    # A baseline's lines have no phase; that of a line is the same for all that it calls.
+    # The lines of a baseline have no phase. A line has one phase for all that it calls.
     called = {(s.file, s.function, s.text) for s in new if not s.phase}
     phases = {(s.file, s.function, s.text): s.phase for s in new}
     moved_lines = []
     for part in moved:
         rose = part.new > part.old
-        if not old and part.old or not new and part.new:  # where they were is not known
+        if not old and part.old or not new and part.new:  # the lines of one side are unknown
             continue
         here, there = (new, old) if rose else (old, new)
         here, there = ([s for s in side if s.what == part.name] for side in (here, there))
         lines = added(there, here)
         for place, count in (_by_function(here) - _by_function(there)).items():
             inside = [site for site in lines if (site.file, site.function) == place]
-            if sum(site.count for site in inside) != count:  # some of them are edited ones
+            if sum(site.count for site in inside) != count:  # some lines were only edited
                 line = min(inside, key=lambda site: abs(site.count - count))
                 inside = [msgspec.structs.replace(line, count=count)]
             for line in inside:
@@ -387,7 +394,9 @@ def _moved_operators(
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return where the eager step calls more collectives, or did call them if they ``fell``."""
+    """Return the lines that call more collectives in the eager step. With ``fell``: the lines that
+    called them before.
+    """
     moved = [part for part in _moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
     these = [part for part in moved if (part.new < part.old) == fell]
     return tuple(
@@ -397,8 +406,9 @@ def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Sit
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call what another one did, which is still there: a cast that a loss
-    made of its input, and now the line before it. A line that was only edited is none.
+    """Return the lines that now call an operator that another line called before, if that line
+    still exists. Example: a loss cast its input; now the line above does. A line that was only
+    edited is not returned.
     """
     new, old = now.operator_sites(), past.operator_sites()
     calls = {site.key: site.count for site in merge(new)}
@@ -415,7 +425,7 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
 
 
 def _former(site: Site) -> Site:
-    """Return a place without its line, which is the other side's: here another one may have it."""
+    """Return a place without its line number, which is the other side's."""
     return msgspec.structs.replace(site, line=0)
 
 
@@ -427,13 +437,14 @@ def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
 
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the places of what rose, or the former ones of what fell, but not allowed ones."""
-    # Where it was is not known; but a model's weights have no place among what its steps allocate.
+    """Return the places of what rose, or the former ones of what fell; not those allowed."""
+    # The former places are unknown then. For bytes between steps an empty list is known: weights
+    # have no place.
     if not past.sites.get(metric) and past.counters.get(metric) and metric != BETWEEN_STEPS:
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]
     old = [site for site in past.sites.get(metric, ()) if not site.allowed]
     sites = tuple(map(_former, added(new, old))) if fell else added(old, new)
-    if METRICS[metric].unit == "B":  # as so many bytes; those that matter first
+    if METRICS[metric].unit == "B":  # their count is bytes; the largest first
         return tuple(sorted(sites, key=lambda site: -site.count))
     return sites

@@ -1,7 +1,8 @@
-"""The guard's condition on what launches inherit: the command's own, as it was recorded. Pure.
+"""The guard's condition on the environment: launches must inherit what the command had, as
+recorded. Pure.
 
-What code of the tree sets inside of pytest, and what the command sets for both sides of a pair,
-cancels out in a comparison.
+What a test file sets inside pytest, or the command sets for both sides of a pair, cancels out in a
+comparison, so no comparison shows it.
 """
 
 from collections.abc import Iterator
@@ -12,8 +13,8 @@ from stepguard.judge.guarded_run import Run
 
 
 def other_environment(run: Run) -> Iterator[Problem]:
-    """Yield what has changed since pytest was started, and the cases whose base had other variables
-    that steer than its newest recording.
+    """Yield what has changed since pytest was started. Then yield the cases whose variables that
+    steer differ from those of the newest recording.
     """
     for change in run.changed:
         yield Problem(ProblemCode.OTHER_ENVIRONMENT, changed_in_pytest(change))

@@ -1,13 +1,13 @@
-"""The guard: may this run count? One list of conditions, which two doors ask. Pure.
+"""The guard: may this run count? One list of conditions for two doors. Pure.
 
-* pytest asks of a strict run of its own: before it measures, as far as it knows by then, and again
-  at its end.
-* The command ``gate`` asks of the document that such a run wrote, with the base branch's code.
+* pytest asks about its own strict run: before it measures, as far as it knows by then, and at its
+  end.
+* The command ``gate`` asks about the document that such a run wrote, with the base branch's code.
 
 Each door describes the run (judge/guarded_run.py), and a condition looks at nothing else.
 
-The base's recordings say what is expected: which cases, with which parameters, gates and margins. A
-document never does: one that lists fewer cases is refused.
+The base's recordings say what is expected: which cases, with which parameters, gates and margins.
+The document never does: one that lists fewer cases is refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +37,8 @@ Problems = Iterator[Problem]
 
 @dataclass(frozen=True)
 class Condition:
-    """A reason why a run may not count. ``alone`` asks it, for the reason ``why``; without one
-    both doors ask.
+    """A condition that a run must meet to count. Both doors ask it, unless ``alone`` names the only
+    one that does, for the reason ``why``.
     """
 
     problems: Callable[[Run], Problems]
@@ -47,9 +47,9 @@ class Condition:
 
 
 def guard(run: Run) -> list[Problem]:
-    """Return why the run does not count, as far as it is known; nothing if it does."""
+    """Return why the run does not count, as far as it is known; empty if it does."""
     asked = (condition for condition in CONDITIONS if condition.alone in (None, run.door))
-    # A document may name the same problem that the gate sees itself.
+    # A document may name a problem that the gate also sees itself.
     problems = (problem for condition in asked for problem in condition.problems(run))
     return list(dict.fromkeys(problems))
 
@@ -120,7 +120,7 @@ def _records(run: Run) -> Problems:
             text = f"{option.name} passes what it records: record in a run of its own"
             yield Problem(ProblemCode.RECORDS, text)
     for case in run.cases:
-        # By --perf-append what is `same` becomes one more recording.
+        # With --perf-append a case that is `same` adds a recording, and still passes.
         if case.result and case.result.recorded and case.result.status is not Status.SAME:
             text = "its verdict is that it was recorded"
             yield Problem(ProblemCode.RECORDS, text, case.id)
@@ -187,7 +187,7 @@ def _missing(run: Run) -> Problems:
     reported = {problem.case for problem in run.problems}
     for name in run.must_measure:
         state = run.states.get(name)
-        # Before the end only these two are certain.
+        # Before the end of the run only these two are certain.
         gone = state and state.state in (State.DESELECTED, State.ABSENT)
         later = state and state.state is State.ABSENT and run.open
         if name in measured or name in reported or not (run.ending or gone and not later):
@@ -231,8 +231,8 @@ def _wider_margins(run: Run) -> Problems:
 
 
 def _other_parameters(run: Run) -> Problems:
-    # Without pairs pytest measures such a case, which is NOT COMPARABLE then: that evidence is what
-    # its next level is accepted from. In pairs both sides would be of the tree's own case.
+    # Without pairs pytest measures such a case as NOT COMPARABLE, and the next level is accepted
+    # from that evidence. In pairs both sides would run the tree's own case.
     if run.door is Door.PYTEST and not run.against:
         return
     for case, entry in _known(run):
@@ -260,7 +260,7 @@ def _changed_tree(run: Run) -> Problems:
 def _other_recording(run: Run) -> Problems:
     for case, entry in _known(run):
         result = case.result
-        # What fails, with nothing to compare with for one, says so itself.
+        # A case that fails says so itself, for example if it has nothing to compare with.
         if result is None or result.outcome != "passed" or result.judged_by is None:
             continue
         if not run.against and result.judged_by != entry.digest:
@@ -299,14 +299,14 @@ def _not_strict(run: Run) -> Problems:
 
 def _not_passed(run: Run) -> Problems:
     assert run.ending is not None
-    # What else failed was a test that measures no case, or a plugin.
+    # Otherwise a test that measures no case failed, or a plugin did.
     failed = any(case.result and case.result.outcome != "passed" for case in run.cases)
     if not (run.ending.passes or run.problems or failed):
         yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
 
 
 def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
-    """Yield each case with its verdict and its first line."""
+    """Yield each case that has a verdict, with the verdict and its first line."""
     for case in run.cases:
         if case.result and case.result.verdict:
             yield case, case.result.verdict, case.result.headline
@@ -315,7 +315,7 @@ def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
 def _gate_without_verdict(run: Run) -> Problems:
     for case, verdict, _ in _verdicts(run):
         judged = {metric.metric for metric in verdict.metrics if metric.gated}
-        # A case that was judged as a whole, and failed, says it in its headline.
+        # A case that failed as a whole says so in its headline.
         absent = [gate for gate in case.gates if gate not in judged]
         if absent and verdict.status.outcome == "passed":
             text = f"its verdict says nothing of {', '.join(absent)}"
@@ -338,7 +338,8 @@ def _failed(run: Run) -> Problems:
     for case, verdict, headline in _verdicts(run):
         judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
         failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
-        # The run's own rule: what is wider than a run takes passes no document, either.
+        # The same rule as in the run: a waiver that is too wide for a run is too wide for a
+        # document.
         waived = {
             waiver.metric
             for waiver in run.base.permissions
@@ -365,7 +366,7 @@ _READS_RUN = "pytest says it of any run, strict or not"
 
 CONDITIONS = (
     Condition(_own_problems, Door.GATE, "the run's own, which pytest has said"),
-    # What was asked for.
+    # Conditions on what was asked for.
     Condition(_only_shows, Door.PYTEST, _EXPECTS_ALL),
     Condition(_against_itself),
     Condition(_other_base, Door.GATE, _IS_TOLD),
@@ -375,7 +376,7 @@ CONDITIONS = (
     Condition(_selection_of_settings, Door.PYTEST, _EXPECTS_ALL),
     Condition(_records),
     Condition(_not_strict, Door.GATE, "pytest asks of strict runs alone"),
-    # What was measured.
+    # Conditions on what was measured.
     Condition(_no_commit),
     Condition(_foreign_commit, Door.GATE, _IS_TOLD),
     Condition(_dirty),
@@ -385,13 +386,13 @@ CONDITIONS = (
     Condition(_nothing_collected, Door.PYTEST, _EXPECTS_ALL),
     Condition(_nothing_expected, Door.GATE, "a first run by pytest has nothing recorded yet"),
     Condition(_missing),
-    # How each case is guarded.
+    # Conditions on how each case is guarded.
     Condition(_other_parameters),
     Condition(_fewer_gates),
     Condition(_wider_margins),
     Condition(_not_as_declared, Door.PYTEST, "the gate compares with the recording alone"),
     Condition(_expected_to_fail, Door.PYTEST, "a document has verdicts, which no mark changes"),
-    # What came of it.
+    # Conditions on the result.
     Condition(_changed_tree),
     Condition(_other_recording),
     Condition(_hidden_failure, Door.PYTEST, "the gate fails for every verdict that fails"),
