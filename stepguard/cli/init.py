@@ -34,7 +34,7 @@ from stepguard.cli.workload_arguments import (
 )
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
-from stepguard.core.sentences import uncommitted
+from stepguard.core.shared_sentences import uncommitted
 from stepguard.machine.git.revision import current, git, no_commit, run_git
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter, source_folders

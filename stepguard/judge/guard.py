@@ -17,13 +17,13 @@ from stepguard.core.baseline import Entry
 from stepguard.core.permission import Effect
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, Problem, ProblemCode, State
-from stepguard.core.sentences import TREE_CHANGED, wider_margins
+from stepguard.core.shared_sentences import TREE_CHANGED, wider_margins
 from stepguard.core.status import Status
 from stepguard.core.text import revision, short_hash
 from stepguard.core.verdict import Verdict
-from stepguard.judge.environment import other_environment
+from stepguard.judge.guard_environment import other_environment
 from stepguard.judge.guarded_run import Door, Run, RunCase, Tree
-from stepguard.judge.permit import effect_of
+from stepguard.judge.permission_rules import effect_of
 
 SHOW_ONLY = ("--collect-only", "--fixtures", "--fixtures-per-test")
 RECORDING = ("--perf-update", "--perf-update-new")

@@ -1,7 +1,7 @@
 """What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
 
 pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes a run by its
-document (judge/gate_facts.py). What a door does not know stays empty, and is no problem.
+document (judge/gate_decision.py). What a door does not know stays empty, and is no problem.
 """
 
 from collections.abc import Mapping, Sequence
