@@ -4,56 +4,16 @@ Both sides have one type: ``now`` is this run's summary, ``past`` are comparable
 epoch, oldest first, or the other revision's summary alone.
 """
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import msgspec
-
-from stepguard.core.metrics import (
-    BETWEEN_STEPS,
-    COLLECTIVES,
-    JUDGED_TIME,
-    METRICS,
-    OPERATOR_METRICS,
-    OPERATORS,
-    PEAK,
-)
+from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import OwnLimit
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
-from stepguard.core.site import Site, added, merge
 from stepguard.core.status import Status
-from stepguard.core.verdict import MetricVerdict, PartMove
+from stepguard.core.verdict import MetricVerdict
+from stepguard.judge.compare_counts import Said, change_pct_of, compare_count, not_recorded
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
-
-Said = tuple[Status, Reason]
-# Parts of a step, those first that the others follow from: a product, any other operator, what
-# autograd adds beside them, their backward passes, and views.
-OTHER_KIND = 1
-_KINDS = {
-    0: re.compile(r"attention|convolution|mm(\.|$)"),
-    2: re.compile(r"[.:](add|clone|copy|fill|mul|ones_like|sum|zeros_like)_?(\.|$)"),
-    3: re.compile(r"backward"),
-    4: re.compile(
-        r"[.:](_unsafe_view|alias|as_strided|detach|empty\w*|expand|lift_fresh|permute|reshape|"
-        r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
-    ),
-}
-# Operators that compute nothing: what they copy, if they do, is an operator of its own, and what a
-# step keeps by one of them is counted as bytes. Not a library's own permute or split.
-_VIEW = re.compile(
-    r"^aten(\.|::)(_reshape_alias|_unsafe_view|as_strided|chunk|detach|expand|expand_as|"
-    r"flatten|movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|"
-    r"transpose|unbind|unflatten|unsqueeze|view|view_as)$"
-)
-# Operators whose overloads compute as much: others sort stably, round, or raise to tensors' powers.
-_ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")
-_COLLECTIVE = re.compile(r"^_?c10d")
-_UNTYPED = "aten._to_copy.default"
-_CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that it makes
-VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
 
 
 def compare(
@@ -75,13 +35,13 @@ def compare(
     if kind == "difference":
         return _compare_difference(metric, now, past[-1], gated)
     if kind == "counter" and metric != "tokens_per_step":
-        return _compare_count(metric, now, past, gated)
+        return compare_count(metric, now, past, gated)
     if metric == "tokens_per_step":
         old: float | None = past[-1].tokens_per_step  # equal, or there had been no comparison
         said = Status.SAME, Reason.EQUAL
     else:
         old, said = past[-1].information.get(metric), (Status.SAME, Reason.NOT_JUDGED)
-    return MetricVerdict(metric, *said, old, new, _change_pct(old, new), gated=gated)
+    return MetricVerdict(metric, *said, old, new, change_pct_of(old, new), gated=gated)
 
 
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
@@ -94,18 +54,9 @@ def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
     return screen(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
 
 
-def _change_pct(old: float | None, new: float) -> float | None:
-    return 100 * (new / old - 1) if old else None
-
-
-def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
-    lacks = Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED
-    return MetricVerdict(metric, *lacks, new=new, gated=gated)
-
-
 def _compare_time(new: float, found: Screen | None, gated: bool) -> MetricVerdict:
     if found is None:
-        return _not_recorded(JUDGED_TIME, new, gated)
+        return not_recorded(JUDGED_TIME, new, gated)
     return MetricVerdict(
         JUDGED_TIME,
         *_against_limit(found.change_pct, found.limit_pct, found.noisy),
@@ -126,7 +77,7 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
     """
     one, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
-        return _not_recorded(metric, one.mean, gated)
+        return not_recorded(metric, one.mean, gated)
     moved, limit = one.mean - then.mean, DIFFERENCE_LIMIT_PCT
     said = _against_limit(moved, limit, noisy=not one.half_width <= limit)
     noise = one.half_width
@@ -141,297 +92,3 @@ def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
     if abs(change_pct) <= limit_pct:
         return Status.SAME, Reason.WITHIN_LIMIT
     return Status.SLOWER if change_pct > 0 else Status.FASTER, Reason.BEYOND_LIMIT
-
-
-@dataclass(frozen=True)
-class _Count:
-    """A count of now beside the recorded one, and what that says; of some ranks, or of all."""
-
-    old: float
-    new: float
-    said: Said
-    ranks: tuple[int, ...] = ()
-    failing: tuple[tuple[float, float], ...] = ()
-
-    @property
-    def status(self) -> Status:
-        return self.said[0]
-
-
-def _compare_count(
-    metric: str, now: Recording, past: Sequence[Recording], gated: bool
-) -> MetricVerdict:
-    new, old = now.counters[metric], _recorded_count(metric, past)
-    # Without its parts a recording cannot tell one that hides behind another that is gone.
-    lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
-    if old is None or lost and new == old:
-        return _not_recorded(metric, new, gated)
-    moved = _moved_parts(metric, now, past[-1])
-    busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
-    # After the parts: what falls on one rank must not hide other parts that another one has.
-    found = _compare_ranks(metric, now, past, busiest)
-    reason = found.said[1]
-    # What is within its limit is nothing that a reader has to know. Where a count is equal places
-    # are shown all the same: one may be at another place now.
-    shown = reason is not Reason.WITHIN_LIMIT
-    return MetricVerdict(
-        metric,
-        *found.said,
-        found.old,
-        found.new,
-        _change_pct(found.old, found.new),
-        moved=moved if shown and reason is not Reason.EQUAL else (),
-        ranks=found.ranks,
-        sites=_sites(metric, now, past[-1], moved, new - old) if shown else (),
-        gated=gated,
-        failing_ranks=found.failing,
-    )
-
-
-def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) -> Said:
-    """Return what a count says, by what it is made of."""
-    reason = said[1]
-    if reason is Reason.EQUAL and moved and METRICS[metric].parts:
-        # As many operators, but other ones: an improvement would hide what was added beside it.
-        said = Status.CHANGED, Reason.WORK_MOVED
-    alike = metric in OPERATOR_METRICS and _computes_as_much(moved, calls)
-    if said[1] is Reason.WORK_MOVED and alike:
-        return Status.SAME, Reason.WITHIN_LIMIT
-    return said
-
-
-def _sites(
-    metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: int
-) -> tuple[Site, ...]:
-    """Return where a count that moved by ``rise`` moved."""
-    if metric == OPERATORS:
-        return _moved_operators(moved, now, past)
-    if metric == PEAK:
-        return _calls_at_other_lines(now, past) if rise > 0 else ()
-    if metric == COLLECTIVES:
-        return _moved_collectives(now, past, rise < 0)
-    return _moved_sites(metric, now, past, rise < 0)
-
-
-def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
-    """Return the newest recording's count; the epoch's lowest where a metric may rise a little, so
-    that small rises do not add up, one recording at a time.
-    """
-    newest = past[-1].counters.get(metric)
-    if newest is None or not METRICS[metric].tolerant:
-        return newest
-    return min(recording.counters.get(metric, newest) for recording in past)
-
-
-def _judge_count(metric: str, old: float, new: float) -> Said:
-    row = METRICS[metric]
-    if new == old:
-        return Status.SAME, Reason.EQUAL
-    if row.role == "work":
-        return Status.CHANGED, Reason.WORK_MOVED
-    if abs(new - old) < row.floor:
-        return Status.SAME, Reason.WITHIN_LIMIT
-    # Before the slack, so that a gain of less than the slack is FASTER, too.
-    if new < old:
-        return Status.FASTER, Reason.COUNTER_FELL
-    if new <= old * (1 + row.slack_pct / 100):
-        return Status.SAME, Reason.WITHIN_LIMIT
-    return Status.CHANGED, Reason.COUNTER_ROSE
-
-
-def _compare_ranks(
-    metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
-) -> _Count:
-    """Return the rank that counted most, unless that hides what another rank counts; with the ranks
-    that it is of, where it is not of all.
-    """
-    new, old = now.unlike_ranks().get(metric), _recorded_ranks(metric, past)
-    ranks = len(new or old or ())
-    if not ranks:  # one rank, or all of them alike, now and then
-        return busiest
-    both = zip(
-        old or [int(busiest.old)] * ranks,
-        new or [int(busiest.new)] * ranks,
-        strict=True,
-    )
-    each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
-    worst = min(each, key=lambda one: one.status.rank)
-    # Of equals the busiest: its figures are the counter's own.
-    found = worst if worst.status.rank < busiest.status.rank else busiest
-    if found.status is Status.SAME:
-        return found
-    its = [rank for rank, one in enumerate(each) if one.status is found.status]
-    failing = [each[rank] for rank in its]
-    if found.status is not Status.CHANGED:
-        failing = []
-    elif found.new == found.old:  # other parts, of as many: of which ranks, is not known
-        its, failing = [], [found, *failing]
-    counts = tuple((one.old, one.new) for one in failing)
-    return _Count(found.old, found.new, found.said, _some(its, ranks), counts)
-
-
-def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
-    """Return the newest recording's count of each rank; the epoch's lowest where it may rise.
-    None where no recording has ranks that differ.
-
-    Recordings from before ranks were kept apart are left out; the newest of a file never is one.
-    """
-    known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
-    each = [recording.unlike_ranks().get(metric) for recording in known]
-    ranks = max((len(counts) for counts in each if counts), default=0)
-    if not ranks:
-        return None
-    whole = [
-        counts or [recording.counters[metric]] * ranks
-        for counts, recording in zip(each, known, strict=True)
-    ]
-    lowest = [min(counts) for counts in zip(*whole, strict=True)]
-    return lowest if METRICS[metric].tolerant else whole[-1]
-
-
-def _some(its: list[int], ranks: int) -> tuple[int, ...]:
-    """Return the ranks, unless it is all of them."""
-    return tuple(its) if len(its) < ranks else ()
-
-
-def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:
-    """Return the parts of a counter that moved, those first that the others follow from."""
-    new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
-    if not old and past.counters.get(metric):  # what it was made of is not known
-        return ()
-    # Of a GPU alone, whose time tells a copy from a cast: on a CPU there is nothing but the name.
-    if past.device_uuid and _UNTYPED in old and not any(_CAST.search(name) for name in old):
-        new = _without_types(new)
-    moves = [
-        PartMove(name, old.get(name, 0), new.get(name, 0))
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name, 0) != new.get(name, 0)
-    ]
-    return tuple(sorted(moves, key=_distance_from_cause))
-
-
-def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts as a recording has them that is older than types in the names of casts."""
-    found: Counter[str] = Counter()
-    for name, count in parts.items():
-        found[_CAST.sub("", name)] += count
-    return found
-
-
-def _computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
-    """Tell whether nothing moved but how operators are called: by another overload, by other views,
-    or with a few views more or fewer.
-    """
-    changes: Counter[str] = Counter()
-    for part in moved:
-        packet = _packet(part.name)
-        alike = _VIEW.search(packet) or _ALIKE.search(packet)
-        changes[packet if alike else part.name] += part.new - part.old
-    views = all(_VIEW.search(name) for name, change in changes.items() if change)
-    return bool(moved) and views and abs(changes.total()) <= VIEWS_PCT / 100 * calls
-
-
-def _packet(name: str) -> str:
-    """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
-    # The profiler has "aten::sum". What another library's overloads do, nobody knows.
-    overloaded = name.startswith("aten.") and name.count(".") > 1
-    return name.rpartition(".")[0] if overloaded else name
-
-
-def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
-    """Order parts: by their kind, what is new or lost, attention before the products that are put
-    in its place, what is new before what it replaces, then by how far.
-    """
-    kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
-    kind = max(kinds, default=OTHER_KIND)
-    changed_number = 0 not in (part.old, part.new)
-    lost = part.new < part.old
-    return kind, changed_number, "attention" not in part.name, lost, -abs(part.new - part.old)
-
-
-def _moved_operators(
-    moved: Sequence[PartMove], now: Recording, past: Recording
-) -> tuple[Site, ...]:
-    """Return where these operators are called more often, or less: then the count is negative.
-
-    Sites of each function that calls one more often, or less often if it is called less in all: the
-    lines that the other side has not, or fewer times, if those make all of it, else one. What only
-    backward passes and optimizers call comes last, and has that as its phase.
-    """
-    new, old = now.operator_sites(), past.operator_sites()
-    # A baseline's lines have no phase; that of a line is the same for all that it calls.
-    called = {(s.file, s.function, s.text) for s in new if not s.phase}
-    phases = {(s.file, s.function, s.text): s.phase for s in new}
-    found = []
-    for part in moved:
-        rose = part.new > part.old
-        if not old and part.old or not new and part.new:  # where they were is not known
-            continue
-        here, there = (new, old) if rose else (old, new)
-        here, there = ([s for s in side if s.what == part.name] for side in (here, there))
-        lines = added(there, here)
-        for place, count in (_by_function(here) - _by_function(there)).items():
-            inside = [site for site in lines if (site.file, site.function) == place]
-            if sum(site.count for site in inside) != count:  # some of them are edited ones
-                line = min(inside, key=lambda site: abs(site.count - count))
-                inside = [msgspec.structs.replace(line, count=count)]
-            for line in inside:
-                key = (line.file, line.function, line.text)
-                phase = "" if key in called else phases.get(key, line.phase)
-                signed = line.count if rose else -line.count
-                line = msgspec.structs.replace(line, count=signed, phase=phase)
-                found.append(line if rose else _former(line))
-    return tuple(sorted(found, key=lambda site: bool(site.phase)))
-
-
-def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return where the eager step calls more collectives, or did call them if they ``fell``."""
-    moved = [part for part in _moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
-    these = [part for part in moved if (part.new < part.old) == fell]
-    return tuple(
-        msgspec.structs.replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
-        for site in _moved_operators(these, now, past)
-    )
-
-
-def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call what another one did, which is still there: a cast that a loss
-    made of its input, and now the line before it. A line that was only edited is none.
-    """
-    new, old = now.operator_sites(), past.operator_sites()
-    calls = {site.key: site.count for site in merge(new)}
-    lines = {site.key[1:] for site in new}
-    left: Counter[str] = Counter()
-    for site in merge(old):
-        if site.key[1:] in lines:
-            left[site.what] += max(0, site.count - calls.get(site.key, 0))
-    return tuple(
-        msgspec.structs.replace(site, what=_packet(site.what))
-        for site in added(old, new)
-        if left[site.what] >= site.count and not site.phase and not _VIEW.search(_packet(site.what))
-    )
-
-
-def _former(site: Site) -> Site:
-    """Return a place without its line, which is the other side's: here another one may have it."""
-    return msgspec.structs.replace(site, line=0)
-
-
-def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for site in sites:
-        counts[site.file, site.function] += site.count
-    return counts
-
-
-def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the places of what rose, or the former ones of what fell, but not allowed ones."""
-    # Where it was is not known; but a model's weights have no place among what its steps allocate.
-    if not past.sites.get(metric) and past.counters.get(metric) and metric != BETWEEN_STEPS:
-        return ()
-    new = [site for site in now.sites.get(metric, ()) if not site.allowed]
-    old = [site for site in past.sites.get(metric, ()) if not site.allowed]
-    found = tuple(map(_former, added(new, old))) if fell else added(old, new)
-    if METRICS[metric].unit == "B":  # as so many bytes; those that matter first
-        return tuple(sorted(found, key=lambda site: -site.count))
-    return found
