@@ -14,7 +14,7 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.run_document import Problem
 from stepguard.core.shared_sentences import no_folder, uncommitted
 from stepguard.core.text import first, has_words, printable
-from stepguard.judge.guard import AFRESH, JUDGING, RECORDING, SELECTING
+from stepguard.judge.guard_options import AFRESH, JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import current, git, no_commit, untracked
