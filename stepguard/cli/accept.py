@@ -14,15 +14,15 @@ from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_today
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.text import has_words, printable, short_hash
-from stepguard.judge.acceptance import moved_together
+from stepguard.judge.refuse_recording import moved_together
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.machine.git.revision import current, no_commit
+from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.permission_text import of_waivers
-from stepguard.report.recorded import accepted_line, moves
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.accepting import Refused, accept
+from stepguard.storage.accept_recording import Refused, accept
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store, evidence_files, read_evidence
+from stepguard.storage.kept_runs import Store, evidence_files, read_evidence
 from stepguard.storage.waiver_file import load_waivers, today
 
 

@@ -29,9 +29,9 @@ from packaging.requirements import Requirement
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
 from stepguard.core.roofline import Peaks
-from stepguard.core.sentences import uncommitted
+from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
@@ -193,7 +193,7 @@ def _last_line(command: list[str], failure: str, root: Path) -> str:
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            paths = engine.import_path(Path(folder, "engine"), root, theirs, ())
+            paths = callers_engine.import_path(Path(folder, "engine"), root, theirs, ())
             env = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=120, check=False, env=env
@@ -244,7 +244,7 @@ def _tools() -> Iterator[Finding]:
 
 def _peaks(root: Path) -> Iterator[Finding]:
     """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
-    line = _last_line(engine.command(_PEAKS), "the peaks cannot be measured", root)
+    line = _last_line(callers_engine.command(_PEAKS), "the peaks cannot be measured", root)
     peaks = msgspec.json.decode(line, type=Peaks)
     path = measured_peaks.save(peaks)
     rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in peaks.flops_per_s.items())

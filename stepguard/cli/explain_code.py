@@ -26,8 +26,9 @@ _PAGE = """\
 # Reason codes
 
 Every verdict has a reason. The JSON (`--perf-json`) has it under `verdict.reason` and in
-`verdict.metrics[].reason`. The rules that choose it are in `stepguard/judge/screen.py`, in the
-order in which they apply; the first that applies decides.
+`verdict.metrics[].reason`. The rules that choose it are in
+`stepguard/judge/judge_recordings.py`, in the order in which they apply; the first that applies
+decides.
 `python -m stepguard explain-code REASON` prints a row of this page, `explain-code --page` makes it.
 """
 _RUNS = """\

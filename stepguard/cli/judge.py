@@ -21,11 +21,11 @@ from stepguard.core.permission import KEY
 from stepguard.core.status import Status
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import Verdict
-from stepguard.report import table, words
+from stepguard.report import table, verdict_text
+from stepguard.report.document_json import judged_document
 from stepguard.report.permission_text import of_waivers
-from stepguard.report.result_documents import judged_document
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store, pairs_beside, read_comparison
+from stepguard.storage.kept_runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waiver_file import load_waivers, today, unknown
 
 
@@ -71,6 +71,6 @@ def _say(verdicts: list[Verdict]) -> None:
     say(*(text for text, _ in table.lines(table.rows(verdicts), table_width())))
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
-            say(words.headline(verdict), *words.evidence_lines(verdict))
+            say(verdict_text.headline(verdict), *verdict_text.evidence_lines(verdict))
         else:
             say(*(f"{verdict.case_id}: {text}" for text in of_waivers(verdict)))

@@ -13,12 +13,12 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import Answer, alarm_of, settled
-from stepguard.judge.decision import judge_ab
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import alike, screen
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import alike, screen
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store, kept_files, read_evidence
+from stepguard.storage.kept_runs import Store, kept_files, read_evidence
 from stepguard.storage.waiver_file import today
 
 

@@ -37,7 +37,7 @@ from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import root_of
+from stepguard.storage.kept_runs import root_of
 
 COMMANDS = (  # modules with add_command(), which adds the parser
     init,

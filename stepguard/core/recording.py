@@ -1,4 +1,4 @@
-"""A recording: one evidence, summarised (judge/summary.py), so that like is compared with like.
+"""A recording: the figures of one evidence. judge/summarise_evidence.py makes it.
 
 This run's figures and those of a baseline file (baseline.py) have this one type.
 """

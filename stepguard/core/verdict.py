@@ -9,7 +9,6 @@ from enum import StrEnum
 import msgspec
 
 from stepguard.core.explanation import Explanation
-from stepguard.core.figures import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
@@ -22,6 +21,7 @@ from stepguard.core.metrics import (
     SETTINGS,
 )
 from stepguard.core.permission import PermissionOutcome
+from stepguard.core.reason_sentences import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Outcome, Status

@@ -28,7 +28,7 @@ from stepguard.core.roofline import Work
 from stepguard.explain.match import How, Match, match
 from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.kernel_classes import COMMUNICATION
 
 LOST_AT_MOST = 0.05  # of the launches
 COMMON_AT_LEAST = 0.3  # of the time of kernels, by class: below it these are two different programs

@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from stepguard.core.comparison import Comparison
-from stepguard.core.figures import (
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.reason_sentences import (
     NoAnswer,
     NotTimed,
     OfConfirmation,
@@ -30,7 +31,6 @@ from stepguard.core.figures import (
     OtherWorkOfRanks,
     TooFar,
 )
-from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import (
@@ -42,18 +42,18 @@ from stepguard.core.verdict import (
     PairsFinding,
     worst_of,
 )
-from stepguard.judge.decision import (
+from stepguard.judge.findings import Findings, Permits
+from stepguard.judge.judge_pairs import (
     TimeByPairs,
     pairs_finding,
     refusal,
     time_by_pairs,
     why,
 )
-from stepguard.judge.findings import Findings, Permits
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.rules import decision
+from stepguard.judge.slower_stays import says_slower
 from stepguard.judge.soundness import Refusal
-from stepguard.judge.stays import says_slower
 
 # Another card or clock can change a step time by this much with the same code. H200s: cards differ
 # by 4.8 % at most (13 of them). The SM clock of steady steps was between 1575 and 1800 MHz in all

@@ -11,9 +11,9 @@ from enum import Enum
 from typing import Any
 
 from stepguard.core.evidence import Evidence
-from stepguard.core.figures import Changed
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.margins import margins_of
+from stepguard.core.reason_sentences import Changed
 from stepguard.core.recording import Recording
 
 Change = tuple[str, str, str]  # key, old, new

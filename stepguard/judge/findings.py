@@ -12,7 +12,7 @@ from stepguard.core.permission import Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Straggler, Verdict, worst_of
-from stepguard.judge.permit import permitted
+from stepguard.judge.permission_rules import permitted
 from stepguard.judge.soundness import Refusal
 
 

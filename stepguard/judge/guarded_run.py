@@ -1,10 +1,10 @@
 """What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
 
 pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes the run of a
-document (judge/gate_facts.py). A fact that a door does not know stays empty, and is no problem.
+document (judge/gate_decision.py). A fact that a door does not know stays empty, and is no problem.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
@@ -140,3 +140,17 @@ class Run:
             return "the base's recording"
         of = f" of {self.branch}" if self.branch else ""
         return f"its recording in {self.files[case_id].rpartition('/')[2]}{of}"
+
+
+Problems = Iterator[Problem]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition that a run must meet to count. Both doors ask it, unless ``alone`` names the only
+    one that does, for the reason ``why``.
+    """
+
+    problems: Callable[[Run], Problems]
+    alone: Door | None = None
+    why: str = ""

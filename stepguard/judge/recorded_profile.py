@@ -6,7 +6,7 @@ from dataclasses import replace
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
 from stepguard.core.recording import ProfileRow, RecordedProfile
 from stepguard.core.roofline import Work
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.kernel_classes import usual_classes
 
 KERNELS = 40  # these take 97 to 99 % of the kernels' time of a GPT-2's step
 _PARTS = {name.removesuffix("_us"): name for name in Parts.__dataclass_fields__}

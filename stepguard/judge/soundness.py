@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from stepguard.core.evidence import Difference, Evidence, Launch
-from stepguard.core.figures import (
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.reason_sentences import (
     BelowFloor,
     Failed,
     NegativeDifference,
@@ -28,13 +29,12 @@ from stepguard.core.figures import (
     Undecided,
     Unstable,
 )
-from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepguard.lab.bottleneck import Bound, bottleneck
-from stepguard.lab.read_tables import NcuRow
+from stepguard.lab.nsys_ncu_csv import NcuRow
 from stepguard.lab.roofs import ClassRoof
 from stepguard.lab.trace_summary import Summary
 

@@ -26,7 +26,7 @@ from stepguard.lab.trace_files import (
 )
 from stepguard.storage import measured_peaks
 from stepguard.storage.json_file import FileError
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.kernel_classes import usual_classes
 
 
 def add_command(commands: Any, root: Path) -> None:

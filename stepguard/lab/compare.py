@@ -24,15 +24,15 @@ from stepguard.core.recording import Recording
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import listed, short_hash
 from stepguard.judge.recorded_profile import restored
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.lab.compare_table import TRACE, Side, observations, tables
 from stepguard.lab.trace_files import read_ranks
 from stepguard.lab.trace_summary import summary
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError, contents
-from stepguard.storage.read_documents import load_document
-from stepguard.storage.runs import read_evidence
-from stepguard.trace.classes import usual_classes
+from stepguard.storage.kept_runs import read_evidence
+from stepguard.storage.run_document_file import load_document
+from stepguard.trace.kernel_classes import usual_classes
 
 WHICH = "a baseline file, what --perf-json wrote, or an evidence.json"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.core.profile import grouped
-from stepguard.trace.calls import DTYPE_BYTES
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.api_calls import DTYPE_BYTES
 from stepguard.trace.columns import NONE, Floats
-from stepguard.trace.profiles import Analysis
+from stepguard.trace.kernel_classes import COMMUNICATION
+from stepguard.trace.make_profile import Analysis
 
 
 @dataclass(frozen=True)

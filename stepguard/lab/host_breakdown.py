@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.core.profile import Series
-from stepguard.trace.classes import Classes
+from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
+from stepguard.trace.kernel_classes import Classes
 from stepguard.trace.phases import find_passes, pass_at
-from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.windows import annotations_in, marked, step_at
+from stepguard.trace.step_windows import annotations_in, marked, step_at
 
 
 @dataclass(frozen=True)

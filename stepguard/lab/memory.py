@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import add_json, add_top, put_json, refuse_target, say, suite_of
-from stepguard.cli.record import ask, new_folder
+from stepguard.cli.record_traces import ask, new_folder
 from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.lab.memory_events import memory_table
 from stepguard.lab.memory_table import memory_page
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.chrome_trace import read_chrome
+from stepguard.trace.kernel_classes import usual_classes
 
 
 def add_command(commands: Any, root: Path) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepguard.trace.classes import Classes
+from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.columns import NONE, OPERATOR, PYTHON, Allocations, Trace
+from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.make_profile import own_line
 from stepguard.trace.phases import find_passes, pass_at
-from stepguard.trace.profiles import own_line
-from stepguard.trace.read.chunks import TraceError
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from stepguard.core.device import is_gpu
 from stepguard.core.reasons import Reason
 from stepguard.core.text import counted
 from stepguard.judge.soundness import measurement_problem
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.lab import sweep_table as report
 from stepguard.lab.sweep_file import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
 from stepguard.machine.git.revision import current

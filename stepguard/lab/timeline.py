@@ -10,11 +10,11 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from stepguard.trace.calls import SYNC_CALLS
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import NONE, Bools
-from stepguard.trace.idle import CAUSES, Idle
-from stepguard.trace.profiles import COPIES, Analysis
+from stepguard.trace.idle_causes import CAUSES, Idle
+from stepguard.trace.kernel_classes import COMMUNICATION
+from stepguard.trace.make_profile import COPIES, Analysis
 
 BEGINS = '<svg class="stepguard"'  # by which a picture is known as ours
 _LEFT, _WIDTH, _ROW, _GAP = 140, 1080, 26, 12

@@ -28,8 +28,8 @@ from stepguard.core.profile import Profile, mean, merged_by_name, over_ranks
 from stepguard.explain.causes import explain
 from stepguard.lab.exchanges import Exchange, exchanges
 from stepguard.lab.host_page import host_page
+from stepguard.lab.nsys_ncu_csv import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.lab.operator_tables import ncu_page, stats_page
-from stepguard.lab.read_tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.lab.roofline_picture import roofline
 from stepguard.lab.roofs import class_roofs
 from stepguard.lab.timeline import BEGINS, timeline
@@ -47,11 +47,11 @@ from stepguard.lab.trace_page import page, roof_lines
 from stepguard.lab.trace_summary import Summary, summary
 from stepguard.machine.interpreter import as_typed
 from stepguard.report import explanation_text
-from stepguard.report.result_documents import Kind
+from stepguard.report.document_json import Kind
 from stepguard.storage import measured_peaks
-from stepguard.trace.classes import Classes, usual_classes, with_more
-from stepguard.trace.profiles import profile
-from stepguard.trace.windows import annotations_in, marked
+from stepguard.trace.kernel_classes import Classes, usual_classes, with_more
+from stepguard.trace.make_profile import profile
+from stepguard.trace.step_windows import annotations_in, marked
 
 COLUMNS = ("rank", "kernel", "class", "phase", "operator", "source", "grid", "block")
 FIGURES = (

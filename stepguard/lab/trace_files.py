@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from stepguard.cli.record import TRACES, traces_in
+from stepguard.cli.record_traces import TRACES, traces_in
 from stepguard.core.text import counted
 from stepguard.lab.host_breakdown import HostSummary, host_summary
-from stepguard.lab.read_nsys import read_nsys
-from stepguard.lab.read_tables import refuse_page
+from stepguard.lab.nsys_ncu_csv import refuse_page
+from stepguard.lab.nsys_sqlite import read_nsys
 from stepguard.storage.json_file import FileError
-from stepguard.trace.classes import Classes
+from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.chrome_trace import read_chrome
 from stepguard.trace.columns import Trace
-from stepguard.trace.profiles import Analysis, analyse
-from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.make_profile import Analysis, analyse
 
 _TWO_RUNS = "two runs: name the files of one, or put each run into a folder of its own"
 _LOOKED_AT = 1 << 12  # bytes from the begin

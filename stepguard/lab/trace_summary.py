@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.core.profile import Profile, Series
-from stepguard.trace.calls import SYNC_CALLS
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import KERNEL, NONE
-from stepguard.trace.idle import CAUSES, Idle
-from stepguard.trace.profiles import Analysis, call_counts, profile
-from stepguard.trace.windows import queue_depth
+from stepguard.trace.idle_causes import CAUSES, Idle
+from stepguard.trace.kernel_classes import COMMUNICATION
+from stepguard.trace.make_profile import Analysis, call_counts, profile
+from stepguard.trace.step_windows import queue_depth
 
 
 @dataclass(frozen=True)

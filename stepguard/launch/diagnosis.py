@@ -25,8 +25,8 @@ from stepguard.core.site import Site
 from stepguard.core.text import DETAIL_CHARACTERS, bounded
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine.lifeline import pids_by_token
-from stepguard.worker.endings import Ending, Endings, first
-from stepguard.worker.position import read_position
+from stepguard.worker.rank_endings import Ending, Endings, first
+from stepguard.worker.rank_position import read_position
 
 SHOWN_STACKS = 2  # ranks; the others are where one of these is, as a rule
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it

@@ -14,13 +14,13 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, alarm_of, is_asked
 from stepguard.judge.findings import Findings, Permits
-from stepguard.launch.sources import changed_modules
+from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
 from stepguard.machine.git.worktree import Tree, tree_of
-from stepguard.measure.ahead import Ahead
+from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.pair_run import PairsWanted, measure_ab
-from stepguard.measure.workers import Bench, Progress
+from stepguard.measure.start_ahead import Ahead
 
 
 @dataclass

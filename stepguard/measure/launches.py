@@ -17,12 +17,12 @@ from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.differences import DIFFERENCES, measure_difference
+from stepguard.measure.launch_durations import protocol_of
 from stepguard.measure.pair import build_alone
-from stepguard.measure.protocol import protocol_of
-from stepguard.measure.rank_answers import Answers
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
-from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 
 FIRST = "launch 1"
 

@@ -22,11 +22,13 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
-from stepguard.judge.decision import wants_another_pair
-from stepguard.judge.pairs import out_of_line
+from stepguard.judge.judge_pairs import wants_another_pair
+from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_on_cpu
 from stepguard.judge.rules.identical_step import enough, unlike
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
@@ -36,9 +38,7 @@ from stepguard.measure.pair import (
     build_alone,
     one_after_the_other,
 )
-from stepguard.measure.protocol import Protocol
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
-from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 COUNTING = "counting launch"  # the first of a tree

@@ -13,9 +13,10 @@ from typing import Any
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.protocol import Protocol, WarmUp
-from stepguard.measure.rank_answers import Answers
-from stepguard.measure.workers import CaseWorkers
+from stepguard.measure.case_workers import CaseWorkers
+from stepguard.measure.combine_ranks import Answers
+from stepguard.measure.launch_durations import Protocol
+from stepguard.measure.warm_up import WarmUp
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0

@@ -22,21 +22,21 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
-from stepguard.judge.decision import judge_ab, wants_every_pair
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import alike, judge, screen, wants_another_launch
-from stepguard.judge.stays import still_slower
+from stepguard.judge.judge_pairs import judge_ab, wants_every_pair
+from stepguard.judge.judge_recordings import alike, judge, screen, wants_another_launch
+from stepguard.judge.slower_stays import still_slower
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current, differing, same_files
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.beside_base import Budget, compare_with, confirm
+from stepguard.measure.case_workers import Bench, Progress
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.launches import ask_ranks, measure_launches
 from stepguard.measure.pair_run import PairsWanted
-from stepguard.measure.rank_answers import Answers
-from stepguard.measure.workers import Bench, Progress
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 from stepguard.storage.waiver_file import today
 
 

@@ -16,7 +16,7 @@ from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report.baseline_changes import changes
-from stepguard.report.commands import Commands
+from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError

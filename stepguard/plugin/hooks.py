@@ -14,7 +14,7 @@ from stepguard.core.case import Case
 from stepguard.core.status import Status
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.measure.suite import Result
@@ -27,10 +27,10 @@ from stepguard.plugin.items import (
     refuse_without_perf,
 )
 from stepguard.plugin.pytest_terminal import VerdictText, write_summary
-from stepguard.plugin.refusals import Refused
+from stepguard.plugin.refuse_options import Refused
 from stepguard.plugin.run_documents import forget_documents
 from stepguard.plugin.session import Session
-from stepguard.report.result_documents import benchmark_info
+from stepguard.report.document_json import benchmark_info
 from stepguard.storage.json_file import FileError
 
 _SESSION = pytest.StashKey[Session]()

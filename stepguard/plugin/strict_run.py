@@ -11,7 +11,7 @@ from msgspec import structs
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.run_document import CaseState, Problem, State
-from stepguard.core.sentences import changed_in_pytest
+from stepguard.core.shared_sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import guard
 from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
@@ -24,14 +24,14 @@ from stepguard.measure.suite import Result
 from stepguard.plugin.baseline_folder import Recorded, recorded_here
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import is_strict
-from stepguard.plugin.refusals import (
+from stepguard.plugin.refuse_options import (
     NO_GATE,
     Refused,
     guarding_options,
     tree_beside_commit,
 )
 from stepguard.plugin.selection import Selection
-from stepguard.report.commands import Commands
+from stepguard.report.next_steps import Commands
 
 
 class StrictRun:

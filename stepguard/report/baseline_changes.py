@@ -7,7 +7,7 @@ from typing import TypeVar
 from stepguard.core.baseline import Entry
 from stepguard.core.metrics import GATEABLE, METRICS, format_value
 from stepguard.core.recording import Recording
-from stepguard.core.sentences import both_pct
+from stepguard.core.shared_sentences import both_pct
 from stepguard.core.text import listed, short_hash
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files

@@ -8,7 +8,7 @@ import msgspec
 from stepguard.core.roofline import Peaks
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, replace_file
-from stepguard.storage.runs import user_cache
+from stepguard.storage.kept_runs import user_cache
 
 
 def folder() -> Path:

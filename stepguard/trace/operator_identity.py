@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.core.step_identity import StepIdentity
-from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
+from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
+from stepguard.trace.chrome_chunks import DetailedEvent as Event
+from stepguard.trace.chrome_chunks import Details
 from stepguard.trace.host_steps import (
     HOST,
     decoded,
@@ -22,8 +24,6 @@ from stepguard.trace.host_steps import (
     sound_events,
 )
 from stepguard.trace.phases import LIBRARIES
-from stepguard.trace.read.chunks import DetailedEvent as Event
-from stepguard.trace.read.chunks import Details
 
 _TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")  # versions are software
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")

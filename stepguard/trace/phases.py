@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepguard.trace.classes import Classes
 from stepguard.trace.columns import NONE, Floats, Ints, Trace
+from stepguard.trace.kernel_classes import Classes
 
 # Ranges of libraries. Around an exchange: its kernels have a class of their own. The compiler's:
 # their names have hashes and numbers, which differ wherever the code does.

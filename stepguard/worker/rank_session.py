@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Clock
+from stepguard.worker.block_timer import Clock
 from stepguard.worker.compile_caches import (
     has_compiler,
     keep_headers,
@@ -42,13 +42,13 @@ from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.steering import everywhere
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.loops.looped import workload_of
-from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory_snapshot import record_memory
 from stepguard.worker.profilers.record_trace import record_trace
 from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
+from stepguard.worker.rank_position import Note, Phases
 from stepguard.worker.rendezvous import join_process_group
-from stepguard.worker.variants import VARIANTS, alternate
+from stepguard.worker.step_variants import VARIANTS, alternate
 from stepguard.worker.workload import BadWorkload
 
 

@@ -32,9 +32,9 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.count.locate import raised_at
-from stepguard.worker.endings import Ending, Endings
-from stepguard.worker.position import Note
-from stepguard.worker.printed import Printed, open_to_append
+from stepguard.worker.output_limit import Printed, open_to_append
+from stepguard.worker.rank_endings import Ending, Endings
+from stepguard.worker.rank_position import Note
 from stepguard.worker.rank_session import Session
 from stepguard.worker.torch_device import out_of_memory
 from stepguard.worker.workload import BadWorkload, import_from_source

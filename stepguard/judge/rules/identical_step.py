@@ -20,10 +20,10 @@ from stepguard.core.profile import mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.by_profile import IDLE_SHARE
-from stepguard.judge.pairs import out_of_line
+from stepguard.judge.compare_profiles import IDLE_SHARE
+from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.series import of_pairs
+from stepguard.judge.slow_step_patterns import of_pairs
 
 # The GPU may wait for a host that needs more than this share of the step for its launches. With
 # more than some 1,000 launches the host waits for room in the queue: on H200s it needs 0.09 of a

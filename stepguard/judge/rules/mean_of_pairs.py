@@ -11,8 +11,8 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.explanation import Explanation
 from stepguard.core.verdict import Decision
 from stepguard.explain.causes import explain
-from stepguard.judge.by_profile import other_kernels
-from stepguard.judge.pairs import Figures, decide, figures
+from stepguard.judge.compare_profiles import other_kernels
+from stepguard.judge.pair_statistics import Figures, decide, figures
 from stepguard.judge.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS
 
 

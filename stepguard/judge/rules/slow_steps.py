@@ -8,7 +8,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.series import REASONS, of_pairs
+from stepguard.judge.slow_step_patterns import REASONS, of_pairs
 
 
 def rule(comparison: Comparison) -> Decision | None:

@@ -22,7 +22,7 @@ import msgspec
 
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.launch.torchrun import LaunchSpec, spawn
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.gpu.nvml import Gpu, MachineError
@@ -168,8 +168,13 @@ def on_each_node(*arguments: object) -> list[str]:
     """Return the command line of on_node.py. ``env``, since a launcher may not hand the
     environment on.
     """
-    path = f"PYTHONPATH={engine.ENGINE.parent}"
-    return ["env", path, *engine.command("stepguard.launch.nodes.on_node"), *map(str, arguments)]
+    path = f"PYTHONPATH={callers_engine.ENGINE.parent}"
+    return [
+        "env",
+        path,
+        *callers_engine.command("stepguard.launch.nodes.on_node"),
+        *map(str, arguments),
+    ]
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
@@ -311,9 +316,9 @@ def start(
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),
         "STEPGUARD_STANDBY": "1" if spec.standby else "",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(engine.ENGINE.parent), theirs])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(callers_engine.ENGINE.parent), theirs])),
     }
-    supervisor = [*engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
+    supervisor = [*callers_engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
     return spawn(command, spec, own, spec.folder / "launcher.log")
 

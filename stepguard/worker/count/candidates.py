@@ -14,7 +14,7 @@ from stepguard.core.site import Site
 from stepguard.worker.count.placement import Placement, target
 from stepguard.worker.count.syncs import by_place, site_here
 from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 # Operators that hand a value of the device to the host, or need one to know their output's shape.
 _WAITING = {

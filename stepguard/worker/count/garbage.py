@@ -1,7 +1,7 @@
 """Counts what steps leave to Python's garbage collector, and finds who makes it.
 
 Objects that refer to each other are freed by the collector alone. It stops the step while it looks
-for them, and it is off in most timed blocks (worker/clock.py), so that no time shows it.
+for them, and it is off in most timed blocks (worker/block_timer.py), so that no time shows it.
 """
 
 import gc

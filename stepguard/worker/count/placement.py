@@ -155,7 +155,7 @@ def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _eagerly() -> AbstractContextManager[None]:
-    """Let the compiler step aside, where it was imported (measure/workers.py): a frame that it
+    """Let the compiler step aside, where it was imported (measure/case_workers.py): a frame that it
     meets under a dispatch mode it never compiles again.
     """
     there = "torch._dynamo" in sys.modules

@@ -14,18 +14,18 @@ from torch.profiler import profile, record_function
 from stepguard.core.profile import Profile, bounded
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.chrome_chunks import CutOffError, DetailedEvent, TraceError
+from stepguard.trace.chrome_trace import Decoded, decode_all
 from stepguard.trace.host_steps import StepCalls, read_steps
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse
+from stepguard.trace.make_profile import profile as profile_of
 from stepguard.trace.operator_identity import identity_of, with_settings
-from stepguard.trace.profiles import analyse
-from stepguard.trace.profiles import profile as profile_of
-from stepguard.trace.read.chrome import Decoded, decode_all
-from stepguard.trace.read.chunks import CutOffError, DetailedEvent, TraceError
 from stepguard.worker.count.steering import settings
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.position import MICRO_STEP
 from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
 TRIES = 3  # profiles taken until one holds the GPU's record of every copy

@@ -16,7 +16,7 @@ from typing import Any
 
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
 from stepguard.core.site import Site
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.locate import is_machinery, locate, site_at
 from stepguard.worker.count.tally import Tally
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from stepguard.core.allow import allowed_by_comment, allowed_now
+from stepguard.core.allow_sync import allowed_by_comment, allowed_now
 from stepguard.core.site import Site
 from stepguard.trace.host_steps import Sync
 from stepguard.worker.count.locate import frames, locate, site_at
-from stepguard.worker.position import MICRO_STEP, Phases
+from stepguard.worker.rank_position import MICRO_STEP, Phases
 from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "

@@ -15,9 +15,9 @@ from stepguard.core.profile import Profile
 from stepguard.core.site import Site, added
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.text import listed
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.placement import Placement
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 ACTIVE_STEPS = 2  # a count is taken when this many steps agree
 

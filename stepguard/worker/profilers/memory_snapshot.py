@@ -11,7 +11,7 @@ import torch
 from torch.profiler import profile, record_function
 
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.memory_counters import live_tensor_bytes
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.profilers.ranges import Ranges

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from stepguard.worker.position import MICRO_STEP
+from stepguard.worker.rank_position import MICRO_STEP
 
 Open = Callable[[str], AbstractContextManager[object]]
 
