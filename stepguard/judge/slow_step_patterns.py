@@ -53,7 +53,7 @@ class Pattern:
     """A slowdown within launches, the same in all of them."""
 
     kind: Literal["late", "periodic"]
-    begin: int  # the first slow step that was timed; a launch's first step is 0
+    begin: int  # the first slow step that was timed, counted like ``Block.ran``
     after: int  # for a late one the last step timed before: it begins in between
     period: int  # steps between two slow steps; 0 if it is late, or returned only once
     slower: float  # log-ratio of slow steps to the others
