@@ -88,11 +88,11 @@ def judged(case: Case) -> tuple[str, ...]:
     The step time stands for the differences of two variants of the step. To measure them, too,
     would double the cost, and the step's time contains them.
     """
-    times = (JUDGED_TIME,) if gates_times(case) or glances(case) else ()
+    times = (JUDGED_TIME,) if gates_times(case) or judges_ungated_time(case) else ()
     return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
 
 
-def glances(case: Case) -> bool:
+def judges_ungated_time(case: Case) -> bool:
     """Tell whether the case is on a CPU and gates no time. Beside another revision its step time is
     still judged, but only a slowdown beyond doubt fails.
     """
