@@ -1,5 +1,5 @@
-"""The refusal of options that could not be obeyed, and the facts of a run that the guard asks for
-before it measures: its options and its tree.
+"""Options that cannot be obeyed are refused here. Also the facts that the guard asks for before a
+run measures: its options and its tree.
 """
 
 import argparse
@@ -28,13 +28,13 @@ SHOWN = 10  # lines of a refusal
 
 
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
-    """Raise UsageError for what would pass cases unmeasured, or could not be done."""
+    """Raise UsageError for options that would pass cases unmeasured, or that cannot be obeyed."""
     for problem in _problems(config, root, baselines, gpus):
         raise pytest.UsageError(printable(problem))
 
 
 class Refused(Exception):
-    """Raised for problems that a strict run has before it measures; each is a line of pytest's."""
+    """Problems that a strict run has before it measures. Each is a line of pytest's error."""
 
     def __init__(self, problems: Sequence[Problem], *more: str) -> None:
         named = first([problem.sentence for problem in problems], SHOWN)
@@ -62,7 +62,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     option = config.option
     texts = {name: value_of(name, config) for name in TEXTS}
     for name, value in texts.items():
-        # An empty value would quietly choose another gate, --perf-against= the stored baseline.
+        # An empty value would quietly choose another gate: --perf-against= the stored baseline.
         if value is not None and not value.strip():
             yield f"{name}={value}: empty; a variable that is not set, maybe"
     if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
@@ -86,7 +86,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     if all(is_typed(name, config) for name in ("--perf-strict", "--perf-no-strict")):
         yield "--perf-strict with --perf-no-strict: a run is a gate or is none; give one of the two"
     yield from _two_ways_to_record(option)
-    if not 0 < option.perf_budget < 1e6:  # NaN neither
+    if not 0 < option.perf_budget < 1e6:  # written this way so that NaN is refused, too
         yield f"--perf-budget={option.perf_budget}: minutes, above 0 and below 1,000,000"
     if option.perf_against and records:
         yield "--perf-against judges against a revision, not a baseline: record in another run"
@@ -102,7 +102,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
 
 
 def _two_ways_to_record(option: argparse.Namespace) -> Iterator[str]:
-    """Yield a problem where changed levels would be recorded beside an option that leaves them."""
+    """Yield a problem if changed levels would be recorded beside an option that keeps them."""
     narrower = {"--perf-update-new": option.perf_update_new, "--perf-append": option.perf_append}
     for name, given in narrower.items():
         if option.perf_update and given:
@@ -133,7 +133,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         yield f"--perf-against={rev}: {error}"
         return
     head = current(root, baselines)
-    # Spelled HEAD it is meant: its pairs say how noisy this machine is.
+    # If it is spelled HEAD, it is meant: its pairs show how noisy this machine is.
     if named.commit == head.commit and not head.dirty and rev != "HEAD":
         yield (
             f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "
@@ -142,7 +142,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
 
 
 def guarding_options(config: pytest.Config) -> list[Option]:
-    """Return the options that bear on what a run guards, by the names that are typed."""
+    """Return the options that change what a run guards, by the names that are typed."""
     option = config.option
     shows = {
         "--collect-only": option.collectonly,
@@ -166,8 +166,8 @@ def guarding_options(config: pytest.Config) -> list[Option]:
 
 
 def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -> Tree:
-    """Return how the tree, baselines included, differs from its commit, but for the documents that
-    the run has ``written``.
+    """Return how the tree, baselines included, differs from its commit. Documents that the run has
+    ``written`` do not count.
     """
     if why := no_commit(root):
         return Tree("", why)
@@ -176,7 +176,7 @@ def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -
     dirty = [path for path in revision.dirty if path not in own]
     judges = sorted(baselines.rglob("*.json"))  # waivers, too
     dirty += [os.path.relpath(path, root) for path in untracked(root, judges)]
-    # What they guard would not be missed.
+    # Nothing would report the absence of what they guard.
     tracked = (git(root, "ls-files", "-z", "--", str(baselines)) or "").split("\0")
     gone = [path for path in tracked if path and not (root / path).exists()]
     left_out = [path for path in gone if path not in dirty]

@@ -31,27 +31,27 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 
 
 class Kind(NamedTuple):
-    """What an option writes, by which an earlier file of its own is told from one of the user's."""
+    """What an option writes. It tells an earlier file of its own from one of the user's."""
 
     suffixes: tuple[str, ...]
-    begins: bytes = b""  # as each of them does
+    begins: bytes = b""  # the beginning of each such file
 
 
 DOCUMENT = Kind((".json", ".md", ".txt"))
-# Keys of each kind of document, whatever version wrote it.
+# Keys of each kind of document, in all versions.
 _MARKS = (
     {"schema", "results", "problems"},  # --perf-json
     {"case", "verdict", "evidence"},  # run
     {"explanation", "before", "after"},  # trace --against
     {"schema", "sweep", "rows"},
 )
-# Of each item of judge's, and as earlier versions wrote it.
+# Keys of each item of judge's document, now and in earlier versions.
 _VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
-_TRACED = {"ranks", "collectives"}  # trace and memory
+_TRACED = {"ranks", "collectives"}  # of trace and memory
 
 
 def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
-    """Return what a verdict says; the next ``steps`` are of a run's."""
+    """Return the text of a verdict. ``steps`` are the next steps of a run's."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
     return VerdictText(
@@ -72,7 +72,9 @@ def judged_document(verdict: Verdict) -> JudgedDocument:
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
-    """Return a case, its metrics and verdict; paths are relative to the folder of ``commands``."""
+    """Return a case with its metrics and its verdict. Paths are relative to the folder of
+    ``commands``.
+    """
     evidence, path = result.evidence, commands.relative(result.evidence_path)
     launches = [launch for launch in evidence.launches if launch.has_times()]
     return ResultDocument(
@@ -102,7 +104,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
 def waiver_documents(
     waivers: Sequence[Permission], results: Sequence[Result]
 ) -> list[WaiverDocument]:
-    """Return every waiver, with what it did where its case was measured."""
+    """Return all waivers, with their effect if their case was measured."""
     outcomes = {
         (outcome.permission.case, outcome.permission.metric): outcome.effect.value
         for result in results
@@ -122,7 +124,7 @@ def waiver_documents(
 
 
 def benchmark_info(result: Result) -> dict[str, Any]:
-    """Return what a document of pytest-benchmark has of one case beside its samples."""
+    """Return what a document of pytest-benchmark has of a case beside its samples."""
     values = summarise(result.evidence).values()
     return {
         "stepguard": {
@@ -137,15 +139,15 @@ def benchmark_info(result: Result) -> dict[str, Any]:
 
 
 def as_json(document: Any, indent: int = 1) -> str:
-    """Return a document as JSON; a number that is not finite becomes null, which most readers take,
-    and no text can steer whoever shows it. A negative ``indent`` leaves it in one line.
+    """Return a document as JSON. A number that is not finite becomes null, which most readers
+    accept. No text can steer whoever shows it. With a negative ``indent`` it is one line.
     """
     plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
 
 
 def put(path: Path, text: str) -> str:
-    """Write a document, whole or not at all; return why that failed, or nothing."""
+    """Write a document, whole or not at all. Return why that failed; empty if it did not."""
     try:
         replace_file(path, text.encode())
     except OSError as error:
@@ -154,8 +156,8 @@ def put(path: Path, text: str) -> str:
 
 
 def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Return why a document may not take a path's place, or nothing: it replaces an earlier one,
-    and neither a device or a link, /dev/null for one, nor a file of the user's.
+    """Return why a document may not replace the file at a path; empty if it may. It may replace an
+    earlier document, but not a device, a link (such as /dev/null), or a file of the user's.
     """
     if not os.path.lexists(path):
         return ""
@@ -163,7 +165,7 @@ def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
         return "is a link or no file, which a document would replace"
     if not path.stat().st_size:
         return ""
-    # An option whose own value was forgotten takes the next argument, a test file, for its path.
+    # If an option's value was forgotten, the next argument, a test file, would be its path.
     if path.suffix not in kind.suffixes:
         known = listed(kind.suffixes, len(kind.suffixes))
         yours = "is a file that may be yours, which a document would replace"
@@ -179,7 +181,7 @@ def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
 
 
 def _json_in(path: Path) -> Any:
-    """Return what a file holds; None for no JSON, and for more than is read of any document."""
+    """Return the JSON in a file; None if it is no JSON, or larger than any document."""
     try:
         return msgspec.json.decode(contents(path) or b"")
     except (FileError, msgspec.DecodeError, RecursionError):
@@ -194,7 +196,7 @@ def _is_document(content: Any) -> bool:
             for item in content
         )
     keys = content.keys() if isinstance(content, dict) else set()
-    # A single key is too little to know a document by, unless there is no other.
+    # One key is not enough to recognise a document, unless it has no other.
     return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
 
 
@@ -207,19 +209,19 @@ def _begins(path: Path, data: bytes) -> bool:
 
 
 def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Make the folder of a document; return why it cannot be written there, or nothing."""
+    """Make the folder of a document. Return why it cannot be written there; empty if it can."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         return "a part of its path is a file: name a file in a folder"
     except OSError as error:
         return error.strerror or str(error)
-    # Before the run: found at its end, hours of measuring would be lost to it.
+    # Checked before the run: at its end, hours of measuring would be lost.
     if path.is_dir():
         return "is a folder: name a file in it"
     if problem := kept_from(path, kind):
         return problem
-    # The folder too: a file is written beside the one that it replaces.
+    # The folder, too: the new file is first written beside the old one.
     for target in (path, path.parent):
         if target.exists() and not os.access(target, os.W_OK):
             return f"no permission to write to {target}: make it writable, or name another file"
