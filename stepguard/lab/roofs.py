@@ -1,4 +1,4 @@
-"""Where the classes of kernels are under the roof of this card, by work that is known."""
+"""The position of the classes of kernels under this card's roof, for work that is known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class ClassRoof:
     """The kernels of one class whose work is known."""
 
     kind: str
-    known_us: float  # a step, of those kernels
-    all_us: float  # a step, of all kernels of the class
+    known_us: float  # in each step, of those kernels
+    all_us: float  # in each step, of all kernels of the class
     tflops_per_s: float
     gb_per_s: float
     position: Position

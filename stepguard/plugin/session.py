@@ -237,9 +237,7 @@ class Session:
         return next(islice(behind, 1, None), None)
 
     def repeated(self, result: Result) -> Result:
-        """Return the first result of a test that is repeated: repeated until it passes, a gate is
-        off.
-        """
+        """Return the result of a test that already has one: repeated until green, no gate works."""
         self._notices.append(
             f"{result.case.id}: its test was run again (--reruns?): the verdict stands, "
             "nothing was measured again"
