@@ -113,7 +113,9 @@ def test_a_step_that_does_other_work_is_not_faster(name):
         fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
     verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
     assert verdict.status is Status.CHANGED and verdict.outcome == "failed"
-    assert verdict.message.startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
+    assert verdict.message.startswith(
+        f"FASTER, but the step does other work: {name} 1 in 000000000000, now "
+    )
     assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
     slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
     assert slower.status is Status.SLOWER
