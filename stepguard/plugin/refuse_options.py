@@ -67,16 +67,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
             yield f"{name}={value}: empty; a variable that is not set, maybe"
     if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
         yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
-    wanted = f"--perf-require-gpus={option.perf_require_gpus}"
-    if option.perf_require_gpus < 0:
-        yield f"{wanted}: give 0 or more"
-    if gpus < option.perf_require_gpus:
-        yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
-    if option.perf_require_gpus > 0 and gpus < (known := known_gpus()):
-        yield (
-            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
-            "skipped; look at CUDA_VISIBLE_DEVICES"
-        )
+    yield from _too_few_gpus(option.perf_require_gpus, gpus)
     updates, reason = option.perf_update or option.perf_update_new, option.perf_reason
     records = updates or option.perf_append
     if reason is not None and not (has_words(reason) and reason.isprintable()):
@@ -99,6 +90,19 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: {no_folder(str(baselines))}"
     yield from _bad_documents(config.invocation_params.dir, texts)
+
+
+def _too_few_gpus(required: int, gpus: int) -> Iterator[str]:
+    wanted = f"--perf-require-gpus={required}"
+    if required < 0:
+        yield f"{wanted}: give 0 or more"
+    if gpus < required:
+        yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
+    if required > 0 and gpus < (known := known_gpus()):
+        yield (
+            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
+            "skipped; look at CUDA_VISIBLE_DEVICES"
+        )
 
 
 def _two_ways_to_record(option: argparse.Namespace) -> Iterator[str]:

@@ -20,7 +20,7 @@ from stepguard.core.comparison import judged
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
-from stepguard.core.text import counted, listed, printable
+from stepguard.core.text import listed, printable
 from stepguard.judge.sequential_plan import level_of
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.machine import inherited
@@ -44,7 +44,11 @@ from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
 from stepguard.plugin.perf_update import Recorder
-from stepguard.plugin.pytest_terminal import progress_line
+from stepguard.plugin.pytest_terminal import (
+    interrupted_line,
+    machine_and_judge,
+    progress_line,
+)
 from stepguard.plugin.refuse_options import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
@@ -125,16 +129,10 @@ class Session:
         """Return a line on the machine and what judges, for a run of cases; else none."""
         if not self.selection.asked or self._config.get_verbosity() < 0:
             return []
-        gpus = self._gpus
-        judge = f"baselines in {self._commands.relative(self._baselines)}/"
-        if against := self._option.perf_against:
-            judge = f"judged against {against}, measured beside it on this machine"
-        machine = "no GPU, smoke cases only"
-        if gpus:
-            names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
-            machine = f"{names}, driver {gpus[0].driver}"
+        folder = self._commands.relative(self._baselines)
+        line = machine_and_judge(self._gpus, folder, self._option.perf_against or "")
         base = self._base.lines() if self._base else ()
-        return [f"stepguard: {machine}; {judge}", *(f"stepguard: {line}" for line in base)]
+        return [f"stepguard: {line}", *(f"stepguard: {one}" for one in base)]
 
     @cached_property
     @_usage_errors()
@@ -307,10 +305,7 @@ class Session:
         if self._suite is not None:
             self._settle(self._suite)
         if exitstatus == pytest.ExitCode.INTERRUPTED and self._cases:
-            measured = {result.case.id for result in self._results()}
-            left = [case.id for case in self._cases if case.id not in measured]
-            what = f"{len(left)} of {counted(len(self._cases), 'case')} not measured"
-            self._notices.append(f"interrupted: {what}{': ' if left else ''}{listed(left, 3)}")
+            self._notices.append(interrupted_line(self._cases, self._results()))
         # A list is no run; a strict one was refused.
         if self._option.collectonly and not self._refused:
             return True
