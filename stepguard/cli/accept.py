@@ -103,12 +103,12 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
     if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
         return
-    beside = [read_evidence(one) for one in {path, *evidence_files(path.parents[1])}]
+    beside = [read_evidence(file) for file in {path, *evidence_files(path.parents[1])}]
     # A folder may hold what another run left.
     this = evidence.commit, evidence.command
-    run = [one for one in beside if (one.commit, one.command) == this]
-    verdicts = [verdict_today(one, options.baselines) for one in run]
+    run = [kept for kept in beside if (kept.commit, kept.command) == this]
+    verdicts = [verdict_today(kept, options.baselines) for kept in run]
     commands = commands_of(options)
-    again = commands.called(f"stepguard accept{commands.in_folder()}")
-    if problem := moved_together(verdicts, again):
+    command = commands.called(f"stepguard accept{commands.in_folder()}")
+    if problem := moved_together(verdicts, command):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")

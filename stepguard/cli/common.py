@@ -125,7 +125,7 @@ def refuse_target(
     if not target or target == STDOUT:
         return
     path = Path(target)
-    if path.exists() and any(one.exists() and one.samefile(path) for one in inputs):
+    if path.exists() and any(source.exists() and source.samefile(path) for source in inputs):
         raise UsageError(f"{option} {target}: is a file that is read: name another one")
     if problem := document_json.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")

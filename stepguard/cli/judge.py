@@ -42,8 +42,10 @@ def _judge(options: argparse.Namespace) -> int:
     waivers = load_waivers(options.baselines, today())
     paths, alone = named_files(options)
     read = map(read_comparison, alone)
-    pairs_alone = [one for one in read if not options.case or one.head.case_id in options.case]
-    wanted = wanted_evidence(options, paths, {found.head.case_id for found in pairs_alone})
+    pairs_alone = [
+        pairs for pairs in read if not options.case or pairs.head.case_id in options.case
+    ]
+    wanted = wanted_evidence(options, paths, {pairs.head.case_id for pairs in pairs_alone})
     # A new case has no baseline yet, but may have a waiver; to know all takes reading all runs.
     known = Store(options.root).measured_cases() if waivers else set()
     known |= {evidence.case_id for _, evidence in wanted}
@@ -56,10 +58,10 @@ def _judge(options: argparse.Namespace) -> int:
         verdicts.append(verdict_of_run(evidence, pairs, options.baselines, waivers))
         commit = short_hash(evidence.commit) or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
-    for found in pairs_alone:
-        verdicts.append(verdict_of_run(None, found, options.baselines, waivers))
-        with_base = f"in pairs with {found.named}, {KEY} of its commits is not applied"
-        say(f"{found.head.case_id}: measured {found.head.date}, {with_base}")
+    for comparison in pairs_alone:
+        verdicts.append(verdict_of_run(None, comparison, options.baselines, waivers))
+        with_base = f"in pairs with {comparison.named}, {KEY} of its commits is not applied"
+        say(f"{comparison.head.case_id}: measured {comparison.head.date}, {with_base}")
     _say(verdicts)
     put_json([judged_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1

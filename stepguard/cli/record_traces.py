@@ -47,9 +47,9 @@ def refuse_trace_options(options: argparse.Namespace) -> None:
         raise UsageError("--with-stack, --shapes and --schedule are for traces: add --trace DIR")
     if options.trace is not None and (options.json or options.launches):
         raise UsageError("--trace records and measures nothing: leave out --json and --launches")
-    if options.trace is not None and (held := traces_in(options.trace)):
+    if options.trace is not None and (traces := traces_in(options.trace)):
         # They may be the other side of a comparison, and would be mixed with this run's.
-        kept = f"{held[0].name} is in it"
+        kept = f"{traces[0].name} is in it"
         raise UsageError(f"--trace {options.trace}: {kept}, a trace that stays: name a new folder")
 
 
@@ -96,4 +96,4 @@ def ask(suite: Suite, case: Case, command: str, **arguments: Any) -> Answers:
 
 def traces_in(folder: Path) -> list[Path]:
     """Return the traces of a folder; none where there is no such folder."""
-    return sorted(one for one in folder.glob("*") if one.name.endswith(TRACES))
+    return sorted(file for file in folder.glob("*") if file.name.endswith(TRACES))

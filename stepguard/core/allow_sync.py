@@ -40,8 +40,8 @@ def allowed_now() -> str:
 
 def allowed_by_comment(source_line: str) -> str:
     """Return the reason that a line's comment gives; empty without a comment, or a reason in it."""
-    found = _MARKER.search(_comment(source_line))
-    reason = found["reason"].strip() if found else ""
+    marker = _MARKER.search(_comment(source_line))
+    reason = marker["reason"].strip() if marker else ""
     return reason if re.search(r"\w", reason) else ""
 
 

@@ -305,11 +305,13 @@ def problems(evidence: Evidence) -> Iterator[str]:
         return
     for launch in (*evidence.launches, *filter(None, [evidence.one_rank])):
         yield from _problems_of_launch(launch)
-    for one in evidence.differences:
-        metric = METRICS.get(f"{one.name}_pct")
+    for difference in evidence.differences:
+        metric = METRICS.get(f"{difference.name}_pct")
         if metric is None or metric.kind != "difference":
-            yield f"{one.name!r} is no difference"
-        yield from _unlikely((*chain.from_iterable(one.pairs_ms), *one.plain_by_rank_ms))
+            yield f"{difference.name!r} is no difference"
+        yield from _unlikely(
+            (*chain.from_iterable(difference.pairs_ms), *difference.plain_by_rank_ms)
+        )
     yield from _problems_of_counts(evidence.counted, ranks)
 
 

@@ -304,4 +304,4 @@ class RunDocument(_Part, frozen=True, kw_only=True):
 
     def result_of(self, case_id: str) -> ResultDocument | None:
         """Return what was measured of a case."""
-        return next((found for found in self.results if found.case == case_id), None)
+        return next((result for result in self.results if result.case == case_id), None)

@@ -80,9 +80,9 @@ def conditions_recorded(recording: Recording) -> Conditions:
     return _software(recording.software)
 
 
-def said(found: Iterable[Difference]) -> str:
+def said(differences: Iterable[Difference]) -> str:
     """Return the first difference as "batch 32 -> 64"; empty if there is none."""
-    return next((Changed(changes=(one.change,)).text for one in found), "")
+    return next((Changed(changes=(difference.change,)).text for difference in differences), "")
 
 
 def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:

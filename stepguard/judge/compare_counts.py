@@ -27,22 +27,22 @@ def compare_count(
     moved = moved_parts(metric, now, past[-1])
     busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
     # After the parts: what falls on one rank must not hide other parts that another one has.
-    found = _compare_ranks(metric, now, past, busiest)
-    reason = found.said[1]
+    judged = _compare_ranks(metric, now, past, busiest)
+    reason = judged.said[1]
     # What is within its limit is nothing that a reader has to know. Where a count is equal places
     # are shown all the same: one may be at another place now.
     shown = reason is not Reason.WITHIN_LIMIT
     return MetricVerdict(
         metric,
-        *found.said,
-        found.old,
-        found.new,
-        change_pct_of(found.old, found.new),
+        *judged.said,
+        judged.old,
+        judged.new,
+        change_pct_of(judged.old, judged.new),
         moved=moved if shown and reason is not Reason.EQUAL else (),
-        ranks=found.ranks,
+        ranks=judged.ranks,
         sites=where_moved(metric, now, past[-1], moved, new - old) if shown else (),
         gated=gated,
-        failing_ranks=found.failing,
+        failing_ranks=judged.failing,
     )
 
 
@@ -126,19 +126,19 @@ def _compare_ranks(
         strict=True,
     )
     each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
-    worst = min(each, key=lambda one: one.status.rank)
+    worst = min(each, key=lambda count: count.status.rank)
     # Of equals the busiest: its figures are the counter's own.
-    found = worst if worst.status.rank < busiest.status.rank else busiest
-    if found.status is Status.SAME:
-        return found
-    its = [rank for rank, one in enumerate(each) if one.status is found.status]
+    judged = worst if worst.status.rank < busiest.status.rank else busiest
+    if judged.status is Status.SAME:
+        return judged
+    its = [rank for rank, count in enumerate(each) if count.status is judged.status]
     failing = [each[rank] for rank in its]
-    if found.status is not Status.CHANGED:
+    if judged.status is not Status.CHANGED:
         failing = []
-    elif found.new == found.old:  # other parts, of as many: of which ranks, is not known
-        its, failing = [], [found, *failing]
-    counts = tuple((one.old, one.new) for one in failing)
-    return _Count(found.old, found.new, found.said, _some(its, ranks), counts)
+    elif judged.new == judged.old:  # other parts, of as many: of which ranks, is not known
+        its, failing = [], [judged, *failing]
+    counts = tuple((count.old, count.new) for count in failing)
+    return _Count(judged.old, judged.new, judged.said, _some(its, ranks), counts)
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:

@@ -27,7 +27,8 @@ def compare(
     which may be older than a new counter. That is counted, not compared.
     """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
-    if recorded and METRICS[metric].new and not any(metric in one.counters for one in past):
+    known = any(metric in recording.counters for recording in past)
+    if recorded and METRICS[metric].new and not known:
         lacks = Status.SAME, Reason.METRIC_NOT_RECORDED
         return MetricVerdict(metric, *lacks, new=new, gated=gated)
     if metric == JUDGED_TIME:
@@ -54,20 +55,20 @@ def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
     return screen(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
 
 
-def _compare_time(new: float, found: Screen | None, gated: bool) -> MetricVerdict:
-    if found is None:
+def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVerdict:
+    if screened is None:
         return not_recorded(JUDGED_TIME, new, gated)
     return MetricVerdict(
         JUDGED_TIME,
-        *_against_limit(found.change_pct, found.limit_pct, found.noisy),
+        *_against_limit(screened.change_pct, screened.limit_pct, screened.noisy),
         # The level that the change refers to, the mean over recordings; none of them need have it.
-        old=new / (1 + found.change_pct / 100),
+        old=new / (1 + screened.change_pct / 100),
         new=new,
-        change_pct=found.change_pct,
-        limit_pct=found.limit_pct,
-        noise_pct=found.se_pct,
+        change_pct=screened.change_pct,
+        limit_pct=screened.limit_pct,
+        noise_pct=screened.se_pct,
         gated=gated,
-        figures=OwnLimit(own_card=found.own_card, compared=found.compared),
+        figures=OwnLimit(own_card=screened.own_card, compared=screened.compared),
     )
 
 
@@ -75,13 +76,14 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
     """Judge in percentage points of a step: a difference may be zero, and no ratio of it means
     anything. ``change_pct`` and ``noise_pct`` are such points.
     """
-    one, then = now.differences_pct[metric], past.differences_pct.get(metric)
+    difference, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
-        return not_recorded(metric, one.mean, gated)
-    moved, limit = one.mean - then.mean, DIFFERENCE_LIMIT_PCT
-    said = _against_limit(moved, limit, noisy=not one.half_width <= limit)
-    noise = one.half_width
-    return MetricVerdict(metric, *said, then.mean, one.mean, moved, limit, noise, gated=gated)
+        return not_recorded(metric, difference.mean, gated)
+    moved, limit = difference.mean - then.mean, DIFFERENCE_LIMIT_PCT
+    said = _against_limit(moved, limit, noisy=not difference.half_width <= limit)
+    noise = difference.half_width
+    old, new = then.mean, difference.mean
+    return MetricVerdict(metric, *said, old, new, moved, limit, noise, gated=gated)
 
 
 def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:

@@ -32,15 +32,17 @@ AGREE = 0.5  # of what pairs saw, or twice as much, is what a profile of six ste
 _GAPS = (Kind.IDLE, Kind.COPIES)
 
 
-def other_kernels(found: Explanation | None, change: float) -> bool:
+def other_kernels(explanation: Explanation | None, change: float) -> bool:
     """Tell whether other kernels, other code of theirs or another number of their launches make a
     step longer by about the share of it that it changed by.
     """
-    if found is None or not change * found.before_us:
+    if explanation is None or not change * explanation.before_us:
         return False
-    other = (one for one in found.causes if one.kind in _OTHER_KERNELS or one.other_code)
+    other = (
+        cause for cause in explanation.causes if cause.kind in _OTHER_KERNELS or cause.other_code
+    )
     made_us = sum(cause.us for cause in other)
-    return AGREE <= made_us / (change * found.before_us) <= 1 / AGREE
+    return AGREE <= made_us / (change * explanation.before_us) <= 1 / AGREE
 
 
 def against_recordings(
@@ -49,25 +51,26 @@ def against_recordings(
     """Return why the step takes longer than in the newest recording with a profile, of this card if
     there is one; and whether what it does takes so much longer that pairs have to say what of it.
     """
-    known = [one for one in past if one.profile is not msgspec.UNSET]
-    mine = [one for one in known if one.device_uuid == uuid]
+    known = [recording for recording in past if recording.profile is not msgspec.UNSET]
+    mine = [recording for recording in known if recording.device_uuid == uuid]
     if now is None or not known:
         return None, False
     newest = (mine or known)[-1]
     assert newest.profile is not msgspec.UNSET
     before = restored(newest.profile)
-    found = explain(before, as_recorded(now, {row.key for row in before.kernels}))
-    return found, risen_us(found, before.parts) > ALARM_SHARE * found.before_us > 0
+    explanation = explain(before, as_recorded(now, {row.key for row in before.kernels}))
+    risen = risen_us(explanation, before.parts)
+    return explanation, risen > ALARM_SHARE * explanation.before_us > 0
 
 
-def risen_us(found: Explanation, before: Parts) -> float:
+def risen_us(explanation: Explanation, before: Parts) -> float:
     """Return what kernels take more, without what a whole class shares: the card, or its clock; and
     copies and gaps between them, unless the step waited for its host before: then hosts differ.
     """
     gpu_bound = mean(before.idle_us) <= IDLE_SHARE * mean(before.step_us)
     return sum(
         cause.us
-        for cause in found.causes
+        for cause in explanation.causes
         if cause.kind in _WORK
         and (cause.before.calls or cause.after.calls)
         or cause.kind in _GAPS
@@ -84,7 +87,7 @@ def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | No
     order = sorted(range(len(change)), key=lambda rank: -change[rank])
     rank, next_one = order[0], order[1]
     ahead = change[rank] - max(change[next_one], 0.0)
-    error = sum(_error(side[one]) ** 2 for side in (old, new) for one in (rank, next_one)) ** 0.5
+    error = sum(_error(side[number]) ** 2 for side in (old, new) for number in order[:2]) ** 0.5
     if ahead < max(STRAGGLER_SHARE, STRAGGLER_ERRORS * error):
         return None
     return Straggler(rank, mean(old[rank]) / 1e3, mean(new[rank]) / 1e3, 100 * change[next_one])

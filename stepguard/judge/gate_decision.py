@@ -23,10 +23,10 @@ def expected(document: RunDocument, base: Base) -> dict[str, Entry]:
     if not known and document.gpus:
         others = base.recorded.values()
         known = {
-            name: one
+            name: entry
             for cases in others
-            for name, one in cases.items()
-            if is_gpu(one.case["device"])
+            for name, entry in cases.items()
+            if is_gpu(entry.case["device"])
         }
     return {
         name: entry
@@ -54,9 +54,10 @@ def run_of(document: RunDocument, base: Base) -> Run:
         began=(document.commit, tuple(document.dirty)),
         against=document.against,
         against_commit=document.base_commit,
-        states={one.case: one for one in document.cases if one.case},
+        states={case.case: case for case in document.cases if case.case},
         cases=[
-            _case(one, entries.get(one.case), bool(document.against)) for one in document.results
+            _case(result, entries.get(result.case), bool(document.against))
+            for result in document.results
         ],
         ending=Ending(
             passes=document.passed,

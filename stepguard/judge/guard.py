@@ -19,6 +19,7 @@ CONDITIONS = (*guard_options.CONDITIONS, *guard_cases.CONDITIONS)
 
 def guard(run: Run) -> list[Problem]:
     """Return why the run does not count, as far as it is known; nothing if it does."""
-    asked = (one for one in CONDITIONS if one.alone in (None, run.door))
+    asked = (condition for condition in CONDITIONS if condition.alone in (None, run.door))
     # A document may name the same problem that the gate sees itself.
-    return list(dict.fromkeys(problem for one in asked for problem in one.problems(run)))
+    problems = (problem for condition in asked for problem in condition.problems(run))
+    return list(dict.fromkeys(problems))

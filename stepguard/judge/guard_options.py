@@ -25,9 +25,9 @@ def _own_problems(run: Run) -> Problems:
 
 
 def _only_shows(run: Run) -> Problems:
-    for one in run.options:
-        if one.name in SHOW_ONLY:
-            yield Problem(ProblemCode.NOTHING_MEASURED, f"{one.name} measures nothing")
+    for option in run.options:
+        if option.name in SHOW_ONLY:
+            yield Problem(ProblemCode.NOTHING_MEASURED, f"{option.name} measures nothing")
 
 
 def _against_itself(run: Run) -> Problems:
@@ -49,9 +49,9 @@ def _other_base(run: Run) -> Problems:
 
 
 def _untyped(run: Run, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for one in run.options:
-        if one.name in names and not one.typed:
-            said = f"{one.name}={one.value}" if one.value else one.name
+    for option in run.options:
+        if option.name in names and not option.typed:
+            said = f"{option.name}={option.value}" if option.value else option.name
             yield said, f"{said} comes from settings or PYTEST_ADDOPTS"
 
 
@@ -68,7 +68,7 @@ def _pairs_of_settings(run: Run) -> Problems:
 
 
 def _measures_afresh(run: Run) -> Problems:
-    names = {one.name for one in run.options}
+    names = {option.name for option in run.options}
     if AFRESH in names and names & {*JUDGING[:2]}:
         text = f"{AFRESH} sets aside what an earlier run of this pull request called SLOWER"
         yield Problem(ProblemCode.OTHER_BASELINE, f"{text}: measure again in a run of your own")
@@ -81,9 +81,9 @@ def _selection_of_settings(run: Run) -> Problems:
 
 
 def _records(run: Run) -> Problems:
-    for one in run.options:
-        if one.name in RECORDING:
-            text = f"{one.name} passes what it records: record in a run of its own"
+    for option in run.options:
+        if option.name in RECORDING:
+            text = f"{option.name} passes what it records: record in a run of its own"
             yield Problem(ProblemCode.RECORDS, text)
     for case in run.cases:
         # By --perf-append what is `same` becomes one more recording.

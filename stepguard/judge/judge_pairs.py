@@ -65,8 +65,8 @@ def judge_ab(
     comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
 ) -> Verdict:
     """Return the verdict on HEAD's tree against the other one."""
-    found = findings_of(comparison)
-    return verdict_of(found, Permits.of(found, permissions, today))
+    findings = findings_of(comparison)
+    return verdict_of(findings, Permits.of(findings, permissions, today))
 
 
 def findings_of(comparison: Comparison) -> Findings:
@@ -83,17 +83,17 @@ def refusal(comparison: Comparison) -> Refusal | None:
     """Return why the two cannot be compared; None if they can."""
     # Other work before what is not sound: it is known from the counting pass, without a pair.
     asked = (_failed, _other_work, _unsound, _unknown_work)
-    return next(filter(None, (one(comparison) for one in asked)), None)
+    return next(filter(None, (refusal_of(comparison) for refusal_of in asked)), None)
 
 
-def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
+def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     """Return the decision with all that it rests on."""
-    ended = found.final and not comparison.out_of_time
-    few = comparison.glance and found.pairs <= mean_on_cpu.MOST_PAIRS
+    ended = decided.final and not comparison.out_of_time
+    few = comparison.glance and decided.pairs <= mean_on_cpu.MOST_PAIRS
     most = 0 if ended else mean_on_cpu.MOST_PAIRS if few else MOST_PAIRS
-    moved = found.status in (Status.SLOWER, Status.FASTER)  # then nobody asks
+    moved = decided.status in (Status.SLOWER, Status.FASTER)  # then nobody asks
     return PairsFinding(
-        found,
+        decided,
         comparison.margins,
         comparison.alpha,
         comparison.together,
@@ -111,8 +111,8 @@ def wants_another_pair(comparison: Comparison) -> bool:
     # Without a pair evidence has no launches and is not sound yet; only these two can be known.
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
-    found = decision(comparison)
-    return found is not None and not found.final and refusal(comparison) is None
+    decided = decision(comparison)
+    return decided is not None and not decided.final and refusal(comparison) is None
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
@@ -139,8 +139,8 @@ def _failed(comparison: Comparison) -> Refusal | None:
 
 def _unsound(comparison: Comparison) -> Refusal | None:
     for evidence in (comparison.head, comparison.base):
-        if found := _broken(comparison, evidence):
-            return found
+        if refused := _broken(comparison, evidence):
+            return refused
     head, base = len(comparison.head.launches), len(comparison.base.launches)
     if head == base:
         return None
@@ -150,11 +150,11 @@ def _unsound(comparison: Comparison) -> Refusal | None:
 
 def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
     """Return why one side's evidence is not sound by itself."""
-    found = measurement_problem(evidence)
-    if found is None or evidence is comparison.head:
-        return found
-    figures = structs.replace(found.figures, revision=comparison.named)
-    return Refusal(found.status, found.reason, figures, found.detail)
+    refused = measurement_problem(evidence)
+    if refused is None or evidence is comparison.head:
+        return refused
+    figures = structs.replace(refused.figures, revision=comparison.named)
+    return Refusal(refused.status, refused.reason, figures, refused.detail)
 
 
 def _other_work(comparison: Comparison) -> Refusal | None:
@@ -196,37 +196,38 @@ def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...
     base = summarise(comparison.base)
     known = head.counters.keys() & base.counters.keys()
     compared = tuple(compare(name, head, [base], gates) for name in METRICS if name in known)
-    return (*(one for one in shown if one.metric not in known), *compared)
+    return (*(metric for metric in shown if metric.metric not in known), *compared)
 
 
 def _risen(comparison: Comparison) -> Findings | None:
     """Return CHANGED, if counters known of both moved although others are not decided."""
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
     # A side that is BROKEN or UNFIT has no counts to trust.
-    if any(one and one.status is not Status.INCONCLUSIVE for one in problems):
+    if any(refused and refused.status is not Status.INCONCLUSIVE for refused in problems):
         return None
     head, base = comparison.head, comparison.base
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
     if not moved:
         return None
     # HEAD's reason last: where both sides are undecided, it is the one that is shown.
-    unknown = {one.metric: one for one in (*undecided_metrics(base), *undecided_metrics(head))}
+    undecided = (*undecided_metrics(base), *undecided_metrics(head))
+    unknown = {metric.metric: metric for metric in undecided}
     return _findings(comparison, (*moved, *unknown.values()))
 
 
 def _compared(comparison: Comparison) -> Findings:
     now, base = summarise(comparison.head), summarise(comparison.base)
-    found, gates, values = decision(comparison), comparison.head.gates, now.values()
+    decided, gates, values = decision(comparison), comparison.head.gates, now.values()
     compared = (
-        _time(comparison, found, now, base)
+        _time(comparison, decided, now, base)
         if name == JUDGED_TIME
         else compare(name, now, [base], gates)
         for name in METRICS
         if name in values
     )
-    decided = found.status if found and comparison.head.on_gpu else None
-    metrics = tuple(beside_time(one, decided) for one in compared)
-    p_value = found.p_value if found else None
+    status = decided.status if decided and comparison.head.on_gpu else None
+    metrics = tuple(beside_time(metric, status) for metric in compared)
+    p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison))
 
 
@@ -247,32 +248,32 @@ def why(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
+def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
     """Make a counter that moved a notice, where the time on a GPU says what it is worth: any other
     work, also while the pairs do not decide, as many FLOPs or copies of other kinds with it, and
     generated kernels; and a cost that rose only if the step is FASTER. ``time``: None where it is
     not judged.
     """
-    if time is None or found.status is not Status.CHANGED or found.metric in PRICELESS:
-        return found
-    as_many = found.new == found.old and all(new <= old for old, new in found.failing_ranks)
-    if METRICS[found.metric].role == "work" or found.metric == GENERATED or as_many:
-        return replace(found, status=Status.SAME, reason=Reason.TIME_DECIDES)
+    if time is None or metric.status is not Status.CHANGED or metric.metric in PRICELESS:
+        return metric
+    as_many = metric.new == metric.old and all(new <= old for old, new in metric.failing_ranks)
+    if METRICS[metric.metric].role == "work" or metric.metric == GENERATED or as_many:
+        return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
     if time is Status.FASTER:
-        return replace(found, status=Status.SAME, reason=Reason.PAID_FOR)
-    return found
+        return replace(metric, status=Status.SAME, reason=Reason.PAID_FOR)
+    return metric
 
 
 def _time(
-    comparison: Comparison, found: Decision | None, now: Recording, base: Recording
+    comparison: Comparison, decided: Decision | None, now: Recording, base: Recording
 ) -> MetricVerdict:
     """Compare the step time with the other tree's, by the pairs; shown where it is not gated."""
     new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
-    if found is None:
+    if decided is None:
         change = 100 * (new / old - 1) if old else None
         shown = Status.SAME, Reason.NOT_JUDGED, old, new, change
         return MetricVerdict(JUDGED_TIME, *shown, gated=False)
-    said = time_by_pairs(comparison, found)
+    said = time_by_pairs(comparison, decided)
     return MetricVerdict(
         JUDGED_TIME,
         said.status,
@@ -281,8 +282,8 @@ def _time(
         said.new,
         said.change_pct,
         said.limit_pct,
-        noise_pct=found.sd_pct,
-        pairs=pairs_finding(comparison, found),
+        noise_pct=decided.sd_pct,
+        pairs=pairs_finding(comparison, decided),
         slow_steps=said.slow_steps,
     )
 
@@ -304,23 +305,23 @@ class TimeByPairs:
         return self.new / (1 + self.change_pct / 100)
 
 
-def time_by_pairs(comparison: Comparison, found: Decision) -> TimeByPairs:
+def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
     """Return what a decision says of the step time. Steps that are slower within launches are its
     reason where it passes; they are by both sides then.
     """
-    margins, reason, pct = comparison.margins, found.reason, found.estimate_pct
-    slow = of_pairs(comparison) if found.status is Status.SLOWER else None
+    margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
+    slow = of_pairs(comparison) if decided.status is Status.SLOWER else None
     pattern = slow or of_launches(comparison.head.launches)
     if slow:
         pct = max(pct, 100 * math.expm1(slow.adds))
-    elif pattern and found.status is Status.SAME:
+    elif pattern and decided.status is Status.SAME:
         reason = REASONS[pattern.kind]
     return TimeByPairs(
-        found.status,
+        decided.status,
         reason,
         summarise(comparison.head).values()[JUDGED_TIME],
         pct,
         # What `same` says is that the change is below the matter margin.
-        margins.matter_pct if found.status is Status.SAME else margins.ignore_pct,
+        margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct,
         pattern.figures() if pattern else None,
     )

@@ -67,10 +67,10 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     slow_steps = pattern.figures() if pattern else None
     compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)
     metrics = tuple(
-        _noted_time(one, slow_steps, kernels_moved)
-        if one.metric == JUDGED_TIME
-        else replace(one, figures=explained.get(one.metric, one.figures))
-        for one in compared
+        _noted_time(metric, slow_steps, kernels_moved)
+        if metric.metric == JUDGED_TIME
+        else replace(metric, figures=explained.get(metric.metric, metric.figures))
+        for metric in compared
     )
     return Findings(
         evidence.case_id,
@@ -83,9 +83,9 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
 
 def _other_libraries(now: Recording, then: Recording) -> str:
     """Return which versions are others than the recording's; empty for none."""
-    both = ({Tag.LIBRARIES: one.libraries or {}} for one in (then, now))
-    found = tuple(one.change for one in comparable(*both))
-    return Changed(changes=found).text if found else ""
+    both = ({Tag.LIBRARIES: recording.libraries or {}} for recording in (then, now))
+    changes = tuple(difference.change for difference in comparable(*both))
+    return Changed(changes=changes).text if changes else ""
 
 
 def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:
@@ -95,17 +95,17 @@ def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Finding
 
 
 def _noted_time(
-    found: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
+    metric: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
 ) -> MetricVerdict:
     """Return the step time with the steps that are slower within launches. Of a time within its
     limit the reason is what moved all the same: kernels, which ask for pairs, or such steps.
     """
-    reason = found.reason
-    if found.status is Status.SAME and slow_steps:
+    reason = metric.reason
+    if metric.status is Status.SAME and slow_steps:
         reason = REASONS[slow_steps.kind]
-    if found.status is Status.SAME and found.gated and kernels_moved:
+    if metric.status is Status.SAME and metric.gated and kernels_moved:
         reason = Reason.KERNELS_MOVED
-    return replace(found, reason=reason, slow_steps=slow_steps)
+    return replace(metric, reason=reason, slow_steps=slow_steps)
 
 
 def _past(
@@ -135,8 +135,8 @@ def _other(reason: Reason, figures: OfCase) -> Refusal:
     return Refusal(Status.NOT_COMPARABLE, reason, figures)
 
 
-def _changed(found: Iterable[Difference]) -> Changed:
-    return Changed(changes=tuple(one.change for one in found))
+def _changed(differences: Iterable[Difference]) -> Changed:
+    return Changed(changes=tuple(difference.change for difference in differences))
 
 
 def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:
@@ -157,8 +157,8 @@ def moved_counters(
     """Return the gated counters that both sides know and that moved the bad way."""
     known = now.counters.keys() & past[-1].counters.keys()
     names = [name for name in gates if METRICS[name].kind == "counter" and name in known]
-    found = (compare(name, now, past, gates) for name in names)
-    return tuple(metric for metric in found if metric.status is Status.CHANGED)
+    metrics = (compare(name, now, past, gates) for name in names)
+    return tuple(metric for metric in metrics if metric.status is Status.CHANGED)
 
 
 def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
@@ -176,8 +176,8 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     # Counters want none: they are exact, and a further launch is not counted.
     if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
         return False
-    found = screen_of(summarise(evidence), alike(entry.level, evidence))
-    return found is not None and (found.close or found.noisy)
+    screened = screen_of(summarise(evidence), alike(entry.level, evidence))
+    return screened is not None and (screened.close or screened.noisy)
 
 
 def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:
@@ -186,12 +186,12 @@ def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] 
     """
     # The first alone: against the mean, small steps would move what they are compared with.
     now, first = summarise(evidence), past[:1]
-    found = screen_of(now, first) if JUDGED_TIME in evidence.gates else None
-    if found is not None and abs(found.change_pct) > LEVEL_LIMIT_PCT:
-        return JUDGED_TIME, found.change_pct
+    screened = screen_of(now, first) if JUDGED_TIME in evidence.gates else None
+    if screened is not None and abs(screened.change_pct) > LEVEL_LIMIT_PCT:
+        return JUDGED_TIME, screened.change_pct
     for name in (name for name in evidence.gates if METRICS[name].kind == "difference"):
-        then, one = past[0].differences_pct.get(name), now.differences_pct.get(name)
-        moved = one.mean - then.mean if one and then else 0.0
+        then, difference = past[0].differences_pct.get(name), now.differences_pct.get(name)
+        moved = difference.mean - then.mean if difference and then else 0.0
         if abs(moved) > DRIFT_POINTS:
             return name, moved
     return None

@@ -69,10 +69,10 @@ def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove,
 
 def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
     """Return the parts as a recording has them that is older than types in the names of casts."""
-    found: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     for name, count in parts.items():
-        found[_CAST.sub("", name)] += count
-    return found
+        calls[_CAST.sub("", name)] += count
+    return calls
 
 
 def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
@@ -119,7 +119,7 @@ def _moved_operators(
     # A baseline's lines have no phase; that of a line is the same for all that it calls.
     called = {(s.file, s.function, s.text) for s in new if not s.phase}
     phases = {(s.file, s.function, s.text): s.phase for s in new}
-    found = []
+    moved_lines = []
     for part in moved:
         rose = part.new > part.old
         if not old and part.old or not new and part.new:  # where they were is not known
@@ -137,8 +137,8 @@ def _moved_operators(
                 phase = "" if key in called else phases.get(key, line.phase)
                 signed = line.count if rose else -line.count
                 line = msgspec.structs.replace(line, count=signed, phase=phase)
-                found.append(line if rose else _former(line))
-    return tuple(sorted(found, key=lambda site: bool(site.phase)))
+                moved_lines.append(line if rose else _former(line))
+    return tuple(sorted(moved_lines, key=lambda site: bool(site.phase)))
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
@@ -188,7 +188,7 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]
     old = [site for site in past.sites.get(metric, ()) if not site.allowed]
-    found = tuple(map(_former, added(new, old))) if fell else added(old, new)
+    sites = tuple(map(_former, added(new, old))) if fell else added(old, new)
     if METRICS[metric].unit == "B":  # as so many bytes; those that matter first
-        return tuple(sorted(found, key=lambda site: -site.count))
-    return found
+        return tuple(sorted(sites, key=lambda site: -site.count))
+    return sites

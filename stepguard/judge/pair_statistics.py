@@ -182,13 +182,13 @@ def figures(
     """Return what the pairs so far say, each a log(head / base) of the step time; all of them, in
     any order. From the ``fewest`` on they may say SLOWER or FASTER. Raises ValueError as bounds().
     """
-    found = bounds(log_ratios, prior, fewest, alpha)
-    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * found.sd, margins, prior, alpha)
+    known = bounds(log_ratios, prior, fewest, alpha)
+    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, prior, alpha)
     all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
-    return Figures(found, margins, alpha, smallest, all_pct)
+    return Figures(known, margins, alpha, smallest, all_pct)
 
 
-def decide(found: Figures, *, last: bool = False) -> Decision:
+def decide(measured: Figures, *, last: bool = False) -> Decision:
     """Judge pairs by the sequential plan.
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
@@ -196,13 +196,19 @@ def decide(found: Figures, *, last: bool = False) -> Decision:
     of the one before. Nothing passes while HEAD is slower by more than matters with the pairs that
     others replaced: what disturbs HEAD alone, one pair and then another, is HEAD's.
     """
-    count, status = found.bounds.pairs, Status.INCONCLUSIVE
+    count, status = measured.bounds.pairs, Status.INCONCLUSIVE
     if may_decide(count, last):
-        status = found.bounds.status(found.margins)
-    all_pct = found.with_replaced_pct
-    if all_pct is not None and all_pct > found.margins.matter_pct and status is not Status.SLOWER:
+        status = measured.bounds.status(measured.margins)
+    all_pct = measured.with_replaced_pct
+    if (
+        all_pct is not None
+        and all_pct > measured.margins.matter_pct
+        and status is not Status.SLOWER
+    ):
         status = Status.INCONCLUSIVE
-    return found.say(status, final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS)
+    return measured.say(
+        status, final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS
+    )
 
 
 @lru_cache(maxsize=64)  # whether to go on, the verdict and its report ask for the same
@@ -252,12 +258,12 @@ def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = A
     that MOST_PAIRS pairs of a standard deviation ``sd_pct`` find in 95 of 100 runs.
     """
     # The ignore margin stays: how much is nothing is no question of noise.
-    found = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
-    while found > margins.matter_pct:
+    smallest_pct = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
+    while smallest_pct > margins.matter_pct:
         # A wider matter margin lets more pass at the first analyses, hence the loop.
-        tenths = max(math.ceil(10 * found), math.floor(10 * margins.matter_pct) + 1)
+        tenths = max(math.ceil(10 * smallest_pct), math.floor(10 * margins.matter_pct) + 1)
         margins = Margins(margins.ignore_pct, tenths / 10)
-        found = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
+        smallest_pct = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
     return margins
 
 

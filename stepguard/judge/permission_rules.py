@@ -39,8 +39,8 @@ def permitted(
     with the waiver's last day. What a trailer allows is `same`, as a notice. Trailers come first: a
     waiver of the same metric is then not needed.
     """
-    trailers = [one for one in permissions if one.is_trailer]
-    waivers = [one for one in permissions if not one.is_trailer]
+    trailers = [permission for permission in permissions if permission.is_trailer]
+    waivers = [permission for permission in permissions if not permission.is_trailer]
     metrics, declared = _applied(metrics, trailers, whole, today, _as_declared)
     metrics, waived = _applied(metrics, waivers, unsound, today, _as_waived)
     return metrics, (*waived, *declared)
@@ -56,12 +56,15 @@ def _applied(
     """Return the metrics with those that pass replaced by ``allowed``, and each permission's
     outcome.
     """
-    known = {one.metric: one for one in metrics}
+    known = {metric.metric: metric for metric in metrics}
     outcomes = [
         PermissionOutcome(
-            one, Effect.NOT_APPLIED if unsound else effect_of(one, known.get(one.metric), today)
+            permission,
+            Effect.NOT_APPLIED
+            if unsound
+            else effect_of(permission, known.get(permission.metric), today),
         )
-        for one in permissions
+        for permission in permissions
     ]
     passing = {
         outcome.permission.metric: outcome.permission
@@ -69,25 +72,26 @@ def _applied(
         if outcome.effect is Effect.ALLOWED
     }
     changed = (
-        allowed(one, passing[one.metric]) if one.metric in passing else one for one in metrics
+        allowed(metric, passing[metric.metric]) if metric.metric in passing else metric
+        for metric in metrics
     )
     return tuple(changed), outcomes
 
 
-def _as_declared(found: MetricVerdict, permission: Permission) -> MetricVerdict:
-    return replace(found, status=Status.SAME, reason=Reason.EXPECTED)
+def _as_declared(metric: MetricVerdict, permission: Permission) -> MetricVerdict:
+    return replace(metric, status=Status.SAME, reason=Reason.EXPECTED)
 
 
-def _as_waived(found: MetricVerdict, permission: Permission) -> MetricVerdict:
+def _as_waived(metric: MetricVerdict, permission: Permission) -> MetricVerdict:
     assert permission.expires is not None
-    return replace(found, waived_until=permission.expires.isoformat())
+    return replace(metric, waived_until=permission.expires.isoformat())
 
 
-def effect_of(permission: Permission, found: MetricVerdict | None, today: date) -> Effect:
+def effect_of(permission: Permission, metric: MetricVerdict | None, today: date) -> Effect:
     """Return what a permission does to a metric; ``found`` is None where the case has none."""
-    if found is None or not found.gated:
+    if metric is None or not metric.gated:
         return Effect.NOT_GATED
-    if found.status not in _FAILING:
+    if metric.status not in _FAILING:
         return Effect.NOT_NEEDED
     if permission.is_trailer:  # whoever approves the commit approves the figure beside it
         return Effect.ALLOWED
@@ -95,25 +99,25 @@ def effect_of(permission: Permission, found: MetricVerdict | None, today: date) 
     if permission.expires is None or permission.expires < today:
         return Effect.EXPIRED
     if permission.limit_pct is not None:
-        known = found.change_pct is not None and 0 < found.change_pct <= permission.limit_pct
+        known = metric.change_pct is not None and 0 < metric.change_pct <= permission.limit_pct
         return Effect.ALLOWED if known else Effect.EXCEEDED
-    if permission.value is None or found.new is None:
+    if permission.value is None or metric.new is None:
         return Effect.EXCEEDED
     # A count of a million is no limit beside ten: the waiver would pass anything.
-    limits = METRICS[permission.metric].role == "work" or permission.value <= largest_value(found)
+    limits = METRICS[permission.metric].role == "work" or permission.value <= largest_value(metric)
     if not limits:
         return Effect.TOO_WIDE
-    covered = uncovered_count(permission, found) is None
+    covered = uncovered_count(permission, metric) is None
     return Effect.ALLOWED if covered else Effect.EXCEEDED
 
 
-def uncovered_count(waiver: Permission, found: MetricVerdict) -> tuple[float, float] | None:
+def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, float] | None:
     """Return the recorded and the present count of a rank that the waiver's value does not cover,
     or None. Only the ranks that fail are asked.
     """
     assert waiver.value is not None
-    counts = _failing_counts(found)
-    return next((one for one in counts if not _covers(waiver.value, found.metric, *one)), None)
+    counts = _failing_counts(metric)
+    return next((pair for pair in counts if not _covers(waiver.value, metric.metric, *pair)), None)
 
 
 def _covers(value: int, metric: str, old: float, new: float) -> bool:
@@ -128,30 +132,30 @@ def may_cover(value: int, metric: str, old: float) -> bool:
     return value != old if METRICS[metric].role == "work" else value > old
 
 
-def _failing_counts(found: MetricVerdict) -> tuple[tuple[float, float], ...]:
-    return found.failing_ranks or ((found.old or 0, found.new or 0),)
+def _failing_counts(metric: MetricVerdict) -> tuple[tuple[float, float], ...]:
+    return metric.failing_ranks or ((metric.old or 0, metric.new or 0),)
 
 
-def largest_value(found: MetricVerdict) -> float:
+def largest_value(metric: MetricVerdict) -> float:
     """Return the largest value that is still a limit: twice what each failing rank recorded, or a
     little where that is next to nothing.
     """
-    little = LITTLE_BYTES if METRICS[found.metric].unit == "B" else LITTLE_CALLS
+    little = LITTLE_BYTES if METRICS[metric.metric].unit == "B" else LITTLE_CALLS
     # The smallest of the ranks': twice the busiest one's count may be a thousand times another's.
-    return min(max(2 * old, little) for old, _ in _failing_counts(found))
+    return min(max(2 * old, little) for old, _ in _failing_counts(metric))
 
 
-def suggested_size(found: MetricVerdict) -> Size | None:
+def suggested_size(metric: MetricVerdict) -> Size | None:
     """Return the size that covers a failing metric, a time with room of 0.5 %; None if none can."""
-    if found.status not in _FAILING or found.new is None:
+    if metric.status not in _FAILING or metric.new is None:
         return None
-    if METRICS[found.metric].kind == "counter":
-        counts = _failing_counts(found)
+    if METRICS[metric.metric].kind == "counter":
+        counts = _failing_counts(metric)
         value = round(max(new for _, new in counts))
-        limits = METRICS[found.metric].role == "work" or value <= largest_value(found)
-        possible = limits and all(_covers(value, found.metric, *one) for one in counts)
+        limits = METRICS[metric.metric].role == "work" or value <= largest_value(metric)
+        possible = limits and all(_covers(value, metric.metric, *pair) for pair in counts)
         return (None, value) if possible else None
-    change = found.change_pct or 0
+    change = metric.change_pct or 0
     if not 0 < change <= MAX_PCT:
         return None
     # Up to the next half percent, then one more half: the same code measures otherwise next time.

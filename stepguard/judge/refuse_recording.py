@@ -74,12 +74,12 @@ def _too_few(evidence: Evidence) -> str:
 
 
 def _vague(evidence: Evidence) -> str:
-    for one in evidence.differences:
-        half = paired(one.pairs_ms).half_width_pct
+    for difference in evidence.differences:
+        half = paired(difference.pairs_ms).half_width_pct
         # Not `half > ...`, which NaN would pass.
         if not half <= DIFFERENCE_LIMIT_PCT:
             return (
-                f"{one.name} is known to +- {half:.2f} % of a step only, its limit is "
+                f"{difference.name} is known to +- {half:.2f} % of a step only, its limit is "
                 f"{DIFFERENCE_LIMIT_PCT} %; measure again"
             )
     return ""
@@ -93,7 +93,11 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
         return ""
     recordings = alike(entry.level, evidence) if entry else []
     now = [launch.step_ms for launch in evidence.launches]
-    past = [one.times_ms[JUDGED_TIME] for one in recordings if one.times_ms.get(JUDGED_TIME)]
+    past = [
+        recording.times_ms[JUDGED_TIME]
+        for recording in recordings
+        if recording.times_ms.get(JUDGED_TIME)
+    ]
     spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)
     if spread <= limit:
         return ""
@@ -113,9 +117,9 @@ def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
     A case whose counters moved is left out, since its code did change. ``accept`` is the
     command that records it all the same.
     """
-    times = [found for verdict in verdicts if (found := _plain_time(verdict))]
-    moves = [found.change_pct for found in times if found.change_pct is not None]
-    kinds = {found.status for found in times}
+    times = [metric for verdict in verdicts if (metric := _plain_time(verdict))]
+    moves = [metric.change_pct for metric in times if metric.change_pct is not None]
+    kinds = {metric.status for metric in times}
     # One case that is `same` clears the machine: it would have moved with the others.
     if len(moves) < MIN_TOGETHER or kinds not in ({Status.SLOWER}, {Status.FASTER}):
         return ""

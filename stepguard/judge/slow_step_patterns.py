@@ -86,17 +86,17 @@ class _Series:
         """Return the values of its steps, block by block."""
         return np.split(values, np.flatnonzero(np.diff(self.block)) + 1)
 
-    def without(self, found: Pattern) -> "_Series":
+    def without(self, pattern: Pattern) -> "_Series":
         """Return the series less the steps that are slow by a periodic pattern."""
-        apart = self.steps - found.begin
-        kept = apart % found.period != 0 if found.period else apart != 0
+        apart = self.steps - pattern.begin
+        kept = apart % pattern.period != 0 if pattern.period else apart != 0
         return replace(self, steps=self.steps[kept], block=self.block[kept], log=self.log[kept])
 
 
 @lru_cache(maxsize=64)  # a verdict and its report ask a dozen times
 def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
     """Return what steps do within all launches of one tree, two at least."""
-    series = [one for launch in launches if (one := _of_launch(launch))]
+    series = [timed for launch in launches if (timed := _of_launch(launch))]
     if len(series) < 2 or len(series) < len(launches):
         return None
     return _found(series, _periodic(_without_places(series)), LONE_SD_PCT, ALPHA)
@@ -108,18 +108,20 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     0 for as many as a verdict needs.
     """
     both = zip(comparison.head.launches, comparison.base.launches, strict=False)
-    series = [one for head, base in both if (one := _of_pair(head, base))]
+    series = [timed for head, base in both if (timed := _of_pair(head, base))]
     if len(series) < (least or LEAST_PAIRS[comparison.head.case["device"]]):
         return None
     margins = comparison.margins
     sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
-    found = _found(series, _periodic(series), sd_pct, ALPHA * level_share(comparison.alpha))
-    if found is None:
+    pattern = _found(series, _periodic(series), sd_pct, ALPHA * level_share(comparison.alpha))
+    if pattern is None:
         return None
     # From there on, where something begins late: before, HEAD may have been the faster one.
-    after = found.begin if found.kind == "late" else 0
-    lasting = [one.log[one.steps >= after].mean() for one in series if one.steps[-1] >= after]
-    return found if min(float(np.mean(lasting)), found.adds) > margins.ignore else None
+    after = pattern.begin if pattern.kind == "late" else 0
+    lasting = [
+        timed.log[timed.steps >= after].mean() for timed in series if timed.steps[-1] >= after
+    ]
+    return pattern if min(float(np.mean(lasting)), pattern.adds) > margins.ignore else None
 
 
 def _found(
@@ -130,7 +132,7 @@ def _found(
         return late or periodic
     # Slow steps that happen to lie late, or late ones of which some are the same steps apart: it
     # is late if it is so without these.
-    others = [one.without(periodic) for one in series]
+    others = [timed.without(periodic) for timed in series]
     return late if _late(others, sd_pct, alpha) else periodic
 
 
@@ -162,20 +164,20 @@ def _of_launch(launch: Launch) -> _Series | None:
 
 def _of_pair(head: Launch, base: Launch) -> _Series | None:
     """Return the log-ratios of the steps that both timed."""
-    one, other = _of_launch(head), _of_launch(base)
-    if one is None or other is None:
+    own, other = _of_launch(head), _of_launch(base)
+    if own is None or other is None:
         return None
-    steps, mine, its = np.intersect1d(one.steps, other.steps, return_indices=True)
+    steps, mine, its = np.intersect1d(own.steps, other.steps, return_indices=True)
     if not len(steps):
         return None
-    return _Series(steps, one.block[mine], one.log[mine] - other.log[its], other.ms)
+    return _Series(steps, own.block[mine], own.log[mine] - other.log[its], other.ms)
 
 
 def _late(series: Sequence[_Series], sd_pct: float, alpha: float) -> Pattern | None:
     """Return a level that is higher from some step on, in all series that reach it."""
-    at = np.unique(np.concatenate([one.steps for one in series]))
+    at = np.unique(np.concatenate([timed.steps for timed in series]))
     # A few steps that are far out must not make a level.
-    sums = [_both_sides(one, at) for one in series]
+    sums = [_both_sides(timed, at) for timed in series]
     weight = np.array([weights for _, weights in sums])
     moved = np.array([rises for rises, _ in sums])
     reached = weight > 0
@@ -191,43 +193,43 @@ def _late(series: Sequence[_Series], sd_pct: float, alpha: float) -> Pattern | N
         return None
     begin = int(at[best])
     its = [
-        _variance_of_rise(one, begin)
-        for one, reach in zip(series, reached[:, best], strict=True)
+        _variance_of_rise(timed, begin)
+        for timed, reach in zip(series, reached[:, best], strict=True)
         if reach
     ]
     pooled, degrees = pooled_variance(rises.tolist(), sd_pct, PRIOR_WEIGHT)
     distance = slower / math.sqrt((pooled + float(np.mean(its))) / len(rises))
     if distance < float(scipy.special.stdtrit(degrees, 1 - alpha)):
         return None
-    usual = float(np.mean([one.ms for one in series]))
+    usual = float(np.mean([timed.ms for timed in series]))
     p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)
     ms = usual * math.expm1(slower)
     after = int(at[best - 1])
     return Pattern("late", begin, after, 0, slower, slower, ms, p_value)
 
 
-def _both_sides(one: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
+def _both_sides(timed: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
     """Return, for each step of ``at``, how much higher the mean from it on is than before, and the
     weight of that; 0 where there are fewer than LEAST_STEPS on a side.
     """
-    low, high = np.quantile(one.log, (0.05, 0.95))
-    order = np.argsort(one.steps, kind="stable")
-    total = np.concatenate([[0.0], np.cumsum(np.clip(one.log, low, high)[order])])
-    before = np.searchsorted(one.steps[order], at)
-    after = len(one.steps) - before
+    low, high = np.quantile(timed.log, (0.05, 0.95))
+    order = np.argsort(timed.steps, kind="stable")
+    total = np.concatenate([[0.0], np.cumsum(np.clip(timed.log, low, high)[order])])
+    before = np.searchsorted(timed.steps[order], at)
+    after = len(timed.steps) - before
     enough = (before >= LEAST_STEPS) & (after >= LEAST_STEPS)
     first, second = np.maximum(before, 1), np.maximum(after, 1)
     rise = (total[-1] - total[before]) / second - total[before] / first
-    weight = np.where(enough, before * after / len(one.steps), 0.0)
+    weight = np.where(enough, before * after / len(timed.steps), 0.0)
     return np.where(enough, rise, 0.0), weight
 
 
-def _variance_of_rise(one: _Series, begin: int) -> float:
+def _variance_of_rise(timed: _Series, begin: int) -> float:
     """Return the variance of a rise at ``begin`` by the scatter of the steps, which is correlated
     from step to step on a card whose clock dips.
     """
-    later = one.steps >= begin
-    rest = one.log - np.where(later, one.log[later].mean(), one.log[~later].mean())
+    later = timed.steps >= begin
+    rest = timed.log - np.where(later, timed.log[later].mean(), timed.log[~later].mean())
     spread = float(np.mean(rest**2)) + 1e-12
     follows = float(np.mean(rest[1:] * rest[:-1])) / spread
     correlated = (1 + follows) / (1 - follows) if follows < 0.9 else 19.0
@@ -237,9 +239,9 @@ def _variance_of_rise(one: _Series, begin: int) -> float:
 
 def _periodic(series: Sequence[_Series]) -> Pattern | None:
     """Return steps that are slower at one interval, the same steps in every series."""
-    steps = np.concatenate([one.steps for one in series])
-    rest = np.concatenate([_levelled(one) for one in series])
-    launch = np.repeat(np.arange(len(series)), [len(one.steps) for one in series])
+    steps = np.concatenate([timed.steps for timed in series])
+    rest = np.concatenate([_levelled(timed) for timed in series])
+    launch = np.repeat(np.arange(len(series)), [len(timed.steps) for timed in series])
     period, phase = _best_phase(steps, rest)
     if not period:
         return None
@@ -256,7 +258,7 @@ def _periodic(series: Sequence[_Series]) -> Pattern | None:
     enough = len(usual) >= LEAST_OTHERS
     if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
         return None
-    ms = float(np.mean([one.ms for one in series])) * math.expm1(slower)
+    ms = float(np.mean([timed.ms for timed in series])) * math.expm1(slower)
     begin = int(steps[due].min())
     period = period if (steps[due] > begin).any() else 0
     return Pattern("periodic", begin, begin, period, slower, adds, ms, 1e-6)
@@ -268,25 +270,28 @@ def _without_places(series: Sequence[_Series]) -> list[_Series]:
     At its power cap an H200's clock dips 0.65 to 0.83 s after a block begins, and a second later
     again (studies/warm_up): in blocks of 38 steps that is every 19th.
     """
-    blocks = [block for one in series for block in one.by_block(_levelled(one))]
+    blocks = [block for timed in series for block in timed.by_block(_levelled(timed))]
     level = np.full((len(blocks), max(map(len, blocks))), np.nan)
     for row, block in zip(level, blocks, strict=True):
         row[: len(block)] = block
     usual = np.nanmedian(level, axis=0)
     return [
-        replace(one, log=one.log - np.concatenate([usual[: len(b)] for b in one.by_block(one.log)]))
-        for one in series
+        replace(
+            timed,
+            log=timed.log - np.concatenate([usual[: len(b)] for b in timed.by_block(timed.log)]),
+        )
+        for timed in series
     ]
 
 
-def _levelled(one: _Series) -> Numbers:
+def _levelled(timed: _Series) -> Numbers:
     """Return the series less the median of each block: blocks of one launch differ in level."""
-    return np.concatenate([block - np.median(block) for block in one.by_block(one.log)])
+    return np.concatenate([block - np.median(block) for block in timed.by_block(timed.log)])
 
 
 def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
     """Return the period and phase that explain most; (0, 0) if none returns LEAST_RETURNS times."""
-    best, found = 0.0, (0, 0)
+    best, place = 0.0, (0, 0)
     for period in range(2, LONGEST_PERIOD + 1):
         phases = steps % period
         count = np.bincount(phases, minlength=period)
@@ -296,5 +301,5 @@ def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
         explained = np.where(enough, total**2 * len(steps) / (np.maximum(count, 1) * others), 0.0)
         phase = int(np.argmax(explained))
         if explained[phase] > best * (1 + 1e-9):
-            best, found = float(explained[phase]), (period, phase)
-    return found
+            best, place = float(explained[phase]), (period, phase)
+    return place

@@ -19,8 +19,8 @@ from stepguard.judge.rules import decision
 
 def says_slower(comparison: Comparison) -> bool:
     """Tell whether these pairs say that HEAD's step is slower."""
-    found = decision(comparison)
-    slower = found is not None and found.status is Status.SLOWER
+    decided = decision(comparison)
+    slower = decided is not None and decided.status is Status.SLOWER
     return slower and refusal(comparison) is None
 
 
@@ -31,12 +31,12 @@ def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Com
     ``earlier`` are those of the same two trees, newest first. One that was measured afresh sets all
     before it aside.
     """
-    for one in earlier:
-        if says_slower(one) and not unlike(one, now):
-            head = replace(one.head, commit=now.commit, date=now.date, command=now.command)
-            since = one.stays or one.head.date
-            return replace(one, head=head, base=replace(one.base, commit=base), stays=since)
-        if one.fresh:
+    for kept in earlier:
+        if says_slower(kept) and not unlike(kept, now):
+            head = replace(kept.head, commit=now.commit, date=now.date, command=now.command)
+            since = kept.stays or kept.head.date
+            return replace(kept, head=head, base=replace(kept.base, commit=base), stays=since)
+        if kept.fresh:
             return None
     return None
 
@@ -45,11 +45,11 @@ def unlike(earlier: Comparison, now: Evidence) -> str:
     """Return the first thing that differs between an earlier comparison and HEAD's evidence now;
     empty if it was made under the same conditions.
     """
-    for one in (now, earlier.head, earlier.base):
-        if one.tree_changed:
+    for side in (now, earlier.head, earlier.base):
+        if side.tree_changed:
             return "its tree changed while it was measured"
-        if loose := (*one.dirty, *one.untracked):
+        if loose := (*side.dirty, *side.untracked):
             return f"its tree has files that are in no commit, {loose[0]}"
-        if one.fingerprint is None:
+        if side.fingerprint is None:
             return "its machine is not known"
     return said(comparable(conditions_of(earlier.head), conditions_of(now)))

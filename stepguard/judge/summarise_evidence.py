@@ -17,9 +17,8 @@ from stepguard.judge.slow_step_patterns import lasting_ms, of_launches
 def summarise(evidence: Evidence) -> Recording:
     """Return every figure that the evidence has; what could not be measured is left out of it."""
     counts, fingerprint = evidence.counted, evidence.fingerprint
-    differences = {
-        one.name: paired(one.pairs_ms) for one in evidence.differences if not one.bad_times()
-    }
+    sound = (difference for difference in evidence.differences if not difference.bad_times())
+    costs = {difference.name: paired(difference.pairs_ms) for difference in sound}
     times = _times(evidence.launches)
     # Several ranks that are alike have an empty table, which is not the same as none: the file's
     # reader refuses a newest recording of several ranks without one.
@@ -46,8 +45,8 @@ def summarise(evidence: Evidence) -> Recording:
             if sites and name in counts.values  # else it is where steps differ, of no level
         },
         differences_pct={
-            f"{name}_pct": RecordedDifference(mean=one.mean_pct, half_width=one.half_width_pct)
-            for name, one in differences.items()
+            f"{name}_pct": RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
+            for name, cost in costs.items()
         },
         by_rank={name: list(each) for name, each in counts.by_rank.items()}
         if several
@@ -61,9 +60,9 @@ def _times(launches: tuple[Launch, ...]) -> list[float]:
     """
     if not launches or not all(launch.has_times() for launch in launches):
         return []
-    found = of_launches(launches)
-    if found and found.kind == "late":  # what lasts is compared, not how long it took to come
-        return [lasting_ms(launch, found.begin) for launch in launches]
+    pattern = of_launches(launches)
+    if pattern and pattern.kind == "late":  # what lasts is compared, not how long it took to come
+        return [lasting_ms(launch, pattern.begin) for launch in launches]
     return [launch.step_ms for launch in launches]
 
 
@@ -73,47 +72,49 @@ def stored(evidence: Evidence) -> Recording:
     and without what only informs on a CPU. The evidence must have a fingerprint.
     """
     assert evidence.fingerprint is not None
-    found = summarise(evidence)
-    times_ms = found.times_ms if JUDGED_TIME in evidence.gates else {}
-    information = found.information if evidence.on_gpu else {}
+    recording = summarise(evidence)
+    times_ms = recording.times_ms if JUDGED_TIME in evidence.gates else {}
+    information = recording.information if evidence.on_gpu else {}
     profile = evidence.counted.profile
     return msgspec.structs.replace(
-        found,
+        recording,
         times_ms={name: [round(ms, 4) for ms in times] for name, times in times_ms.items()},
-        sites={name: sites for name, sites in found.sites.items() if name != OPERATORS},
-        operators=lines_of(found.sites.get(OPERATORS, ())) or msgspec.UNSET,
+        sites={name: sites for name, sites in recording.sites.items() if name != OPERATORS},
+        operators=lines_of(recording.sites.get(OPERATORS, ())) or msgspec.UNSET,
         profile=recorded(profile) if profile else msgspec.UNSET,
         information={name: float(f"{value:.6g}") for name, value in information.items()},
         differences_pct={
-            name: RecordedDifference(mean=round(one.mean, 4), half_width=round(one.half_width, 4))
-            for name, one in found.differences_pct.items()
+            name: RecordedDifference(
+                mean=round(difference.mean, 4), half_width=round(difference.half_width, 4)
+            )
+            for name, difference in recording.differences_pct.items()
         },
     )
 
 
 def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]:
     """Return the figures that are shown and never judged."""
-    found = dict(evidence.counted.information)
-    for one in evidence.differences:
-        if one.bad_times():
+    figures = dict(evidence.counted.information)
+    for difference in evidence.differences:
+        if difference.bad_times():
             continue
-        found[f"{one.name}_ms"] = paired(one.pairs_ms).mean_ms
-        if one.name == "exposed_comm" and (each := one.plain_by_rank_ms):
-            found["rank_skew_pct"] = 100 * (max(each) / min(each) - 1)
+        figures[f"{difference.name}_ms"] = paired(difference.pairs_ms).mean_ms
+        if difference.name == "exposed_comm" and (each := difference.plain_by_rank_ms):
+            figures["rank_skew_pct"] = 100 * (max(each) / min(each) - 1)
     if not times:
-        return found
+        return figures
     step_ms, launches = geometric_mean(times), evidence.launches
     blocks = [block for launch in launches for block in launch.blocks]
-    found["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
-    found["compile_s"] = max(launch.compile_s for launch in launches)
+    figures["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
+    figures["compile_s"] = max(launch.compile_s for launch in launches)
     if evidence.tokens_per_step:  # of a loop nobody may have said
-        found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
+        figures["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
-        found["enqueue_ms"] = median(enqueue)
+        figures["enqueue_ms"] = median(enqueue)
     energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
     if len(energy) == len(blocks):
-        found["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
-    return found | _mfu(evidence, step_ms) | _scaling(evidence, step_ms)
+        figures["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
+    return figures | _mfu(evidence, step_ms) | _scaling(evidence, step_ms)
 
 
 def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
@@ -127,26 +128,26 @@ def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
 
 def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
     """Return what one rank takes alone, and how much of its pace every rank of the case keeps."""
-    one, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
-    if one is None or not tokens or not one.has_times():
+    alone, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
+    if alone is None or not tokens or not alone.has_times():
         return {}
     # By tokens, not step times: one rank alone may have more or fewer of them in its step.
     pace = evidence.tokens_per_step / evidence.world_size / step_ms
-    efficiency = 100 * pace / (tokens / one.step_ms)
-    return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": efficiency}
+    efficiency = 100 * pace / (tokens / alone.step_ms)
+    return {"one_rank_step_ms": alone.step_ms, "scaling_efficiency_pct": efficiency}
 
 
 def notes(evidence: Evidence) -> dict[str, OfMetric]:
     """Return what explains figures, by metric: of several ranks the slowest, and one rank alone."""
-    found: dict[str, OfMetric] = {}
-    for one in evidence.differences:
-        if one.name == "exposed_comm" and (each := one.plain_by_rank_ms):
-            found["rank_skew_pct"] = _slowest(each)
+    by_metric: dict[str, OfMetric] = {}
+    for difference in evidence.differences:
+        if difference.name == "exposed_comm" and (each := difference.plain_by_rank_ms):
+            by_metric["rank_skew_pct"] = _slowest(each)
     alone = evidence.one_rank
     if alone is not None and alone.has_times():
         single = OneRank(one_rank_ms=alone.step_ms, unsteady=alone.steady)
-        found["scaling_efficiency_pct"] = single
-    return found
+        by_metric["scaling_efficiency_pct"] = single
+    return by_metric
 
 
 def _slowest(each_ms: Sequence[float]) -> SlowestRank:

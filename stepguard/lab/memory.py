@@ -39,10 +39,10 @@ def _memory(options: argparse.Namespace) -> int:
     for number, rank in enumerate(ask(suite_of(options.root), case, "memory", folder=str(folder))):
         with Path(rank["trace"]).open("rb") as file:
             trace = read_chrome(file)
-        found = memory_table(trace, usual_classes(), rank["live_bytes"], rank["on_gpu"])
+        table = memory_table(trace, usual_classes(), rank["live_bytes"], rank["on_gpu"])
         say(*([""] if number else []), f"{case.id}, rank {number} of {case.world_size}")
-        say(*memory_page(found, rank, options.top))
-        tables.append({"allocator": rank, **dataclasses.asdict(found)})
+        say(*memory_page(table, rank, options.top))
+        tables.append({"allocator": rank, **dataclasses.asdict(table)})
         if snapshot := rank.get("snapshot"):
             say(f"drop into https://pytorch.org/memory_viz: {snapshot}")
     put_json({"ranks": tables}, options.json)

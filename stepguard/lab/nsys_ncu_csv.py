@@ -118,21 +118,21 @@ def refuse_page(text: str) -> None:
 
 def read_stats(text: str) -> list[StatsTable]:
     """Return the tables in the output of nsys stats. Raises TraceError where there is none."""
-    found: list[StatsTable] = []
+    tables: list[StatsTable] = []
     header: list[str] = []
     rows: list[StatsRow] = []
     for cells in [*csv.reader(text.splitlines()), []]:
         if header and len(cells) == len(header):
             rows.append(_stats_row(header, cells))
         elif header:
-            found.append(StatsTable(_kind(header), tuple(rows)))
+            tables.append(StatsTable(_kind(header), tuple(rows)))
             header, rows = [], []
         if not header and _column(cells, _TOTALS) is not None:
             header = cells
-    if not found:
+    if not tables:
         refuse_page(text)
         raise TraceError("it has no table of nsys stats: make it with nsys stats --format csv")
-    return found
+    return tables
 
 
 _TOTALS = ("Total Proj Time", "Total Time")
@@ -187,10 +187,10 @@ def read_ncu(text: str) -> list[NcuRow]:
         ]
     else:
         launches = _pivoted(header, _launches(header, body))
-    found = [_ncu_row(cells) for cells in launches]
-    if found and all(set(astuple(row)[1:]) == {None} for row in found):
+    ncu_rows = [_ncu_row(cells) for cells in launches]
+    if ncu_rows and all(set(astuple(row)[1:]) == {None} for row in ncu_rows):
         raise TraceError(f"it has no metric that is read: make it with {_RAW}")
-    return found
+    return ncu_rows
 
 
 _Cells = dict[str, tuple[str, str]]  # the text of each column or metric, and its unit
@@ -198,18 +198,18 @@ _Cells = dict[str, tuple[str, str]]  # the text of each column or metric, and it
 
 def _pivoted(header: list[str], rows: Iterable[list[str]]) -> list[_Cells]:
     """Return the launches of a table with a line for each metric, which ncu --csv prints."""
-    found: dict[tuple[str, ...], _Cells] = {}
+    launches: dict[tuple[str, ...], _Cells] = {}
     for cells in rows:
         line = dict(zip(header, cells, strict=True))
         number, name, unit, value = (line[title] for title in _LONG)
         kernel = line["Kernel Name"]
-        launch = found.setdefault(
+        launch = launches.setdefault(
             (number, line.get("Process ID", ""), kernel), {"Kernel Name": (kernel, "")}
         )
         # Sections show a throughput as a share, and again in bytes; rules have no metric.
         if name and (unit == "%" or not name.endswith("Throughput")):
             launch.setdefault(name, (value, unit))
-    return list(found.values())
+    return list(launches.values())
 
 
 def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:

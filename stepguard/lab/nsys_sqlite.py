@@ -67,10 +67,10 @@ def _read(connection: sqlite3.Connection) -> list[Trace]:
 
 
 def _by_process(rows: Iterable[tuple[int, tuple[Any, ...]]]) -> dict[int, list[tuple[Any, ...]]]:
-    found: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
+    by_process: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
     for pid, row in rows:
-        found[pid].append(row)
-    return found
+        by_process[pid].append(row)
+    return by_process
 
 
 class _Export:
@@ -187,10 +187,10 @@ def _process(serialized: int | None) -> int:
 def _columns(rows: Sequence[tuple[Any, ...]], width: int, began: int) -> list[Any]:
     """Return columns in order of begin, the longer first; begin and end, in ns, become us."""
     table = [[NONE if x is None else x for x in column] for column in zip(*rows, strict=True)]
-    found: list[Any] = [np.array(column, np.int64) for column in table or [[]] * width]
-    if (found[3] < found[2]).any():
+    columns: list[Any] = [np.array(column, np.int64) for column in table or [[]] * width]
+    if (columns[3] < columns[2]).any():
         raise TraceError("an event in it ends before it begins")
-    order = np.lexsort((-found[3], found[2]))
-    found = [column[order] for column in found]
-    found[2], found[3] = (found[2] - began) / 1e3, (found[3] - began) / 1e3
-    return found
+    order = np.lexsort((-columns[3], columns[2]))
+    columns = [column[order] for column in columns]
+    columns[2], columns[3] = (columns[2] - began) / 1e3, (columns[3] - began) / 1e3
+    return columns

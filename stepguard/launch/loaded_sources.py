@@ -42,18 +42,18 @@ def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[st
     """Return what files that differ between two trees, in either, may be imported as: the outermost
     package around a file, or the file itself, with all folders that may be namespaces before it.
     """
-    found = set()
+    names = set()
     for path in map(Path, files):
         folders = [Path(*path.parts[:n], "__init__.py") for n in range(1, len(path.parts))]
-        inits = (one for one in folders if any((tree / one).is_file() for tree in trees))
-        package = next((one.parent for one in inits), None)
+        inits = (init for init in folders if any((tree / init).is_file() for tree in trees))
+        package = next((init.parent for init in inits), None)
         if package is None and path.suffix != ".py":
             continue
         parts = (package or path.with_suffix("")).parts
         # A module of a folder that is on no path has the names of others: scripts/numpy.py.
         alone = package is not None or path.parent.name == "src"
-        found |= {".".join(parts[n:]) for n in range(len(parts)) if alone or n < len(parts) - 1}
-    return frozenset(found - {ENGINE.name})
+        names |= {".".join(parts[n:]) for n in range(len(parts)) if alone or n < len(parts) - 1}
+    return frozenset(names - {ENGINE.name})
 
 
 def check(
@@ -84,20 +84,20 @@ def _problem(
     neutral = [folder.resolve() for folder in (spec.cache, spec.folder)]
     forbidden = [folder.resolve() for folder in spec.forbidden]
     sources = answer["sources"]
-    if forbidden and (found := strays(sources, own, forbidden, neutral)):
+    if forbidden and (modules := strays(sources, own, forbidden, neutral)):
         return (
-            f"{_came(found, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
+            f"{_came(modules, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
             "uninstall it if it is installed in editable mode (python -m pip list --editable), "
             f"load a library by its path in the tree that loads it, {_BY_FOLDER}"
         )
     outside, off = f"outside of {top}", "take that folder off PYTHONPATH or uninstall"
-    if found := copies(sources, package, top):
-        return f"{_came(found, outside)}; {off} {package} ({_pip([package])}), {_BY_FOLDER}"
-    if found := others(answer, top, spec.root.resolve(), changed):
-        packages = sorted({name.partition(".")[0] for name, _ in found})
+    if modules := copies(sources, package, top):
+        return f"{_came(modules, outside)}; {off} {package} ({_pip([package])}), {_BY_FOLDER}"
+    if modules := others(answer, top, spec.root.resolve(), changed):
+        packages = sorted({name.partition(".")[0] for name, _ in modules})
         has = "the two revisions have different sources" if changed else "the tree has another"
         names = f"{listed(packages, SHOWN)} ({_pip(packages)})"
-        return f"{_came(found, outside)}, of which {has}; {off} {names}, {_BY_FOLDER}"
+        return f"{_came(modules, outside)}, of which {has}; {off} {names}, {_BY_FOLDER}"
     return ""
 
 
@@ -111,7 +111,7 @@ def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
     """Return the modules of the factory's package that are no sources of the tree at ``top``."""
     if package == ENGINE.name:  # is always the caller's
         return []
-    return [one for one in _outside(sources, top) if one[0].partition(".")[0] == package]
+    return [module for module in _outside(sources, top) if module[0].partition(".")[0] == package]
 
 
 def others(
@@ -143,7 +143,7 @@ def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
 
 def _outside(modules: Mapping[str, str], top: Path) -> list[Module]:
     """Return the modules that are no sources of the tree at ``top``."""
-    return [one for one in sorted(modules.items()) if not _is_source(Path(one[1]), top)]
+    return [module for module in sorted(modules.items()) if not _is_source(Path(module[1]), top)]
 
 
 def _is_source(path: Path, top: Path) -> bool:
@@ -163,20 +163,20 @@ def strays(
     """
     whose = dict.fromkeys(forbidden, "forbidden") | dict.fromkeys(own, "own")
     whose |= dict.fromkeys(neutral, "neutral") | {engine: "engine"}
-    found = []
+    modules = []
     for name, file in sorted(sources.items()):
         owner = next((whose[folder] for folder in Path(file).parents if folder in whose), "")
         other_engine = owner != "engine" and name.partition(".")[0] == engine.name
         if owner == "forbidden" or other_engine:
-            found.append((name, file))
-    return found
+            modules.append((name, file))
+    return modules
 
 
 def _pip(packages: Sequence[str]) -> str:
     return f"python -m pip uninstall {' '.join(packages)}"
 
 
-def _came(found: Sequence[Module], where: str) -> str:
-    many = "a module" if len(found) == 1 else f"{len(found)} modules"
-    shown = listed([f"{name} ({file})" for name, file in found], SHOWN)
+def _came(modules: Sequence[Module], where: str) -> str:
+    many = "a module" if len(modules) == 1 else f"{len(modules)} modules"
+    shown = listed([f"{name} ({file})" for name, file in modules], SHOWN)
     return f"{many} came from {where}: {shown}"

@@ -39,7 +39,7 @@ def refuse_unlike_ranks(ranks: Answers) -> None:
     first = _platform(ranks[0])
     for rank, answer in enumerate(ranks):
         if odd := comparable(first, _platform(answer)):
-            has = ", ".join(f"{one.key} {one.new or 'none'}" for one in odd)
+            has = ", ".join(f"{difference.key} {difference.new or 'none'}" for difference in odd)
             torch = ranks[0]["fingerprint"]["torch"]
             message = f"rank {rank} has {has}, rank 0 does not (torch {torch})"
             raise LaunchFailed(Fault(Reason.RANKS_DIFFER, message))
@@ -109,20 +109,22 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
     several = len(profiles) > 1
     return {
         "profile": over_ranks(profiles),
-        "parts_by_rank": tuple(one.parts for one in profiles) if several else (),
+        "parts_by_rank": tuple(profile.parts for profile in profiles) if several else (),
     }
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
     """Return the ranks' identities as one, the parts of each by its number."""
-    found = [(rank, one) for rank, c in enumerate(counted) if (one := c.identity) is not None]
-    if len(found) < len(counted):
+    known = [
+        (rank, identity) for rank, c in enumerate(counted) if (identity := c.identity) is not None
+    ]
+    if len(known) < len(counted):
         return None
-    if len(found) == 1:
-        return found[0][1]
+    if len(known) == 1:
+        return known[0][1]
     return StepIdentity(
-        {f"{name} of rank {rank}": part for rank, one in found for name, part in one.parts.items()},
-        next((f"rank {rank}: {one.problem}" for rank, one in found if one.problem), ""),
+        {f"{name} of rank {rank}": part for rank, its in known for name, part in its.parts.items()},
+        next((f"rank {rank}: {its.problem}" for rank, its in known if its.problem), ""),
     )
 
 
@@ -131,9 +133,9 @@ def _sites_of(name: str, counted: Sequence[Counts]) -> tuple[Site, ...]:
     what differs between steps they are those of the ranks where it does.
     """
     differs = [counts for counts in counted if name in counts.unstable]
-    found: dict[tuple[str, ...], Site] = {}
+    by_place: dict[tuple[str, ...], Site] = {}
     for counts in differs or counted:
         for site in merge(counts.sites.get(name, ())):
-            if site.key not in found or site.count > found[site.key].count:
-                found[site.key] = site
-    return tuple(found.values())
+            if site.key not in by_place or site.count > by_place[site.key].count:
+                by_place[site.key] = site
+    return tuple(by_place.values())

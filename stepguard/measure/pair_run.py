@@ -176,17 +176,17 @@ class _PairRun:
         alone does, or on a GPU if its blocks are out of line: if that is so, too, it was no
         accident and both count; else the first is only kept.
         """
-        aside = self.aside
+        disturbed = self.aside
         odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base)
         # Where steps are asked for, what is in one block alone is what is looked for.
         may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
-        if aside is None and may_wait:
+        if disturbed is None and may_wait:
             self.aside = pair
             return
-        if aside and not odd:
-            self.again.append(aside)
-        elif aside:
-            self._count_pair(aside)
+        if disturbed and not odd:
+            self.again.append(disturbed)
+        elif disturbed:
+            self._count_pair(disturbed)
         self._count_pair(pair)
         self.aside = None
 
@@ -212,7 +212,7 @@ class _PairRun:
         except WorkersFailed:
             # Launches one after the other may need its memory; and the pairs that follow would
             # import beside timed blocks.
-            for launch in (one for each in (pair, *self.following) for one in each.launches):
+            for launch in (launch for each in (pair, *self.following) for launch in each.launches):
                 launch.group.close()
             self.following = []
             raise
@@ -235,10 +235,10 @@ class _PairRun:
         """Tell whether the pair that begins is likely the last one: no time is judged, it is enough
         for a step that is the same, or most cases of a CPU end after it.
         """
-        found = self.comparison()
-        ends = found.glance and found.pairs == mean_on_cpu.LEAST_PAIRS - 1
+        comparison = self.comparison()
+        ends = comparison.glance and comparison.pairs == mean_on_cpu.LEAST_PAIRS - 1
         untimed = JUDGED_TIME not in judged(self.case)
-        alike = found.pairs == enough(found) - 1 and not unlike(found)
+        alike = comparison.pairs == enough(comparison) - 1 and not unlike(comparison)
         return untimed or alike or ends
 
     def _next(self) -> list[RunningLaunch]:

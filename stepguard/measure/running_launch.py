@@ -185,16 +185,16 @@ class RunningLaunch:
         while True:
             measured, answers = measure()
             block = self.workers.monitored(measured, answers)
-            found = block.disturbance or _clocks_disagree(block)
-            if found is None:
+            disturbance = block.disturbance or _clocks_disagree(block)
+            if disturbance is None:
                 return block, answers
-            discarded.append(replace(block, disturbance=found))
-            reasons = [one.disturbance.reason for one in discarded if one.disturbance]
+            discarded.append(replace(block, disturbance=disturbance))
+            reasons = [lost.disturbance.reason for lost in discarded if lost.disturbance]
             gaps = reasons.count(Reason.CLOCKS_DISAGREE)
             if gaps > CLOCKS_RETRIES or len(discarded) > self.protocol.retries:
                 times = gaps if gaps > CLOCKS_RETRIES else len(discarded)
-                text = f"{times} blocks could not be used: {found.text}"
-                fault = Fault(found.reason, text, "", f"{self.label}, {during}")
+                text = f"{times} blocks could not be used: {disturbance.text}"
+                fault = Fault(disturbance.reason, text, "", f"{self.label}, {during}")
                 raise WorkersFailed(self.workers, LaunchFailed(fault))
 
     @property

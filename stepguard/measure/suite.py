@@ -130,8 +130,8 @@ class Suite:
         )
         evidence = self._checked(measured)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
-        found = screen(evidence, entry, self._named(path))
-        permits = Permits.of(found, self.permissions, today())
+        findings = screen(evidence, entry, self._named(path))
+        permits = Permits.of(findings, self.permissions, today())
         answer, comparison = None, None
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
@@ -143,14 +143,14 @@ class Suite:
                 answer, comparison = confirm(
                     case,
                     self._bench,
-                    found,
+                    findings,
                     permits,
                     evidence,
                     (recorded, self.base),
                     progress,
                     self._wanted,
                 )
-        ended = settled(found, permits, answer, evidence.timed_steps)
+        ended = settled(findings, permits, answer, evidence.timed_steps)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
         own = baseline.load(path) if self.base_baselines else None
@@ -172,10 +172,10 @@ class Suite:
                 wanted = self._wanted(case, tree.commit)
             files = differing(tree.base, tree.commit, self.baselines)
             wanted = replace(wanted, files=files, alpha=self.alpha)
-            found = compare_with(case, self._bench, tree, progress, wanted)
-        found, kept = self._keep_pairs(case, found)
-        verdict = judge_ab(found, self.permissions, today())
-        return Result(case, found.head, verdict, kept, path, found)
+            comparison = compare_with(case, self._bench, tree, progress, wanted)
+        comparison, kept = self._keep_pairs(case, comparison)
+        verdict = judge_ab(comparison, self.permissions, today())
+        return Result(case, comparison.head, verdict, kept, path, comparison)
 
     def _wanted(self, case: Case, base: str) -> PairsWanted:
         """Return what is wanted of pairs with the commit ``base``, unless an earlier run's SLOWER
@@ -183,15 +183,17 @@ class Suite:
         """
         head, gates = self._bench.revision.commit, judged(case)
 
-        def same(one: Comparison) -> bool:
+        def same(comparison: Comparison) -> bool:
             # An amended message, or an empty commit, is no other code.
-            sides = (one.base.commit, base), (one.head.commit, head)
-            return one.head.gates == gates and all(same_files(self.root, *two) for two in sides)
+            sides = (comparison.base.commit, base), (comparison.head.commit, head)
+            return comparison.head.gates == gates and all(
+                same_files(self.root, *two) for two in sides
+            )
 
         def stays(now: Evidence) -> Comparison | None:
             if self.fresh:
                 return None
-            earlier = [one for one in self._store.comparisons_of(case.slug) if same(one)]
+            earlier = [kept for kept in self._store.comparisons_of(case.slug) if same(kept)]
             return still_slower(earlier, now, base)
 
         return PairsWanted(
@@ -201,14 +203,14 @@ class Suite:
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],
         )
 
-    def _keep_pairs(self, case: Case, found: Comparison) -> tuple[Comparison, Path]:
+    def _keep_pairs(self, case: Case, comparison: Comparison) -> tuple[Comparison, Path]:
         """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""
-        head = self._checked(found.head)
+        head = self._checked(comparison.head)
         if head.tree_changed:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
-        found = replace(found, head=head)
-        return found, self._store.keep_comparison(self._bench.folder, case.slug, found)
+        comparison = replace(comparison, head=head)
+        return comparison, self._store.keep_comparison(self._bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
         """Return the path of a case's baseline file on this machine, and its baseline.

@@ -175,17 +175,17 @@ def pytest_runtest_makereport(
     item.stash[_PASSED] = report.passed and not refused
     verdict = result.verdict if result else None
     # Strictly nothing may be expected to fail: a mark passes what a waiver would limit.
-    found = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
-    if found.overridden:
+    shown = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
+    if shown.overridden:
         report.outcome = "failed"
         # With it pytest would count the failure as an expected one.
         vars(report).pop("wasxfail", None)
     block = session.block(result) if result else refused
-    if found.overridden or why == block:
+    if shown.overridden or why == block:
         report.longrepr = VerdictText(block)  # type: ignore[assignment]
-    if result is not None and found.names_verdict:
+    if result is not None and shown.names_verdict:
         report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
-    if found.error:
+    if shown.error:
         # pytest and JUnit call what fails in the call a failure, and what fails in set-up an error.
         report.when = "setup"
     return report

@@ -87,7 +87,7 @@ class Recorder:
     def word(self, result: Result) -> str:
         """Return the verdict's word, which does not call recorded what still has to wait."""
         verdict = result.verdict
-        if all(one.case.id != result.case.id for one in self._waiting):
+        if all(waiting.case.id != result.case.id for waiting in self._waiting):
             return verdict.word
         if verdict.status is Status.SAME:
             return verdict.label
@@ -127,12 +127,12 @@ class Recorder:
 def _kernels_in_doubt(verdict: Verdict) -> bool:
     """Tell whether kernels take longer and no pairs say that the step is the same."""
     return any(
-        one.reason is Reason.KERNELS_MOVED
-        and (one.confirmed is None or one.confirmed.outcome is not Confirmation.STEP_SAME)
-        for one in verdict.metrics
+        metric.reason is Reason.KERNELS_MOVED
+        and (metric.confirmed is None or metric.confirmed.outcome is not Confirmation.STEP_SAME)
+        for metric in verdict.metrics
     )
 
 
 def _unproven(verdict: Verdict) -> bool:
     """Tell whether a time is beyond its limit the good way, and no pairs confirmed it."""
-    return any(one.gated and one.reason is Reason.WITHIN_LEVEL for one in verdict.metrics)
+    return any(metric.gated and metric.reason is Reason.WITHIN_LEVEL for metric in verdict.metrics)

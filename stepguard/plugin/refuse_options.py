@@ -37,7 +37,7 @@ class Refused(Exception):
     """Raised for problems that a strict run has before it measures; each is a line of pytest's."""
 
     def __init__(self, problems: Sequence[Problem], *more: str) -> None:
-        named = first([one.sentence for one in problems], SHOWN)
+        named = first([problem.sentence for problem in problems], SHOWN)
         super().__init__(*map(printable, (*named, *more)))
         self.problems = tuple(problems)
 

@@ -87,7 +87,7 @@ def run_document(
         commit=revision.commit,
         dirty=list(revision.dirty),
         machine="" if gpus is None else machine,
-        gpus=[GpuDocument(name=one.name, uuid=one.uuid, driver=one.driver) for one in gpus or ()],
+        gpus=[GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus or ()],
         baselines=inside.relative(baselines),
         options=_options(config),
         results=[document_json.result_document(result, inside) for result in results],

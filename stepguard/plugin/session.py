@@ -231,7 +231,7 @@ class Session:
 
     def _after(self, case: Case) -> Case | None:
         """Return the case that comes next, if pytest keeps to the order that it collected."""
-        behind = dropwhile(lambda one: one.id != case.id, self._cases)
+        behind = dropwhile(lambda collected: collected.id != case.id, self._cases)
         return next(islice(behind, 1, None), None)
 
     def repeated(self, result: Result) -> Result:

@@ -44,26 +44,26 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def annotations(found: RunDocument, problems: Sequence[Problem]) -> list[str]:
+def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
     """Return MOST lines at most for a log of GitHub Actions: first the ``problems`` that a gate has
     with the run, then failing cases, worst first. Each stands where the cause is, or else at the
     case's test.
     """
     # A verdict that fails stands at its cause, below.
-    others = [one for one in problems if one.case or one.code is not ProblemCode.FAILED]
-    tests = {one.case: (one.file, one.line) for one in found.cases}
-    lines = [_of_problem(one, tests) for one in others]
-    failing = (one for one in worst_first(found) if one.verdict.outcome != "passed")
-    lines += [_of_result(one, tests) for one in failing]
+    others = [item for item in problems if item.case or item.code is not ProblemCode.FAILED]
+    tests = {case.case: (case.file, case.line) for case in document.cases}
+    lines = [_of_problem(problem, tests) for problem in others]
+    failing = (result for result in worst_first(document) if result.verdict.outcome != "passed")
+    lines += [_of_result(result, tests) for result in failing]
     if len(lines) > MOST:
         more = f"and {len(lines) - MOST + 1} more: see the summary"
         lines = [*lines[: MOST - 1], error("stepguard", more)]
     return lines
 
 
-def _of_problem(one: Problem, tests: Tests) -> str:
-    place = (one.file, one.line) if one.file else tests.get(one.case, ("", 0))
-    return error(one.code.value, one.sentence, *place)
+def _of_problem(problem: Problem, tests: Tests) -> str:
+    place = (problem.file, problem.line) if problem.file else tests.get(problem.case, ("", 0))
+    return error(problem.code.value, problem.sentence, *place)
 
 
 def _of_result(result: ResultDocument, tests: Tests) -> str:
@@ -72,14 +72,15 @@ def _of_result(result: ResultDocument, tests: Tests) -> str:
     return error(result.case, result.text.headline, *where)
 
 
-def comment(found: RunDocument, run_id: str, conclusion: str = "success") -> str:
+def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> str:
     """Return what stepguard says in a pull request of the run with that number: the page, then the
     commands that work from a clone. ``conclusion`` is the run's, which its gate decided.
     """
-    below = _commands(found, run_id)
+    below = _commands(document, run_id)
     # The document is what the measuring job says of itself.
-    refused = _REFUSED.format(log=_log(run_id)) if found.passed and conclusion != "success" else ""
-    shown = page(found, COMMENT_BYTES - len(below.encode()), steps=False, refused=refused)
+    is_refused = document.passed and conclusion != "success"
+    refused = _REFUSED.format(log=_log(run_id)) if is_refused else ""
+    shown = page(document, COMMENT_BYTES - len(below.encode()), steps=False, refused=refused)
     return f"{MARKER}\n{shown}\n{below}"
 
 
@@ -96,26 +97,26 @@ def _log(run_id: str) -> str:
     return f"`gh run view {run_id} --log-failed`"
 
 
-def _commands(found: RunDocument, run_id: str) -> str:
+def _commands(document: RunDocument, run_id: str) -> str:
     fetch = f"gh run download {run_id} --name {ARTIFACT} --dir evidence"
     lines = ["To look closer, in a clone:", "", "```sh", fetch]
     lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
-    failed = [one.verdict for one in found.results if one.verdict.outcome == "failed"]
-    if found.against and any(one.whole for one in failed):
+    failed = [result.verdict for result in document.results if result.verdict.outcome == "failed"]
+    if document.against and any(verdict.whole for verdict in failed):
         lines += [
             "",
             "Other FLOPs or tokens are another step, which no commit declares and no waiver "
             "passes: if that is meant, an owner merges it as it is, and main is recorded anew.",
         ]
-    if found.against and any(not one.whole for one in failed):
+    if document.against and any(not verdict.whole for verdict in failed):
         lines += [
             "",
             "If it is meant: a commit of the pull request says so in its message, "
             f"`{FORM}`, and who approves it approves that.",
         ]
-    has = {one.verdict.status for one in found.results}
+    has = {result.verdict.status for result in document.results}
     until = next((words for status, words in _UNTIL_ACCEPTED.items() if status in has), "")
-    if until and not found.against:
+    if until and not document.against:
         lines += [
             "",
             f"{until}, and after the merge a maintainer accepts what the run of main has measured:",

@@ -53,7 +53,7 @@ _TRACED = {"ranks", "collectives"}  # trace and memory
 def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
     """Return what a verdict says; the next ``steps`` are of a run's."""
     causes = verdict.explanation.causes if verdict.explanation else ()
-    notes = {one.metric: note(one) for one in verdict.metrics}
+    notes = {metric.metric: note(metric) for metric in verdict.metrics}
     return VerdictText(
         headline=verdict_text.headline(verdict),
         message=verdict.message,
@@ -74,15 +74,15 @@ def judged_document(verdict: Verdict) -> JudgedDocument:
 def result_document(result: Result, commands: Commands) -> ResultDocument:
     """Return a case, its metrics and verdict; paths are relative to the folder of ``commands``."""
     evidence, path = result.evidence, commands.relative(result.evidence_path)
-    launches = [one for one in evidence.launches if one.has_times()]
+    launches = [launch for launch in evidence.launches if launch.has_times()]
     return ResultDocument(
         case=result.case.id,
         parameters=evidence.case,
         gates=evidence.gates,
         metrics=summarise(evidence).values(),
         launches=[
-            LaunchDocument(step_ms=one.step_ms, step_ms_median=one.step_ms_median)
-            for one in launches
+            LaunchDocument(step_ms=launch.step_ms, step_ms_median=launch.step_ms_median)
+            for launch in launches
         ],
         verdict=result.verdict,
         text=text_of(
@@ -104,10 +104,10 @@ def waiver_documents(
 ) -> list[WaiverDocument]:
     """Return every waiver, with what it did where its case was measured."""
     outcomes = {
-        (one.permission.case, one.permission.metric): one.effect.value
+        (outcome.permission.case, outcome.permission.metric): outcome.effect.value
         for result in results
-        for one in result.verdict.permissions
-        if not one.permission.is_trailer
+        for outcome in result.verdict.permissions
+        if not outcome.permission.is_trailer
     }
     return [
         WaiverDocument(
@@ -190,8 +190,8 @@ def _is_document(content: Any) -> bool:
     """Tell whether a command, or a run, wrote this as its document."""
     if isinstance(content, list):
         return all(
-            isinstance(one, dict) and any(one.keys() >= mark for mark in _VERDICTS)
-            for one in content
+            isinstance(item, dict) and any(item.keys() >= mark for mark in _VERDICTS)
+            for item in content
         )
     keys = content.keys() if isinstance(content, dict) else set()
     # A single key is too little to know a document by, unless there is no other.
@@ -220,7 +220,7 @@ def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
     if problem := kept_from(path, kind):
         return problem
     # The folder too: a file is written beside the one that it replaces.
-    for one in (path, path.parent):
-        if one.exists() and not os.access(one, os.W_OK):
-            return f"no permission to write to {one}: make it writable, or name another file"
+    for target in (path, path.parent):
+        if target.exists() and not os.access(target, os.W_OK):
+            return f"no permission to write to {target}: make it writable, or name another file"
     return ""

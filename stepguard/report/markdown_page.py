@@ -22,7 +22,7 @@ NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED,
 
 
 def page(
-    found: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = True, refused: str = ""
+    document: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = True, refused: str = ""
 ) -> str:
     """Return the page, in UTF-8 of no more than ``limit_bytes``; next ``steps`` are for whoever has
     the evidence, and ``refused`` is why a run that passes by its own word does not.
@@ -31,13 +31,15 @@ def page(
     a folded part for each case that has more to say, what was not measured, notices, and
     what was measured where.
     """
-    parts = [_verdict(found, passed=found.passed and not refused), *([refused] if refused else [])]
-    parts += [*_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
+    passed = document.passed and not refused
+    parts = [_verdict(document, passed), *([refused] if refused else [])]
+    parts += [*_base(document), *_problems(document), *_table(document, limit_bytes // 2)]
     reported = ReportedCauses()
-    parts += [_details(one, steps, reported) for one in worst_first(found) if _speaks(one)]
+    shown = filter(_speaks, worst_first(document))
+    parts += [_details(result, steps, reported) for result in shown]
     # What each waiver did is among the notices.
-    notices = _cut(_bullets(found.notices), "notices", folded="")
-    parts += [*_unmeasured(found), *notices, _facts(found)]
+    notices = _cut(_bullets(document.notices), "notices", folded="")
+    parts += [*_unmeasured(document), *notices, _facts(document)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
 
@@ -55,51 +57,53 @@ def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
         yield f"{left_out} parts of this page are too long for it; the run's document has them."
 
 
-def _verdict(found: RunDocument, passed: bool) -> str:
+def _verdict(document: RunDocument, passed: bool) -> str:
     word = "passed" if passed else "failed"
-    counted = table.counts([one.verdict for one in found.results]) or "nothing was measured"
+    verdicts = [result.verdict for result in document.results]
+    counted = table.counts(verdicts) or "nothing was measured"
     return f"**Performance {word}:** {markdown(counted)}"
 
 
-def _base(found: RunDocument) -> Iterator[str]:
+def _base(document: RunDocument) -> Iterator[str]:
     """Yield what the tree changes in the baselines, which did not judge it."""
-    if found.base_changes:
+    if document.base_changes:
         yield (
-            f"**This change edits baselines or waivers.** Those of {markdown(found.base)} judged; "
-            "old -> new:"
+            "**This change edits baselines or waivers.** "
+            f"Those of {markdown(document.base)} judged; old -> new:"
         )
-    yield from _cut(_bullets(found.base_changes), "changes")
+    yield from _cut(_bullets(document.base_changes), "changes")
 
 
-def _problems(found: RunDocument) -> Iterator[str]:
-    if found.problems:
+def _problems(document: RunDocument) -> Iterator[str]:
+    if document.problems:
         yield "**The run itself is no pass:**"
-    yield from _cut(_bullets([one.sentence for one in found.problems]), "problems")
+    yield from _cut(_bullets([problem.sentence for problem in document.problems]), "problems")
 
 
-def _facts(found: RunDocument) -> str:
+def _facts(document: RunDocument) -> str:
     """Return what was measured, where, how it was asked for and how it ended."""
-    states = Counter(one.state for one in found.cases)
+    options = document.options
+    states = Counter(case.state for case in document.cases)
     cases = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
     facts = {
-        "commit": short_hash(found.commit) + (" and changes" if found.dirty else ""),
-        "against": found.against and revision(found.against, found.base_commit),
-        "machine": ", ".join([found.machine, *(one.uuid for one in found.gpus)]),
+        "commit": short_hash(document.commit) + (" and changes" if document.dirty else ""),
+        "against": document.against and revision(document.against, document.base_commit),
+        "machine": ", ".join([document.machine, *(gpu.uuid for gpu in document.gpus)]),
         "cases": cases,
-        "arguments": " ".join([*first(found.options.arguments, 10), found.options.environment]),
-        "ended": found.end.value,
+        "arguments": " ".join([*first(options.arguments, 10), options.environment]),
+        "ended": document.end.value,
     }
     shown = (f"{name} `{_code(text)}`" for name, text in facts.items() if text.strip())
-    return ("Strict: " if found.strict else "Not strict: ") + ", ".join(shown)
+    return ("Strict: " if document.strict else "Not strict: ") + ", ".join(shown)
 
 
 def _code(text: str) -> str:
     return printable_lines(text).replace("\n", " ").replace("`", "'").strip()
 
 
-def _table(found: RunDocument, limit_bytes: int) -> Iterator[str]:
+def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
     """Yield the table, if anything was measured: the columns that have a cell, the worst cases."""
-    rows = [row.cells for row in table.rows([one.verdict for one in found.results])]
+    rows = [row.cells for row in table.rows([result.verdict for result in document.results])]
     kept = [at for at in range(len(table.COLUMNS)) if any(row[at] for row in rows)]
     cells = [[table.COLUMNS[at] for at in kept], ["---"] * len(kept)]
     cells += [[markdown(row[at]) or "-" for at in kept] for row in rows]
@@ -112,9 +116,9 @@ def _table(found: RunDocument, limit_bytes: int) -> Iterator[str]:
         yield f"{len(lines) - fitting} more cases are not in this table."
 
 
-def worst_first(found: RunDocument) -> list[ResultDocument]:
+def worst_first(document: RunDocument) -> list[ResultDocument]:
     """Return the results of a run, the worst first, then by case id."""
-    return sorted(found.results, key=lambda one: (one.verdict.status.rank, one.case))
+    return sorted(document.results, key=lambda result: (result.verdict.status.rank, result.case))
 
 
 def _speaks(result: ResultDocument) -> bool:
@@ -137,12 +141,12 @@ def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> s
     return "\n".join([title, "", fence, body, fence, "</details>"])
 
 
-def _unmeasured(found: RunDocument) -> Iterator[str]:
+def _unmeasured(document: RunDocument) -> Iterator[str]:
     for state in NOT_MEASURED:
-        its = [one for one in found.cases if one.state is state]
+        its = [case for case in document.cases if case.state is state]
         lines = []
-        for why, alike in grouped(its, lambda one: one.why).items():
-            shown = markdown(listed([one.case or one.test for one in alike], LISTED))
+        for why, alike in grouped(its, lambda case: case.why).items():
+            shown = markdown(listed([case.case or case.test for case in alike], LISTED))
             lines.append(f"* {shown}" + (f": {markdown(why)}" if why else ""))
         yield from _cut(lines, state.value, folded=f"{len(its)} ")
 

@@ -95,8 +95,9 @@ def lines(entry: Entry) -> Iterator[str]:
     width = max((len(name) for name in newest.counters), default=0)
     for name in (name for name in METRICS if name in newest.counters):
         yield f"    {figure(name, newest.counters[name], width)}"
-    for name, found in newest.differences_pct.items():
-        yield f"    {name} {found.mean:+.2f} +- {found.half_width:.2f} {METRICS[name].unit}"
+    for name, difference in newest.differences_pct.items():
+        mean, half = difference.mean, difference.half_width
+        yield f"    {name} {mean:+.2f} +- {half:.2f} {METRICS[name].unit}"
 
 
 def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:

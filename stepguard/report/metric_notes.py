@@ -19,23 +19,23 @@ from stepguard.core.verdict import (
 NOTE_PARTS = 3  # how many moved operators a note names
 
 
-def note(found: MetricVerdict) -> str:
+def note(metric: MetricVerdict) -> str:
     """Return what else is to be said of a metric: parts and ranks that moved, what pairs said."""
-    within = f"{found.slow_steps.text}; " if found.slow_steps else ""
-    if found.confirmed:
-        return within + _confirmation(found.confirmed)
-    if found.reason is Reason.IDENTICAL_STEP:
+    within = f"{metric.slow_steps.text}; " if metric.slow_steps else ""
+    if metric.confirmed:
+        return within + _confirmation(metric.confirmed)
+    if metric.reason is Reason.IDENTICAL_STEP:
         within += "the same kernels, generated code, operands and settings, bound by the GPU; "
-    if found.pairs and found.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
+    if metric.pairs and metric.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
         # Few pairs outside the plan: neither its interval nor what it could find is what decided.
-        mean = f"{found.pairs.decision.estimate_pct:+.1f} % on average"
-        return f"{within}{found.reason.phrase}: {mean} {_over(found.pairs)}"
-    if found.pairs:
-        return within + pairs_text(found.pairs)
-    if found.figures:
-        each = f"{found.slow_steps.text}, in each launch; " if found.slow_steps else ""
-        return each + found.figures.sentence
-    return ", ".join(filter(None, (on_ranks(found.ranks), parts(found))))
+        mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
+        return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
+    if metric.pairs:
+        return within + pairs_text(metric.pairs)
+    if metric.figures:
+        each = f"{metric.slow_steps.text}, in each launch; " if metric.slow_steps else ""
+        return each + metric.figures.sentence
+    return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric))))
 
 
 def on_ranks(ranks: tuple[int, ...]) -> str:
@@ -45,14 +45,14 @@ def on_ranks(ranks: tuple[int, ...]) -> str:
     return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def parts(found: MetricVerdict, most: int = NOTE_PARTS) -> str:
+def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
     """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
-    if found.metric == SETTINGS:
-        return listed(_settings(found.moved), most)
+    if metric.metric == SETTINGS:
+        return listed(_settings(metric.moved), most)
     shown = [
-        f"{part.name} {format_value(found.metric, part.old)} -> "
-        f"{format_value(found.metric, part.new)}"
-        for part in found.moved
+        f"{part.name} {format_value(metric.metric, part.old)} -> "
+        f"{format_value(metric.metric, part.new)}"
+        for part in metric.moved
     ]
     return listed(shown, most)
 
@@ -69,37 +69,37 @@ def _settings(moved: Iterable[PartMove]) -> list[str]:
     return [f"{name} {old} -> {new}" for name, (old, new) in sides.items()]
 
 
-def pairs_text(found: PairsFinding) -> str:
+def pairs_text(measured: PairsFinding) -> str:
     """Return a decision in words: interval, pairs, and what could have been found."""
-    by = found.decision
+    by = measured.decision
     return (
-        f"{interval(by)} {_over(found)}; smallest detectable slowdown "
+        f"{interval(by)} {_over(measured)}; smallest detectable slowdown "
         f"{by.smallest_detectable_pct:.2f} %"
     )
 
 
-def _over(found: PairsFinding) -> str:
+def _over(measured: PairsFinding) -> str:
     """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else is to know."""
-    by, margins = found.decision, found.margins
-    how = "" if found.together else ", one launch after the other"
-    most = f" of {found.most} at most" if found.most else ""
+    by, margins = measured.decision, measured.margins
+    how = "" if measured.together else ", one launch after the other"
+    most = f" of {measured.most} at most" if measured.most else ""
     all_pct = by.with_replaced_pct
     with_them = "" if all_pct is None else f"; with them {all_pct:+.2f} %"
-    more = f"{found.again} more were disturbed and do not count{with_them}"
-    again = f" ({more})" if found.again else ""
-    among_many = found.alpha < ALPHA
-    level = f", level {100 * found.alpha:.2g} % among the cases of its run" if among_many else ""
+    more = f"{measured.again} more were disturbed and do not count{with_them}"
+    remeasured = f" ({more})" if measured.again else ""
+    among_many = measured.alpha < ALPHA
+    level = f", level {100 * measured.alpha:.2g} % among the cases of its run" if among_many else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
-    stays = f", measured {found.stays} and not again" if found.stays else ""
-    if found.not_enough:
-        how += f" (fewer were not enough: {found.not_enough})"
+    stays = f", measured {measured.stays} and not again" if measured.stays else ""
+    if measured.not_enough:
+        how += f" (fewer were not enough: {measured.not_enough})"
     noise = f"pair sd {by.sd_pct:.2f} %; {margins_text(margins)}{level}"
-    return f"over {pairs}{most}{stays}{again}{how}, {noise}"
+    return f"over {pairs}{most}{stays}{remeasured}{how}, {noise}"
 
 
-def interval(found: Decision) -> str:
+def interval(decision: Decision) -> str:
     """Return "[-0.12, +0.20] %"."""
-    return f"[{found.low_pct:+.2f}, {found.high_pct:+.2f}] %"
+    return f"[{decision.low_pct:+.2f}, {decision.high_pct:+.2f}] %"
 
 
 def _confirmation(how: Confirmed) -> str:

@@ -104,8 +104,8 @@ def next_steps(
 
 def _stays(verdict: Verdict) -> bool:
     """Tell whether an earlier run's pairs decided, and nothing was measured again."""
-    found = verdict.worst
-    pairs = found and (found.pairs or found.confirmed and found.confirmed.step)
+    worst = verdict.worst
+    pairs = worst and (worst.pairs or worst.confirmed and worst.confirmed.step)
     return bool(pairs and pairs.stays)
 
 
@@ -138,14 +138,14 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         if verdict.waived_until:
             return []
         waive = commands.waive(verdict)
-        again = commands.measure
+        measure = commands.measure
         accept = commands.accept(verdict.case_id) + NEW_LEVEL
         then = "; then remove the waiver" if waive else ""
         alone = "if it is meant: no waiver passes other work; " if verdict.whole else ""
         return [
             *([f"if it is meant: {waive}"] if waive else []),
             *_declarations(verdict, "or" if waive else "if it is meant,"),
-            f"{alone}after the merge, on main: {again}, then {accept}{then}",
+            f"{alone}after the merge, on main: {measure}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:
         return _what_decides(verdict, commands)
@@ -156,14 +156,14 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 
 def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
     """Return what would decide an undecided time: more pairs, a new draw, or wider margins."""
-    found = verdict.worst.pairs if verdict.worst else None
-    if found is None or found.decision.pairs < MOST_PAIRS:
+    pairs = verdict.worst.pairs if verdict.worst else None
+    if pairs is None or pairs.decision.pairs < MOST_PAIRS:
         return ["give it more time: --perf-budget=MIN"]
-    smallest = found.decision.smallest_detectable_pct
+    smallest = pairs.decision.smallest_detectable_pct
     finds = f"{MOST_PAIRS} pairs of this noise find {smallest:.2f} %"
-    if smallest <= found.margins.matter_pct:
+    if smallest <= pairs.margins.matter_pct:
         return [f"measure again: {finds} in 95 of 100 runs"]
-    wider = deciding_margins(found.decision.sd_pct, found.margins, found.alpha)
+    wider = deciding_margins(pairs.decision.sd_pct, pairs.margins, pairs.alpha)
     margins = f"margins_pct=({wider.ignore_pct:g}, {wider.matter_pct:g})"
     return [f"no further pair decides, {finds}: set {margins} in the case", commands.doctor]
 
@@ -172,5 +172,5 @@ def _declarations(verdict: Verdict, first: str) -> Iterator[str]:
     """Yield a line for each failing metric: a commit has to declare all of them."""
     failing = () if verdict.whole else verdict.gated("failed")
     said = f"{first} in the message of a commit", *["and"] * len(failing)
-    for words, one in zip(said, failing, strict=False):
-        yield f"{words}: {KEY}: {verdict.case_id} {one.metric}: why"
+    for words, metric in zip(said, failing, strict=False):
+        yield f"{words}: {KEY}: {verdict.case_id} {metric.metric}: why"

@@ -4,7 +4,6 @@ from collections.abc import Hashable
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.reason_sentences import Unstable
-from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 
 
@@ -29,13 +28,13 @@ def _cause(verdict: Verdict) -> Hashable:
     """Return what a verdict rests on: the places where counters moved, or a traceback. None where
     each case has more to say: of its times, of its waivers.
     """
-    moved = [one for one in verdict.metrics if one.gated and one.status is not Status.SAME]
-    places = {site.key for one in moved for site in one.sites}
-    counted = all(METRICS[one.metric].kind == "counter" for one in moved if places)
+    moved = verdict.moved
+    places = {site.key for metric in moved for site in metric.sites}
+    counted = all(METRICS[metric.metric].kind == "counter" for metric in moved if places)
     if verdict.permissions or not counted:
         return None
     if places:
-        return frozenset(places), frozenset((one.metric, one.status) for one in moved)
+        return frozenset(places), frozenset((metric.metric, metric.status) for metric in moved)
     unstable = verdict.figures.sites if isinstance(verdict.figures, Unstable) else ()
-    told = verdict.detail or frozenset(site.key for site in unstable)
-    return (verdict.reason, told) if told else None
+    said = verdict.detail or frozenset(site.key for site in unstable)
+    return (verdict.reason, said) if said else None

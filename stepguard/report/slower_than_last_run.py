@@ -44,7 +44,7 @@ def _step_ms(evidence: Evidence) -> float:
 
 def _python(now: Evidence, then: Evidence) -> str:
     """Return how many more lines of Python it runs, and the function with most of them."""
-    new, old = (one.counted.information.get(PYTHON_LINES) for one in (now, then))
+    new, old = (evidence.counted.information.get(PYTHON_LINES) for evidence in (now, then))
     if new is None or old is None or new <= old:
         return ""
     places = now.counted.sites.get(PYTHON_LINES, ())
@@ -56,4 +56,4 @@ def _python(now: Evidence, then: Evidence) -> str:
 
 def _count(site: Site, known: Sequence[Site]) -> int:
     here = (site.file, site.function)
-    return sum(one.count for one in known if (one.file, one.function) == here)
+    return sum(line.count for line in known if (line.file, line.function) == here)

@@ -64,8 +64,8 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     return waits[0] if waits else cause
 
 
-def _rise(found: MetricVerdict) -> float:
-    return (found.new or 0) - (found.old or 0)
+def _rise(metric: MetricVerdict) -> float:
+    return (metric.new or 0) - (metric.old or 0)
 
 
 def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
@@ -78,8 +78,8 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
         if cause.kind not in _NO_WORK
         and (cause.kind is not Kind.IDLE or abs(cause.us) <= most_idle_us)
     )
-    found = next((cause for cause in of_work if (cause.us > 0) == (change_us >= 0)), None)
-    return found if found and abs(found.us) >= NAMED_SHARE * abs(change_us) else None
+    cause = next((cause for cause in of_work if (cause.us > 0) == (change_us >= 0)), None)
+    return cause if cause and abs(cause.us) >= NAMED_SHARE * abs(change_us) else None
 
 
 def moved(cause: Cause, verdict: Verdict) -> list[str]:
@@ -90,12 +90,12 @@ def moved(cause: Cause, verdict: Verdict) -> list[str]:
     text = f"{named(cause)} {_figures(cause.before, cause.after)}"
     site = site_of(cause, verdict)
     where = ", ".join(filter(None, (_where(cause), on_ranks(_ranks(site, verdict)))))
-    found = [f"{text}, {where}", text] if where else [text]
-    return [f"{found[0]} {site.place}", *found] if site else found
+    texts = [f"{text}, {where}", text] if where else [text]
+    return [f"{texts[0]} {site.place}", *texts] if site else texts
 
 
 def _operators(verdict: Verdict) -> MetricVerdict | None:
-    return next((one for one in verdict.metrics if one.metric == OPERATORS), None)
+    return next((metric for metric in verdict.metrics if metric.metric == OPERATORS), None)
 
 
 def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
@@ -115,12 +115,12 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
     """
     operators = _operators(verdict)
     # What fell is no reason why something got slower.
-    found = [
+    matching = [
         (site, common)
         for site in (operators.sites if operators else ())
         if site.file and (site.count > 0 or cause.us < 0) and (common := _run(cause.place, site))
     ]
-    sites = [site for site, common in found if common == found[0][1]]
+    sites = [site for site, common in matching if common == matching[0][1]]
     lines = [site for site in sites if not site.phase] or sites
     return lines[0] if len({(site.file, site.function) for site in lines}) == 1 else None
 
@@ -153,26 +153,29 @@ def lines(verdict: Verdict) -> Iterator[str]:
     """Yield the first causes and the straggler, a line each; nothing where all is `same`."""
     if verdict.status is Status.SAME and verdict.reason is not Reason.KERNELS_MOVED:
         return
-    if one := verdict.straggler:
+    if straggler := verdict.straggler:
+        old_ms, new_ms = straggler.old_ms, straggler.new_ms
         yield (
-            f"rank {one.rank} takes {one.old_ms:.2f} -> {one.new_ms:.2f} ms without waiting for "
-            f"others ({100 * (one.new_ms / one.old_ms - 1):+.2f} %, of the others none more than "
-            f"{one.others_pct:+.2f} %)"
+            f"rank {straggler.rank} takes {old_ms:.2f} -> {new_ms:.2f} ms without waiting for "
+            f"others ({100 * (new_ms / old_ms - 1):+.2f} %, of the others none more than "
+            f"{straggler.others_pct:+.2f} %)"
         )
-    found = verdict.explanation
-    if found is None:
+    explanation = verdict.explanation
+    if explanation is None:
         return
-    if found.refused:
-        yield f"the profiles cannot be compared: {refused_because(found.refused[0])}"
+    if explanation.refused:
+        yield f"the profiles cannot be compared: {refused_because(explanation.refused[0])}"
         return
-    if found.causes:
-        yield f"the profiled steps differ by {found.change_us / 1e3:+.2f} ms:"
-        yield from (f"  {line(cause)}" for cause in found.causes[:SHOWN])
-        if (rest := len(found.causes) + found.smaller - SHOWN) > 0:
-            smaller_us = sum(cause.us for cause in found.causes[SHOWN:]) + found.smaller_us
+    if explanation.causes:
+        yield f"the profiled steps differ by {explanation.change_us / 1e3:+.2f} ms:"
+        yield from (f"  {line(cause)}" for cause in explanation.causes[:SHOWN])
+        if (rest := len(explanation.causes) + explanation.smaller - SHOWN) > 0:
+            cut_us = sum(cause.us for cause in explanation.causes[SHOWN:])
+            smaller_us = cut_us + explanation.smaller_us
             yield f"  {smaller_us / 1e3:+.2f} ms: {rest} smaller causes"
-        scatter = "within the scatter of steps" if found.scatter_known else "at most 1 us each"
-        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
+        known = explanation.scatter_known
+        scatter = "within the scatter of steps" if known else "at most 1 us each"
+        yield f"  {explanation.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
 
 
 def line(cause: Cause) -> str:

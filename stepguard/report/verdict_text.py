@@ -75,20 +75,21 @@ def _causes(verdict: Verdict) -> list[str]:
     if verdict.whole or worst is None:
         text = (verdict.message or verdict.reason.phrase).split("\n")[0]
         # Other work: the operators that make it, and where they are called.
-        calls = (one for one in _moved(verdict) if one.metric == OPERATORS and one.moved)
-        named = [text_of for found in calls for text_of in _of_metric(found)]
-        return [*(f"{one}; {text}" for one in named), *named] or [text]
+        calling = (m for m in _moved(verdict) if m.metric == OPERATORS and m.moved)
+        calls = [words for metric in calling for words in _of_metric(metric)]
+        return [*(f"{words}; {text}" for words in calls), *calls] or [text]
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
         return [worst.reason.phrase]
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
     cause = time_causes.culprit(verdict)
     if cause is None:
-        found, texts = _operator_of(worst, verdict), _of_metric(worst)
-        return [*(f"{texts[0]}, {one}" for one in _of_metric(found)), *texts] if found else texts
+        operators, texts = _operator_of(worst, verdict), _of_metric(worst)
+        calls = _of_metric(operators) if operators else []
+        return [*(f"{texts[0]}, {words}" for words in calls), *texts]
     # The cause before the time that it explains.
     named = time_causes.moved(cause, verdict) if isinstance(cause, Cause) else _of_metric(cause)
-    return [f"{named[0]}; {moved}", *(f"{one}; {bare}" for one in named), *named]
+    return [f"{named[0]}; {moved}", *(f"{words}; {bare}" for words in named), *named]
 
 
 def _of_metric(worst: MetricVerdict) -> list[str]:
@@ -142,12 +143,12 @@ def _file(site: Site) -> str:
     return site.place.rpartition("/")[2]
 
 
-def operator_move(found: MetricVerdict) -> str:
+def operator_move(metric: MetricVerdict) -> str:
     """Return the first operator that moved: "+4 aten.clone", "+4 aten.silu for aten.gelu"."""
-    if found.sites:
-        main, names = found.sites[0], _names(found.sites)
+    if metric.sites:
+        main, names = metric.sites[0], _names(metric.sites)
         here: Counter[str] = Counter()
-        for site in found.sites:
+        for site in metric.sites:
             if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):
                 here[site.what] += site.count
         count = here.pop(main.what)
@@ -155,7 +156,7 @@ def operator_move(found: MetricVerdict) -> str:
         if [*here.values()] == [-count] and count > 0:
             return f"{text} for {names[next(iter(here))]}"
         return text
-    part = found.moved[0]
+    part = metric.moved[0]
     return f"{part.new - part.old:+,d} {_bare(part.name)}"
 
 
@@ -185,7 +186,8 @@ def place(verdict: Verdict) -> Site | None:
     """Return the line of what decided a verdict, or of what explains it, if it is known."""
     if verdict.whole:
         site = verdict.figures.site if isinstance(verdict.figures, Failed) else None
-        places = [site if site and site.file else None, *(one.place for one in _moved(verdict))]
+        of_metrics = (metric.place for metric in _moved(verdict))
+        places = [site if site and site.file else None, *of_metrics]
         return next(filter(None, places), None)
     if verdict.worst is None:
         return None
@@ -203,20 +205,20 @@ def places(verdict: Verdict) -> list[str]:
     return [f"  {line}" for line in _where(worst)] if worst and not verdict.whole else []
 
 
-def _where(found: MetricVerdict) -> list[str]:
+def _where(metric: MetricVerdict) -> list[str]:
     """Return where a metric moved, a line each."""
-    unit = METRICS[found.metric].unit
-    if found.metric == PEAK:  # no bytes are of a line: what lives longest has others beside it
-        lines = [f"called here now: {happens(site)}" for site in found.sites]
-    elif found.metric not in OPERATOR_METRICS:
-        lines = [happens(site, unit) for site in found.sites]
+    unit = METRICS[metric.metric].unit
+    if metric.metric == PEAK:  # no bytes are of a line: what lives longest has others beside it
+        lines = [f"called here now: {happens(site)}" for site in metric.sites]
+    elif metric.metric not in OPERATOR_METRICS:
+        lines = [happens(site, unit) for site in metric.sites]
         if unit != "B":
             return lines
     else:
-        names = _names(found.sites)
+        names = _names(metric.sites)
         lines = [
             f"{site.count:+,d} {names[site.what]} in {site.function} ({site.place})"
-            for site in found.sites
+            for site in metric.sites
         ]
     return first(lines, PLACES_SHOWN)
 
@@ -226,33 +228,33 @@ def _short(name: str, value: float) -> str:
     if METRICS[name].unit == "B" or abs(value) < 1e6:
         return format_value(name, value)
     scales = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
-    scale, letter = next(one for one in scales if abs(value) >= one[0])
+    scale, letter = next(row for row in scales if abs(value) >= row[0])
     return f"{value / scale:,.3g} {letter}"
 
 
-def change(found: MetricVerdict, digits: int = 2) -> str:
+def change(metric: MetricVerdict, digits: int = 2) -> str:
     """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
 
     ``digits`` are those of the percentages; a move too small for them is given in units.
     """
-    name, unit = found.metric, METRICS[found.metric].unit
-    if found.old is None or found.new is None:
-        return f"{name} {format_value(name, found.new)}"
+    name, unit = metric.metric, METRICS[metric.metric].unit
+    if metric.old is None or metric.new is None:
+        return f"{name} {format_value(name, metric.new)}"
     show = _short if digits < 2 else format_value
-    old, new = show(name, found.old), show(name, found.new)
-    if old == new and found.old != found.new and unit == "B":  # the move is under the last digit
-        old, new = f"{found.old:,.0f}", f"{found.new:,.0f} B"
+    old, new = show(name, metric.old), show(name, metric.new)
+    if old == new and metric.old != metric.new and unit == "B":  # the move is under the last digit
+        old, new = f"{metric.old:,.0f}", f"{metric.new:,.0f} B"
     text = f"{name} {old} -> {new}"
-    if found.limit_pct is not None and found.change_pct is not None:
-        limit = f"limit {found.limit_pct:.{digits}f} %"
-        return f"{text} ({found.change_pct:+.{digits}f} %, {limit})"
-    if found.new == found.old:
+    if metric.limit_pct is not None and metric.change_pct is not None:
+        limit = f"limit {metric.limit_pct:.{digits}f} %"
+        return f"{text} ({metric.change_pct:+.{digits}f} %, {limit})"
+    if metric.new == metric.old:
         return text
-    share = abs(found.change_pct or 0)
-    if share < 10**-digits or share > MOST_SHOWN_PCT or abs(found.new) < 1000:
-        moved = found.new - found.old
+    share = abs(metric.change_pct or 0)
+    if share < 10**-digits or share > MOST_SHOWN_PCT or abs(metric.new) < 1000:
+        moved = metric.new - metric.old
         return f"{text} ({moved:+,.0f} {unit_behind(name, moved)})"
-    return f"{text} ({found.change_pct:+.{digits}f} %)"
+    return f"{text} ({metric.change_pct:+.{digits}f} %)"
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:
@@ -277,26 +279,27 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     return lines
 
 
-def _metric_lines(found: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:
+def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:
     """Return a metric that moved: its figures, where it moved, which parts, how noisy it is. What
     is said of the one ``above`` it is not said again.
     """
-    row = METRICS[found.metric]
-    line = f"  {found.metric} [{row.unit}]: {change(found)[len(found.metric) + 1 :]}"
-    line += f": {found.status.value}"
-    follows = above is not None and found.reason is above.reason
-    line += "" if follows else f", {found.reason.phrase}"
-    line += f" (waived until {found.waived_until})" if found.waived_until else ""
-    lines = [line, *(f"    {where}" for where in _where(found))]
-    text, placed = note(found), found.sites and found.metric != COLLECTIVES  # no line has its size
-    if text and (row.kind == "time" or found.status is Status.INCONCLUSIVE):
+    row = METRICS[metric.metric]
+    line = f"  {metric.metric} [{row.unit}]: {change(metric)[len(metric.metric) + 1 :]}"
+    line += f": {metric.status.value}"
+    follows = above is not None and metric.reason is above.reason
+    line += "" if follows else f", {metric.reason.phrase}"
+    line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
+    lines = [line, *(f"    {where}" for where in _where(metric))]
+    # Of collectives no line has the size.
+    text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
+    if text and (row.kind == "time" or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
-    elif text and not placed and not (follows and found.metric in OPERATOR_METRICS):
+    elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
-    if found.noise_pct is not None and not in_pairs:
+    if metric.noise_pct is not None and not in_pairs:
         difference = row.kind == "difference"
         noise = "95 % interval over pairs +-" if difference else "standard error over launches"
-        lines.append(f"    {noise} {found.noise_pct:.2f} %")
+        lines.append(f"    {noise} {metric.noise_pct:.2f} %")
     return lines
 
 
@@ -345,15 +348,15 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
 
 def remarks(evidence: Evidence) -> list[str]:
     """Return what a verdict does not show of how it was measured, a sentence each."""
-    found, lost = [], evidence.disturbances
+    texts, lost = [], evidence.disturbances
     if lost:
-        found.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
+        texts.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
     if evidence.untracked:
         what = f"it runs a module that is in no commit: {listed(evidence.untracked)}"
-        found.append(f"{what}; no other clone measures the same")
+        texts.append(f"{what}; no other clone measures the same")
     if evidence.tree_changed:
-        found.append(TREE_CHANGED)
-    return found
+        texts.append(TREE_CHANGED)
+    return texts
 
 
 def block(

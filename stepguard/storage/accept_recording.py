@@ -92,7 +92,7 @@ def accept(
     verdict = _verdict(evidence, entry, machine_moved)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
-    guards = entry is not None and all(getattr(entry, name) == one for name, one in guard.items())
+    guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
     # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
     exact = not (recording.times_ms or recording.differences_pct)
     if exact and same and guards:
@@ -115,22 +115,22 @@ def _verdict(evidence: Evidence, entry: Entry | None, machine_moved: bool) -> Ve
     verdict = judge(evidence, entry)
     # Where a time moved on a card that was recorded, one more recording would be as far from the
     # others, and widen their limit: it needs a reason, and is a level of its own.
-    if machine_moved and not any(_is_of_own_card(one) for one in verdict.moved):
+    if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
         answer = Answer(evidence.commit, same_code=True)
         return verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
     return verdict
 
 
-def _is_of_own_card(found: MetricVerdict) -> bool:
-    return isinstance(found.figures, OwnLimit) and found.figures.own_card
+def _is_of_own_card(metric: MetricVerdict) -> bool:
+    return isinstance(metric.figures, OwnLimit) and metric.figures.own_card
 
 
 def _content(path: Path, machine: str) -> BaselineFile:
     """Return a file's content, or that of a new one. Raises FileError."""
-    found = load_for(path, machine)
-    if found is None and is_tracked(path):  # a new one would have no other case, and no level
+    content = load_for(path, machine)
+    if content is None and is_tracked(path):  # a new one would have no other case, and no level
         raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
-    return found or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+    return content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
@@ -177,9 +177,11 @@ def _place(
         epoch = Epoch(reason=why, recordings=kept)
         return action, len(known) + 1, [*entry.epochs[:-1], epoch]
     if not has_words(reason):
-        again = as_typed(f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'")
+        command = as_typed(
+            f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'"
+        )
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
-        raise Refused(f"{why}; a new level needs a reason: {again}")
+        raise Refused(f"{why}; a new level needs a reason: {command}")
     # Nothing is compared with an older epoch: only what moved is new in the file.
     older = [_without_detail(r) for r in last.recordings]
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
@@ -227,7 +229,7 @@ def _kept(older: list[Recording]) -> list[Recording]:
     The first under each software stays, since the drift is measured from it.
     """
     software = [recording.software for recording in older]
-    first = {software.index(one) for one in software}
+    first = {software.index(name) for name in software}
     others = [number for number in range(len(older)) if number not in first]
     room = max(KEPT_RECORDINGS - 1 - len(first), 0)
     stay = first.union(others[max(len(others) - room, 0) :])
@@ -236,11 +238,11 @@ def _kept(older: list[Recording]) -> list[Recording]:
 
 def _drift(evidence: Evidence, known: list[Recording]) -> str:
     """Return how far the evidence is from how the epoch began, if that is too far."""
-    found = drifted(evidence, known)
-    if found is None:
+    drift = drifted(evidence, known)
+    if drift is None:
         return ""
-    unit = "%" if METRICS[found[0]].kind == "time" else "points"
-    return f"{found[0]} is {found[1]:+.2f} {unit} from the first recording of its level"
+    unit = "%" if METRICS[drift[0]].kind == "time" else "points"
+    return f"{drift[0]} is {drift[1]:+.2f} {unit} from the first recording of its level"
 
 
 def _other_software(recording: Recording, last: Epoch) -> str:

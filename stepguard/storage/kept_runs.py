@@ -114,12 +114,12 @@ class Store:
         """
         return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
 
-    def keep_comparison(self, run: Path, slug: str, found: Comparison) -> Path:
+    def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
         """Write what was measured in two trees, beside the case's own evidence, as keep() does.
 
         It is no evidence to accept: parked groups are no launches of the protocol.
         """
-        return _kept(run / slug / COMPARISON, to_json(found), found.head)
+        return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
 
     def comparisons_of(self, slug: str) -> Iterator[Comparison]:
         """Yield a case's comparisons that are kept and can be read, newest first."""
@@ -135,13 +135,13 @@ class Store:
         """Return the newest evidence file of every case that can be read, by case id. A case's
         folder has the same name in every run, so that older evidence need not be decoded.
         """
-        found: dict[str, Path] = {}
+        newest: dict[str, Path] = {}
         for path in (p for run in reversed(self._runs()) for p in evidence_files(run)):
-            if path.parent.name not in {known.parent.name for known in found.values()}:
+            if path.parent.name not in {known.parent.name for known in newest.values()}:
                 # Damaged, or of an older schema: then the one before it is the newest.
                 with contextlib.suppress(FileError):
-                    found[read_evidence(path).case_id] = path
-        return found
+                    newest[read_evidence(path).case_id] = path
+        return newest
 
     def last_run(self) -> list[Path]:
         """Return the evidence files of the newest run that left any, or comparisons alone: then
@@ -165,7 +165,7 @@ class Store:
 
     def measured_cases(self) -> set[str]:
         """Return the ids of the cases of all that is kept and can be read."""
-        return {*self.newest(), *(found.head.case_id for found in self.comparisons())}
+        return {*self.newest(), *(comparison.head.case_id for comparison in self.comparisons())}
 
     def last_against(self) -> tuple[str, Path]:
         """Return the other revision of the run of last_run() and its folder, if that left
@@ -174,33 +174,33 @@ class Store:
         run = self._last()
         if evidence_files(run):
             return "", run
-        return next((found.against for found in _readable(run)), ""), run
+        return next((comparison.against for comparison in _readable(run)), ""), run
 
     def last_evidence(self, case: Case) -> Evidence | None:
         """Return the newest evidence of a case with the same parameters that measured it whole."""
-        found = (_sound(run / case.slug, case) for run in self._newest_first())
-        return next(filter(None, found), None)
+        sound = (_sound(run / case.slug, case) for run in self._newest_first())
+        return next(filter(None, sound), None)
 
     def _newest_first(self) -> list[Path]:
         return [*reversed(self._runs())]
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return the seconds that each of these cases took the last time, alone or in ``pairs``."""
-        runs, found = self._newest_first(), {}
+        runs, took_s = self._newest_first(), {}
         for case in cases:
             walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
             if newest_s := next(filter(None, walls_s), None):
-                found[case.id] = newest_s
-        return found
+                took_s[case.id] = newest_s
+        return took_s
 
 
 def _sound(folder: Path, case: Case) -> Evidence | None:
     try:
-        found = read_evidence(folder / EVIDENCE)
+        evidence = read_evidence(folder / EVIDENCE)
     except FileError:
         return None
-    same = case.as_dict().items() <= found.case.items()
-    return found if same and found.launches and not found.faults else None
+    same = case.as_dict().items() <= evidence.case.items()
+    return evidence if same and evidence.launches and not evidence.faults else None
 
 
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
@@ -216,7 +216,7 @@ def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
     # A run that failed ended early, or waited for a deadline. One with other parameters, under
     # the same id, says nothing either.
     asked = case.as_dict().items()
-    sound = all(not one.faults and asked <= one.case.items() for one in sides)
+    sound = all(not side.faults and asked <= side.case.items() for side in sides)
     return sides[0].wall_s if sound else None
 
 
@@ -231,7 +231,7 @@ def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
     """
     if not source.is_dir():
         return [source], []
-    kept = sorted(one for one in source.rglob("*.json") if one.name in (EVIDENCE, COMPARISON))
+    kept = sorted(file for file in source.rglob("*.json") if file.name in (EVIDENCE, COMPARISON))
     evidence = [path for path in kept if path.name == EVIDENCE]
     measured = {path.parent for path in evidence}
     return evidence, [path for path in kept if path.parent not in measured]

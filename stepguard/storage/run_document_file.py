@@ -24,17 +24,19 @@ def load_document(path: Path) -> RunDocument:
     """
     measure = as_typed("pytest perf_tests --perf-json=PATH")
     remedy = f"make it anew: {measure}"
-    again = "pytest perf_tests --perf-json=PATH"
-    found = read(path, RunDocument, SCHEMA, again, _problems, remedy, {2: _of_schema_2})
-    if found is None:
+    command = "pytest perf_tests --perf-json=PATH"
+    document = read(path, RunDocument, SCHEMA, command, _problems, remedy, {2: _of_schema_2})
+    if document is None:
         raise FileError(f"{path}: no such document; make it with: {measure}")
-    return found
+    return document
 
 
-def _problems(found: RunDocument) -> Iterator[str]:
+def _problems(document: RunDocument) -> Iterator[str]:
     """Yield what is wrong with a document although every field has its type."""
-    yield from (f"{case_id!r} has two results" for case_id in _twice(r.case for r in found.results))
-    for result in found.results:
+    yield from (
+        f"{case_id!r} has two results" for case_id in _twice(r.case for r in document.results)
+    )
+    for result in document.results:
         if result.verdict.case_id != result.case:
             yield f"the verdict of {result.case!r} is of {result.verdict.case_id!r}"
         judged = [metric.metric for metric in result.verdict.metrics]
@@ -57,8 +59,9 @@ def _of_schema_2(raw: dict[str, Any]) -> dict[str, Any]:
     verdict was data and texts in one, and the sentence of a whole case had no figures.
     """
     results = raw.get("results")
-    found = [_result_of_schema_2(one) for one in results] if isinstance(results, list) else results
-    return raw | {"schema": SCHEMA, "results": found}
+    if isinstance(results, list):
+        results = [_result_of_schema_2(result) for result in results]
+    return raw | {"schema": SCHEMA, "results": results}
 
 
 def _result_of_schema_2(raw: Any) -> Any:
@@ -75,7 +78,7 @@ def _result_of_schema_2(raw: Any) -> Any:
         data["figures"] = {"type": "Said", "message": verdict["message"]}
     metrics = verdict.get("metrics")
     if isinstance(metrics, list):
-        data["metrics"] = [_without_note(one) for one in metrics]
+        data["metrics"] = [_without_note(metric) for metric in metrics]
     return result | {"verdict": data, "text": text}
 
 

@@ -176,9 +176,9 @@ class Chunks(Generic[E]):
             start = buffer.lstrip()
             if start.startswith(b"["):
                 return start[1:], True
-            if found := _ARRAY.search(buffer):
-                self._keep(buffer[: found.start()] + b'"_":0}')
-                return buffer[found.end() :], False
+            if array := _ARRAY.search(buffer):
+                self._keep(buffer[: array.start()] + b'"_":0}')
+                return buffer[array.end() :], False
             if len(buffer) > MAX_EVENT_BYTES:
                 break
         raise CutOffError('it has no list "traceEvents": not a Chrome trace, or cut off before it')
@@ -196,9 +196,9 @@ class Chunks(Generic[E]):
     def _last(self, buffer: bytes, is_list: bool) -> list[E]:
         """Return the events of the rest of the file, whose end closes the list and the object."""
         error: Exception | None = None
-        for found in reversed(list(_END.finditer(b"[" + buffer))):
-            inside = buffer[: max(0, found.start())]  # in ``buffer``, begins one byte earlier
-            tail = buffer[found.end() - 1 :].strip()
+        for end in reversed(list(_END.finditer(b"[" + buffer))):
+            inside = buffer[: max(0, end.start())]  # in ``buffer``, begins one byte earlier
+            tail = buffer[end.end() - 1 :].strip()
             if (tail != b"") if is_list else not self._closes(tail):
                 continue
             try:
@@ -218,10 +218,10 @@ class Chunks(Generic[E]):
 
     def _keep(self, text: bytes) -> bool:
         try:
-            found = msgspec.json.decode(_mended(text))
+            content = msgspec.json.decode(_mended(text))
         except _UNDECODED:
             return False
-        self.head |= {key: value for key, value in found.items() if key != "_"}
+        self.head |= {key: value for key, value in content.items() if key != "_"}
         return True
 
 
@@ -263,9 +263,9 @@ def _last_borders(buffer: bytes) -> list[tuple[int, int]]:
     window = 1 << 12
     while True:
         begin = max(0, len(buffer) - window)
-        found = [(m.start(), m.end()) for m in _BORDER.finditer(buffer, begin)]
-        if found or begin == 0:
-            return found[::-1][:_TRIES]
+        borders = [(m.start(), m.end()) for m in _BORDER.finditer(buffer, begin)]
+        if borders or begin == 0:
+            return borders[::-1][:_TRIES]
         window *= 16
 
 

@@ -160,13 +160,13 @@ class _Columns:
 
     def add(self, events: Iterable[Event]) -> None:
         """Append the events that last, of the kinds that are read."""
-        found: defaultdict[str | None, list[Event]] = defaultdict(list)
+        by_category: defaultdict[str | None, list[Event]] = defaultdict(list)
         for event in events:
             if event.ph == "X":
-                found[event.cat].append(event)
+                by_category[event.cat].append(event)
             elif event.name == _MEMORY and isinstance(event.args, Scalar):
                 self._add_allocation(event, event.args)
-        for category, rows in found.items():
+        for category, rows in by_category.items():
             kind = (category or "").lower()
             if kind in _HOST:
                 self._add_host(_HOST[kind], rows)
@@ -189,7 +189,7 @@ class _Columns:
             [kind] * len(rows),
             *self._name_and_times(rows),
             [threads[row.pid, row.tid] for row in rows],
-            _numbers([one.correlation for one in args]),
+            _numbers([arg.correlation for arg in args]),
             self._externals(args),
         )
         _extend(self._host, columns)
@@ -217,11 +217,11 @@ class _Columns:
         columns = (
             [kind] * len(rows),
             *self._name_and_times(rows),
-            _numbers([row.pid if one.device is None else one.device for row, one in pairs]),
-            _numbers([row.tid if one.stream is None else one.stream for row, one in pairs]),
-            _numbers([one.correlation for one in args]),
+            _numbers([row.pid if arg.device is None else arg.device for row, arg in pairs]),
+            _numbers([row.tid if arg.stream is None else arg.stream for row, arg in pairs]),
+            _numbers([arg.correlation for arg in args]),
             self._externals(args),
-            [self._shapes[_sizes(one.grid), _sizes(one.block)] for one in args]
+            [self._shapes[_sizes(arg.grid), _sizes(arg.block)] for arg in args]
             if kind == KERNEL
             else [NONE] * len(rows),
         )
@@ -239,14 +239,14 @@ class _Columns:
 
     def _externals(self, args: list[Scalar]) -> list[int]:
         """Return the column of external ids; keep messages and hashes of code noted with them."""
-        found = _numbers([a.external_old if a.external is None else a.external for a in args])
-        noted = [at for at, one in enumerate(args) if one.collective is not None or one.code]
-        for one, external in ((args[at], found[at]) for at in noted if found[at] != NONE):
-            if one.collective is not None:
-                self._messages[external] = _message(one)
-            if one.code:
-                self._codes[external] = str(one.code)
-        return found
+        ids = _numbers([a.external_old if a.external is None else a.external for a in args])
+        noted = [at for at, arg in enumerate(args) if arg.collective is not None or arg.code]
+        for arg, external in ((args[at], ids[at]) for at in noted if ids[at] != NONE):
+            if arg.collective is not None:
+                self._messages[external] = _message(arg)
+            if arg.code:
+                self._codes[external] = str(arg.code)
+        return ids
 
     def trace(self, machine: Machine) -> Trace:
         """Return the columns in order of time, from the earliest begin."""
@@ -274,7 +274,7 @@ def _allocations(rows: list[tuple[Any, ...]], began: float) -> Allocations | Non
     if not rows:
         return None
     when, *others = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
-    return Allocations(np.array(when) - began, *(np.array(one, np.int64) for one in others))
+    return Allocations(np.array(when) - began, *(np.array(column, np.int64) for column in others))
 
 
 def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:
@@ -286,18 +286,18 @@ def _ordered(columns: list[Any], began: float) -> list[Any]:
     """Return the columns sorted by begin (the longer first), counted from ``began``, with ends."""
     order = np.lexsort((-columns[3], columns[2]))
     columns.reverse()
-    found = [columns.pop()[order] for _ in range(len(columns))]
-    found[2] = found[2] - began
-    found[3] = found[2] + found[3]
-    return found
+    sorted_columns = [columns.pop()[order] for _ in range(len(columns))]
+    sorted_columns[2] = sorted_columns[2] - began
+    sorted_columns[3] = sorted_columns[2] + sorted_columns[3]
+    return sorted_columns
 
 
 def _numbers(values: list[Any]) -> list[int]:
     """Return whole numbers: NONE for what is missing or is no number."""
-    found = [NONE if value is None else value for value in values]
-    if set(map(type, found)) <= {int}:
-        return found
-    return [_number(value) for value in found]
+    numbers = [NONE if value is None else value for value in values]
+    if set(map(type, numbers)) <= {int}:
+        return numbers
+    return [_number(value) for value in numbers]
 
 
 def _sizes(value: Triple) -> tuple[int, ...]:
@@ -324,15 +324,15 @@ def _message(args: Scalar) -> Message:
 
 def _machine(head: dict[str, Any]) -> Machine:
     try:
-        found = msgspec.convert(head, _Head)
+        header = msgspec.convert(head, _Head)
     except msgspec.ValidationError as error:
         raise TraceError(f"what it says of its machine is not as it should be: {error}") from None
-    ranks = found.ranks or _Ranks()
+    ranks = header.ranks or _Ranks()
     rank = _number(ranks.rank)
     return Machine(
-        gpu=found.devices[0].name if found.devices else "",
+        gpu=header.devices[0].name if header.devices else "",
         rank=None if rank == NONE else rank,
         world_size=max(1, _number(ranks.world_size)),
         software=tuple((key, str(head[key])) for key in _SOFTWARE if key in head),
-        base_ns=int(found.base_ns or 0),
+        base_ns=int(header.base_ns or 0),
     )

@@ -54,18 +54,18 @@ def work_of(inputs: Inputs) -> Work:
             at = _PRODUCTS[inputs.operator]
             return _product(_shape(dims[at]), _shape(dims[at + 1]), types[at])
         if inputs.operator.startswith(_TRITON):
-            return Work(bytes=_bytes([_shape(one) for one in dims], types))
+            return Work(bytes=_bytes([_shape(dim) for dim in dims], types))
         first, causal, tokens = _ATTENTION[inputs.operator]
-        query, key = (_shape(one) for one in dims[first : first + 2])
+        query, key = (_shape(dim) for dim in dims[first : first + 2])
         products = 5 if first else 2  # backward its first input is the gradient
         return _attention(query, key, tokens, products, types[first], values[causal] == "True")
     except (msgspec.MsgspecError, TypeError, ValueError, LookupError, OverflowError):
         return Work()
 
 
-def _shape(found: object) -> Shape:
+def _shape(dim: object) -> Shape:
     """Return a tensor's shape. Raises ValidationError for what is none, such as a list of them."""
-    return msgspec.convert(found, type=Shape)
+    return msgspec.convert(dim, type=Shape)
 
 
 def _size(dtype: str) -> int:

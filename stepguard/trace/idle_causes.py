@@ -63,7 +63,7 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
     launch = taken(windows.calls.start_us, call, -np.inf)
     late = launch > begin
     sync = np.where(late, _sync_before(trace, windows.calls, begin, launch), NONE)
-    inputs = [one for one in passes if one.path.rpartition("/")[2] == INPUT]
+    inputs = [span for span in passes if span.path.rpartition("/")[2] == INPUT]
     waits = union(np.array([p.start_us for p in inputs]), np.array([p.end_us for p in inputs]))
     dumps = trace.host.where(trace.host.kind == OVERHEAD)
     buffers = union(dumps.start_us, dumps.end_us)
@@ -75,7 +75,7 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
             sync != NONE,
             _mostly(buffers, begin, launch, late),
         ],
-        [CAUSES.index(one) for one in _IN_ORDER],
+        [CAUSES.index(cause) for cause in _IN_ORDER],
         CAUSES.index(Idle.HOST),
     )
     sync = np.where(cause == _SYNC, sync, NONE)
@@ -111,8 +111,8 @@ def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> In
     ends = calls.end_us[rows]
     at = np.searchsorted(ends, begin, side="right")
     row = rows[np.minimum(at, len(rows) - 1)]
-    found = (at < len(rows)) & (calls.start_us[row] <= begin) & (calls.end_us[row] <= launch)
-    return np.where(found, row, NONE)
+    waited = (at < len(rows)) & (calls.start_us[row] <= begin) & (calls.end_us[row] <= launch)
+    return np.where(waited, row, NONE)
 
 
 def _mostly(busy: Union, begin: Floats, launch: Floats, late: Bools) -> Bools:

@@ -43,7 +43,7 @@ class Classes:
 
 
 def _first(rules: _Rules, name: str) -> str | None:
-    return next((found for pattern, found in rules if pattern.search(name)), None)
+    return next((result for pattern, result in rules if pattern.search(name)), None)
 
 
 @cache
@@ -74,7 +74,7 @@ def parse_classes(text: str) -> Classes:
 
 def _rules(kind: str, entries: Sequence[Any]) -> _Rules:
     key = _KEYS[kind]
-    found = []
+    rules = []
     for number, entry in enumerate(entries, start=1):
         if not isinstance(entry, dict) or set(entry) != {"pattern", key}:
             raise ValueError(f"[[{kind}]] number {number}: it needs pattern and {key}, no more")
@@ -82,5 +82,5 @@ def _rules(kind: str, entries: Sequence[Any]) -> _Rules:
             pattern = re.compile(entry["pattern"], re.IGNORECASE)
         except (re.error, TypeError) as error:
             raise ValueError(f"[[{kind}]] number {number}: {entry['pattern']!r}: {error}") from None
-        found.append((pattern, str(entry[key])))
-    return tuple(found)
+        rules.append((pattern, str(entry[key])))
+    return tuple(rules)

@@ -69,8 +69,8 @@ class Analysis:
 
     def of(self, *kinds: str) -> Bools:
         """Return the records of these classes."""
-        found: Bools = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
-        return found
+        rows: Bools = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
+        return rows
 
 
 def analyse(trace: Trace, classes: Classes) -> Analysis:
@@ -80,8 +80,8 @@ def analyse(trace: Trace, classes: Classes) -> Analysis:
     gpu = windows.gpu
     # A record without its call in the file was launched before the file begins.
     passed = pass_at(passes, taken(windows.calls.start_us, windows.call_of_record, -1.0))
-    phases = ("", *dict.fromkeys(one.path for one in passes))
-    of_pass = np.array([phases.index(one.path) for one in passes] + [0])  # the last: outside all
+    phases = ("", *dict.fromkeys(span.path for span in passes))
+    of_pass = np.array([phases.index(span.path) for span in passes] + [0])  # the last: outside all
     kinds = (*dict.fromkeys(name for _, name in classes.kernels), OTHER, COPIES)
     of_name = np.full(len(trace.names), len(kinds) - 1)
     for name in np.unique(gpu.name[~is_memory(gpu)]).tolist():
@@ -100,32 +100,32 @@ def analyse(trace: Trace, classes: Classes) -> Analysis:
     )
 
 
-def profile(found: Analysis) -> Profile:
+def profile(analysis: Analysis) -> Profile:
     """Return the profile of an analysed trace."""
-    windows, trace = found.windows, found.trace
+    windows, trace = analysis.windows, analysis.trace
     machine = trace.machine
     return Profile(
         gpu=machine.gpu,
         ranks=machine.world_size,
-        parts=parts(found),
-        kernels=tuple(kernel_rows(found)),
-        idle=tuple(idle_rows(found)),
-        calls=call_counts(found),
+        parts=parts(analysis),
+        kernels=tuple(kernel_rows(analysis)),
+        idle=tuple(idle_rows(analysis)),
+        calls=call_counts(analysis),
         lost_share=windows.lost / max(1, windows.launches),
         incomplete=windows.incomplete,
         software=machine.software,
     )
 
 
-def parts(found: Analysis) -> Parts:
+def parts(analysis: Analysis) -> Parts:
     """Return compute, exposed communication, exposed copies and idle time of each step."""
-    windows = found.windows
+    windows = analysis.windows
     edges = windows.begin_us, windows.end_us
-    communicates = found.of(COMMUNICATION)
+    communicates = analysis.of(COMMUNICATION)
     computes = ~communicates & ~is_memory(windows.gpu)
-    compute = found.busy(computes).inside(*edges)
-    kernels = found.busy(computes | communicates).inside(*edges)
-    everything = found.busy(np.ones(len(found.kind), bool)).inside(*edges)
+    compute = analysis.busy(computes).inside(*edges)
+    kernels = analysis.busy(computes | communicates).inside(*edges)
+    everything = analysis.busy(np.ones(len(analysis.kind), bool)).inside(*edges)
     return Parts(
         step_us=_series(windows.step_us),
         compute_us=_series(compute),
@@ -135,34 +135,34 @@ def parts(found: Analysis) -> Parts:
     )
 
 
-def kernel_rows(found: Analysis) -> list[KernelRow]:
+def kernel_rows(analysis: Analysis) -> list[KernelRow]:
     """Return a row for each kernel, launch shape, work and phase, the longest first."""
-    gpu, steps = found.windows.gpu, found.windows.steps
-    rows = np.flatnonzero((found.windows.step_of_record != NONE) & (gpu.kind == KERNEL))
-    works, work = _works(found, rows)
-    key = np.stack([gpu.name[rows], gpu.shape[rows], found.phase[rows], work])
+    gpu, steps = analysis.windows.gpu, analysis.windows.steps
+    rows = np.flatnonzero((analysis.windows.step_of_record != NONE) & (gpu.kind == KERNEL))
+    works, work = _works(analysis, rows)
+    key = np.stack([gpu.name[rows], gpu.shape[rows], analysis.phase[rows], work])
     groups, first, member = _grouped(key)
-    cell = member * steps + found.windows.step_of_record[rows]
+    cell = member * steps + analysis.windows.step_of_record[rows]
     size = (groups.shape[1], steps)
     us = (gpu.end_us - gpu.start_us)[rows]
     calls = np.bincount(cell, minlength=size[0] * steps).reshape(size)
     total = np.bincount(cell, weights=us, minlength=size[0] * steps).reshape(size)
-    operators = _operators(found, rows[first])
+    operators = _operators(analysis, rows[first])
     order = np.argsort(-total.sum(axis=1), kind="stable")
-    shapes = (*found.trace.shapes, LaunchShape())
+    shapes = (*analysis.trace.shapes, LaunchShape())
     return [
         KernelRow(
-            name=(name := found.trace.names[groups[0, i]]),
-            canonical=found.classes.canonical_name(name),
-            kind=found.kinds[found.kind[rows[first[i]]]],
-            phase=found.phases[groups[2, i]],
+            name=(name := analysis.trace.names[groups[0, i]]),
+            canonical=analysis.classes.canonical_name(name),
+            kind=analysis.kinds[analysis.kind[rows[first[i]]]],
+            phase=analysis.phases[groups[2, i]],
             calls=_series(calls[i]),
             us=_series(total[i]),
             grid=shapes[groups[1, i]].grid,
             block=shapes[groups[1, i]].block,
             operator=operators[i],
-            source=_source(found, int(found.windows.call_of_record[rows[first[i]]])),
-            code=found.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
+            source=_source(analysis, int(analysis.windows.call_of_record[rows[first[i]]])),
+            code=analysis.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
             begin_us=float(gpu.start_us[rows[first[i]]]),
             work=_on(name, works[groups[3, i]]),
         )
@@ -176,17 +176,17 @@ def _grouped(key: Ints) -> tuple[Ints, Ints, Ints]:
     return groups, first, member.reshape(-1)
 
 
-def _works(found: Analysis, rows: Ints) -> tuple[list[Work], Ints]:
+def _works(analysis: Analysis, rows: Ints) -> tuple[list[Work], Ints]:
     """Return the works that launches have, and which one each record has. An operator's is that of
     its longest kernel, since the others only prepare it: longest on average, or one launch's chance
     would tell it from the next one's.
     """
-    gpu, known = found.windows.gpu, found.trace.work
+    gpu, known = analysis.windows.gpu, analysis.trace.work
     works = [Work(), *dict.fromkeys(known.values())]
     number = {work: i for i, work in enumerate(works)}
     external = gpu.external[rows]
-    work = np.array([number[known.get(one, Work())] for one in external.tolist()], np.int64)
-    _, _, member = _grouped(np.stack([gpu.name[rows], gpu.shape[rows], found.phase[rows], work]))
+    work = np.array([number[known.get(key, Work())] for key in external.tolist()], np.int64)
+    _, _, member = _grouped(np.stack([gpu.name[rows], gpu.shape[rows], analysis.phase[rows], work]))
     each_us = np.bincount(member, weights=(gpu.end_us - gpu.start_us)[rows]) / np.bincount(member)
     order = np.lexsort((each_us[member], external))
     last = np.append(external[order][1:] != external[order][:-1], True) if len(order) else order
@@ -201,19 +201,19 @@ def _on(kernel: str, work: Work) -> Work:
     return replace(work, dtype="tf32") if tf32 else work
 
 
-def _operators(found: Analysis, records: Ints) -> list[str]:
+def _operators(analysis: Analysis, records: Ints) -> list[str]:
     """Return the operator that launched each record, "" where the file does not say."""
-    operators = found.trace.operators
+    operators = analysis.trace.operators
     order = np.argsort(operators.external, kind="stable")
-    at = look_up(operators.external[order], order, found.windows.gpu.external[records])
-    return ["" if row == NONE else found.trace.names[operators.name[row]] for row in at]
+    at = look_up(operators.external[order], order, analysis.windows.gpu.external[records])
+    return ["" if row == NONE else analysis.trace.names[operators.name[row]] for row in at]
 
 
-def _source(found: Analysis, call: int) -> str:
+def _source(analysis: Analysis, call: int) -> str:
     """Return the innermost frame outside libraries around a CUDA call, "" without call or stack."""
-    if call == NONE or not found.has_stack:
+    if call == NONE or not analysis.has_stack:
         return ""
-    return own_line([name for kind, name in _around(found, call) if kind == PYTHON])
+    return own_line([name for kind, name in _around(analysis, call) if kind == PYTHON])
 
 
 def own_line(frames: Sequence[str]) -> str:
@@ -222,39 +222,39 @@ def own_line(frames: Sequence[str]) -> str:
     return mine[-1] if mine else ""
 
 
-def _place(found: Analysis, call: int) -> str:
+def _place(analysis: Analysis, call: int) -> str:
     """Return where a CUDA call is made: the function, or else the ranges and operators."""
-    around = [name for kind, name in _around(found, call) if kind in (OPERATOR, ANNOTATION)]
-    return _source(found, call) or " > ".join(around[-3:])
+    around = [name for kind, name in _around(analysis, call) if kind in (OPERATOR, ANNOTATION)]
+    return _source(analysis, call) or " > ".join(around[-3:])
 
 
-def _around(found: Analysis, call: int) -> list[tuple[int, str]]:
+def _around(analysis: Analysis, call: int) -> list[tuple[int, str]]:
     """Return kind and name of the host's events around a call, on its thread, outermost first."""
-    host, calls = found.trace.host, found.windows.calls
+    host, calls = analysis.trace.host, analysis.windows.calls
     when, step = calls.start_us[call], 0.0
-    if marks := np.flatnonzero(found.windows.mark_us <= when).tolist():
-        step = float(found.windows.mark_us[marks[-1]])
+    if marks := np.flatnonzero(analysis.windows.mark_us <= when).tolist():
+        step = float(analysis.windows.mark_us[marks[-1]])
     # What began before the step is around all of it, and says nothing of a place in it.
     lo, hi = np.searchsorted(host.start_us, [step, when])
-    rows = np.arange(lo + 1 if found.windows.has_marks else lo, hi)
+    rows = np.arange(lo + 1 if analysis.windows.has_marks else lo, hi)
     rows = rows[(host.end_us[rows] >= when) & (host.thread[rows] == calls.thread[call])]
-    return [(int(host.kind[row]), found.trace.names[host.name[row]]) for row in rows]
+    return [(int(host.kind[row]), analysis.trace.names[host.name[row]]) for row in rows]
 
 
-def idle_rows(found: Analysis) -> list[IdleRow]:
+def idle_rows(analysis: Analysis) -> list[IdleRow]:
     """Return idle time by cause and place, the longest first."""
-    gaps, steps = found.gaps, found.windows.steps
+    gaps, steps = analysis.gaps, analysis.windows.steps
     places: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     known: dict[int, tuple[str, str]] = {}
     causes, between = [str(cause) for cause in CAUSES], CAUSES.index(Idle.GAP)
-    columns = (column.tolist() for column in (gaps.cause, gaps.sync, found.phase[gaps.record]))
+    columns = (column.tolist() for column in (gaps.cause, gaps.sync, analysis.phase[gaps.record]))
     for i, (cause, sync, phase) in enumerate(zip(*columns, strict=True)):
         if sync == NONE:
-            key = (causes[cause], "", found.phases[phase] if cause != between else "")
+            key = (causes[cause], "", analysis.phases[phase] if cause != between else "")
         else:
             if sync not in known:
-                call = found.trace.names[found.windows.calls.name[sync]]
-                known[sync] = (call, _place(found, sync))
+                call = analysis.trace.names[analysis.windows.calls.name[sync]]
+                known[sync] = (call, _place(analysis, sync))
             key = (causes[cause], *known[sync])
         places[key].append(i)
     rows = []
@@ -267,12 +267,12 @@ def idle_rows(found: Analysis) -> list[IdleRow]:
     return sorted(rows, key=lambda row: -sum(row.us))
 
 
-def call_counts(found: Analysis) -> dict[str, Series]:
+def call_counts(analysis: Analysis) -> dict[str, Series]:
     """Return how often each CUDA call is made in each step."""
-    calls, names = found.windows.calls, found.trace.names
-    step = found.windows.marked_at(calls.start_us)
+    calls, names = analysis.windows.calls, analysis.trace.names
+    step = analysis.windows.marked_at(calls.start_us)
     inside = step != NONE
-    size = (len(names), found.windows.steps)
+    size = (len(names), analysis.windows.steps)
     cell = calls.name[inside].astype(np.int64) * size[1] + step[inside]
     count = np.bincount(cell, minlength=size[0] * size[1]).reshape(size)
     return {names[i]: _series(count[i]) for i in np.flatnonzero(count.sum(axis=1)).tolist()}

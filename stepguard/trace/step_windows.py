@@ -121,8 +121,8 @@ def marked(trace: Trace, patterns: tuple[str, ...]) -> Ints:
     """Return the annotations that mark steps, in order of time."""
     for pattern in patterns:
         wanted = np.array([bool(re.search(pattern, name)) for name in trace.names], bool)
-        if len(found := np.flatnonzero(wanted[trace.annotations.name])):
-            return found
+        if len(rows := np.flatnonzero(wanted[trace.annotations.name])):
+            return rows
     return np.zeros(0, np.int64)
 
 
@@ -211,5 +211,5 @@ def queue_depth(windows: Windows) -> Ints:
 
 def is_memory(gpu: Gpu) -> Bools:
     """Return which records are copies or fills."""
-    found: Bools = (gpu.kind == COPY) | (gpu.kind == FILL)
-    return found
+    rows: Bools = (gpu.kind == COPY) | (gpu.kind == FILL)
+    return rows

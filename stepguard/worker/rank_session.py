@@ -162,12 +162,12 @@ class Session:
 
     def do_block(self, steps: int) -> dict[str, Any]:
         """Time one block; return its times, and what would show that it was not steady."""
-        found = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
-        found["compiled_graphs"] = compiler.unique_graphs()
-        found["compiled_afresh"] = compiler.compiled_afresh()
+        block = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
+        block["compiled_graphs"] = compiler.unique_graphs()
+        block["compiled_afresh"] = compiler.compiled_afresh()
         if self.on_gpu:
-            found["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
-        return found
+            block["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
+        return block
 
     def _line_up(self) -> None:
         self.channel.barrier()  # or the host's time would hold what another rank still does

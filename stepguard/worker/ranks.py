@@ -115,16 +115,16 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         """Return and note the endings of those that are no more; ``victim``: they were ended. What
         ranks printed is bounded by the way.
         """
-        found = []
+        endings = []
         for pid in self._alive:
             gone, status = os.waitpid(pid, options)
             if gone:
-                found.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
-                self._endings.note(found[-1])
+                endings.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
+                self._endings.note(endings[-1])
         self._printed.bound()
-        ended = {ending.pid for ending in found}
+        ended = {ending.pid for ending in endings}
         self._alive = [pid for pid in self._alive if pid not in ended]
-        return found
+        return endings
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
         for pid in self._alive:

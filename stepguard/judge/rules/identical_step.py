@@ -167,7 +167,7 @@ def lopsided(head: Launch, base: Launch) -> float:
     below it, at the ends: what slows only some steps down is at one of them, and scatter at both.
     """
     blocks = zip(head.blocks, base.blocks, strict=False)
-    steps = (zip(one.step_ms, other.step_ms, strict=False) for one, other in blocks)
+    steps = (zip(block.step_ms, other.step_ms, strict=False) for block, other in blocks)
     ratios = sorted(math.log(ms / base_ms) for block in steps for ms, base_ms in block)
     if not ratios:
         return math.inf

@@ -29,7 +29,7 @@ def measured(comparison: Comparison) -> Figures:
     return figures(
         ratios,
         comparison.margins,
-        replaced=[one.log_ratio for one in comparison.again if not one.compiled],
+        replaced=[pair.log_ratio for pair in comparison.again if not pair.compiled],
         fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
         alpha=comparison.alpha,
     )

@@ -22,10 +22,10 @@ def rule(comparison: Comparison) -> Decision | None:
         return None
     if mean_of_pairs.rule(comparison).status is not Status.INCONCLUSIVE:
         return None
-    found = mean_of_pairs.measured(comparison)
-    margins, slower_pct, pairs = comparison.margins, found.estimate_pct, comparison.pairs
+    figures = mean_of_pairs.measured(comparison)
+    margins, slower_pct, pairs = comparison.margins, figures.estimate_pct, comparison.pairs
     if pairs >= LEAST_PAIRS and slower_pct <= margins.ignore_pct:
-        return found.say(Status.SAME, Reason.NO_SLOWDOWN)
+        return figures.say(Status.SAME, Reason.NO_SLOWDOWN)
     if pairs >= MOST_PAIRS and slower_pct <= margins.matter_pct:
-        return found.say(Status.SAME, Reason.MAYBE_SLOWER)
+        return figures.say(Status.SAME, Reason.MAYBE_SLOWER)
     return None

@@ -114,10 +114,10 @@ def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return this node's rank and the number of nodes. Raises LauncherError if nothing tells."""
     for size, rank in SIZE_AND_RANK:
         if size in environment and rank in environment:
-            found = environment[rank], environment[size]
-            if not all(text.isdecimal() for text in found) or int(found[0]) >= int(found[1]):
-                raise LauncherError(f"{rank}={found[0]} is no node's rank of {size}={found[1]}")
-            return int(found[0]), int(found[1])
+            numbers = environment[rank], environment[size]
+            if not all(text.isdecimal() for text in numbers) or int(numbers[0]) >= int(numbers[1]):
+                raise LauncherError(f"{rank}={numbers[0]} is no node's rank of {size}={numbers[1]}")
+            return int(numbers[0]), int(numbers[1])
     names = ", ".join(f"{size} and {rank}" for size, rank in SIZE_AND_RANK[:3])
     raise LauncherError(
         f"the launcher sets none of {names} on {socket.gethostname()}: "

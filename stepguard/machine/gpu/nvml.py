@@ -155,8 +155,8 @@ class Monitor:
 
     def poll(self) -> None:
         """Take a sample of every GPU of this host if one is due."""
-        if found := self._sampler.poll():
-            self._polls.append(found)
+        if samples := self._sampler.poll():
+            self._polls.append(samples)
 
     def annotate(self, block: Block, ranks: Ranks) -> Block:
         """Return the block with the telemetry of the GPUs that its ranks ran on."""

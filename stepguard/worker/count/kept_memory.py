@@ -39,11 +39,11 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
     # A rank without memory must not leave the others waiting for its exchanges.
     quiet = () if counted.world_size > 1 else (torch.OutOfMemoryError,)
     with contextlib.suppress(*quiet), torch.compiler.set_stance("force_eager"):
-        one = _made_by(1, counted)
+        of_one_step = _made_by(1, counted)
         # Not counted, wherever a step drops them; and no name here keeps them from being freed.
         kind = counted.device.type
         excluded = {storage._cdata for storage in gradients(counted.frozen, kind).values()}
-        if sites := one.by_operator(excluded, len(counted.phases.micro_steps)):
+        if sites := of_one_step.by_operator(excluded, len(counted.phases.micro_steps)):
             tally.sites[BETWEEN_STEPS] = tuple(sites)
         if not any_leaked:
             return

@@ -56,8 +56,8 @@ def count_profiled(tally: Tally, counted: RankStep) -> None:
     """
     listener = SyncListener(counted.phases) if on_gpu(counted.device) else None
     for _ in range(TRIES):
-        found = profile_steps(counted, listener)
-        steps = found.calls
+        profiled = profile_steps(counted, listener)
+        steps = profiled.calls
         if not counted.any_rank(any(calls.lost_copies for calls in steps)):
             break
     tally.add_parts("compiled_operator_calls_per_step", [calls.operators for calls in steps])
@@ -65,9 +65,9 @@ def count_profiled(tally: Tally, counted: RankStep) -> None:
         count_collectives(tally, steps)
     if listener is not None:
         count_device_calls(tally, steps)
-        count_syncs(tally, steps, found.seen, len(counted.phases.micro_steps))
-        tally.profile, tally.profile_problem = found.profile, found.problem
-        tally.identity = found.identity
+        count_syncs(tally, steps, profiled.seen, len(counted.phases.micro_steps))
+        tally.profile, tally.profile_problem = profiled.profile, profiled.problem
+        tally.identity = profiled.identity
 
 
 def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
@@ -153,9 +153,9 @@ def _phase(name: str) -> AbstractContextManager[object]:
     return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
 
 
-def _identity(events: list[DetailedEvent], steps: int, found: dict[str, Any]) -> StepIdentity:
+def _identity(events: list[DetailedEvent], steps: int, flags: dict[str, Any]) -> StepIdentity:
     try:
-        return with_settings(identity_of(events, MARK, steps), found)
+        return with_settings(identity_of(events, MARK, steps), flags)
     except RuntimeError as error:
         return StepIdentity(problem=str(error))
 

@@ -94,10 +94,10 @@ def _call(sync: Sync) -> str:
         return "torch.cuda.synchronize()"
     if sync.kind == "event":
         return "Event.synchronize()"
-    found = [what for operator, what in _BY_OPERATOR.items() if operator in sync.chain]
-    found += [what for copy, what in _BY_COPY.items() if sync.after_copy.startswith(copy)]
-    found += [n.removeprefix("aten::") for n in reversed(sync.chain) if n.startswith("aten::")]
-    return next(iter(found), "stream synchronize")
+    calls = [what for operator, what in _BY_OPERATOR.items() if operator in sync.chain]
+    calls += [what for copy, what in _BY_COPY.items() if sync.after_copy.startswith(copy)]
+    calls += [n.removeprefix("aten::") for n in reversed(sync.chain) if n.startswith("aten::")]
+    return next(iter(calls), "stream synchronize")
 
 
 def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:

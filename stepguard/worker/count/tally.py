@@ -93,8 +93,8 @@ class Tally:
         else:
             text, less, more = differs
             self.unstable[metric] = f"steps differ{text}"
-            found = added(sites[less], sites[more]) if sites else ()
-            where = tuple(site for site in found if not site.allowed)
+            more_sites = added(sites[less], sites[more]) if sites else ()
+            where = tuple(site for site in more_sites if not site.allowed)
         if detail is not None:
             self.detail[metric] = dict(sorted(detail.items()))
         if where:
