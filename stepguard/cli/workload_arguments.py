@@ -175,10 +175,10 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
             cases[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
     if not cases:
         hint = meant(case_id, known)
-        cases = as_typed("stepguard baselines list")
+        listing = as_typed("stepguard baselines list")
         factory = "a factory is package.module:function key=value"
         hint = hint or with_colon(case_id, root)
-        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
+        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {listing}; {factory}")
     return cases
 
 
