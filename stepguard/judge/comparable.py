@@ -1,8 +1,8 @@
 """What two measurements were made with, and in what that differs. Pure.
 
-One question, which the screen, acceptance, pairs of an earlier run and the ranks of a launch ask.
-Each says which tags matter to it. Whether two steps are the same work is the identical step's own
-question (judge/rules/identical_step.py).
+One question, which the screen, acceptance, the guard, pairs of an earlier run and the ranks of a
+launch ask. Each says which tags matter to it. Whether two steps are the same work is the identical
+step's own question (judge/rules/identical_step.py).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,11 +13,13 @@ from typing import Any
 from stepguard.core.evidence import Evidence
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.margins import margins_of
+from stepguard.core.metrics import SETTINGS, setting_of
 from stepguard.core.reason_sentences import Changed
 from stepguard.core.recording import Recording
 
 Change = tuple[str, str, str]  # key, old, new
 _OF_MACHINE = ("device_name", "driver", "torch", "python", "cpu_threads")
+UNSET = "unset"  # what one side lacks
 _VARIABLES = "environment"  # a key of the software, where variables steer what runs
 
 
@@ -29,6 +31,7 @@ class Tag(Enum):
     CARD = "card"
     SOFTWARE = "software"
     ENVIRONMENT = "environment"
+    SETTINGS = "settings"  # of torch and Python, that the workload changed
     LIBRARIES = "libraries"  # which explain a change, and forbid no comparison
 
 
@@ -70,14 +73,26 @@ def conditions_of(evidence: Evidence) -> Conditions:
     """Return what evidence was measured with; of its machine what its fingerprint says."""
     margins = margins_of(evidence.margins_pct, evidence.case["device"])
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
+    settings = _settings(evidence.counted.values, evidence.counted.detail)
     if evidence.fingerprint is None:
-        return {Tag.CASE: case}
-    return {Tag.CASE: case, **_of(evidence.fingerprint, evidence.software_key())}
+        return {Tag.CASE: case, **settings}
+    return {Tag.CASE: case, **settings, **_of(evidence.fingerprint, evidence.software_key())}
 
 
 def conditions_recorded(recording: Recording) -> Conditions:
     """Return what a recording keeps of what it was measured with."""
-    return _software(recording.software)
+    return {
+        **_card(recording.device_uuid),
+        **_software(recording.software),
+        **_settings(recording.counters, recording.detail),
+    }
+
+
+def of_one_card(then: Recording, now: Recording) -> bool:
+    """Tell whether two recordings are known to be of one card, which a CPU's never are."""
+    both = conditions_recorded(then), conditions_recorded(now)
+    known = all(Tag.CARD in conditions for conditions in both)
+    return known and not comparable(*both, (Tag.CARD,))
 
 
 def said(differences: Iterable[Difference]) -> str:
@@ -88,9 +103,19 @@ def said(differences: Iterable[Difference]) -> str:
 def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
     return {
         Tag.MACHINE: {name: getattr(fingerprint, name) for name in _OF_MACHINE},
-        Tag.CARD: {"device_uuid": fingerprint.device_uuid},
+        **_card(fingerprint.device_uuid),
         **_software(software),
     }
+
+
+def _card(uuid: str) -> Conditions:
+    return {Tag.CARD: {"device_uuid": uuid}} if uuid else {}
+
+
+def _settings(counts: Mapping[str, int], parts: Mapping[str, Mapping[str, int]]) -> Conditions:
+    if SETTINGS not in counts:  # not counted: older than the counter, or steps differ in them
+        return {}
+    return {Tag.SETTINGS: dict(map(setting_of, parts.get(SETTINGS, ())))}
 
 
 def _software(key: Mapping[str, str]) -> Conditions:
@@ -106,7 +131,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ..
     """Return what differs, "unset" where one lacks it."""
     then, now = _flat(old), _flat(new)
     return tuple(
-        (key, str(then.get(key, "unset")), str(now.get(key, "unset")))
+        (key, str(then.get(key, UNSET)), str(now.get(key, UNSET)))
         for key in sorted(then | now, key=lambda key: (key != "torch", key))
         # A parameter that is None differs from one that is not there.
         if (key in then, then.get(key)) != (key in now, now.get(key))

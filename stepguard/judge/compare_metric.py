@@ -12,6 +12,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
+from stepguard.judge.comparable import of_one_card
 from stepguard.judge.compare_counts import Said, change_pct_of, compare_count, not_recorded
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
 
@@ -48,10 +49,11 @@ def compare(
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
     """Compare the step time with recordings that have it, by rank 0's card; None if none has."""
     by_card: dict[str, list[Sequence[float]]] = {}
+    own: list[Sequence[float]] = []
     for recording in past:
         if times := recording.times_ms.get(JUDGED_TIME):
             by_card.setdefault(recording.device_uuid, []).append(times)
-    own = by_card.get(now.device_uuid, []) if now.device_uuid else []
+            own += [times] if of_one_card(recording, now) else []
     return screen(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
 
 

@@ -10,6 +10,7 @@ from stepguard.core.profile import Parts, Profile, less, mean
 from stepguard.core.recording import Recording
 from stepguard.core.verdict import Straggler
 from stepguard.explain.causes import explain
+from stepguard.judge.comparable import of_one_card
 from stepguard.judge.recorded_profile import as_recorded, restored
 
 # A step that waits for its host has an idle GPU. Of steps that do not wait, 1.0 and 1.2 % are gaps
@@ -46,19 +47,20 @@ def other_kernels(explanation: Explanation | None, change: float) -> bool:
 
 
 def against_recordings(
-    now: Profile | None, past: Sequence[Recording], uuid: str
+    profile: Profile | None, now: Recording, past: Sequence[Recording]
 ) -> tuple[Explanation | None, bool]:
-    """Return why the step takes longer than in the newest recording with a profile, of this card if
-    there is one; and whether what it does takes so much longer that pairs have to say what of it.
+    """Return why the step of ``profile``, which ``now`` summarises, takes longer than in the newest
+    recording with a profile, of this card if there is one; and whether what it does takes so much
+    longer that pairs have to say what of it.
     """
     known = [recording for recording in past if recording.profile is not msgspec.UNSET]
-    mine = [recording for recording in known if recording.device_uuid == uuid]
-    if now is None or not known:
+    mine = [recording for recording in known if of_one_card(recording, now)]
+    if profile is None or not known:
         return None, False
     newest = (mine or known)[-1]
     assert newest.profile is not msgspec.UNSET
     before = restored(newest.profile)
-    explanation = explain(before, as_recorded(now, {row.key for row in before.kernels}))
+    explanation = explain(before, as_recorded(profile, {row.key for row in before.kernels}))
     risen = risen_us(explanation, before.parts)
     return explanation, risen > ALARM_SHARE * explanation.before_us > 0
 

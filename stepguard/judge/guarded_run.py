@@ -15,6 +15,7 @@ from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, End, Problem
 from stepguard.core.status import Outcome, Status
 from stepguard.core.verdict import Verdict
+from stepguard.judge.comparable import Conditions
 
 
 class Door(Enum):
@@ -54,8 +55,7 @@ class CaseResult:
     status: Status
     recorded: bool
     judged_by: str | None  # a recording's digest; None: by pairs, or by another file's recording
-    # The variables that steer which the other revision's launches had, where pairs were measured.
-    steering: str | None = None
+    base: Conditions | None = None  # the other revision's, where pairs were measured
     verdict: Verdict | None = None  # where the door did not judge it itself ...
     headline: str = ""  # ... and its first line
 

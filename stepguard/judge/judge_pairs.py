@@ -33,6 +33,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.findings import Findings, Permits, verdict_of
@@ -241,10 +242,13 @@ def _findings(
 
 def why(comparison: Comparison) -> dict[str, Any]:
     """Return what the profiles of both sides say, as fields of a verdict."""
-    head, base = comparison.head.counted, comparison.base.counted
+    base, head = comparison.base, comparison.head
+    # A rank is compared with itself: with the same rank of the same case on the same card.
+    other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
+    ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
     return {
         "explanation": explanation(comparison),
-        "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
+        "straggler": None if other else straggler(*ranks),
     }
 
 

@@ -13,6 +13,7 @@ from stepguard.core.device import CPU, GPU
 from stepguard.core.run_document import CaseState, Problem, State
 from stepguard.core.shared_sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
+from stepguard.judge.comparable import conditions_of
 from stepguard.judge.guard import guard
 from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
 from stepguard.launch.nodes.scheduler import Launcher, spread
@@ -168,8 +169,7 @@ class StrictRun:
         evidence, verdict = result.evidence, result.verdict
         recorded = self._expected.get(result.case.id)
         here = recorded is not None and recorded.path.name == result.baseline_path.name
-        other = result.comparison.base.fingerprint if result.comparison else None
-        key = other.software_key(result.case.world_size) if other and here else None
+        base = result.comparison.base if result.comparison and here else None
         return CaseResult(
             commit=evidence.commit,
             dirty=evidence.dirty,
@@ -178,7 +178,7 @@ class StrictRun:
             status=verdict.status,
             recorded=verdict.recorded,
             judged_by=result.judged_by if here else None,
-            steering=None if key is None else key.get("environment", ""),
+            base=conditions_of(base) if base else None,
         )
 
     @property
