@@ -90,8 +90,8 @@ def refusal(comparison: Comparison) -> Refusal | None:
 def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     """Return the decision with all that it rests on."""
     ended = decided.final and not comparison.out_of_time
-    few = comparison.glance and decided.pairs <= mean_on_cpu.MOST_PAIRS
-    most = 0 if ended else mean_on_cpu.MOST_PAIRS if few else MOST_PAIRS
+    few = comparison.glance and decided.pairs <= mean_on_cpu.DOUBTED_PAIRS
+    most = 0 if ended else mean_on_cpu.DOUBTED_PAIRS if few else MOST_PAIRS
     moved = decided.status in (Status.SLOWER, Status.FASTER)  # then nobody asks
     return PairsFinding(
         decided,

@@ -11,7 +11,7 @@ from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
 # Two pairs that show no slowdown on average end the comparison, so do eight that leave it in doubt.
-LEAST_PAIRS, MOST_PAIRS = 2, 8
+LEAST_PAIRS, DOUBTED_PAIRS = 2, 8
 
 
 def rule(comparison: Comparison) -> Decision | None:
@@ -26,6 +26,6 @@ def rule(comparison: Comparison) -> Decision | None:
     margins, slower_pct, pairs = comparison.margins, figures.estimate_pct, comparison.pairs
     if pairs >= LEAST_PAIRS and slower_pct <= margins.ignore_pct:
         return figures.say(Status.SAME, Reason.NO_SLOWDOWN)
-    if pairs >= MOST_PAIRS and slower_pct <= margins.matter_pct:
+    if pairs >= DOUBTED_PAIRS and slower_pct <= margins.matter_pct:
         return figures.say(Status.SAME, Reason.MAYBE_SLOWER)
     return None
