@@ -89,7 +89,8 @@ def _records(run: Run) -> Problems:
             yield Problem(ProblemCode.RECORDS, text)
     for case in run.cases:
         # By --perf-append what is `same` becomes one more recording.
-        if case.result and case.result.recorded and case.result.status is not Status.SAME:
+        verdict = case.result.verdict if case.result else None
+        if verdict and verdict.recorded and verdict.status is not Status.SAME:
             text = "its verdict is that it was recorded"
             yield Problem(ProblemCode.RECORDS, text, case.id)
 

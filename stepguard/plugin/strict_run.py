@@ -166,7 +166,7 @@ class StrictRun:
         )
 
     def _result_of(self, result: Result) -> CaseResult:
-        evidence, verdict = result.evidence, result.verdict
+        evidence = result.evidence
         recorded = self._expected.get(result.case.id)
         here = recorded is not None and recorded.path.name == result.baseline_path.name
         base = result.comparison.base if result.comparison and here else None
@@ -174,9 +174,7 @@ class StrictRun:
             commit=evidence.commit,
             dirty=evidence.dirty,
             tree_changed=evidence.tree_changed,
-            outcome=verdict.outcome,
-            status=verdict.status,
-            recorded=verdict.recorded,
+            verdict=result.verdict,
             judged_by=result.judged_by if here else None,
             base=conditions_of(base) if base else None,
         )
