@@ -24,7 +24,7 @@ from stepguard.core.profile import (
     mean,
     merged,
 )
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 from stepguard.explain.match import How, Match, match
 from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual

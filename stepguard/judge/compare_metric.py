@@ -14,7 +14,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.comparable import of_one_card
 from stepguard.judge.compare_counts import Said, change_pct_of, compare_count, not_recorded
-from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen_times
 
 
 def compare(
@@ -54,7 +54,7 @@ def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
         if times := recording.times_ms.get(JUDGED_TIME):
             by_card.setdefault(recording.device_uuid, []).append(times)
             own += [times] if of_one_card(recording, now) else []
-    return screen(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
+    return screen_times(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
 
 
 def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVerdict:

@@ -12,7 +12,7 @@ from stepguard.core.shared_sentences import TREE_CHANGED, wider_margins
 from stepguard.core.verdict import Verdict
 from stepguard.judge.guard_options import EXPECTS_ALL
 from stepguard.judge.guarded_run import Condition, Door, Problems, Run, RunCase
-from stepguard.judge.permission_rules import effect_of
+from stepguard.judge.waiver_rules import effect_of
 
 
 def _no_tests(run: Run) -> Problems:

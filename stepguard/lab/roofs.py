@@ -1,10 +1,44 @@
-"""Where the classes of kernels are under the roof of this card, by work that is known."""
+"""How far kernels are from what their GPU can do, by measured peaks and by work that is known.
+
+A kernel cannot be faster than its products at the peak rate of their type, nor than its bytes at
+the peak rate of memory. The larger of the two shares of its time is its utilisation (Triton's
+profiler Proton has the formula): 1 means that it is at its roof, and which one is the larger says
+what bounds it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepguard.core.profile import KernelRow, Profile, grouped, mean
-from stepguard.core.roofline import Peaks, Position, position
+from stepguard.core.work_and_peaks import Peaks, Work
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a kernel is under the roof."""
+
+    flops_share: float  # of its time that its products need at the peak
+    bytes_share: float
+
+    @property
+    def utilisation(self) -> float:
+        """Return the larger share."""
+        return max(self.flops_share, self.bytes_share)
+
+    @property
+    def bound(self) -> str:
+        """Return what bounds it: "compute" or "memory"."""
+        return "compute" if self.flops_share >= self.bytes_share else "memory"
+
+
+def position(work: Work, us: float, peaks: Peaks) -> Position | None:
+    """Return the position of work that took ``us``; None where it or its peak is not known."""
+    peak = peaks.flops_per_s.get(work.dtype)
+    if us <= 0 or not (work.bytes or work.flops) or (work.flops and peak is None):
+        return None
+    seconds = us / 1e6
+    flops_s = work.flops / peak if peak else 0.0
+    return Position(flops_s / seconds, work.bytes / peaks.copy_bytes_per_s / seconds)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from stepguard.machine.git.revision import current, git, no_commit, untracked
 from stepguard.machine.gpu.nvml import known_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
-from stepguard.report import document_json
+from stepguard.storage import output_files
 
 NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
@@ -123,7 +123,7 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         if not text:
             continue
         path = Path(folder, text)
-        if problem := document_json.unwritable(path):
+        if problem := output_files.unwritable(path):
             yield f"{name}={text}: {problem}"
         if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"

@@ -1,4 +1,4 @@
-"""Rules of permissions: which metrics that fail pass all the same. Pure: no I/O, no clock.
+"""Rules of waivers and trailers: which metrics that fail pass all the same. Pure: no I/O, no clock.
 
 A permission is of one metric of one case. It never covers what could not be measured, compared or
 decided. Against another revision a waiver's limit is compared with the change against that
