@@ -41,6 +41,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "cpu": {"size": "nano", "batch": 8, "seq": 128, "precision": "fp32", "compile": False},
     "cuda": {"size": "124m", "batch": 64, "seq": 1024, "precision": "bf16", "compile": True},
 }
+DEFAULTS: dict[str, Any] = {"attention": "default", "seed": 1337, "device": "cuda", "fast": False}
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ class Settings:
     seq: int
     precision: str
     compile: bool
-    attention: str = "default"
-    seed: int = 1337
-    device: str = "cuda"
-    fast: bool = False
+    attention: str
+    seed: int
+    device: str
+    fast: bool
 
     def __post_init__(self) -> None:
         check_choice("size", self.size, SIZES)
@@ -128,7 +129,7 @@ def settings_of(device: str, **asked: Any) -> Settings:
     """The settings of a workload; what is None, or not asked for, is what is ``USUAL`` there."""
     usual = USUAL.get(device, USUAL["cpu"])  # for another one Settings has an error
     said = {name: value for name, value in asked.items() if value is not None or name not in usual}
-    return Settings(**{**usual, **said}, device=device)
+    return Settings(**{**DEFAULTS, **usual, **said, "device": device})
 
 
 Factory = Callable[..., Any]
@@ -144,7 +145,7 @@ def takes_settings(factory: Factory) -> Factory:
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=getattr(Settings, field.name, None),  # None: what is usual on the device
+            default=DEFAULTS.get(field.name),  # None: what is usual on the device
         )
         for field in fields(Settings)
         if field.name not in {*own, "fast"}

@@ -51,7 +51,7 @@ def _missing(run: Run) -> Problems:
     reported = {problem.case for problem in run.problems}
     for name in run.must_measure:
         state = run.states.get(name)
-        # Before the end only these two are certain.
+        # Before the end of the run only these two are certain.
         gone = state and state.state in (State.DESELECTED, State.ABSENT)
         later = state and state.state is State.ABSENT and run.open
         if name in measured or name in reported or not (run.ending or gone and not later):
@@ -95,8 +95,8 @@ def _wider_margins(run: Run) -> Problems:
 
 
 def _other_parameters(run: Run) -> Problems:
-    # Without pairs pytest measures such a case, which is NOT COMPARABLE then: that evidence is what
-    # its next level is accepted from. In pairs both sides would be of the tree's own case.
+    # Without pairs pytest measures such a case as NOT COMPARABLE, and the next level is accepted
+    # from that evidence. In pairs both sides would run the tree's own case.
     if run.door is Door.PYTEST and not run.against:
         return
     for case, entry in _known(run):
@@ -124,7 +124,7 @@ def _changed_tree(run: Run) -> Problems:
 def _other_recording(run: Run) -> Problems:
     for case, entry in _known(run):
         result = case.result
-        # What fails, with nothing to compare with for one, says so itself.
+        # A case that fails says so itself, for example if it has nothing to compare with.
         if result is None or result.verdict.outcome != "passed" or result.judged_by is None:
             continue
         if not run.against and result.judged_by != entry.digest:
@@ -150,14 +150,14 @@ def _not_finished(run: Run) -> Problems:
 
 def _not_passed(run: Run) -> Problems:
     assert run.ending is not None
-    # What else failed was a test that measures no case, or a plugin.
+    # Otherwise a test that measures no case failed, or a plugin did.
     failed = any(verdict.outcome != "passed" for _, verdict, _ in _verdicts(run))
     if not (run.ending.passes or run.problems or failed):
         yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
 
 
 def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
-    """Yield each case with its verdict and its first line."""
+    """Yield each case that has a verdict, with the verdict and its first line."""
     for case in run.cases:
         if case.result:
             yield case, case.result.verdict, case.result.headline
@@ -166,7 +166,7 @@ def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
 def _gate_without_verdict(run: Run) -> Problems:
     for case, verdict, _ in _verdicts(run):
         judged = {metric.metric for metric in verdict.metrics if metric.gated}
-        # A case that was judged as a whole, and failed, says it in its headline.
+        # A case that failed as a whole says so in its headline.
         absent = [gate for gate in case.gates if gate not in judged]
         if absent and verdict.status.outcome == "passed":
             text = f"its verdict says nothing of {', '.join(absent)}"
@@ -189,7 +189,8 @@ def _failed(run: Run) -> Problems:
     for case, verdict, headline in _verdicts(run):
         judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
         failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
-        # The run's own rule: what is wider than a run takes passes no document, either.
+        # The same rule as in the run: a waiver that is too wide for a run is too wide for a
+        # document.
         waived = {
             waiver.metric
             for waiver in run.base.permissions
@@ -213,13 +214,13 @@ CONDITIONS = (
     Condition(_nothing_collected, Door.PYTEST, EXPECTS_ALL),
     Condition(_nothing_expected, Door.GATE, "a first run by pytest has nothing recorded yet"),
     Condition(_missing),
-    # How each case is guarded.
+    # Conditions on how each case is guarded.
     Condition(_other_parameters),
     Condition(_fewer_gates),
     Condition(_wider_margins),
     Condition(_not_as_declared, Door.PYTEST, "the gate compares with the recording alone"),
     Condition(_expected_to_fail, Door.PYTEST, "a document has verdicts, which no mark changes"),
-    # What came of it.
+    # Conditions on the result.
     Condition(_changed_tree),
     Condition(_other_recording),
     Condition(_hidden_failure, Door.PYTEST, "the gate fails for every verdict that fails"),

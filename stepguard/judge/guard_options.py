@@ -88,7 +88,7 @@ def _records(run: Run) -> Problems:
             text = f"{option.name} passes what it records: record in a run of its own"
             yield Problem(ProblemCode.RECORDS, text)
     for case in run.cases:
-        # By --perf-append what is `same` becomes one more recording.
+        # With --perf-append a case that is `same` adds a recording, and still passes.
         verdict = case.result.verdict if case.result else None
         if verdict and verdict.recorded and verdict.status is not Status.SAME:
             text = "its verdict is that it was recorded"
@@ -127,8 +127,8 @@ def _dirty(run: Run) -> Problems:
 
 
 def _other_environment(run: Run) -> Problems:
-    """Yield what has changed since pytest was started, and the cases whose base had other variables
-    that steer than its newest recording.
+    """Yield what has changed since pytest was started. Then yield the cases whose variables that
+    steer differ from those of the newest recording.
     """
     for change in run.changed:
         yield Problem(ProblemCode.OTHER_ENVIRONMENT, changed_in_pytest(change))
@@ -158,7 +158,7 @@ _REFUSED = "a strict run with it was refused, so that no document of one is a pa
 
 CONDITIONS = (
     Condition(_own_problems, Door.GATE, "the run's own, which pytest has said"),
-    # What was asked for.
+    # Conditions on what was asked for.
     Condition(_only_shows, Door.PYTEST, EXPECTS_ALL),
     Condition(_against_itself),
     Condition(_other_base, Door.GATE, _IS_TOLD),
@@ -168,7 +168,7 @@ CONDITIONS = (
     Condition(_selection_of_settings, Door.PYTEST, EXPECTS_ALL),
     Condition(_records),
     Condition(_not_strict, Door.GATE, "pytest asks of strict runs alone"),
-    # What was measured.
+    # Conditions on what was measured.
     Condition(_no_commit),
     Condition(_foreign_commit, Door.GATE, _IS_TOLD),
     Condition(_dirty),

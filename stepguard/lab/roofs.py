@@ -1,9 +1,9 @@
-"""How far kernels are from what their GPU can do, by measured peaks and by work that is known.
+"""The roofline: how close kernels are to the limits of their GPU, by measured peaks.
 
 A kernel cannot be faster than its products at the peak rate of their type, nor than its bytes at
-the peak rate of memory. The larger of the two shares of its time is its utilisation (Triton's
-profiler Proton has the formula): 1 means that it is at its roof, and which one is the larger says
-what bounds it.
+the peak rate of memory. Each of the two is a share of its time. The larger one is its utilisation,
+and says what bounds it; 1 means that the kernel is at its roof. Triton's profiler Proton has the
+same formula.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from stepguard.core.work_and_peaks import Peaks, Work
 
 @dataclass(frozen=True)
 class Position:
-    """Where a kernel is under the roof."""
+    """The position of a kernel under the roof."""
 
-    flops_share: float  # of its time that its products need at the peak
+    flops_share: float  # share of its time that its products need at the peak
     bytes_share: float
 
     @property
@@ -32,7 +32,7 @@ class Position:
 
 
 def position(work: Work, us: float, peaks: Peaks) -> Position | None:
-    """Return the position of work that took ``us``; None where it or its peak is not known."""
+    """Return the position of work that took ``us``; None if the work or its peak is unknown."""
     peak = peaks.flops_per_s.get(work.dtype)
     if us <= 0 or not (work.bytes or work.flops) or (work.flops and peak is None):
         return None

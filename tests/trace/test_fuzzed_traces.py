@@ -76,7 +76,7 @@ def test_fuzzed_trace_files(tmp_path):
         for pair in ((found, sound), (sound, found)):
             list(
                 explanation_page.lines(
-                    peaks=PEAKS, found=explain(*(over_ranks([profile(one)]) for one in pair))
+                    peaks=PEAKS, explanation=explain(*(over_ranks([profile(one)]) for one in pair))
                 )
             )
 
