@@ -40,10 +40,10 @@ from stepguard.plugin.baseline_folder import (
     waiver_lines,
     whole_folders,
 )
-from stepguard.plugin.benchmark import Bridge
-from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.declared_cases import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
 from stepguard.plugin.perf_update import Recorder
+from stepguard.plugin.pytest_benchmark_bridge import Bridge
 from stepguard.plugin.pytest_terminal import (
     interrupted_line,
     machine_and_judge,

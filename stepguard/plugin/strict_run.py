@@ -23,7 +23,7 @@ from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.interpreter import as_typed
 from stepguard.measure.suite import Result
 from stepguard.plugin.baseline_folder import Recorded, recorded_here
-from stepguard.plugin.items import case_of
+from stepguard.plugin.declared_cases import case_of
 from stepguard.plugin.options import is_strict
 from stepguard.plugin.refuse_options import (
     NO_GATE,

@@ -1,7 +1,7 @@
 """Runs a workload for a profiler that starts it, which records between two marks of CUDA's.
 
     nsys profile --capture-range=cudaProfilerApi ... \
-        python -m stepguard.worker.profilers.alone '{"case": {...}, "warmup": 3, ...}'
+        python -m stepguard.worker.profilers.for_nsight '{"case": {...}, "warmup": 3, ...}'
 
 Nothing is forked here, and nobody is asked. Steps are ranges, "step_0"; phases are ranges if the
 workload makes them. Several ranks are started by torchrun.
