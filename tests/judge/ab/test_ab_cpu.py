@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from test_ab_rules import decided, metric, turns
+from test_judge_pairs import decided, metric, turns
 
 from stepguard import Case
 from stepguard.core.comparison import judged, judges_ungated_time
