@@ -2,7 +2,8 @@
 
 The screen, acceptance, the guard, the pairs of an earlier run and the ranks of a launch all ask
 this one question. Each says which tags matter to it. Whether two steps do the same work is another
-question, and the identical step's own (judge/rules/identical_step.py).
+question, and the identical step's own (judge/rules/identical_step.py). Settings of torch and Python
+that a workload changes are no tag: they are counted as work, and a step that has others is CHANGED.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,7 +14,6 @@ from typing import Any
 from stepguard.core.evidence import Evidence
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.margins import margins_of
-from stepguard.core.metrics import SETTINGS, setting_of
 from stepguard.core.reason_sentences import Changed
 from stepguard.core.recording import Recording
 
@@ -31,7 +31,6 @@ class Tag(Enum):
     CARD = "card"
     SOFTWARE = "software"
     ENVIRONMENT = "environment"
-    SETTINGS = "settings"  # of torch and Python, that the workload changed
     LIBRARIES = "libraries"  # they explain a change, and never forbid a comparison
 
 
@@ -75,19 +74,14 @@ def conditions_of(evidence: Evidence) -> Conditions:
     """
     margins = margins_of(evidence.margins_pct, evidence.case["device"])
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
-    settings = _settings(evidence.counted.values, evidence.counted.detail)
     if evidence.fingerprint is None:
-        return {Tag.CASE: case, **settings}
-    return {Tag.CASE: case, **settings, **_of(evidence.fingerprint, evidence.software_key())}
+        return {Tag.CASE: case}
+    return {Tag.CASE: case, **_of(evidence.fingerprint, evidence.software_key())}
 
 
 def conditions_recorded(recording: Recording) -> Conditions:
     """Return the conditions that a recording keeps."""
-    return {
-        **_card(recording.device_uuid),
-        **_software(recording.software),
-        **_settings(recording.counters, recording.detail),
-    }
+    return {**_card(recording.device_uuid), **_software(recording.software)}
 
 
 def of_one_card(then: Recording, now: Recording) -> bool:
@@ -112,12 +106,6 @@ def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
 
 def _card(uuid: str) -> Conditions:
     return {Tag.CARD: {"device_uuid": uuid}} if uuid else {}
-
-
-def _settings(counts: Mapping[str, int], parts: Mapping[str, Mapping[str, int]]) -> Conditions:
-    if SETTINGS not in counts:  # not counted: older than the counter, or steps differ in them
-        return {}
-    return {Tag.SETTINGS: dict(map(setting_of, parts.get(SETTINGS, ())))}
 
 
 def _software(key: Mapping[str, str]) -> Conditions:
