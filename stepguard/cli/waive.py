@@ -89,9 +89,9 @@ def _waive(options: argparse.Namespace) -> int:
 
 
 def _as_measured(options: argparse.Namespace) -> dict[str, Size]:
-    """Return limit and value of all that the case failed for when it was measured last.
+    """Return limit and value of all that the case failed for when it was last measured.
 
-    Raises ValueError where it passed, or failed for what no waiver covers.
+    Raises ValueError if it passed, or failed for something that no waiver covers.
     """
     source = Path(options.evidence) if options.evidence else Store(options.root).runs
     evidence, pairs = last_measured(source, options.case)

@@ -1,4 +1,4 @@
-"""An explanation as text, at most 80 columns: the causes in order of their time, and the rest."""
+"""An explanation as text of at most 80 columns: the causes, sorted by their time, and the rest."""
 
 import textwrap
 from collections.abc import Iterator
@@ -12,7 +12,9 @@ WIDTH = 80
 
 
 def lines(explanation: Explanation, most: int = 12, peaks: Peaks | None = None) -> Iterator[str]:
-    """Yield the page of an explanation; with ``peaks`` where kernels are under the roof."""
+    """Yield the page of an explanation. With ``peaks`` it shows where kernels are under the
+    roof.
+    """
     if explanation.refused:
         yield "The two cannot be compared:"
         yield from (f"  {refused_because(refused)}" for refused in explanation.refused)
@@ -57,7 +59,7 @@ def _causes(explanation: Explanation, most: int, peaks: Peaks | None) -> Iterato
 
 
 def _roof(cause: Cause, peaks: Peaks | None) -> str:
-    """Return how near to the roof the kernels were and are, as far as both are known."""
+    """Return how close to the roof the kernels were and are, as far as known."""
     if peaks is None:
         return ""
     usages = [

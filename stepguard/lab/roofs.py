@@ -46,8 +46,8 @@ class ClassRoof:
     """The kernels of one class whose work is known."""
 
     kind: str
-    known_us: float  # a step, of those kernels
-    all_us: float  # a step, of all kernels of the class
+    known_us: float  # in each step, of those kernels
+    all_us: float  # in each step, of all kernels of the class
     tflops_per_s: float
     gb_per_s: float
     position: Position

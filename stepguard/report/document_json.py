@@ -26,7 +26,7 @@ from stepguard.report.permission_text import described
 
 
 def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
-    """Return what a verdict says; the next ``steps`` are of a run's."""
+    """Return the text of a verdict. ``steps`` are the next steps of a run's."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
     return VerdictText(
@@ -47,7 +47,9 @@ def judged_document(verdict: Verdict) -> JudgedDocument:
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
-    """Return a case, its metrics and verdict; paths are relative to the folder of ``commands``."""
+    """Return a case with its metrics and its verdict. Paths are relative to the folder of
+    ``commands``.
+    """
     evidence, path = result.evidence, commands.relative(result.evidence_path)
     launches = [launch for launch in evidence.launches if launch.has_times()]
     return ResultDocument(
@@ -77,7 +79,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
 def waiver_documents(
     waivers: Sequence[Permission], results: Sequence[Result]
 ) -> list[WaiverDocument]:
-    """Return every waiver, with what it did where its case was measured."""
+    """Return all waivers, with their effect if their case was measured."""
     outcomes = {
         (outcome.permission.case, outcome.permission.metric): outcome.effect.value
         for result in results
@@ -97,7 +99,7 @@ def waiver_documents(
 
 
 def benchmark_info(result: Result) -> dict[str, Any]:
-    """Return what a document of pytest-benchmark has of one case beside its samples."""
+    """Return what a document of pytest-benchmark has of a case beside its samples."""
     values = summarise(result.evidence).values()
     return {
         "stepguard": {
@@ -112,8 +114,8 @@ def benchmark_info(result: Result) -> dict[str, Any]:
 
 
 def as_json(document: Any, indent: int = 1) -> str:
-    """Return a document as JSON; a number that is not finite becomes null, which most readers take,
-    and no text can steer whoever shows it. A negative ``indent`` leaves it in one line.
+    """Return a document as JSON. A number that is not finite becomes null, which most readers
+    accept. No text can steer whoever shows it. With a negative ``indent`` it is one line.
     """
     plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()

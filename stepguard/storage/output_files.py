@@ -13,27 +13,27 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 
 
 class Kind(NamedTuple):
-    """What an option writes, by which an earlier file of its own is told from one of the user's."""
+    """What an option writes. It tells an earlier file of its own from one of the user's."""
 
     suffixes: tuple[str, ...]
-    begins: bytes = b""  # as each of them does
+    begins: bytes = b""  # the beginning of each such file
 
 
 DOCUMENT = Kind((".json", ".md", ".txt"))
-# Keys of each kind of document, whatever version wrote it.
+# Keys of each kind of document, in all versions.
 _MARKS = (
     {"schema", "results", "problems"},  # --perf-json
     {"case", "verdict", "evidence"},  # run
     {"explanation", "before", "after"},  # trace --against
     {"schema", "sweep", "rows"},
 )
-# Of each item of judge's, and as earlier versions wrote it.
+# Keys of each item of judge's document, now and in earlier versions.
 _VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
-_TRACED = {"ranks", "collectives"}  # trace and memory
+_TRACED = {"ranks", "collectives"}  # of trace and memory
 
 
 def put(path: Path, text: str) -> str:
-    """Write a document, whole or not at all; return why that failed, or nothing."""
+    """Write a document, whole or not at all. Return why that failed; empty if it did not."""
     try:
         replace_file(path, text.encode())
     except OSError as error:
@@ -42,8 +42,8 @@ def put(path: Path, text: str) -> str:
 
 
 def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Return why a document may not take a path's place, or nothing: it replaces an earlier one,
-    and neither a device or a link, /dev/null for one, nor a file of the user's.
+    """Return why a document may not replace the file at a path; empty if it may. It may replace an
+    earlier document, but not a device, a link (such as /dev/null), or a file of the user's.
     """
     if not os.path.lexists(path):
         return ""
@@ -51,7 +51,7 @@ def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
         return "is a link or no file, which a document would replace"
     if not path.stat().st_size:
         return ""
-    # An option whose own value was forgotten takes the next argument, a test file, for its path.
+    # If an option's value was forgotten, the next argument, a test file, would be its path.
     if path.suffix not in kind.suffixes:
         known = listed(kind.suffixes, len(kind.suffixes))
         yours = "is a file that may be yours, which a document would replace"
@@ -67,7 +67,7 @@ def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
 
 
 def _json_in(path: Path) -> Any:
-    """Return what a file holds; None for no JSON, and for more than is read of any document."""
+    """Return the JSON in a file; None if it is no JSON, or larger than any document."""
     try:
         return msgspec.json.decode(contents(path) or b"")
     except (FileError, msgspec.DecodeError, RecursionError):
@@ -82,7 +82,7 @@ def _is_document(content: Any) -> bool:
             for item in content
         )
     keys = content.keys() if isinstance(content, dict) else set()
-    # A single key is too little to know a document by, unless there is no other.
+    # One key is not enough to recognise a document, unless it has no other.
     return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
 
 
@@ -95,19 +95,19 @@ def _begins(path: Path, data: bytes) -> bool:
 
 
 def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Make the folder of a document; return why it cannot be written there, or nothing."""
+    """Make the folder of a document. Return why it cannot be written there; empty if it can."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         return "a part of its path is a file: name a file in a folder"
     except OSError as error:
         return error.strerror or str(error)
-    # Before the run: found at its end, hours of measuring would be lost to it.
+    # Checked before the run: at its end, hours of measuring would be lost.
     if path.is_dir():
         return "is a folder: name a file in it"
     if problem := kept_from(path, kind):
         return problem
-    # The folder too: a file is written beside the one that it replaces.
+    # The folder, too: the new file is first written beside the old one.
     for target in (path, path.parent):
         if target.exists() and not os.access(target, os.W_OK):
             return f"no permission to write to {target}: make it writable, or name another file"
