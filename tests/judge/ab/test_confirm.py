@@ -157,8 +157,11 @@ def test_no_machine_changes_so_much(pct, how):
     after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
     assert (after.status, after.reason) == (Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR)
     assert after.outcome == "error" and after.machine_moved
-    said = "unconfirmed: the pairs see no change, but cards and clocks differ by 15 % at most, "
-    assert times(after)[0].startswith(f"step_ms: {said}{HOW}")
+    told = (
+        "unconfirmed: the pairs see no change, but other cards and clocks change a time by 15 % at "
+        f"most, {HOW}"
+    )
+    assert times(after)[0].startswith(f"step_ms: {told}")
 
 
 @pytest.mark.parametrize("pct", [MACHINE_LIMIT_PCT - 1, 9.7, -12.0])
