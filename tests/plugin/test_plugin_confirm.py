@@ -257,9 +257,7 @@ def test_no_machine_changes_by_so_much(gate, h200):
     gate.will_compare(case, 0.0)
     result = gate.run("--perf-update", errors=1)
     result.says("not recorded, the machine changed, not the code: *")
-    result.says(
-        "    unconfirmed: the pairs see no change, but other cards and clocks change a time by 15 %*"
-    )
+    result.says("    unconfirmed: the pairs see no change, but other cards and clocks*")
 
 
 def test_the_epochs_first_recording_is_what_is_confirmed_against(gate, h200):
