@@ -44,6 +44,7 @@ _MARKS = (
     {"case", "verdict", "evidence"},  # run
     {"explanation", "before", "after"},  # trace --against
     {"schema", "sweep", "rows"},
+    {"schema", "anchor", "series"},  # history
 )
 # Of each item of judge's, and as earlier versions wrote it.
 _VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
