@@ -62,6 +62,7 @@ LAB = (
     "refresh",
     "sweep",
     "run_schema",
+    "bencher",
 )
 
 

@@ -19,6 +19,7 @@ WIDTH, HEIGHT, PAD = 640, 140, 8  # of a chart, in its own units
 class _Chart:
     """A series as the template draws it."""
 
+    number: int
     title: str
     label: str
     metric: str
@@ -41,13 +42,13 @@ def page(views: Sequence[View], anchor: Anchor | None) -> str:
     )
     return environment.get_template("history.html").render(
         anchor=printable(anchor.name) if anchor else "",
-        series=[_chart(view, anchor) for view in views],
+        series=[_chart(at, view, anchor) for at, view in enumerate(views, start=1)],
         width=WIDTH,
         height=HEIGHT,
     )
 
 
-def _chart(view: View, anchor: Anchor | None) -> _Chart:
+def _chart(number: int, view: View, anchor: Anchor | None) -> _Chart:
     series = view.series
     unit, values = METRICS[series.metric].unit, series.values
     low, high = min(values), max(values)
@@ -69,6 +70,7 @@ def _chart(view: View, anchor: Anchor | None) -> _Chart:
         for at, (point, value) in enumerate(zip(series.points, values, strict=True))
     ]
     return _Chart(
+        number=number,
         title=printable(f"{series.case_id} {series.metric} on {card_of(view)}"),
         label=printable(
             f"{len(values)} points from {day(series.points[0])} to {day(series.points[-1])}, "

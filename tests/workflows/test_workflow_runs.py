@@ -129,13 +129,13 @@ def command(folder, *words):
 
 
 class Api(BaseHTTPRequestHandler):
-    """The part of GitHub's API that a comment needs; the server has the pull request's head and its
-    comments, and notes what it was asked.
+    """The part of GitHub's API that a comment and a check run need; the server has the pull
+    request's head, its comments and its check runs, and notes what it was asked.
     """
 
     def answer(self):
         size = int(self.headers.get("Content-Length", 0))
-        body = json.loads(self.rfile.read(size))["body"] if size else None
+        body = json.loads(self.rfile.read(size)) if size else None
         path, _, query = self.path.partition("?")
         assert self.headers["Authorization"] == "Bearer a-token"
         self.server.asked.append(f"{self.command} {path.removeprefix('/repos/OWNER/REPO/')}")
@@ -149,14 +149,17 @@ class Api(BaseHTTPRequestHandler):
     def told(self, path, query, body):
         """What GitHub has, or has now."""
         comments = self.server.comments
+        if "/check-runs" in path:
+            self.server.checks.append(body)
+            return {"id": 99}
         if path.endswith("/pulls"):
             return [{"number": 7, "head": {"sha": self.server.head}}] if "OWNER%3A" in query else []
         if self.command == "GET":
             return comments if "page=1" in query.split("&") else []
         if self.command == "POST":
-            comments.append(said("github-actions[bot]", body, len(comments)))
+            comments.append(said("github-actions[bot]", body["body"], len(comments)))
         else:
-            comments[int(path.rpartition("/")[2])]["body"] = body
+            comments[int(path.rpartition("/")[2])]["body"] = body["body"]
         return {}
 
     def log_message(self, *words):
@@ -188,6 +191,7 @@ def in_a_clone(hub, script):
 def api(origin):
     """GitHub's API, on loopback: two people have commented, one as if they were us."""
     server = HTTPServer(("127.0.0.1", 0), Api)
+    server.checks = []
     server.asked, server.head = [], git(origin, "rev-parse", "slow")
     server.comments = [said("somebody", f"{MARKER}\nnot ours", 0), said("other", "hm", 1)]
     thread = threading.Thread(target=server.serve_forever)
@@ -249,8 +253,14 @@ def test_a_pull_request_that_adds_a_sync(hub, api):
         assert job.result == "success", job.log
     assert [one for one in api.asked if not one.startswith("GET")] == [
         "POST issues/7/comments",
+        "POST check-runs",
         "PATCH issues/comments/2",
+        "POST check-runs",
     ]
+    for check in api.checks:
+        assert (check["head_sha"], check["conclusion"]) == (api.head, "failure")
+        (item,) = check["output"]["annotations"]
+        assert (item["path"], item["start_line"], item["title"]) == ("tiny.py", LINE, "step[tiny]")
     assert [one["body"] for one in api.comments[:2]] == [f"{MARKER}\nnot ours", "hm"]
     (body,) = (one["body"] for one in api.comments[2:])
     assert body.startswith(f"{MARKER}\n**Performance failed:** 1 CHANGED")
