@@ -35,8 +35,8 @@ from stepguard.lab.history_view import Anchor, View, view_of
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
-from stepguard.report.document_json import Kind
 from stepguard.storage.kept_runs import Store
+from stepguard.storage.output_files import Kind
 
 STORE = "history.sqlite"
 PAGE = Kind((".html",), BEGINS.encode())
