@@ -12,6 +12,7 @@ from stepguard.core.text import printable
 from stepguard.launch.nodes.scheduler import Launcher
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
+from stepguard.machine.requirements import require_torch
 from stepguard.measure.suite import Suite
 from stepguard.report import result_documents
 from stepguard.report.commands import Commands
@@ -38,7 +39,10 @@ def complain(problem: object) -> None:
 
 
 def suite_of(root: Path, launcher: Launcher | None = None) -> Suite:
-    """Return what measures for a command in the project ``root``, on this machine's GPUs."""
+    """Return what measures for a command in the project ``root``, on this machine's GPUs.
+    Raises MachineError without a torch to measure with.
+    """
+    require_torch()
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     return Suite(root, baseline.usual(root), tuple(visible_gpus()), typed, launcher=launcher)
 
