@@ -24,9 +24,9 @@ from benchmarks.shared import ROOT, Document, about
 from stepguard.core.evidence import from_json
 from stepguard.core.profile import IdleRow, KernelRow, Profile, mean
 from stepguard.core.recording import RecordedProfile, Recording
-from stepguard.judge.by_profile import against_recordings, risen_us
+from stepguard.judge.compare_profiles import against_recordings, risen_us
 from stepguard.judge.recorded_profile import restored
-from stepguard.judge.summary import stored
+from stepguard.judge.summarise_evidence import stored
 
 KEPT = ROOT / "studies" / "other_card" / "profiles_2026-11-23.json"
 LONGEST = 10  # kernels of a step that are made longer, one at a time
@@ -127,7 +127,7 @@ def seen(now: Profile, before: Card) -> tuple[str, bool]:
     """Return two cells, what the step and what is found take more in percent, of a run beside
     another card's recording; and whether that asks for pairs.
     """
-    why, moved = against_recordings(now, [before.recording], "another card")
+    why, moved = against_recordings(now, before.recording, [before.recording])
     assert why is not None
     step_pct = 100 * (why.after_us / why.before_us - 1)
     found_pct = 100 * risen_us(why, before.profile.parts) / why.before_us

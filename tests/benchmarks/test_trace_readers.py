@@ -9,9 +9,9 @@ import pytest
 from benchmarks import trace_readers
 from benchmarks.trace_readers import differences_pct, in_their_terms, write_longer
 from stepguard.core.profile import mean
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.profiles import analyse, profile
-from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.chrome_trace import read_chrome
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse, profile
 
 
 @pytest.fixture
@@ -65,6 +65,17 @@ def test_each_side_reads_in_a_process_of_its_own(trace, tmp_path, monkeypatch):
     for side in ("stepguard", "json"):
         assert row[side]["peak_mib"] > 1
         assert row[side]["times_ours"] == row[side]["cpu_s"] / row["stepguard"]["cpu_s"]
+
+
+def test_a_rank_reads_all_of_a_trace_that_is_made(tmp_path):
+    """As many records, launches and kernels as were written, and an identity that is known."""
+    path = tmp_path / "made.json"
+    launched = trace_readers.write_made(path, 0.1) * trace_readers.OPERATORS
+    with path.open("rb") as file:
+        assert len(read_chrome(file).gpu.kind) == launched
+    figures = trace_readers.with_rank(str(path))()
+    assert figures["launches"] == launched
+    assert figures["kernels"] > 40 and figures["parts"] == 4
 
 
 def test_figures_that_differ_are_shown():

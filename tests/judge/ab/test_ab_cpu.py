@@ -4,20 +4,20 @@ import math
 
 import numpy as np
 import pytest
-from test_ab_rules import decided, metric, turns
+from test_judge_pairs import decided, metric, turns
 
 from stepguard import Case
-from stepguard.core.comparison import glances, judged
+from stepguard.core.comparison import judged, judges_ungated_time
 from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.decision import (
+from stepguard.judge.judge_pairs import (
     judge_ab,
     wants_another_pair,
     wants_every_pair,
 )
 from stepguard.judge.rules import mean_on_cpu
-from stepguard.report.words import times
+from stepguard.report.verdict_text import times
 
 QUICK = {"floor_flops_per_step": 0.0, "margins_pct": MARGINS_PCT["cpu"]}
 HOW = {"head": QUICK, "base": QUICK, "glance": True}
@@ -42,9 +42,9 @@ def outcome(draw, pct, sd_pct, modes=0.0):
 def test_a_cpu_case_is_judged_by_its_step_time_too():
     """By counters and by a glance at the step; a GPU's case only by what it gates."""
     case = Case("a", "m:f", device="cpu", gates=("graph_breaks",))
-    assert judged(case) == ("step_ms", "graph_breaks") and glances(case)
-    assert not glances(Case("a", "m:f", device="cpu", gates=("step_ms",)))
-    assert not glances(Case("a", "m:f", gates=("graph_breaks",)))
+    assert judged(case) == ("step_ms", "graph_breaks") and judges_ungated_time(case)
+    assert not judges_ungated_time(Case("a", "m:f", device="cpu", gates=("step_ms",)))
+    assert not judges_ungated_time(Case("a", "m:f", gates=("graph_breaks",)))
 
 
 def test_a_step_several_times_as_long_is_slower():
@@ -70,7 +70,7 @@ def test_what_stays_in_doubt_passes_with_a_notice():
     """Eight pairs, slower on average, and scattered: no error for a busy machine."""
     ratios = [0.3, -0.1] * 4
     assert all(
-        wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, mean_on_cpu.MOST_PAIRS)
+        wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, mean_on_cpu.DOUBTED_PAIRS)
     )
     verdict = judge_ab(turns(ratios, **HOW))
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MAYBE_SLOWER)
@@ -82,7 +82,7 @@ def test_too_few_pairs_decide_nothing(ratios):
     """A budget that ends after a pair, or while a slowdown is in doubt, passes none."""
     late = judge_ab(turns(ratios, out_of_time=True, **HOW))
     assert (late.status, late.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
-    assert f" of {mean_on_cpu.MOST_PAIRS} at most" in times(late)[0]
+    assert f" of {mean_on_cpu.DOUBTED_PAIRS} at most" in times(late)[0]
 
 
 def test_a_mean_that_would_matter_does_not_pass_in_doubt():

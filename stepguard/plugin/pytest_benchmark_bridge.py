@@ -1,0 +1,129 @@
+"""Bridge to pytest-benchmark: it gets the samples that the workers took.
+
+Its table, --benchmark-json, --benchmark-save and compare then work for our cases. It gets the
+samples through its own timer: a round of ``pedantic`` reads the timer twice and subtracts. Our
+timer answers 0 and then the sample, so round k lasts exactly sample k.
+
+There are two classes, of which one is registered when pytest is configured, so that ``-p
+no:benchmark`` works.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+# The value of a missing --benchmark-columns in 5.2 and older.
+_ALL = ["min", "max", "mean", "stddev", "median", "iqr", "outliers", "ops", "rounds", "iterations"]
+# Options that concern only its table, with their usual values.
+ITS_TABLE: tuple[tuple[str, Any], ...] = (
+    ("columns", None),
+    ("compare", []),
+    ("compare_fail", None),
+    ("cprofile", None),
+    ("group_by", "group"),
+    ("histogram", []),
+    ("name", "normal"),
+    ("sort", "min"),
+    ("time_unit", None),
+    ("verbose", False),
+)
+INFO = "stepguard"  # the key of our part of its documents
+Groups = list[tuple[str | None, list[dict[str, Any]]]]
+# Samples in ms, and what describes them.
+Sink = Callable[[Sequence[float], Mapping[str, Any]], None]
+
+
+class ReplayTimer:
+    """A timer whose successive pairs of readings are one sample apart."""
+
+    __name__ = "stepguard-replay"  # pytest-benchmark prints a timer by this name
+
+    def __init__(self) -> None:
+        self._samples_s: list[float] = []
+        self._calls = 0
+
+    def load(self, samples_s: Sequence[float]) -> None:
+        """Set the rounds to replay, in seconds each."""
+        self._samples_s = list(samples_s)
+        self._calls = 0
+
+    def __call__(self) -> float:
+        """Return 0 before a round, its sample after it."""
+        index, after = divmod(self._calls, 2)
+        self._calls += 1
+        return self._samples_s[index] if after else 0.0
+
+
+class WithBenchmark:
+    """Used if pytest-benchmark is active."""
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Give the item's benchmark our timer. It is prepended, since the closest mark counts."""
+        closest = item.get_closest_marker("benchmark")
+        # Our mark hides the user's, so it takes over the user's values.
+        options: dict[str, Any] = dict(closest.kwargs) if closest else {}
+        options["timer"] = ReplayTimer()
+        item.add_marker(pytest.mark.benchmark(**options), append=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_benchmark_group_stats(
+        self, config: pytest.Config
+    ) -> Generator[None, Groups, Groups]:
+        """Leave cases out of its table, since ours has them, unless the user asks for something
+        that only its table has. There cases have the same names as in ours.
+        """
+        groups = yield
+        wanted = is_asked_for(config)
+        shown: Groups = []
+        for name, rows in groups:
+            kept = [row for row in rows if wanted or INFO not in row["extra_info"]]
+            for row in (row for row in kept if INFO in row["extra_info"]):
+                row["name"] = row["extra_info"][INFO]["case"]
+            shown += [(name, kept)] if kept else []
+        return shown
+
+    @pytest.fixture
+    def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Sink]:
+        """Pass samples to the test's benchmark fixture."""
+        timer = request.node.get_closest_marker("benchmark").kwargs["timer"]
+        fed = False
+
+        def feed(samples_ms: Sequence[float], info: Mapping[str, Any]) -> None:
+            nonlocal fed
+            fed = True
+            benchmark.extra_info.update(info)
+            samples_s = [ms / 1e3 for ms in samples_ms]
+            # Without samples its table has no row. A disabled benchmark accepts that quietly.
+            benchmark.disabled = benchmark.disabled or not samples_s
+            timer.load(samples_s)
+            # No warm-up, and one iteration a round: then the timer is read exactly twice a sample.
+            benchmark.pedantic(lambda: None, rounds=max(1, len(samples_s)), iterations=1)
+
+        yield feed
+        # If nothing was measured, the test says so, and a warning about the unused fixture adds
+        # nothing.
+        benchmark.skipped = not fed
+
+
+class WithoutBenchmark:
+    """Used under ``-p no:benchmark``."""
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Prepare nothing."""
+
+    @pytest.fixture
+    def perf_sink(self) -> Sink:
+        """Return a sink that drops what it gets."""
+        return lambda samples_ms, info: None
+
+
+def is_asked_for(config: pytest.Config) -> bool:
+    """Return whether an option asks for pytest-benchmark's own table."""
+    given = {name: config.getoption(f"benchmark_{name}", usual) for name, usual in ITS_TABLE}
+    if given["columns"] == _ALL:
+        given["columns"] = None
+    return any(given[name] != usual for name, usual in ITS_TABLE)
+
+
+Bridge = WithBenchmark | WithoutBenchmark

@@ -1,0 +1,121 @@
+"""Results as parts of a run's document, and documents as JSON."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stepguard.core.metrics import METRICS
+from stepguard.core.permission import Permission
+from stepguard.core.run_document import (
+    JudgedDocument,
+    LaunchDocument,
+    ResultDocument,
+    VerdictText,
+    WaiverDocument,
+)
+from stepguard.core.text import printable_document
+from stepguard.core.verdict import Verdict
+from stepguard.judge.summarise_evidence import summarise
+from stepguard.measure.suite import Result
+from stepguard.report import verdict_text
+from stepguard.report.cause_text import sentence
+from stepguard.report.metric_notes import note
+from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.permission_text import described
+
+
+def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
+    """Return the text of a verdict. ``steps`` are the next steps of a run's."""
+    causes = verdict.explanation.causes if verdict.explanation else ()
+    notes = {metric.metric: note(metric) for metric in verdict.metrics}
+    return VerdictText(
+        headline=verdict_text.headline(verdict),
+        message=verdict.message,
+        detail=verdict.detail or verdict_text.detail(verdict),
+        lines=verdict_text.evidence_lines(verdict),
+        place=verdict_text.place(verdict),
+        notes={metric: text for metric, text in notes.items() if text},
+        causes=[sentence(cause) for cause in causes],
+        steps=list(steps),
+    )
+
+
+def judged_document(verdict: Verdict) -> JudgedDocument:
+    """Return a verdict on kept evidence, with its text."""
+    return JudgedDocument(verdict=verdict, text=text_of(verdict))
+
+
+def result_document(result: Result, commands: Commands) -> ResultDocument:
+    """Return a case with its metrics and its verdict. Paths are relative to the folder of
+    ``commands``.
+    """
+    evidence, path = result.evidence, commands.relative(result.evidence_path)
+    launches = [launch for launch in evidence.launches if launch.has_times()]
+    return ResultDocument(
+        case=result.case.id,
+        parameters=evidence.case,
+        gates=evidence.gates,
+        metrics=summarise(evidence).values(),
+        launches=[
+            LaunchDocument(step_ms=launch.step_ms, step_ms_median=launch.step_ms_median)
+            for launch in launches
+        ],
+        verdict=result.verdict,
+        text=text_of(
+            result.verdict, next_steps(result.verdict, path, commands, evidence.of_no_commit)
+        ),
+        evidence=path,
+        baseline=commands.relative(result.baseline_path),
+        commit=evidence.commit,
+        dirty=list(evidence.dirty),
+        tree_changed=evidence.tree_changed,
+        disturbed=evidence.disturbances,
+        margins_pct=evidence.margins_pct,
+        judged_by=result.judged_by,
+    )
+
+
+def waiver_documents(
+    waivers: Sequence[Permission], results: Sequence[Result]
+) -> list[WaiverDocument]:
+    """Return all waivers, with their effect if their case was measured."""
+    outcomes = {
+        (outcome.permission.case, outcome.permission.metric): outcome.effect.value
+        for result in results
+        for outcome in result.verdict.permissions
+        if not outcome.permission.is_trailer
+    }
+    return [
+        WaiverDocument(
+            case=waiver.case,
+            metric=waiver.metric,
+            expires=str(waiver.expires),
+            effect=outcomes.get((waiver.case, waiver.metric), ""),
+            text=described(waiver),
+        )
+        for waiver in waivers
+    ]
+
+
+def benchmark_info(result: Result) -> dict[str, Any]:
+    """Return what a document of pytest-benchmark has of a case beside its samples."""
+    values = summarise(result.evidence).values()
+    return {
+        "stepguard": {
+            "case": result.case.id,
+            "metrics": values,
+            "units": {name: METRICS[name].unit for name in values},
+            "launch_step_ms": [launch.step_ms for launch in result.evidence.launches],
+            "verdict": result.verdict.status.value,
+            "reason": result.verdict.reason,
+        }
+    }
+
+
+def as_json(document: Any, indent: int = 1) -> str:
+    """Return a document as JSON. A number that is not finite becomes null, which most readers
+    accept. No text can steer whoever shows it. With a negative ``indent`` it is one line.
+    """
+    plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
+    return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()

@@ -1,0 +1,244 @@
+"""Find out, on a CPU, where tensors would live on a machine with a GPU.
+
+A tensor belongs to the device if it was made there (``device=`` of the workload's device), was sent
+there (``.to(device)``), is a parameter, or was computed from such a tensor. It belongs to the host
+if it was made without a device, as torch.tensor(0.0) and a loaded batch are, or with "cpu" in the
+call, or was computed only from such tensors.
+
+So an optimizer's own counter belongs to the host. The same counter of a fused optimizer belongs to
+the device, since its kernel writes it beside the parameters. A batch that is never sent, since on a
+CPU that is not needed, belongs to the device from the second step on: in the first one it was used
+beside a parameter.
+
+Storages are followed, since a view, or what autograd saved, is another tensor with the same bytes.
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from stepguard.worker.count.locate import call_sources, frames, locate
+
+# It must not match `"cpu" if ... else device`, which is the device on a machine with a GPU.
+_CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["'](?!\s+if\b)""")
+_COPIES = ("aten.copy_.default", "aten._foreach_copy_.default")  # between devices, by design
+_INDEX = "aten.index.Tensor"
+_INDEXED = (_INDEX, "aten.index_put.default", "aten.index_put_.default")
+# Operators whose result may be what would be sent to the device. Their input need not be sent.
+_STANDS_FOR_TRANSFER = re.compile(r"^aten\.(_to_copy|cat|clone|lift_fresh|stack)\.")
+Origin = tuple[str, str, int, int]  # operator, file, line, and the number of its call in a step
+
+
+class Placement:
+    """Knows for each storage that it saw being made whether it would belong to the GPU."""
+
+    def __init__(self) -> None:
+        # The weak reference prevents that the address is given to another storage.
+        self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
+        # For storages made on the host: the call that made each, and what that call was given.
+        self._made_by: dict[int, Origin] = {}
+        self._given: dict[Origin, set[Origin]] = {}
+        self._sent: set[Origin] = set()  # calls whose results are used beside the device's tensors
+        self._calls: Counter[tuple[str, str, int]] = Counter()
+
+    @contextmanager
+    def observed(self, copies: bool = False) -> Iterator[None]:
+        """Follow all that is made and computed inside the block, which runs eagerly.
+
+        With ``copies`` a move between host and device makes a copy, as it would there; otherwise
+        both would be one tensor.
+        """
+        self._calls.clear()
+        with _eagerly(), _Moves(self, copies), _Follows(self):
+            yield
+
+    def on_device(self, *things: Any) -> bool:
+        """Return whether any tensor among ``things`` would live on the GPU."""
+        return any(self._is_on_device(tensor) for tensor in _tensors(things))
+
+    def on_host(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor was seen to be made on the host."""
+        storage = _storage(tensor)
+        known = self._known.get(storage._cdata) if storage is not None else None
+        return known is not None and not self._is_on_device(tensor)
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        # Parameters count, even if the code did not send them because this machine has no GPU.
+        if isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad:
+            return True
+        storage = _storage(tensor)
+        # A tensor without a storage (sparse) cannot be followed, and must not hide a wait.
+        return storage is None or self._known.get(storage._cdata, (None, False))[1]
+
+    def put(self, things: Any, on_device: bool) -> None:
+        """Note where all tensors among ``things`` would live."""
+        for tensor in _tensors(things):
+            if (storage := _storage(tensor)) is not None:
+                self._known[storage._cdata] = StorageWeakRef(storage), on_device
+
+    def forget_freed(self) -> None:
+        """Forget what no longer exists."""
+        self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
+        self._made_by = {key: maker for key, maker in self._made_by.items() if key in self._known}
+
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note where an operator's result, and what it wrote, would live."""
+        name = str(func)
+        if name in _COPIES:
+            return
+        on_device = self.on_device(args, kwargs)
+        if on_device:
+            joined = [*_joined(func, args, kwargs)]
+            self._learn(storages(joined))
+            self.put(joined, True)
+        elif made := storages(result).keys() - self._known.keys():
+            on_device = self._note(made, name, (args, kwargs))
+        # The storage of a view is already known; the tensor that it views counts.
+        self.put(result, on_device)
+
+    def _note(self, made: Iterable[int], name: str, given: Any) -> bool:
+        """Note which call made these storages of the host. Return whether, in an earlier step, what
+        it made was used beside the device's tensors.
+        """
+        place = locate(frames(sys._getframe()))
+        call = name, place.file, place.line
+        self._calls[call] += 1
+        origin = *call, self._calls[call]
+        if not _STANDS_FOR_TRANSFER.match(name) and not (name == _INDEX and not _masks(given)):
+            from_calls = {self._made_by.get(key) for key in storages(given)}
+            self._given.setdefault(origin, set()).update(filter(None, from_calls))
+        self._made_by |= dict.fromkeys(made, origin)
+        return origin in self._sent
+
+    def _learn(self, joined: Iterable[int]) -> None:
+        """Note that what made these storages, and what they were computed from, belongs to the
+        device.
+        """
+        waiting = [self._made_by[key] for key in joined if key in self._made_by]
+        new: set[Origin] = set()
+        while waiting:
+            origin = waiting.pop()
+            if origin not in self._sent:
+                self._sent.add(origin)
+                new.add(origin)
+                waiting += self._given.get(origin, ())
+        for key, origin in self._made_by.items() if new else ():
+            if origin in new and key in self._known:  # the next batch, which already exists
+                self._known[key] = self._known[key][0], True
+
+
+def _masks(given: Any) -> bool:
+    """Tell whether the tensors of an index contain a mask, and no number of a row."""
+    return any(tensor.dtype == torch.bool for tensor in _tensors(given))
+
+
+def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that must be on the same device as an operator's others: those that it
+    writes, and all that are more than a number. Only a number may come from the host.
+    """
+    by_name = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    fused = "_fused_" in str(func)  # such a kernel accepts no number from the host in its lists
+    for argument in func._schema.arguments:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name == "indices" and str(func) in _INDEXED:  # it copies these to the device
+            continue
+        given = by_name.get(argument.name)
+        whole = written or fused and isinstance(given, list | tuple)
+        yield from (tensor for tensor in _tensors(given) if whole or tensor.dim())
+
+
+def _eagerly() -> AbstractContextManager[None]:
+    """Switch the compiler off, if it was imported (measure/case_workers.py): it never again
+    compiles a frame that it meets under a dispatch mode.
+    """
+    there = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if there else nullcontext()
+
+
+class _Follows(TorchDispatchMode):  # type: ignore[misc]
+    """Follows every operator, also of the backward pass."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self._placement = placement
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import the compiler, only to switch it off
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._placement.follow(func, args, kwargs, result)
+        return result
+
+
+class _Moves(TorchFunctionMode):  # type: ignore[misc]
+    """Follows calls that name a device, which no operator shows on a CPU."""
+
+    def __init__(self, placement: Placement, copies: bool) -> None:
+        super().__init__()
+        self._placement, self._copies = placement, copies
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func is torch.Tensor.__deepcopy__:  # no operator shows what it copies
+            self._placement.put(result, self._placement.on_device(args[0]))
+            return result
+        wanted = target(func, args, kwargs)
+        if wanted is None or self._placement.on_device(result) is wanted:
+            return result
+        if self._copies and any(result is argument for argument in args):
+            result = result.clone()
+        self._placement.put(result, wanted)
+        return result
+
+
+def target(func: Any, args: Any, kwargs: Any) -> bool | None:
+    """Return whether a call asks for its result on the device (True) or on the host (False); None
+    if it names neither.
+    """
+    name = getattr(func, "__name__", "")
+    if name == "cpu" and args:
+        return False
+    named = kwargs.get("device")
+    if name == "to" and named is None:
+        named = next((a for a in args[1:2] if isinstance(a, str | torch.device)), None)
+    if named is None:
+        return True if _made_on_default_device(name, args, kwargs) else None
+    # In the call itself, or in one of torch's own calls within it.
+    return not any(map(_CPU_WRITTEN.search, call_sources(sys._getframe())))
+
+
+def _made_on_default_device(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a tensor is made where torch.set_default_device() says."""
+    makers = _device._device_constructors() if _device.CURRENT_DEVICE is not None else ()
+    return any(getattr(maker, "__name__", "") == name for maker in makers)
+
+
+def _tensors(things: Any) -> Iterator[torch.Tensor]:
+    return (thing for thing in tree_iter(things) if isinstance(thing, torch.Tensor))
+
+
+def storages(*things: Any) -> dict[int, torch.UntypedStorage]:
+    """Return the storages of all tensors among ``things``, by address."""
+    of_tensors = filter(None, (_storage(tensor) for tensor in _tensors(things)))
+    return {storage._cdata: storage for storage in of_tensors}
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None

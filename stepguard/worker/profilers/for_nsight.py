@@ -1,0 +1,65 @@
+"""Run a workload for a profiler that starts it and records between two marks of CUDA's.
+
+    nsys profile --capture-range=cudaProfilerApi ... \
+        python -m stepguard.worker.profilers.for_nsight '{"case": {...}, "warmup": 3, ...}'
+
+Nothing is forked, and no host sends commands. Steps are ranges, "step_0". Phases are ranges if the
+workload makes them. torchrun starts several ranks.
+"""
+
+import os
+import sys
+from typing import Any
+
+import msgspec
+import torch
+
+from stepguard.core.case import from_dict
+from stepguard.worker import torch_device
+from stepguard.worker.block_timer import Step
+from stepguard.worker.loops.looped import workload_of
+from stepguard.worker.rendezvous import join_process_group
+from stepguard.worker.workload import BadWorkload
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What runs, and how many steps before and between the marks."""
+
+    case: dict[str, Any]  # as Case.as_dict() returns it
+    warmup: int
+    steps: int
+    one_thread: bool = False  # autograd launches from the thread that has the workload's ranges
+
+
+def main() -> str:
+    """Run what the first argument says. Return what went wrong; empty if nothing did."""
+    wanted = msgspec.json.decode(sys.argv[1], type=Run)
+    try:
+        case = from_dict(wanted.case)
+        where = torch_device.rank_device(case.device, int(os.environ.get("LOCAL_RANK", "0")))
+        torch_device.select(where)
+        if case.loop is None:
+            join_process_group(torch_device.backend(where))
+        workload = workload_of(case, where.type)
+    except (BadWorkload, ValueError) as error:
+        return f"stepguard: {error}"
+    with torch.autograd.set_multithreading_enabled(not wanted.one_thread):
+        _record(workload.step, where, wanted)
+    return ""
+
+
+def _record(step: Step, where: torch.device, wanted: Run) -> None:
+    """Run the steps before and between the marks."""
+    for _ in range(wanted.warmup):
+        step()
+    torch_device.synchronize(where)
+    if not torch_device.on_gpu(where):
+        return  # there is nothing to record
+    with torch_device.profiled():
+        for number in range(wanted.steps):
+            with torch_device.nvtx_range(f"step_{number}"):
+                step()
+
+
+if __name__ == "__main__":
+    sys.exit(main() or 0)

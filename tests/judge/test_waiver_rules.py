@@ -1,0 +1,478 @@
+"""Waivers: what they cover, what they never cover, and a file that people edit."""
+
+import json
+from datetime import date, timedelta
+
+import pytest
+from alarms import permit
+from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, replace, with_counts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.core.evidence import Fault
+from stepguard.core.metrics import GATEABLE, METRICS
+from stepguard.core.permission import Permission
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.judge.judge_recordings import judge
+from stepguard.judge.waiver_rules import MAX_DAYS, problem_of, suggested_size
+from stepguard.report.next_steps import Commands
+from stepguard.report.permission_text import of_waivers as sentences
+from stepguard.report.verdict_text import block as told
+from stepguard.storage.baseline_files import files, load, save
+from stepguard.storage.json_file import FileError
+from stepguard.storage.waiver_file import BadWaiver, WaiverRow, add_waiver, load_waivers, unknown
+
+TODAY = date(2026, 11, 21)
+UNTIL = date(2026, 12, 31)
+WORDS = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=9).map(
+    "a".__add__
+)
+
+
+def waiver(metric="step_ms", **changes):
+    """A waiver of CASE_ID, of a time up to +6 %."""
+    size = {"value": 3} if METRICS[metric].kind == "counter" else {"limit_pct": 6.0}
+    known = {"case": CASE_ID, "metric": metric, "reason": "waits for torch", "who": "A. Author"}
+    return Permission(**known | {"expires": UNTIL} | size | changes)
+
+
+SLOW = (waiver("step_ms"),)
+
+
+def judged(found, *waivers, today=TODAY, baseline=None):
+    """The verdict of evidence against 250 ms, waivers applied."""
+    return permit(judge(found, baseline or entry()), found, waivers, today)
+
+
+def run(pct=5.0, **counts):
+    """Evidence that is so much slower, and has other counts."""
+    return with_counts(evidence((250.0 * (1 + pct / 100),) * 3), **counts)
+
+
+def test_a_waived_slowdown_passes_and_says_so():
+    """SLOWER by 5 % under a waiver of 6: passed, with its day, its reason and who."""
+    found = judged(run(), *SLOW)
+    assert (found.status, found.outcome) == (Status.SLOWER, "passed")
+    assert found.word == "SLOWER (waived until 2026-12-31)"
+    line = "waived: step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch"
+    assert line in sentences(found)
+    assert f"  {line}" in told(found, "evidence", Commands()).splitlines()
+
+
+@pytest.mark.parametrize(("pct", "passes"), [(5.99, True), (6.01, False)])
+def test_a_waiver_ends_at_its_size(pct, passes):
+    """6.00 %: beyond it the case fails, and the waiver says by how much it was exceeded."""
+    found = judged(run(pct), *SLOW)
+    assert (found.outcome == "passed") is passes
+    assert any("EXCEEDED, it is +6.01 % now" in text for text in sentences(found)) is not passes
+
+
+@pytest.mark.parametrize(("day", "passes"), [(UNTIL, True), (UNTIL + timedelta(1), False)])
+def test_a_waiver_ends_with_its_day(day, passes):
+    """On the last day it holds; on the next the case fails, and says that it expired."""
+    found = judged(run(), *SLOW, today=day)
+    assert (found.outcome == "passed") is passes
+    assert (
+        any(text.startswith("waiver EXPIRED: step_ms up to") for text in sentences(found))
+        is not passes
+    )
+
+
+def test_what_is_not_waived_decides():
+    """The times are waived, a graph break is not: CHANGED, and the headline is about the break."""
+    found = judged(run(graph_breaks=2), *SLOW)
+    assert (found.status, found.outcome, found.waived_until) == (Status.CHANGED, "failed", "")
+    assert (
+        told(found, "evidence", Commands())
+        .splitlines()[0]
+        .startswith(f"{CASE_ID}: CHANGED: graph_breaks 1 -> 2")
+    )
+
+
+def test_the_first_to_end_is_named():
+    """Two waivers: the verdict holds until the first of them is over."""
+    early = waiver("graph_breaks", expires=date(2026, 12, 1))
+    assert judged(run(graph_breaks=2), waiver("step_ms"), early).waived_until == "2026-12-01"
+
+
+@pytest.mark.parametrize(("now", "passes"), [(2, True), (3, True), (4, False)])
+def test_a_cost_is_waived_up_to_a_value(now, passes):
+    """One graph break is recorded, up to three are waived."""
+    found = judged(run(0, graph_breaks=now), waiver("graph_breaks", value=3))
+    assert (found.outcome == "passed") is passes
+    assert found.status is Status.CHANGED
+
+
+@pytest.mark.parametrize(("more", "passes"), [(1, True), (2, False), (-1, False)])
+def test_work_is_waived_at_a_value(more, passes):
+    """Other work is another step: exactly the one that was looked at, or a failure."""
+    work = COUNTS["flops_per_step"]
+    one = waiver("flops_per_step", value=work + 1)
+    assert (judged(run(0, flops_per_step=work + more), one).outcome == "passed") is passes
+
+
+@pytest.mark.parametrize("now", [2399, 2402])
+def test_other_work_is_not_what_was_waived(now):
+    """Less than the value is as far off as more: it is another step, and nothing was exceeded."""
+    one = waiver("operator_calls_per_step", value=2401)
+    (said,) = sentences(judged(run(0, operator_calls_per_step=now), one))
+    assert said.startswith(
+        f"waiver of other work, it is {now:,} now: operator_calls_per_step at 2,"
+    )
+
+
+def test_a_total_that_did_not_move_is_not_waived():
+    """As many operators, but other ones: a value that equals the recorded one covers nothing."""
+    found = run(0)
+    parts = {"aten.mm.default": 25, "aten.add.Tensor": 2375}
+    counts = replace(found.counts, detail={"operator_calls_per_step": parts})
+    other = replace(found, counts=counts)
+    verdict = judged(other, waiver("operator_calls_per_step", value=2400))
+    assert (verdict.status, verdict.outcome) == (Status.CHANGED, "failed")
+    assert sentences(verdict)[0].startswith("waiver of other work, its total did not change: ")
+
+
+def test_a_waiver_that_is_not_needed_is_stale():
+    """The case is `same` again: it stays so, and the waiver should go."""
+    found = judged(run(0), waiver())
+    assert (found.status, found.waived_until) == (Status.SAME, "")
+    command = f"python -m stepguard waive '{found.case_id}' step_ms --remove"
+    assert sentences(found)[0].startswith(
+        f"waiver stale, step_ms is same (remove it: {command}): step_ms up to"
+    )
+    ungated = replace(run(0), gates=("graph_breaks",))
+    assert sentences(judged(ungated, waiver()))[0].startswith(
+        "waiver stale, the case does not gate it"
+    )
+    slow = judged(replace(run(), gates=("graph_breaks",)), waiver())
+    assert [metric.waived_until for metric in slow.metrics if metric.waived_until] == []
+
+
+def test_another_case_is_not_touched():
+    """A waiver is of one case."""
+    found = judged(run(), *(replace_case(one) for one in SLOW))
+    assert (found.outcome, found.permissions) == ("failed", ())
+
+
+def replace_case(one):
+    """The waiver, of another case."""
+    return waiver(one.metric, case="other[case]")
+
+
+# Beside another revision
+
+
+def beside(pct, *waivers):
+    """The verdict on a step that is so much slower than in main."""
+    metric = MetricVerdict(
+        "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, old=1, new=2, change_pct=pct
+    )
+    verdict = replace(changed(metric), against="main (abc)")
+    return permit(verdict, evidence(), waivers, TODAY)
+
+
+@pytest.mark.parametrize(
+    ("pct", "passes", "words"),
+    [
+        (6.0, True, "waived: step_ms up to +6.00 %"),
+        (6.1, False, "waiver EXCEEDED, it is +6.10 % now: "),
+    ],
+)
+def test_a_limit_is_of_the_change_against_that_revision(pct, passes, words):
+    """As it is, whatever that revision was granted itself."""
+    found = beside(pct, waiver())
+    assert (found.outcome == "passed") is passes
+    assert sentences(found)[0].startswith(words)
+
+
+def test_a_waiver_is_not_stale_beside_another_revision():
+    """Main may be as slow: the run against the recordings still needs it."""
+    metric = MetricVerdict("step_ms", Status.SAME, Reason.WITHIN_MARGINS, old=1, new=1)
+    verdict = replace(changed(metric), against="main")
+    both = [waiver(), waiver("sync_overhead_pct")]
+    needless, unseen = sentences(permit(verdict, evidence(), both, TODAY))
+    assert needless.startswith(
+        "waiver not needed against main, step_ms is same: step_ms up to +6.00 %"
+    )
+    assert unseen.startswith("waiver not judged against main: sync_overhead_pct up to")
+
+
+FAILING = st.builds(
+    MetricVerdict,
+    metric=st.sampled_from(["step_ms", "graph_breaks", "flops_per_step", "launches_per_step"]),
+    status=st.sampled_from([Status.SLOWER, Status.CHANGED, Status.SAME]),
+    reason=st.just(Reason.BEYOND_MARGIN),
+    old=st.integers(0, 300),
+    new=st.integers(0, 300),
+    change_pct=st.none() | st.floats(-60, 60),
+    failing_ranks=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=3).map(
+        tuple
+    ),
+)
+
+
+@PROPERTY
+@given(FAILING)
+def test_a_suggested_size_covers(found):
+    """Any size that is suggested lets the metric pass, and no size would where none is."""
+    size, counter = suggested_size(found), METRICS[found.metric].kind == "counter"
+    sizes = [size[counter]] if size else [1, 2, 10, 50, *(new for _, new in found.failing_ranks)]
+    for value in sizes:
+        much = {"value": int(value)} if counter else {"limit_pct": float(value)}
+        passed = permit(changed(found), evidence(), [waiver(found.metric, **much)], TODAY)
+        assert bool(passed.waived_until) is bool(size)
+
+
+EVERYTHING = tuple(
+    waiver(
+        name,
+        **({"value": 2**62} if METRICS[name].kind == "counter" else {"limit_pct": 100.0}),
+    )
+    for name in GATEABLE
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "baseline", "status"),
+    [
+        (replace(run(), launches=()), None, Status.BROKEN),
+        (replace(run(), faults=(Fault(Reason.THROTTLED, "hot"),)), None, Status.UNFIT),
+        (replace(run(), case=run().case | {"params": {}}), None, Status.NOT_COMPARABLE),
+        (
+            replace(run(), fingerprint=replace(run().fingerprint, torch="9")),
+            None,
+            Status.NOT_COMPARABLE,
+        ),
+        (evidence((200.0, 262.0, 340.0)), None, Status.INCONCLUSIVE),
+    ],
+)
+def test_what_is_never_waived(found, baseline, status):
+    """Not measured, not fit, not comparable, not decided: waivers of everything change nothing."""
+    plain = judge(found, baseline or entry())
+    assert plain.status is status
+    under = judged(found, *EVERYTHING, baseline=baseline)
+    assert (under.status, under.outcome, under.waived_until) == (status, "error", "")
+
+
+def test_no_baseline_is_never_waived():
+    """There is no size without something to compare with."""
+    found = run()
+    assert permit(judge(found, None), found, EVERYTHING, TODAY).outcome == "error"
+
+
+def test_a_change_that_explains_an_undecided_case_is_not_waived():
+    """A step with a new break that is not steady is CHANGED; waived, it would pass undecided."""
+    sound = run(0, graph_breaks=2)
+    drifting = replace(sound, launches=tuple(replace(x, steady="drifts") for x in sound.launches))
+    assert judge(drifting, entry()).status is Status.CHANGED
+    found = judged(drifting, *EVERYTHING)
+    assert (found.status, found.outcome) == (Status.CHANGED, "failed")
+    assert sentences(found)[0].startswith("waiver not applied, the case is CHANGED: ")
+
+
+@PROPERTY
+@given(
+    st.sampled_from([name for name in GATEABLE if METRICS[name].exists("cuda", 1)]),
+    st.integers(-40, 40),
+    st.integers(-2, 2),
+    st.integers(-100, 100),
+)
+def test_a_waiver_turns_no_other_verdict(metric, pct, breaks, days):
+    """Whatever moved: a verdict passes under one waiver only if it passed before, or only the
+    waived metric failed, inside its day and size.
+    """
+    found = run(pct, graph_breaks=max(0, 1 + breaks))
+    one = waiver(metric, expires=TODAY + timedelta(days))
+    before, after = judge(found, entry()), judged(found, one)
+    failing = {m.metric for m in before.metrics if m.gated and m.status.outcome != "passed"}
+    if after.outcome == "passed":
+        assert before.outcome == "passed" or failing == {metric} and days >= 0
+    else:
+        assert after.status.outcome == before.status.outcome
+
+
+# The file
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Baselines with one case, CASE_ID."""
+    save(tmp_path / "h200x1.json", baseline_file())
+    return tmp_path
+
+
+def write(folder, *waivers, **changes):
+    """A waivers.json by hand."""
+    plain = [
+        {"case": CASE_ID, "metric": "step_ms", "limit_pct": 6, "reason": "why", "who": "A"}
+        | {"expires": "2026-12-31"}
+        | one
+        for one in waivers
+    ]
+    whole = {"schema": 1, "waivers": plain} | changes
+    (folder / "waivers.json").write_text(json.dumps(whole))
+
+
+def test_without_a_file_there_are_none(folder):
+    """Most projects have none."""
+    assert load_waivers(folder, TODAY) == ()
+
+
+def test_the_file_is_no_baseline(folder):
+    """It lies among the baseline files and is not taken for one."""
+    write(folder, {})
+    assert [path.name for path in files(folder)] == ["h200x1.json"]
+    assert load_waivers(folder, TODAY)[0].limit_pct == 6.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"metric": "step"}, "'step' is no metric that can be gated (did you mean step_ms?)"),
+        ({"metric": "mfu_pct"}, "'mfu_pct' is no metric that can be gated; there are: step_ms,"),
+        ({"metric": "*"}, "no metric that can be gated"),
+        ({"limit_pct": None}, "step_ms needs a limit_pct and no value: no waiver is unlimited"),
+        ({"value": 3}, "needs a limit_pct and no value"),
+        ({"metric": "graph_breaks"}, "needs a value and no limit_pct"),
+        ({"limit_pct": 0}, "$.waivers[1].limit_pct"),
+        ({"limit_pct": 101}, "$.waivers[1].limit_pct"),
+        ({"limit_pct": "6"}, "$.waivers[1].limit_pct"),
+        ({"reason": "..."}, "reason is '...'"),
+        ({"reason": "two\nlines"}, "reason is"),
+        ({"reason": ""}, "$.waivers[1].reason"),
+        ({"who": " "}, "who is ' '"),
+        ({"expires": "2027-02-20"}, "91 days ahead; at most 90"),
+        ({"expires": "9999-12-31"}, "days ahead"),
+        ({"expires": "31.12.2026"}, "$.waivers[1].expires"),
+        ({"expires": None}, "$.waivers[1].expires"),
+        ({"until": "2026-12-31"}, "until"),
+        ({"metric": "sync_overhead_pct"}, "another one of the same metric; keep one"),
+    ],
+)
+def test_a_waiver_that_is_wrong(folder, change, words):
+    """The second of two: refused with file, place and what is wrong."""
+    write(folder, {"metric": "sync_overhead_pct"}, change)
+    with pytest.raises(FileError) as refused:
+        load_waivers(folder, TODAY)
+    message = str(refused.value)
+    assert str(folder / "waivers.json") in message and words in message
+    assert "waiver 2 (" in message or "$.waivers[1]" in message or "unknown field" in message
+
+
+def test_a_case_that_nobody_knows(folder):
+    """Neither a baseline nor, as the caller says, a case or a run: named once, however often."""
+    waivers = [waiver(case=case) for case in (CASE_ID, "f[new]", "f[typo]", "f[typo]")]
+    assert unknown(folder, waivers, {"f[new]"}) == ["f[typo]"]
+    assert unknown(folder / "none", [waiver()], ()) == [CASE_ID]
+    with pytest.raises(BadWaiver, match="no baseline and no run that is kept here has this case"):
+        add_waiver(folder, waivers[1], TODAY)
+    with pytest.raises(BadWaiver, match=r"\(did you mean f\[news\]\?\)$"):
+        add_waiver(folder, waivers[1], TODAY, {"f[news]"})
+    add_waiver(folder, waivers[1], TODAY, {"f[new]"})
+    assert [one.case for one in load_waivers(folder, TODAY)] == ["f[new]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "{",
+        "[]",
+        '{"schema": 2, "waivers": []}',
+        '{"schema": 1}',
+        "<<<<<<< HEAD\n",
+        '{"schema": 1, "schema": 1, "waivers": []}',
+        '{"schema": 1, "waivers": {}, "x": NaN}',
+    ],
+)
+def test_a_file_that_is_none(folder, text):
+    """Refused whole; a gate that skipped it would be red, but for no reason anybody sees."""
+    (folder / "waivers.json").write_text(text)
+    with pytest.raises(FileError, match="waivers.json"):
+        load_waivers(folder, TODAY)
+
+
+@PROPERTY
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["schema", "waivers", *WaiverRow.__struct_fields__]),
+                inner,
+                max_size=8,
+            )
+        ),
+    )
+)
+def test_no_content_is_a_crash(folder, content):
+    """Whatever stands in the file: waivers, or a FileError."""
+    (folder / "waivers.json").write_text(json.dumps(content))
+    try:
+        assert isinstance(load_waivers(folder, TODAY), tuple)
+    except FileError as error:
+        assert "waivers.json" in str(error)
+
+
+@PROPERTY
+@given(
+    st.dictionaries(
+        st.sampled_from(GATEABLE),
+        st.tuples(st.integers(1, 2**62), st.integers(-1000, MAX_DAYS), WORDS, WORDS),
+        max_size=4,
+    )
+)
+def test_what_is_added_is_read_back(folder, drawn):
+    """Sorted by metric, whatever the order, and in place of what stood there."""
+    (folder / "waivers.json").unlink(missing_ok=True)
+    wanted = []
+    for name, (size, days, reason, who) in drawn.items():
+        much = {"value": size} if METRICS[name].kind == "counter" else {"limit_pct": 1 + size % 49}
+        changes = {"expires": TODAY + timedelta(days), "reason": reason, "who": who}
+        # A case that no baseline has: of one that is recorded, what lets nothing pass is refused.
+        wanted.append(waiver(name, **changes | much | {"case": "kept[run]"}))
+        for one in (waiver(name, case="kept[run]"), wanted[-1]):
+            add_waiver(folder, one, TODAY, known={"kept[run]"})
+    assert load_waivers(folder, TODAY) == tuple(sorted(wanted, key=lambda one: one.metric))
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1.0, 0.0])
+def test_no_bad_waiver_is_written(folder, limit):
+    """The file stays as it was."""
+    add_waiver(folder, waiver("sync_overhead_pct", case="kept[run]"), TODAY, known={"kept[run]"})
+    before = (folder / "waivers.json").read_bytes()
+    with pytest.raises(BadWaiver, match="not waived"):
+        add_waiver(folder, waiver(limit_pct=limit), TODAY)
+    assert (folder / "waivers.json").read_bytes() == before
+    assert problem_of(waiver(), TODAY) == "" and load(folder / "h200x1.json") is not None
+
+
+def test_a_counters_waiver_is_no_blank_cheque():
+    """Up to twice what is recorded, or a little where next to nothing is; beyond it is too wide and
+    covers nothing, and says so.
+    """
+    found = MetricVerdict(
+        "launches_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=1000, new=1500
+    )
+    assert passes(found, 2000)
+    wide = waiver("launches_per_step", value=2001)
+    verdict = permit(changed(found), evidence(), [wide], TODAY)
+    assert not verdict.waived_until
+    assert sentences(verdict)[0].startswith("waiver TOO WIDE, at most 2,000")
+    none = MetricVerdict("host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=0, new=2)
+    assert passes(none, 2) and passes(none, 100) and not passes(none, 101)
+
+
+def passes(found, value):
+    """Whether a case of which only this moved passes under a waiver of that value."""
+    one = waiver(found.metric, value=value)
+    return bool(permit(changed(found), evidence(), [one], TODAY).waived_until)
+
+
+def changed(found):
+    """A case of which only this moved."""
+    return Verdict(waiver().case, found.status, found.reason, metrics=(found,))

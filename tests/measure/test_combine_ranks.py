@@ -1,0 +1,63 @@
+"""What ranks say of themselves: they must agree, and each must run on the GPU that is watched."""
+
+import msgspec
+import pytest
+from builders import evidence, replace
+
+from stepguard.core.evidence import Counts
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.site import Site
+from stepguard.judge.summarise_evidence import summarise
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.measure.combine_ranks import counts_of, refuse_unlike_ranks
+
+
+def rank(**changes):
+    """What a rank says of itself."""
+    known = {"device_name": "NVIDIA H200", "torch": "2.11.0", "nccl": "2.27", "environment": {}}
+    return {"fingerprint": known | changes}
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        ({"torch": "2.8.0"}, "rank 1 has torch 2.8.0"),
+        ({"nccl": "2.26"}, "rank 1 has nccl 2.26"),
+        ({"device_name": "NVIDIA H100"}, "rank 1 has device_name NVIDIA H100"),
+        ({"environment": {"TORCH_COMPILE_X": "1"}}, "steering variables"),
+    ],
+)
+def test_a_rank_on_other_software_stops_the_launch(odd, words):
+    """torch itself says what it is; how a node names its network is its own affair."""
+    refuse_unlike_ranks([rank(), rank(environment={"NCCL_SOCKET_IFNAME": "eth1"})])
+    with pytest.raises(LaunchFailed) as raised:
+        refuse_unlike_ranks([rank(), rank(**odd)])
+    assert raised.value.fault.code == "RANKS_DIFFER" and words in raised.value.fault.message
+
+
+def test_profiles_of_all_ranks_become_one():
+    """Their mean, and the parts of each rank's step; a rank without one leaves none, with why."""
+    steps = (2.0, 2.0)
+    ranks = [Profile("H200", 2, Parts(steps, (us, us), *(steps,) * 3), (), ()) for us in (1.0, 3.0)]
+    answers = [msgspec.to_builtins(Counts({}, profile=one)) for one in ranks]
+    found = counts_of(answers, 1.0)
+    assert found.profile.parts.compute_us == steps
+    assert [parts.compute_us for parts in found.parts_by_rank] == [(1.0, 1.0), (3.0, 3.0)]
+    broken = msgspec.to_builtins(Counts({}, profile_problem="no step is complete"))
+    found = counts_of([answers[0], broken], 1.0)
+    assert found.profile is None and found.profile_problem == "no step is complete"
+    assert counts_of(answers[:1], 1.0).parts_by_rank == ()
+
+
+def test_sites_of_what_differs_between_steps():
+    """They are kept, of the ranks whose steps differ: of another rank they are all that it has. No
+    recording holds them, as it holds no count.
+    """
+    sync = "host_syncs_per_step"
+    item, copy = (Site(what, "model/gpt.py", 7, "forward") for what in (".item()", ".cpu()"))
+    unstable = Counts({}, unstable={sync: "steps differ: 0, 1"}, sites={sync: (item,)})
+    stable = Counts({sync: 1}, sites={sync: (copy,)})
+    found = counts_of([msgspec.to_builtins(one) for one in (stable, unstable)], 1.0)
+    assert found.unstable == {sync: "rank 1: steps differ: 0, 1"}
+    assert found.values == {} and found.sites == {sync: (item,)}
+    assert summarise(replace(evidence(), counts=found)).sites == {}

@@ -1,0 +1,98 @@
+"""A baseline as a table: times of every recording, and how far from its level's first."""
+
+from pathlib import Path
+
+import pytest
+from builders import CASE_ID, entry, epoch, recording, replace
+
+from stepguard.core.metrics import METRICS
+from stepguard.core.reasons import Reason
+from stepguard.core.recording import RecordedDifference
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, PartMove
+from stepguard.report.metric_list import accepted_line, lines, moves
+from stepguard.report.next_steps import Commands
+from stepguard.storage.accept_recording import Accepted, Action
+
+
+def test_times_stand_with_their_distance_from_the_first():
+    """250 ms, then 252.5: +1.00 %. Launches, GPU and torch of each; a median that is known."""
+    known = recording(252.5, 1, information={"step_ms_median": 251.0})
+    told = [text.strip() for text in lines(entry(epochs=[epoch(recordings=[recording(), known])]))]
+    assert told[:5] == [
+        "level 1: first recording",
+        "step   median       to",
+        "recorded    commit   GPU   torch   launches     [ms]     [ms]    first",
+        "2026-10-01  0000000  1234  2.11.0         3  250.000        -  +0.00 %",
+        "2026-10-02  0000000  1234  2.11.0         3  252.500  251.000  +1.00 %",
+    ]
+
+
+def test_a_difference_stands_with_its_interval():
+    """In percent of a step."""
+    found = {"sync_overhead_pct": RecordedDifference(mean=0.31, half_width=0.12)}
+    one = epoch(recordings=[recording(differences_pct=found)])
+    assert list(lines(entry(epochs=[one])))[-1] == "    sync_overhead_pct +0.31 +- 0.12 % of a step"
+    assert CASE_ID not in "".join(lines(entry()))
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (Action.NOTHING_TO_ADD, "equal to what cpu.json holds, nothing to add"),
+        (Action.FIRST_RECORDING, "first recording in cpu.json"),
+        (Action.APPENDED, "recording 2 of its level in cpu.json"),
+        (Action.FIRST_OF_SOFTWARE, "first under this software in cpu.json"),
+        (Action.EPOCH_OPENED, "a new level begins (fused the loss) in cpu.json"),
+    ],
+)
+def test_what_was_accepted_is_said_in_a_line(action, words):
+    """The case, what was done with its evidence, and where."""
+    done = Accepted(CASE_ID, action, Path("cpu.json"), 2, "fused the loss")
+    assert accepted_line(done, Commands()) == f"{CASE_ID}: {words}"
+
+
+def test_accepting_shows_the_cause_first():
+    """As the red that is accepted did."""
+    names = ("flops_per_step", "operator_calls_per_step", "sync_candidates_per_step")
+    moved = tuple(
+        MetricVerdict(name, Status.CHANGED, Reason.WORK_MOVED, 10.0, 11.0) for name in names
+    )
+    done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", moved)
+    assert [line.split()[0] for line in moves(done)] == [*names[:0:-1], names[0]]
+
+
+def test_accepting_says_what_took_the_place_of_what():
+    """As many calls of other operators would read 10 -> 10."""
+    parts = (PartMove("aten.silu.default", 0, 4), PartMove("aten.gelu.default", 4, 0))
+    name = "operator_calls_per_step"
+    moved = MetricVerdict(name, Status.CHANGED, Reason.WORK_MOVED, 10.0, 10.0, moved=parts)
+    done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", (moved,))
+    assert moves(done) == [f"  {name} 10 -> 10: +4 aten.silu"]
+
+
+def test_a_first_recording_says_what_it_accepts_that_a_good_step_has_not():
+    """Syncs and leaks, which would be nobody's news from then on; no time, and none that is 0."""
+    values = {"step_ms": 10.0, "sync_candidates_per_step": 2, "graph_breaks": 0}
+    moved = tuple(
+        MetricVerdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, None, value)
+        for name, value in (values | {"leaked_bytes_per_step": 4096}).items()
+    )
+    done = Accepted(CASE_ID, Action.FIRST_RECORDING, Path("cpu.json"), 1, "", moved)
+    line = "  accepted as it is: sync_candidates_per_step 2, leaked_bytes_per_step 4,096 B"
+    assert moves(done) == [line]
+    assert moves(replace(done, moved=moved[:1])) == []
+
+
+@pytest.mark.parametrize(("count", "more"), [(0, 0), (1, 0), (9, 0), (11, 3)])
+def test_accepting_shows_what_moved_in_ten_lines(count, more):
+    """Old -> new for each metric, under the line that says what was done."""
+    names = [name for name in METRICS if METRICS[name].kind == "counter"][:count]
+    moved = tuple(
+        MetricVerdict(name, Status.CHANGED, Reason.COUNTER_ROSE, 10.0, 11.0) for name in names
+    )
+    done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", moved)
+    shown = moves(done)
+    assert len(shown) <= 9
+    assert len([line for line in shown if " -> 11 " in line]) == count - more
+    assert (shown[-1:] == [f"  and {more} more"]) == bool(more)

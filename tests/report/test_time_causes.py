@@ -1,0 +1,241 @@
+"""The first line of a verdict names what explains the time, before the time itself."""
+
+import msgspec
+import pytest
+from alarms import of_metrics
+from builders import CASE_ID, replace
+
+from stepguard.core.explanation import MOST_CAUSES, Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.margins import ALPHA, MARGINS
+from stepguard.core.reasons import Reason
+from stepguard.core.site import Site
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, PairsFinding, Straggler, Verdict
+from stepguard.judge.pair_statistics import decide, figures
+from stepguard.report import time_causes
+from stepguard.report.verdict_text import evidence_lines, headline, place
+
+GELU = "triton_poi_fused_gelu_5"
+GENERIC = (
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+    "namespace)::TensorListMetadata<1>, at::native::(anonymous namespace)::BinaryOpScalarFunctor"
+    "<float, 1, 1, 0>, std::multiplies<float>, float>(float)"
+)
+TIME = MetricVerdict(
+    "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, 250.0, 254.0, 1.6, limit_pct=0.2
+)
+LINE = Site(".item()", "model/train.py", 88, "step", "loss.item()", "forward", count=2)
+SYNC = MetricVerdict(
+    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 0, 2, sites=(LINE,)
+)
+EXCHANGES = MetricVerdict("collectives_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 15, 51)
+
+
+def cause(us, kind=Kind.TIME, what=GELU, place="aten::gelu"):
+    """A kernel of 6.5 ms that takes so much longer."""
+    after = Side((what,), 24.0, 6500.0 + us)
+    return Cause(kind, us, what, "forward", place, Side((what,), 24.0, 6500.0), after)
+
+
+def verdict(causes, *metrics, time=TIME):
+    """A verdict on a step 4 ms slower."""
+    explanation = Explanation((), 250e3, 254e3, tuple(causes), 100.0)
+    blank = Verdict(CASE_ID, time.status, time.reason, against="main (aaa)")
+    return replace(of_metrics(blank, (time, *metrics)), explanation=explanation)
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        (verdict([cause(3600.0)]), f"{GELU} 6.5 -> 10.1 ms (+3.6), forward; step_ms 250.0"),
+        # Many operators have that functor.
+        (
+            verdict([cause(3600.0, Kind.TIME, GENERIC, "aten::_foreach_mul_")]),
+            "BinaryOpScalarFunctor 6.5 -> 10.1 ms (+3.6), forward, aten::_foreach_mul_; step_ms",
+        ),
+        # The sync has a line; the wait that the profile sees has not.
+        (verdict([cause(3600.0, Kind.IDLE, "cudaStreamSynchronize")], SYNC), "host_syncs_per_step"),
+        (verdict([cause(3600.0, Kind.COPIES, "exposed copies")], SYNC), "host_syncs_per_step"),
+        (verdict([cause(2600.0)], SYNC), GELU),
+        (
+            verdict([cause(3600.0, Kind.COMMUNICATION, "exposed communication")], EXCHANGES),
+            "collectives_per_step 15 -> 51 (+36 calls)",
+        ),
+        (verdict([cause(1600.0)], SYNC), "host_syncs_per_step 0 -> 2 (+2 syncs) model/train.py:88"),
+        # Nothing is a good part of the time, or in its direction, or work.
+        (verdict([cause(900.0), cause(-3000.0), cause(3600.0, Kind.CLOCK)]), "step_ms 250.0"),
+        (verdict([]), "step_ms 250.0"),
+        # The GPU cannot have waited for much longer than the step got slower by.
+        (verdict([cause(9600.0, Kind.IDLE, "host late"), cause(3600.0)]), f"{GELU} 6.5 -> 10.1"),
+        (verdict([cause(9600.0, Kind.IDLE, "host late")]), "step_ms 250.0"),
+        (
+            verdict([cause(3600.0, Kind.IDLE, "sync", "model/train.py(88): step")]),
+            "GPU idle, sync 6.5 -> 10.1 ms (+3.6), forward, model/train.py(88): step; step_ms",
+        ),
+    ],
+)
+def test_the_cause_comes_first(found, first):
+    """A kernel if it is half of the time, else the sync with its line; and the time behind it."""
+    line = headline(found)
+    assert line.startswith(f"{CASE_ID}: SLOWER: {first}")
+    assert "step_ms 250.0" in line and "+1.6 %" in line
+    narrow = headline(found, 90)
+    assert len(narrow) <= 90 and not narrow.endswith("...")
+
+
+def test_a_gain_has_a_cause_too():
+    """A step that is FASTER is so by what takes less time, or by a wait that is gone."""
+    gain = replace(TIME, status=Status.FASTER, new=246.0, change_pct=-1.6)
+    line = headline(verdict([cause(-3600.0)], time=gain))
+    assert f"FASTER: {GELU} 6.5 -> 2.9 ms (-3.6), forward; step_ms" in line
+    gone = replace(SYNC, status=Status.FASTER, old=2, new=0, sites=())
+    found = verdict([cause(3600.0)], gone, time=gain)
+    assert "FASTER: host_syncs_per_step 2 -> 0 (-2 syncs); step_ms" in headline(found)
+    paid = replace(SYNC, status=Status.SAME, reason=Reason.PAID_FOR)
+    assert "FASTER: step_ms" in headline(verdict([], paid, time=gain))
+
+
+def test_a_kernel_has_the_line_of_its_operator():
+    """If that is called more or less often than before; the compiler names kernels by operators."""
+    sites = [
+        Site(what, "model/gpt.py", n, "forward", "F.gelu(x)", count=1)
+        for n, what in enumerate(("aten.mul.Tensor", "aten.gelu.default"), start=72)
+    ]
+    operators = MetricVerdict(
+        "operator_calls_per_step", Status.SAME, Reason.TIME_DECIDES, 9, 11, sites=tuple(sites)
+    )
+    found = verdict([cause(3600.0)], operators)
+    assert f"{GELU} 6.5 -> 10.1 ms (+3.6), forward model/gpt.py:73; step_ms" in headline(found)
+    assert place(found) == sites[1]
+    found = verdict([cause(3600.0)], replace(operators, ranks=(1,)))
+    assert "(+3.6), forward, on rank 1 model/gpt.py:73; step_ms" in headline(found)
+
+
+def attention(kind, line, function="forward", count=32, direction=""):
+    """A call of fused attention, as it is counted."""
+    what = f"aten._scaled_dot_product_{kind}_attention{direction}.default"
+    phase = "backward" if direction else ""
+    return Site(what, "model/gpt.py", line, function, "sdpa(q, k, v)", phase, count)
+
+
+# Its line is that of loss.backward().
+BACKWARD = attention("efficient", 210, "step", direction="_backward")
+
+
+def placed(where, *sites, us=3600.0):
+    """The line of a library's kernel whose operator is ``where``."""
+    moved = MetricVerdict(
+        "operator_calls_per_step", Status.SAME, Reason.TIME_DECIDES, 9, 11, sites=sites
+    )
+    return time_causes.site_of(
+        cause(us, Kind.REPLACED, "fmha_cutlassB_bf16", where), verdict([], moved)
+    )
+
+
+# Operators of kernels are those of a profile of an H100, 2026-11-23 (studies/power).
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_librarys_kernel_has_the_line_of_the_forward_operator(direction):
+    """Inside the operator that is counted, and in either pass; other operators moved beside it."""
+    new, old = attention("efficient", 61), attention("cudnn", 59, count=-32)
+    assert placed(f"aten::_efficient_attention_{direction}", old, new, BACKWARD) == new
+    assert placed(f"aten::_flash_attention_{direction}", old, new, BACKWARD) is None
+    assert placed(f"aten::_cudnn_attention_{direction}", old, new, BACKWARD) is None
+    assert placed(f"aten::_cudnn_attention_{direction}", old, new, us=-900.0) == old
+
+
+def test_a_backward_kernel_of_two_functions_has_no_line():
+    """Either may be it; and the line that starts the backward pass is none. Of two lines in one
+    function it is the first.
+    """
+    two = attention("efficient", 61), attention("efficient", 95, "Cross.forward")
+    assert placed("aten::_efficient_attention_backward", *two, BACKWARD) is None
+    outer = "aten::_scaled_dot_product_efficient_attention_backward"
+    assert placed(outer, *two, BACKWARD) is None
+    assert placed(outer, two[0], BACKWARD) == two[0]
+    assert placed(outer, two[0], attention("efficient", 64), BACKWARD) == two[0]
+
+
+def test_a_backward_operator_is_no_other_one_whose_name_ends_alike():
+    """An ELU is no GELU; a loss has its direction in the forward operator's name, too."""
+    gelu = Site("aten.gelu.default", "model/gpt.py", 73, "forward", "F.gelu(x)")
+    loss = Site("aten.nll_loss_forward.default", "model/gpt.py", 90, "loss", "F.nll_loss(x, y)")
+    assert placed("aten::elu_backward", gelu) is None
+    assert placed("aten::gelu_backward", gelu, loss) == gelu
+    assert placed("aten::nll_loss_backward", gelu, loss) == loss
+
+
+@pytest.mark.parametrize(
+    ("where", "operator", "of_it"),
+    [
+        ("aten::addmm", "aten.add.Tensor", False),
+        ("aten::mm", "aten.t.default", False),
+        ("aten::_log_softmax", "aten._softmax.default", False),
+        ("aten::_foreach_mul_", "aten.mul.Tensor", False),
+        ("triton_tem_fused_addmm_5", "aten.add.Tensor", False),
+        ("triton_tem_fused_addmm_5", "aten.addmm.default", True),
+        ("triton_poi_fused__to_copy_add_3", "aten.add.Tensor", True),
+        ("triton_poi_fused__to_copy_add_3", "aten._to_copy[bfloat16].default", True),
+        ("triton_poi_fused_gelu_gelu_backward_view_6", "aten.gelu[tanh].default", True),
+        # The backward pass of a product with a bias, and of an embedding.
+        ("aten::mm", "aten.addmm.default", True),
+        ("aten::embedding_dense_backward", "aten.embedding.default", True),
+        ("mine::norm_backward", "mine.norm.default", True),
+        ("model/gpt.py(73): forward", "aten.gelu.default", False),
+    ],
+)
+def test_an_operator_is_its_kernels_by_its_whole_name(where, operator, of_it):
+    """Whatever its overload and its form: no name is part of another one."""
+    site = Site(operator, "model/gpt.py", 73, "forward", "x")
+    assert placed(where, site) == (site if of_it else None)
+
+
+def test_a_kernel_of_the_straggler_has_its_rank():
+    """Where the source says no line: the one rank that got slower against itself."""
+    found = replace(verdict([cause(3600.0)]), straggler=Straggler(1, 250.0, 257.0, 0.1))
+    assert f"{GELU} 6.5 -> 10.1 ms (+3.6), forward, on rank 1; step_ms" in headline(found)
+
+
+def test_pairs_that_ran_out_of_time_name_the_cause():
+    """Undecided, though all of the interval is beyond zero."""
+    by = decide(figures([0.08, 0.085, 0.09]), last=True)
+    assert by.status is Status.INCONCLUSIVE
+    pairs = PairsFinding(by, MARGINS, ALPHA, True)
+    time = replace(TIME, status=Status.INCONCLUSIVE, reason=Reason.UNDECIDED, pairs=pairs)
+    assert f": INCONCLUSIVE: {GELU} 6.5 -> 10.1" in headline(verdict([cause(3600.0)], time=time))
+
+
+def test_the_annotation_is_at_the_cause():
+    """GitHub marks the sync's line, though the time decided."""
+    assert place(verdict([], SYNC)) == LINE
+    assert place(verdict([cause(3600.0)], SYNC)) is None
+
+
+def test_three_causes_and_the_straggler_are_shown():
+    """The rest is a number; the document has them all, up to a bound, and reads strictly."""
+    many = [cause(1000.0 - i) for i in range(MOST_CAUSES + 2)]
+    whole = verdict(many).explanation
+    found = replace(
+        verdict([]), explanation=whole.bounded(), straggler=Straggler(1, 250.0, 254.0, 0.02)
+    )
+    lines = "\n".join(evidence_lines(found))
+    assert (
+        lines.count(GELU) == time_causes.SHOWN
+        and f"{len(many) - time_causes.SHOWN} smaller causes" in lines
+    )
+    assert "rank 1 takes 250.00 -> 254.00 ms without waiting for others (+1.60 %" in lines
+    kept = found.explanation
+    assert len(kept.causes) == MOST_CAUSES and kept.smaller == 2
+    assert kept.explained_us == pytest.approx(whole.explained_us)
+    assert kept.bounded() == kept
+    data = msgspec.json.encode(kept)
+    assert msgspec.json.decode(data, type=Explanation) == kept
+    for wrong in (data.replace(b'"kind":"time"', b'"kind":"magic"'), msgspec.json.encode(whole)):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(wrong, type=Explanation)
+
+
+def test_profiles_that_cannot_be_compared_say_so():
+    """With the reason."""
+    refused = Explanation((Refused(Refusal.GPU, "NVIDIA H200", "NVIDIA H100"),))
+    lines = list(time_causes.lines(replace(verdict([]), explanation=refused)))
+    assert lines == ["the profiles cannot be compared: different GPUs: NVIDIA H200 and NVIDIA H100"]
