@@ -1,6 +1,8 @@
 """The files that guard a workload: its test, its settings, its workflow and who owns them."""
 
+import contextlib
 import json
+import os
 import re
 import sys
 import tomllib
@@ -66,7 +68,7 @@ jobs:
   perf:
     runs-on: {runner}
     timeout-minutes: 60
-    steps:
+{environment}    steps:
       - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
         with:
           persist-credentials: false
@@ -75,14 +77,14 @@ jobs:
         with:
           python-version: "{python}"
       # The same torch as in the recording: another version is another baseline. Put the line that
-      # installs stepguard and your project here.
+      # installs your project here.
       - run: pip install torch=={torch}
-      # A pull request is judged by the branch that it goes into. The one that brings the first
-      # recording is red, since that branch has none: an owner merges it.
-      - run: >-
-          {folders}python -m pytest perf_tests --perf-strict{options}
-          ${{GITHUB_BASE_REF:+"--perf-base=origin/$GITHUB_BASE_REF"}}
-"""
+      # Installs stepguard, measures and judges. A pull request is judged by the branch that it goes
+      # into. The one that brings the first recording is red, since that branch has none: an owner
+      # merges it.
+      - uses: {action}
+{inputs}"""
+ACTION = "OWNER/REPO@COMMIT"  # where the action is, as long as nobody knows
 OWNERS = "CODEOWNERS"
 OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first
 OWNERS_TEXT = """
@@ -211,11 +213,38 @@ def _has_section(root: Path) -> bool:
 
 def _workflow(root: Path, case: Case) -> Wanted:
     gpu = case.device == GPU
+    action = action_here()
+    paths = os.environ["PYTHONPATH"] if source_folders() else ""
     text = WORKFLOW_TEXT.format(
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
-        folders=source_folders(),
-        options=f" --perf-require-gpus={case.world_size}" if gpu else "",
+        environment=f"    env:\n      PYTHONPATH: {json.dumps(paths)}\n" if paths else "",
+        action=action,
+        inputs=f'        with:\n          gpus: "{case.world_size}"\n' if gpu else "",
         python=".".join(map(str, sys.version_info[:2])),
         torch=metadata.version("torch").partition("+")[0],
     )
-    return Wanted(root / WORKFLOW, text, "the gate in CI; see the comments in it")
+    write = f"; write stepguard's repository and a commit of it for {ACTION}"
+    why = "the gate in CI; see the comments in it" + (write if action == ACTION else "")
+    return Wanted(root / WORKFLOW, text, why)
+
+
+def action_here() -> str:
+    """Return stepguard's action as a workflow names it, at the commit that is installed: of the
+    repository on GitHub that pip installed from, or that this clone was made of and has pushed the
+    commit to; else ACTION.
+    """
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        source = json.loads(metadata.distribution("stepguard").read_text("direct_url.json") or "")
+        if place := _github(source["url"]):
+            return f"{place}@{source['vcs_info']['commit_id']}"
+    clone = Path(__file__).resolve().parents[2]
+    commit = (git(clone, "rev-parse", "HEAD") or "").strip()
+    place = _github((git(clone, "remote", "get-url", "origin") or "").strip())
+    pushed = git(clone, "branch", "--remotes", "--contains", commit) if place and commit else ""
+    return f"{place}@{commit}" if pushed else ACTION
+
+
+def _github(url: str) -> str:
+    """Return "owner/name" of a repository on GitHub; empty for another URL."""
+    match = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", url)
+    return match[1] if match else ""
