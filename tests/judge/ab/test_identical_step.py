@@ -334,7 +334,7 @@ def test_where_more_would_be_needed_the_plan_decides():
     assert not identical(replace(noisy_one, head=replace(noisy_one.head, launches=())))
     both = series(*[pair()] * 2, matter_pct=0.24)
     both = replace(both, head=replace(both.head, commit="e" * 40))
-    assert "fewer were not enough: a few pairs of this noise" in times(judge_ab(both))[0]
+    assert "fewer were not enough: with this noise a few pairs" in times(judge_ab(both))[0]
 
 
 def test_the_limits():
