@@ -26,7 +26,7 @@ from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
 from stepguard.storage import output_files
 from stepguard.storage.json_file import FileError
 
-NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
+NO_GATE = "the run is strict since CI is set; if it is no gate, add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
 
 
@@ -78,7 +78,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     for name, value in texts.items():
         # An empty value would quietly choose another gate: --perf-against= the stored baseline.
         if value is not None and not value.strip():
-            yield f"{name}={value}: empty; a variable that is not set, maybe"
+            yield f"{name}={value}: empty; is a variable not set?"
     if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
         yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
     yield from _too_few_gpus(option.perf_require_gpus, gpus)
@@ -114,8 +114,8 @@ def _too_few_gpus(required: int, gpus: int) -> Iterator[str]:
         yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
     if required > 0 and gpus < (known := known_gpus()):
         yield (
-            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
-            "skipped; look at CUDA_VISIBLE_DEVICES"
+            f"{wanted}: this machine has {known} and shows {gpus}, so cases that need more would "
+            "be skipped; look at CUDA_VISIBLE_DEVICES"
         )
 
 
@@ -125,7 +125,7 @@ def _two_ways_to_record(option: argparse.Namespace) -> Iterator[str]:
     for name, given in narrower.items():
         if option.perf_update and given:
             yield (
-                f"--perf-update with {name}: it records changed levels, too, which {name} leaves "
+                f"--perf-update with {name}: it also records changed levels, which {name} leaves "
                 "alone; give one of the two"
             )
 
