@@ -4,7 +4,7 @@
 #   make perf PYTHON=python3        an interpreter that has torch already: nothing is installed
 
 .DEFAULT_GOAL := help
-.PHONY: help perf demo test tests docs doctor setup
+.PHONY: help perf demo test tests oldest docs doctor setup
 ARGS ?=
 TESTS ?= tests
 # As they were typed: make would run a $(shell ...) in them, and a shell a `...`. scripts/with_args.py
@@ -49,6 +49,11 @@ test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	$(python) scripts/with_args.py $(PARALLEL) --tests; tested=$$?; \
 	wait $$checks; checked=$$?; echo mypy:; cat "$$types"; \
 	exit $$((tested ? tested : checked))
+
+oldest: export PYTHONDONTWRITEBYTECODE =
+oldest: ## the tests with the oldest packages that pyproject.toml allows, in .venv-oldest
+	@scripts/setup.sh oldest
+	.venv-oldest/bin/python scripts/with_args.py $(PARALLEL) --tests
 
 # Else make would find the folder, and nothing to do.
 tests: test

@@ -93,13 +93,13 @@ OWNERS_TEXT = """
 """
 TEAM = "@OWNER/maintainers"
 OWNED = (".github/", "baselines/", "conftest.py", "perf_tests/")
-# What pytest takes its settings from, even empty, before any file that others read, too.
+# pytest takes its settings from these first, even if they are empty.
 OWN_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file that is to be there: what to write into it, behind what it has."""
+    """A file that is to exist, and the text that is written into it or added to it."""
 
     path: Path
     text: str
@@ -107,7 +107,7 @@ class Wanted:
 
     @property
     def alone(self) -> bool:
-        """Tell whether the file is as an earlier call left it, which did not come to its commit."""
+        """Tell whether an earlier call wrote the file but did not commit it."""
         return self.path.is_file() and self.path.read_text() == self.text
 
 
@@ -123,13 +123,13 @@ def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
 
 
 def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
-    """Yield the workflow, and who has to approve a change of what judges."""
+    """Yield the workflow, and the file of who approves a change of what judges."""
     yield _workflow(root, case)
     places = [root / folder / OWNERS for folder in OWNERS_FOLDERS]
     path = next(filter(Path.is_file, places), places[0])
     known = path.read_text().splitlines() if path.is_file() else []
     owned = {line.split()[0] for line in known if line.split()}
-    # Files of settings that are not there, too: pytest might read them before the one that is.
+    # Also files of settings that do not exist yet: pytest might read them before the one that does.
     settings = (*OWN_FILES, "pyproject.toml", "setup.cfg", "tox.ini")
     names = sorted({*OWNED, *settings, path.relative_to(root).as_posix()})
     if lines := [f"/{name} {TEAM}" for name in names if f"/{name}" not in owned]:
@@ -154,7 +154,7 @@ def declaration(case: Case) -> str:
     pairs = ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in case.params.items())
     fields = [_quoted(case.name), _quoted(case.workload), *([f"{{{pairs}}}"] if pairs else [])]
     if case.args:
-        fields.append(f"args=({' '.join(f'{_quoted(one)},' for one in case.args)})")
+        fields.append(f"args=({' '.join(f'{_quoted(arg)},' for arg in case.args)})")
     if case.loop:
         values, usual = vars(case.loop), vars(Loop())
         own = [f"{key}={_quoted(value)}" for key, value in values.items() if value != usual[key]]
@@ -167,7 +167,9 @@ def declaration(case: Case) -> str:
 
 
 def function_name(case: Case) -> str:
-    """Return what the test is called after: a script's name may hold what no identifier does."""
+    """Return the name of the test function. A script's name may hold characters that no identifier
+    has.
+    """
     return re.sub(r"\W", "_", case.function)
 
 
@@ -179,7 +181,7 @@ def _quoted(value: Scalar) -> str:
 
 
 def _settings(root: Path) -> Wanted | None:
-    """Return what makes ``root`` the root of pytest, where baselines/ is; None if it is that."""
+    """Return what makes ``root`` pytest's root, where baselines/ is; None if it is already."""
     why = "pytest's root, where baselines/ will be"
     own = Wanted(root / "pytest.ini", "[pytest]\n", why)
     if own.alone:
