@@ -39,7 +39,10 @@ TEXTS = {
         "measure these cases alone, ids with commas between; * stands for any characters",
     ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
-    "--perf-report": ("PATH", "write the run as Markdown"),
+    "--perf-report": (
+        "PATH",
+        "write the run as Markdown, or as an HTML page if PATH ends in .html",
+    ),
 }
 
 

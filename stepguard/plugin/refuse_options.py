@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -137,11 +138,18 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         if not text:
             continue
         path = Path(folder, text)
-        if problem := output_files.unwritable(path):
+        if problem := output_files.unwritable(path) or _lacks(path):
             yield f"{name}={text}: {problem}"
         if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"
         seen.add(path)
+
+
+def _lacks(path: Path) -> str:
+    """Return the package that a page needs and that is not installed, with the command."""
+    if path.suffix != output_files.HTML or find_spec("jinja2"):
+        return ""
+    return "a page in HTML needs jinja2: pip install 'stepguard[report]'"
 
 
 def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
