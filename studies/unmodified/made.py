@@ -50,7 +50,7 @@ def wikitext(tree: Path) -> None:
 def corpus(tree: Path) -> None:
     """word_language_model's three files."""
     for name in ("train", "valid", "test"):
-        path = tree / f"word_language_model/data/wikitext-2/{name}.txt"
+        path = tree / f"word_language_model/data/made/{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text(400_000 if name == "train" else 2_000))
 

@@ -101,7 +101,8 @@ def guard(entry: Repository, folder: Path, env: dict[str, str]) -> dict:
 
 def judge(entry: Repository, tree: Path, env: dict[str, str], planned: Change, red: bool) -> dict:
     """Apply a change, run the guard, take the change back."""
-    for edit in planned.edits:
+    # Edits by line first, from below, so that no line has moved when it is edited.
+    for edit in sorted(planned.edits, key=lambda edit: (not edit.line, -edit.line)):
         edit.apply(tree / entry.folder)
     try:
         found = guard(entry, tree / entry.folder, env)
@@ -128,6 +129,7 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="go on in the tree that is there")
     parser.add_argument("--change", help="judge only the changes whose words contain this")
     options = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)
     entry = REPOSITORIES[options.name]
     tree = (options.work / options.name).absolute()
     env = {**os.environ, "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": f"{tree}.hf"}
@@ -165,14 +167,21 @@ def main() -> int:
         if options.only == "green":
             options.out.write_text(json.dumps(row, indent=1) + "\n")
             return row["green"]["status"]
-    for key, changes, red in (("plants", entry.plants, True), ("refactors", entry.refactors, False)):
+    both = Change(
+        "; ".join(one.what for one in entry.refactors),
+        tuple(edit for one in entry.refactors for edit in one.edits),
+    )
+    # Refactors are judged together, and one by one only if that is not `same`.
+    for key, changes in (("plants", entry.plants), ("refactors", (both, *entry.refactors))):
         row[key] = []
         for planned in changes:
+            if key == "refactors" and row[key] and row[key][0]["right"]:
+                break
             if wanted(planned.what):
-                row[key].append(judge(entry, tree, env, planned, red))
+                row[key].append(judge(entry, tree, env, planned, key == "plants"))
                 last = row[key][-1]
                 print(f"{'right' if last['right'] else 'WRONG'} {last['s']} s {planned.what}"
-                      f" [{planned.place}]\n    {last['first_line'] or last['verdict']}", flush=True)
+                      f" [{planned.place}]\n    {last['first_line'] or last['verdict']}")
                 options.out.write_text(json.dumps(row, indent=1) + "\n")
     return 0
 

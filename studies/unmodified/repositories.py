@@ -181,7 +181,7 @@ REPOSITORIES = {
     "word_language_model": Repository(
         "pytorch/examples",
         "77f55b912142e11fcfdf5b530231fb9c52f181e8",
-        ("main.py", "--model=Transformer", "--emsize=64", "--nhid=64", "--nhead=2", "--dropout=0",
+        ("main.py", "--data=data/made", "--model=Transformer", "--emsize=64", "--nhid=64", "--nhead=2", "--dropout=0",
          "--batch_size=4", f"--log-interval={LONG}"),
         made.corpus,
         (
