@@ -44,11 +44,11 @@ def where_moved(
 ) -> tuple[Site, ...]:
     """Return the places of a count that moved by ``rise``."""
     if metric == OPERATORS:
-        return _moved_operators(moved, now, past)
+        return _with_library(_moved_operators(moved, now, past), now)
     if metric == PEAK:
-        return _calls_at_other_lines(now, past) if rise > 0 else ()
+        return _with_library(_calls_at_other_lines(now, past), now) if rise > 0 else ()
     if metric == COLLECTIVES:
-        return _moved_collectives(now, past, rise < 0)
+        return _with_library(_moved_collectives(now, past, rise < 0), now)
     return _moved_sites(metric, now, past, rise < 0)
 
 
@@ -118,7 +118,7 @@ def _moved_operators(
     whole rise; else the line that accounts for most of it. The same holds for falls. Lines whose
     operators are called only in backward passes and optimizers come last, with that phase.
     """
-    new, old = now.operator_sites(), past.operator_sites()
+    new, old = _operators_by_line(now), _operators_by_line(past)
     # The lines of a baseline have no phase. A line has one phase for all that it calls.
     called = {(s.file, s.function, s.text) for s in new if not s.phase}
     phases = {(s.file, s.function, s.text): s.phase for s in new}
@@ -161,17 +161,39 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
     still exists. Example: a loss cast its input; now the line above does. A line that was only
     edited is not returned.
     """
-    new, old = now.operator_sites(), past.operator_sites()
-    calls = {site.key: site.count for site in merge(new)}
+    new, old = _operators_by_line(now), _operators_by_line(past)
+    calls = {site.key: site.count for site in new}
     lines = {site.key[1:] for site in new}
     left: Counter[str] = Counter()
-    for site in merge(old):
+    for site in old:
         if site.key[1:] in lines:
             left[site.what] += max(0, site.count - calls.get(site.key, 0))
     return tuple(
         msgspec.structs.replace(site, what=_packet(site.what))
         for site in added(old, new)
         if left[site.what] >= site.count and not site.phase and not _VIEW.search(_packet(site.what))
+    )
+
+
+def _operators_by_line(recording: Recording) -> tuple[Site, ...]:
+    """Return the lines that call operators, each once. A baseline does not keep which library's
+    line a line calls, so it does not tell two places apart.
+    """
+    alike = (msgspec.structs.replace(s, via=msgspec.UNSET) for s in recording.operator_sites())
+    return merge(alike)
+
+
+def _with_library(sites: Sequence[Site], now: Recording) -> tuple[Site, ...]:
+    """Return the places with the library's line that each calls now, where it is one line."""
+    called: dict[tuple[str, str, str], set[str]] = {}
+    for site in now.operator_sites():
+        called.setdefault((site.file, site.function, site.text), set()).add(site.via or "")
+    libraries = [called.get((site.file, site.function, site.text), set()) for site in sites]
+    return tuple(
+        msgspec.structs.replace(site, via="".join(lines))
+        if lines - {""} and len(lines) == 1
+        else site
+        for site, lines in zip(sites, libraries, strict=True)
     )
 
 

@@ -3,8 +3,8 @@
     python studies/unmodified/measure.py NAME --clones DIR --work DIR --out ROW.json
 
 ``--clones`` holds a git directory for each repository, OWNER+NAME/repo. For each entry of
-repositories.py: export the stated commit, make the data, init, run, then the planted regressions
-and the refactors one after the other, each taken back before the next.
+repositories.py: export the stated commit, make the data, init, then the refactors and the
+planted regressions one after the other, each taken back before the next.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--clones", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", choices=("export", "init", "green"), help="stop behind this step")
+    parser.add_argument("--only", choices=("export", "init"), help="stop behind this step")
     parser.add_argument("--keep", action="store_true", help="go on in the tree that is there")
     parser.add_argument("--change", help="judge only the changes whose words contain this")
     options = parser.parse_args()
@@ -161,18 +161,12 @@ def main() -> int:
         git(folder, "commit", "-q", "-m", "The first recording")
     row["lines_changed"] = git(tree, "diff", "--shortstat", "HEAD~2", "--", *changed_files(tree))
     wanted = lambda what: not options.change or options.change in what  # noqa: E731
-    if not options.change:
-        row["green"] = guard(entry, folder, env)
-        print(row["green"]["text"], f"green: status {row['green']['status']}")
-        if options.only == "green":
-            options.out.write_text(json.dumps(row, indent=1) + "\n")
-            return row["green"]["status"]
     both = Change(
         "; ".join(one.what for one in entry.refactors),
         tuple(edit for one in entry.refactors for edit in one.edits),
     )
     # Refactors are judged together, and one by one only if that is not `same`.
-    for key, changes in (("plants", entry.plants), ("refactors", (both, *entry.refactors))):
+    for key, changes in (("refactors", (both, *entry.refactors)), ("plants", entry.plants)):
         row[key] = []
         for planned in changes:
             if key == "refactors" and row[key] and row[key][0]["right"]:
