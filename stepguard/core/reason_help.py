@@ -205,7 +205,8 @@ _NOT_DECIDED: Mapping[Reason, Help] = {
     Reason.COUNT_UNSTABLE: Help(
         "Two steps gave two counts, the eager step does not fit in memory, or the trace lacks "
         "what a count needs.",
-        "Make the step deterministic, or take the metric out of the case's `gates`.",
+        "Make the steps alike. If a loop logs or evaluates each tenth step: turn that off, or "
+        "measure ten steps as one, `--every 10`. Or take the metric out of the case's `gates`.",
     ),
 }
 
