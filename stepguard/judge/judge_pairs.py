@@ -37,6 +37,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.findings import Findings, Permits, verdict_of
@@ -93,8 +94,8 @@ def refusal(comparison: Comparison) -> Refusal | None:
 def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     """Return the decision with all that it is based on."""
     ended = decided.final and not comparison.out_of_time
-    few = comparison.glance and decided.pairs <= mean_on_cpu.MOST_PAIRS
-    most = 0 if ended else mean_on_cpu.MOST_PAIRS if few else MOST_PAIRS
+    few = comparison.glance and decided.pairs <= mean_on_cpu.DOUBTED_PAIRS
+    most = 0 if ended else mean_on_cpu.DOUBTED_PAIRS if few else MOST_PAIRS
     moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
@@ -247,10 +248,13 @@ def _findings(
 
 def why(comparison: Comparison) -> dict[str, Any]:
     """Return what the profiles of both sides explain, as fields of a verdict."""
-    head, base = comparison.head.counted, comparison.base.counted
+    base, head = comparison.base, comparison.head
+    # A rank is compared with itself: with the same rank of the same case on the same card.
+    other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
+    ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
     return {
         "explanation": explanation(comparison),
-        "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
+        "straggler": None if other else straggler(*ranks),
     }
 
 

@@ -181,3 +181,17 @@ def minimind(tree: Path) -> None:
     (tree / "dataset/lines.jsonl").write_text(
         "".join(json.dumps({"text": text(100, row)}) + "\n" for row in range(4000))
     )
+
+
+def pictures(tree: Path) -> None:
+    """A folder of small pictures for each of two classes and two splits."""
+    from PIL import Image
+
+    random_numbers = np.random.default_rng(0)
+    for split, count in (("train", 4000), ("validation", 32)):
+        for kind in ("a", "b"):
+            folder = tree / f"data/{split}/{kind}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                pixels = random_numbers.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")

@@ -211,6 +211,8 @@ REPOSITORIES = {
             change("renamed, and all lines moved", Edit("examples/pytorch/basics/transformer.py", rename=("output", "scores"), top=COMMENT)),
             change("a loss in two statements", Edit("examples/pytorch/basics/transformer.py", 17, instead="flat = target.view(-1)\nloss = F.nll_loss(output, flat)")),
         ),
+        env={"PYTHONPATH": "src"},
+        in_the_way=("the repository has the library in src/: PYTHONPATH=src, as the refusal says",),
     ),
     "lightning_fabric": Repository(
         "Lightning-AI/pytorch-lightning",
@@ -226,6 +228,8 @@ REPOSITORIES = {
             change("renamed, and all lines moved", Edit("examples/fabric/language_model/train.py", rename=("batch_idx", "number"), top=COMMENT)),
             change("a loss in two statements", Edit("examples/fabric/language_model/train.py", 40, instead="flat = target.view(-1)\nloss = F.nll_loss(output, flat)")),
         ),
+        env={"PYTHONPATH": "src"},
+        in_the_way=("the repository has the library in src/: PYTHONPATH=src, as the refusal says",),
     ),
     "alpaca": Repository(
         "tatsu-lab/stanford_alpaca",
@@ -281,6 +285,24 @@ REPOSITORIES = {
         ),
         folder="trainer",
     ),
+    "timm": Repository(
+        "huggingface/pytorch-image-models",
+        "aa4b5850c1543fa488abf260f18390eda46cf85d",
+        ("train.py", "--data-dir=data", "--model=test_vit", "--img-size=64", "--num-classes=2",
+         "--device=cpu", "--batch-size=4", "--workers=1", "--no-prefetcher", "--no-aug",
+         "--epochs=100000", f"--log-interval={LONG}", f"--val-interval={LONG}"),
+        made.pictures,
+        (
+            change(".item() of the loss in the loop", Edit("train.py", 1384, after="seen = loss.item()")),
+            change("a copy in each MLP", Edit("timm/layers/mlp.py", 48, after="x = x.clone()")),
+            change("host loop over the batch", Edit("train.py", 1284, after="input = torch.stack([image for image in input])")),
+        ),
+        (
+            change("renamed, and all lines moved", Edit("train.py", rename=("lrl", "rates"), top=COMMENT)),
+            change("an activation in two statements", Edit("timm/layers/mlp.py", 49, instead="h = self.act(x)\nx = h")),
+        ),
+        python=TORCHVISION,
+    ),
 }
 
 # The same scripts on two ranks; picotron has no other way.
@@ -289,4 +311,7 @@ REPOSITORIES["alpaca_2"] = replace(
 )
 REPOSITORIES["x_transformers_2"] = replace(
     REPOSITORIES["x_transformers"], options=("--device", "cpu", "--gpus", "2")
+)
+REPOSITORIES["timm_2"] = replace(
+    REPOSITORIES["timm"], options=("--device", "cpu", "--gpus", "2")
 )
