@@ -175,12 +175,12 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
     )
 
 
-def _operators_by_line(recording: Recording) -> tuple[Site, ...]:
+def _operators_by_line(recording: Recording) -> list[Site]:
     """Return the lines that call operators, each once. A baseline does not keep which library's
     line a line calls, so it does not tell two places apart.
     """
     alike = (msgspec.structs.replace(s, via=msgspec.UNSET) for s in recording.operator_sites())
-    return merge(alike)
+    return list(merge(alike))
 
 
 def _with_library(sites: Sequence[Site], now: Recording) -> tuple[Site, ...]:
