@@ -64,9 +64,14 @@ def enwik8(tree: Path) -> None:
         file.write(line * (int(95e6) // len(line) + 1))
 
 
-def digits(tree: Path) -> None:
+def lightning_digits(tree: Path) -> None:
+    """The same where lightning's examples look for them."""
+    digits(tree, "examples/Datasets")
+
+
+def digits(tree: Path, below: str = "data") -> None:
     """mnist's four idx files."""
-    folder = tree / "data/MNIST/raw"
+    folder = tree / below / "MNIST/raw"
     folder.mkdir(parents=True)
     random_numbers = np.random.default_rng(0)
     for name, count in (("train", 60_000), ("t10k", 10_000)):

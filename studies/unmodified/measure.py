@@ -114,7 +114,7 @@ def judge(entry: Repository, tree: Path, env: dict[str, str], planned: Change, r
         row["names"] = f"{named.group(1)}:{named.group(2)}" if named else ""
         row["names_the_line"] = row["names"] == planned.place
         row["line_in_text"] = planned.place in found["text"]
-    row["right"] = found["status"] == (1 if red else 0)
+    row["right"] = found["verdict"] in (("CHANGED", "SLOWER") if red else ("same",))
     return row
 
 
@@ -138,6 +138,8 @@ def main() -> int:
         "command": shlex.join(["init", *entry.options, "--", *entry.command]),
         "in_the_way": list(entry.in_the_way),
     }
+    if options.keep and options.out.exists():
+        row |= json.loads(options.out.read_text())
     env.update({key: value.format(tree=tree) for key, value in entry.env.items()})
     if not options.keep:
         row["absent_in_the_clone"] = export(entry, options.clones, tree)
@@ -149,7 +151,7 @@ def main() -> int:
     if options.only == "export":
         return 0
     folder = tree / entry.folder
-    if not options.keep:
+    if not (folder / "baselines").is_dir():
         command = [entry.python, "-m", "stepguard", "init", *entry.options, "--"]
         started = run([*command, *(word.format(tree=tree) for word in entry.command)], folder, env)
         row["init"] = started
@@ -167,7 +169,8 @@ def main() -> int:
     )
     # Refactors are judged together, and one by one only if that is not `same`.
     for key, changes in (("refactors", (both, *entry.refactors)), ("plants", entry.plants)):
-        row[key] = []
+        earlier = row.get(key, []) if options.change else []
+        row[key] = [run for run in earlier if options.change not in run["what"]]
         for planned in changes:
             if key == "refactors" and row[key] and row[key][0]["right"]:
                 break

@@ -33,6 +33,7 @@ class Repository:
 
 COMMENT = "# Lines above all others,\n# so that every place moves.\n# Nothing else."
 LONG = "1000000000"
+CLASSIFIER = "examples/pytorch/basics/backbone_image_classifier.py"
 TORCHVISION = os.environ.get("PYTHON_WITH_TORCHVISION", sys.executable)
 
 REPOSITORIES = {
@@ -214,22 +215,25 @@ REPOSITORIES = {
         env={"PYTHONPATH": "src"},
         in_the_way=("the repository has the library in src/: PYTHONPATH=src, as the refusal says",),
     ),
-    "lightning_fabric": Repository(
+    "lightning_cli": Repository(
         "Lightning-AI/pytorch-lightning",
         "7f0c3436cd3f6ad3753125672024fc415cbcb414",
-        ("examples/fabric/language_model/train.py",),
-        made.wikitext,
+        ("examples/pytorch/basics/backbone_image_classifier.py", "--trainer.accelerator=cpu",
+         "--trainer.max_epochs=100000", f"--trainer.log_every_n_steps={LONG}",
+         "--trainer.logger=false", "--trainer.enable_checkpointing=false"),
+        made.lightning_digits,
         (
-            change(".item() of the loss in the loop", Edit("examples/fabric/language_model/train.py", 41, after="seen = loss.item()")),
-            change("logits in fp64", Edit("examples/fabric/language_model/train.py", 39, after="output = output.double()")),
-            change("the gradients' norm, once more", Edit("examples/fabric/language_model/train.py", 41, after="norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()")),
+            change(".item() of the loss in the training step", Edit(CLASSIFIER, 80, after="self.last = loss.item()")),
+            change("logits in fp64", Edit(CLASSIFIER, 79, after="y_hat = y_hat.double()")),
+            change("host loop over the batch", Edit(CLASSIFIER, 78, after="x = torch.stack([image for image in x])")),
         ),
         (
-            change("renamed, and all lines moved", Edit("examples/fabric/language_model/train.py", rename=("batch_idx", "number"), top=COMMENT)),
-            change("a loss in two statements", Edit("examples/fabric/language_model/train.py", 40, instead="flat = target.view(-1)\nloss = F.nll_loss(output, flat)")),
+            change("renamed, and all lines moved", Edit(CLASSIFIER, rename=("y_hat", "scores"), top=COMMENT)),
+            change("a layer in two statements", Edit(CLASSIFIER, 54, instead="h = self.l1(x)\nx = torch.relu(h)")),
         ),
         env={"PYTHONPATH": "src"},
         in_the_way=("the repository has the library in src/: PYTHONPATH=src, as the refusal says",),
+        python=TORCHVISION,
     ),
     "alpaca": Repository(
         "tatsu-lab/stanford_alpaca",
@@ -275,7 +279,7 @@ REPOSITORIES = {
          f"--log_interval={LONG}", f"--save_interval={LONG}"),
         made.minimind,
         (
-            change(".item() of the loss in the loop", Edit("train_pretrain.py", 39, after="seen = loss.item()")),
+            change(".item() of the loss in the loop", Edit("train_pretrain.py", 40, after="seen = loss.item()")),
             change("norm in fp64", Edit("../model/model_minimind.py", 60, instead="return (self.weight * self.norm(x.double())).type_as(x)")),
             change("copy of each sample in the data set", Edit("../dataset/lm_dataset.py", 53, after="labels = labels.clone()")),
         ),
@@ -314,4 +318,9 @@ REPOSITORIES["x_transformers_2"] = replace(
 )
 REPOSITORIES["timm_2"] = replace(
     REPOSITORIES["timm"], options=("--device", "cpu", "--gpus", "2")
+)
+REPOSITORIES["lightning_cli_2"] = replace(
+    REPOSITORIES["lightning_cli"],
+    command=(*REPOSITORIES["lightning_cli"].command, "--trainer.devices=2", "--trainer.strategy=ddp"),
+    options=("--device", "cpu", "--gpus", "2"),
 )

@@ -426,7 +426,7 @@ def test_a_script_is_guarded_as_it_is(project, capsys, arguments, case):
     assert main(["init", "--", "train.py", *arguments]) == 0
     assert declared(project, "train") == case
     assert project.measured == ["perf_tests/test_train.py"]
-    assert "train.py runs as it is: it writes what a run of its" in capsys.readouterr().out
+    assert "train.py runs unchanged: it writes its usual files, " in capsys.readouterr().out
 
 
 def test_a_script_on_several_ranks_with_its_own_step(project):
