@@ -67,6 +67,7 @@ def enwik8(tree: Path) -> None:
 def lightning_digits(tree: Path) -> None:
     """The same where lightning's examples look for them."""
     digits(tree, "examples/Datasets")
+    digits(tree)
 
 
 def digits(tree: Path, below: str = "data") -> None:

@@ -35,6 +35,7 @@ def run(command: list[str], folder: Path, env: dict[str, str], limit_s: int = 15
         status, text = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
         status, text = 124, (error.stdout or b"").decode(errors="replace")
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return {"status": status, "text": text, "s": round(perf_counter() - began, 1)}
 
 

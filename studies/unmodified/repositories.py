@@ -245,7 +245,7 @@ REPOSITORIES = {
         made.gpt2,
         (
             change(".item() in the collator", Edit("train.py", 167, after="longest = int(labels.max())")),
-            change("logits in fp64, by a hook", Edit("train.py", 214, after="model.register_forward_hook(lambda m, i, o: o.logits.detach().double())")),
+            change("logits in fp64, by a hook", Edit("train.py", 214, after="model.register_forward_hook(lambda m, i, o: setattr(m, \"kept\", o.logits.detach().double()))")),
             change("copy of each batch in the collator", Edit("train.py", 167, after="input_ids = input_ids.clone()")),
         ),
         (
@@ -269,6 +269,25 @@ REPOSITORIES = {
             change("renamed, and all lines moved", Edit("train_enwik8.py", rename=("rand_start", "begin"), top=COMMENT)),
             change("a slice in two statements", Edit("train_enwik8.py", 95, instead="piece = self.data[rand_start: rand_start + self.seq_len + 1]\nfull_seq = piece.long()")),
         ),
+    ),
+    "path_star_2": Repository(
+        "lucidrains/x-transformers",
+        "9252ed7838021ee61e6c5be0930b3a9a88efdf06",
+        ("train_path_star.py", "--use_nextlat=False", "--dim=64", "--depth=2", "--heads=2",
+         "--batch_size=4", "--num_val=8", "--epochs=100000"),
+        made.nothing,
+        (
+            change("an added collective", Edit("train_path_star.py", 220, after="torch.distributed.all_reduce(loss.detach().clone())")),
+            change(".item() of the loss in the loop", Edit("train_path_star.py", 228, after="seen = loss.item()")),
+            change("copy of each sample in the data set", Edit("train_path_star.py", 109, instead="return self.data[idx].clone()")),
+        ),
+        (
+            change("renamed, and all lines moved", Edit("train_path_star.py", rename=("total_loss", "summed"), top=COMMENT)),
+            change("a sum in two statements", Edit("train_path_star.py", 228, instead="value = loss.item()\ntotal_loss += value")),
+        ),
+        options=("--device", "cpu", "--gpus", "2"),
+        env={"WANDB_MODE": "disabled", "ACCELERATE_USE_CPU": "true"},
+        in_the_way=("wandb wants to reach its server: WANDB_MODE=disabled",),
     ),
     "minimind": Repository(
         "jingyaogong/minimind",
@@ -312,12 +331,6 @@ REPOSITORIES = {
 # The same scripts on two ranks; picotron has no other way.
 REPOSITORIES["alpaca_2"] = replace(
     REPOSITORIES["alpaca"], options=("--device", "cpu", "--gpus", "2")
-)
-REPOSITORIES["x_transformers_2"] = replace(
-    REPOSITORIES["x_transformers"], options=("--device", "cpu", "--gpus", "2")
-)
-REPOSITORIES["timm_2"] = replace(
-    REPOSITORIES["timm"], options=("--device", "cpu", "--gpus", "2")
 )
 REPOSITORIES["lightning_cli_2"] = replace(
     REPOSITORIES["lightning_cli"],
