@@ -36,6 +36,7 @@ _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum
 _COLLECTIVE = re.compile(r"^_?c10d")
 _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
+_WIDEST = {"[float64]": 0, "[float32]": 1}  # other types come after them
 VIEWS_PCT = 2.0  # of the operator calls; more views than that are work for the host
 
 
@@ -97,15 +98,19 @@ def _packet(name: str) -> str:
     return name.rpartition(".")[0] if overloaded else name
 
 
-def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
+def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int, int]:
     """Order parts: by kind; new and lost ones before others; attention before the products that
-    replace it; new before lost; then by the size of the move.
+    replace it; new before lost; a cast to a wide type before the casts back; then by the size of
+    the move.
     """
     kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
     kind = max(kinds, default=_OTHER_KIND)
     changed_number = 0 not in (part.old, part.new)
     lost = part.new < part.old
-    return kind, changed_number, "attention" not in part.name, lost, -abs(part.new - part.old)
+    cast = _CAST.search(part.name)
+    narrow = _WIDEST.get(cast.group(), len(_WIDEST)) if cast else 0
+    size = abs(part.new - part.old)
+    return kind, changed_number, "attention" not in part.name, lost, narrow, -size
 
 
 def _moved_operators(

@@ -360,7 +360,8 @@ def remarks(evidence: Evidence) -> list[str]:
         what = f"it runs a module that is in no commit: {listed(evidence.untracked)}"
         texts.append(f"{what}; no other clone measures the same")
     if evidence.tree_changed:
-        texts.append(TREE_CHANGED)
+        which = f" ({listed(evidence.dirty, 3)})" if evidence.dirty else ""
+        texts.append(f"{TREE_CHANGED}{which}")
     return texts
 
 

@@ -296,6 +296,22 @@ def test_a_peak_names_what_another_line_calls_now():
     assert "called here now: aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
 
 
+def test_a_cast_to_a_wide_type_comes_before_the_casts_back():
+    """Logits in fp64: one cast there, two back in other lines, all of them new."""
+    wide, back = "aten._to_copy[float64].default", "aten._to_copy[float32].default"
+    sites = (
+        structs.replace(at(9, "loss", "x = x.double()"), what=wide),
+        structs.replace(at(20, "fit", "mean.update(loss)", count=2), what=back),
+    )
+    counts = Counts(
+        COUNTS | {OPERATORS: 3}, {}, {OPERATORS: {wide: 1, back: 2}}, {OPERATORS: sites}
+    )
+    assert places(evidence(counts=counts), counted(at(3, what="mm"), mm=0)) == [
+        (9, "loss", 1),
+        (20, "fit", 2),
+    ]
+
+
 VIA = "numpy/_core/memmap.py:360 in memmap.__getitem__"
 
 
