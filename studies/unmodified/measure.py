@@ -148,7 +148,8 @@ def main() -> int:
         made = git(tree, "status", "--porcelain", "-uall").splitlines()
         row["data_that_git_does_not_ignore"] = [line[3:] for line in made][:8]
         exclude = tree / ".git/info/exclude"
-        exclude.write_text("".join(f"/{line[3:]}\n" for line in made) + "__pycache__/\n")
+        ignored = [*(f"/{line[3:]}" for line in made), *entry.written, "__pycache__/", ""]
+        exclude.write_text("\n".join(ignored))
     if options.only == "export":
         return 0
     folder = tree / entry.folder

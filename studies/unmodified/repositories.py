@@ -28,6 +28,7 @@ class Repository:
     options: tuple[str, ...] = ("--device", "cpu")
     env: dict[str, str] = field(default_factory=dict)
     in_the_way: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()  # what the script writes into the tree; git is told to ignore it
     python: str = sys.executable
 
 
@@ -232,7 +233,11 @@ REPOSITORIES = {
             change("a layer in two statements", Edit(CLASSIFIER, 54, instead="h = self.l1(x)\nx = torch.relu(h)")),
         ),
         env={"PYTHONPATH": "src"},
-        in_the_way=("the repository has the library in src/: PYTHONPATH=src, as the refusal says",),
+        in_the_way=(
+            "the repository has the library in src/: PYTHONPATH=src, as the refusal says",
+            "the script writes config.yaml into the tree: git was told to ignore it",
+        ),
+        written=("config.yaml",),
         python=TORCHVISION,
     ),
     "alpaca": Repository(
