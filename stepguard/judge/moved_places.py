@@ -10,6 +10,7 @@ from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, OPERATOR
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
+from stepguard.judge.callers import with_new_callers
 
 # Kinds of operators, causes first: products, all other operators, what autograd adds beside them,
 # backward operators, views.
@@ -45,12 +46,12 @@ def where_moved(
 ) -> tuple[Site, ...]:
     """Return the places of a count that moved by ``rise``."""
     if metric == OPERATORS:
-        return _with_library(_moved_operators(moved, now, past), now)
+        return with_new_callers(_moved_operators(moved, now, past), now, past)
     if metric == PEAK:
-        return _with_library(_calls_at_other_lines(now, past), now) if rise > 0 else ()
+        return _calls_at_other_lines(now, past) if rise > 0 else ()
     if metric == COLLECTIVES:
-        return _with_library(_moved_collectives(now, past, rise < 0), now)
-    return _moved_sites(metric, now, past, rise < 0)
+        return _moved_collectives(now, past, rise < 0)
+    return with_new_callers(_moved_sites(metric, now, past, rise < 0), now, past)
 
 
 def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:
@@ -123,7 +124,7 @@ def _moved_operators(
     whole rise; else the line that accounts for most of it. The same holds for falls. Lines whose
     operators are called only in backward passes and optimizers come last, with that phase.
     """
-    new, old = _operators_by_line(now), _operators_by_line(past)
+    new, old = _by_line(now, past)
     # The lines of a baseline have no phase. A line has one phase for all that it calls.
     called = {(s.file, s.function, s.text) for s in new if not s.phase}
     phases = {(s.file, s.function, s.text): s.phase for s in new}
@@ -146,7 +147,7 @@ def _moved_operators(
                 signed = line.count if rose else -line.count
                 line = msgspec.structs.replace(line, count=signed, phase=phase)
                 moved_lines.append(line if rose else _former(line))
-    return tuple(sorted(moved_lines, key=lambda site: bool(site.phase)))
+    return tuple(_with_library(sorted(moved_lines, key=lambda site: bool(site.phase)), now))
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
@@ -166,7 +167,7 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
     still exists. Example: a loss cast its input; now the line above does. A line that was only
     edited is not returned.
     """
-    new, old = _operators_by_line(now), _operators_by_line(past)
+    new, old = _by_line(now, past)
     calls = {site.key: site.count for site in new}
     lines = {site.key[1:] for site in new}
     left: Counter[str] = Counter()
@@ -175,31 +176,35 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
             left[site.what] += max(0, site.count - calls.get(site.key, 0))
     return tuple(
         msgspec.structs.replace(site, what=_packet(site.what))
-        for site in added(old, new)
+        for site in _with_library(added(old, new), now)
         if left[site.what] >= site.count and not site.phase and not _VIEW.search(_packet(site.what))
     )
 
 
-def _operators_by_line(recording: Recording) -> list[Site]:
-    """Return the lines that call operators, each once. A baseline does not keep which library's
-    line a line calls, so it does not tell two places apart.
+def _by_line(now: Recording, past: Recording) -> tuple[list[Site], list[Site]]:
+    """Return the places that call operators, of both sides, each once. A baseline keeps lines and
+    not through which library's line they call: then that does not tell two places apart.
     """
-    alike = (msgspec.structs.replace(s, via=msgspec.UNSET) for s in recording.operator_sites())
-    return list(merge(alike))
+    sides = now.operator_sites(), past.operator_sites()
+    if any(site.via for site in sides[1]):
+        new, old = map(merge, sides)
+    else:
+        bare = ([msgspec.structs.replace(s, via=msgspec.UNSET) for s in side] for side in sides)
+        new, old = map(merge, bare)
+    return list(new), list(old)
 
 
-def _with_library(sites: Sequence[Site], now: Recording) -> tuple[Site, ...]:
+def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
     """Return the places with the library's line that each calls now, where it is one line."""
-    called: dict[tuple[str, str, str], set[str]] = {}
+    called: dict[tuple[str, ...], set[str]] = {}
     for site in now.operator_sites():
-        called.setdefault((site.file, site.function, site.text), set()).add(site.via or "")
-    libraries = [called.get((site.file, site.function, site.text), set()) for site in sites]
-    return tuple(
-        msgspec.structs.replace(site, via="".join(lines))
-        if lines - {""} and len(lines) == 1
-        else site
-        for site, lines in zip(sites, libraries, strict=True)
-    )
+        called.setdefault(site.key[:4], set()).add(site.via or "")
+    found = []
+    for site in sites:
+        lines = called.get(site.key[:4], set())
+        library = "".join(lines) if len(lines) == 1 else ""
+        found.append(msgspec.structs.replace(site, via=library) if library else site)
+    return found
 
 
 def _former(site: Site) -> Site:
