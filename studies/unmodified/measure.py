@@ -78,7 +78,7 @@ def export(entry: Repository, clones: Path, tree: Path) -> list[str]:
 def first_line(text: str) -> str:
     """Return the line that pytest's report of the case begins with."""
     for line in text.splitlines():
-        if re.match(r"\S+\[[^\]]+\]: [A-Z]", line):
+        if re.match(r"(?:-m )?\S+\[[^\]]+\]: [A-Z]", line):
             return line.strip()
     return ""
 
@@ -86,7 +86,7 @@ def first_line(text: str) -> str:
 def verdict(text: str) -> str:
     """Return the verdict in the table of the summary."""
     for line in text.splitlines():
-        if match := re.match(r"\S+\[[^\]]+\] .*?\s{2}(\S+(?: [A-Z]+)?)\s*$", line):
+        if match := re.match(r"(?:-m )?\S+\[[^\]]+\] .*?\s{2}(\S+(?: [A-Z]+)?)\s*$", line):
             return match.group(1)
     return ""
 
@@ -163,7 +163,10 @@ def main() -> int:
             return started["status"]
         git(folder, "add", "baselines")
         git(folder, "commit", "-q", "-m", "The first recording")
-    row["lines_changed"] = git(tree, "diff", "--shortstat", "HEAD~2", "--", *changed_files(tree))
+    first = git(tree, "rev-list", "--max-parents=0", "HEAD").strip()
+    row["changed_files_of_theirs"] = git(
+        tree, "diff", "--diff-filter=MD", "--name-only", first, "HEAD"
+    ).split()
     wanted = lambda what: not options.change or options.change in what  # noqa: E731
     both = Change(
         "; ".join(one.what for one in entry.refactors),
@@ -183,12 +186,6 @@ def main() -> int:
                       f" [{planned.place}]\n    {last['first_line'] or last['verdict']}")
                 options.out.write_text(json.dumps(row, indent=1) + "\n")
     return 0
-
-
-def changed_files(tree: Path) -> list[str]:
-    """Return the files of theirs that differ from the export: none, unless somebody wrote one."""
-    changed = git(tree, "diff", "--name-only", "--diff-filter=M", "HEAD~2").split()
-    return [path for path in changed if path not in (".gitignore", "pyproject.toml", "setup.cfg")] or ["."]
 
 
 if __name__ == "__main__":

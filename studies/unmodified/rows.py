@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-KEPT = ("name", "repository", "commit", "command", "in_the_way", "lines_changed")
+KEPT = ("name", "repository", "commit", "command", "in_the_way", "changed_files_of_theirs")
 
 
 def small(row: dict) -> dict:
