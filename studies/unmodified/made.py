@@ -94,8 +94,14 @@ def byte_pairs(folder: Path, size: int = 512) -> None:
     made.save_model(str(folder))
     made.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>",
-                    "eos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"})
+        json.dumps(
+            {
+                "tokenizer_class": "GPT2Tokenizer",
+                "bos_token": "<|endoftext|>",
+                "eos_token": "<|endoftext|>",
+                "unk_token": "<|endoftext|>",
+            }
+        )
     )
 
 
@@ -155,8 +161,15 @@ def picotron(tree: Path) -> None:
 
     model = tree / "hf_model/tiny"
     byte_pairs(model)
-    config = LlamaConfig(vocab_size=512, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
+    config = LlamaConfig(
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
     LlamaForCausalLM(config).save_pretrained(model)
     LlamaForCausalLM(config).save_pretrained(tree / "hf_model_safetensors")
     (tree / "data").mkdir()
@@ -165,8 +178,13 @@ def picotron(tree: Path) -> None:
     )
     settings = json.loads((tree / "template/base_config.json").read_text())
     settings["distributed"].update(dp_size=2, use_cpu=True)
-    settings["model"].update(name=str(model), num_hidden_layers=2, num_attention_heads=4,
-                             num_key_value_heads=2, use_flash_attention=False)
+    settings["model"].update(
+        name=str(model),
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        use_flash_attention=False,
+    )
     settings["training"].update(seq_length=64, micro_batch_size=2, total_train_steps=10**9)
     settings["dataset"]["name"] = str(tree / "data")
     settings["checkpoint"]["save_frequency"] = 10**9

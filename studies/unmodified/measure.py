@@ -29,8 +29,14 @@ def run(command: list[str], folder: Path, env: dict[str, str], limit_s: int = 15
     began = perf_counter()
     try:
         done = subprocess.run(
-            command, cwd=folder, env=env, text=True, timeout=limit_s,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+            command,
+            cwd=folder,
+            env=env,
+            text=True,
+            timeout=limit_s,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
         )
         status, text = done.returncode, done.stdout
     except subprocess.TimeoutExpired as error:
@@ -53,20 +59,34 @@ def export(entry: Repository, clones: Path, tree: Path) -> list[str]:
     store = clones / entry.repository.replace("/", "+") / "repo"
     listed = [
         line.split("\t", 1)
-        for line in git(store, "--git-dir", str(store), "ls-tree", "-r", "-z", entry.commit).split("\0")
+        for line in git(store, "--git-dir", str(store), "ls-tree", "-r", "-z", entry.commit).split(
+            "\0"
+        )
         if line
     ]
     blobs = [line[0].split()[2] for line in listed]
     answers = subprocess.run(
         ["git", "--git-dir", str(store), "cat-file", "--batch-check"],
-        input="\n".join(blobs), text=True, capture_output=True, check=True,
+        input="\n".join(blobs),
+        text=True,
+        capture_output=True,
+        check=True,
     ).stdout.splitlines()
     absent = [path for (_, path), answer in zip(listed, answers) if answer.endswith("missing")]
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     packed = subprocess.Popen(
-        ["git", "--git-dir", str(store), "archive", entry.commit, "--", ".",
-         *(f":(exclude){path}" for path in absent)], stdout=subprocess.PIPE,
+        [
+            "git",
+            "--git-dir",
+            str(store),
+            "archive",
+            entry.commit,
+            "--",
+            ".",
+            *(f":(exclude){path}" for path in absent),
+        ],
+        stdout=subprocess.PIPE,
     )
     subprocess.run(["tar", "x", "-C", str(tree)], stdin=packed.stdout, check=True)
     git(tree, "init", "-q", "-b", "main")
@@ -95,8 +115,11 @@ def guard(entry: Repository, folder: Path, env: dict[str, str]) -> dict:
     """Run the guarding test; return its verdict and its first line."""
     done = run([entry.python, "-m", "pytest", "perf_tests"], folder, env)
     return {
-        "status": done["status"], "s": done["s"], "verdict": verdict(done["text"]),
-        "first_line": first_line(done["text"]), "text": done["text"],
+        "status": done["status"],
+        "s": done["s"],
+        "verdict": verdict(done["text"]),
+        "first_line": first_line(done["text"]),
+        "text": done["text"],
     }
 
 
@@ -135,7 +158,9 @@ def main() -> int:
     tree = (options.work / options.name).absolute()
     env = {**os.environ, "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": f"{tree}.hf"}
     row: dict = {
-        "name": options.name, "repository": entry.repository, "commit": entry.commit,
+        "name": options.name,
+        "repository": entry.repository,
+        "commit": entry.commit,
         "command": shlex.join(["init", *entry.options, "--", *entry.command]),
         "in_the_way": list(entry.in_the_way),
     }
@@ -182,8 +207,10 @@ def main() -> int:
             if wanted(planned.what):
                 row[key].append(judge(entry, tree, env, planned, key == "plants"))
                 last = row[key][-1]
-                print(f"{'right' if last['right'] else 'WRONG'} {last['s']} s {planned.what}"
-                      f" [{planned.place}]\n    {last['first_line'] or last['verdict']}")
+                print(
+                    f"{'right' if last['right'] else 'WRONG'} {last['s']} s {planned.what}"
+                    f" [{planned.place}]\n    {last['first_line'] or last['verdict']}"
+                )
                 options.out.write_text(json.dumps(row, indent=1) + "\n")
     return 0
 

@@ -1,7 +1,7 @@
 """Puts the rows of measure.py together: one small JSON file, and the page's table.
 
-    python studies/unmodified/rows.py DIR/*.json > studies/unmodified/rows.json
-    python studies/unmodified/rows.py --table studies/unmodified/rows.json
+python studies/unmodified/rows.py DIR/*.json > studies/unmodified/rows.json
+python studies/unmodified/rows.py --table studies/unmodified/rows.json
 """
 
 import json
@@ -29,8 +29,10 @@ def small(row: dict) -> dict:
 
 def table(rows: list[dict]) -> str:
     """Return the page's table."""
-    lines = ["| script | step | first green | planted, red | first line names it | refactors `same` |",
-             "|---|---|---|---|---|---|"]
+    lines = [
+        "| script | step | first green | planted, red | first line names it | refactors `same` |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         plants, refactors = row["plants"], row["refactors"]
         green = f"{row['green_s']:.0f} s" if row["green_s"] else "no"
