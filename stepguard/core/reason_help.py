@@ -70,7 +70,8 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
         "it with a reason. Host syncs and their candidates: [host-syncs.md](host-syncs.md).",
     ),
     Reason.COUNTER_FELL: Help(
-        "The step pays less.",
+        "The step pays less; or operators went along with that: views, and reads of a number that "
+        "the host no longer waits for.",
         "Accept it, so that the new count becomes the bound.",
     ),
     Reason.WORK_MOVED: Help(
@@ -103,14 +104,16 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     Reason.UNDECIDED: Help(
         "The pairs or `--perf-budget` are spent. The step time's interval over the pairs is "
         "neither beyond the ignore margin nor inside the matter margins; or HEAD is slower by more "
-        "than these with the pairs that were disturbed.",
+        "than these with the pairs that were disturbed; or HEAD alone has steps that are slower at "
+        "one interval, or from one on, which the pairs neither prove nor exclude.",
         "A larger budget; or, after 24 pairs, "
         "[margins that fit the noise](judge.md#what-decides-an-undecided-time), which the next "
         "step names.",
     ),
     Reason.NO_SLOWDOWN: Help(
-        "On a CPU, in a case that gates no time: two pairs or more show no slowdown beyond the "
-        "ignore margin. It says less than `WITHIN_MARGINS`.",
+        "On a CPU, in a case that gates no time: two pairs or more, eight if they scatter by more "
+        "than the matter margin, show no slowdown beyond the ignore margin. It says less than "
+        "`WITHIN_MARGINS`.",
         "Nothing.",
     ),
     Reason.MAYBE_SLOWER: Help(

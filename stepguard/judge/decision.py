@@ -35,13 +35,14 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
 from stepguard.judge.by_profile import straggler
 from stepguard.judge.counters import compare
+from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.identical_step import not_enough
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.screen import moved_counters
 from stepguard.judge.sequential_plan import MOST_PAIRS
-from stepguard.judge.series import REASONS, of_launches, of_pairs
+from stepguard.judge.series import REASONS, of_head_alone, of_launches, of_pairs
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -217,15 +218,15 @@ def _risen(comparison: Comparison) -> Findings | None:
 def _compared(comparison: Comparison) -> Findings:
     now, base = summarise(comparison.head), summarise(comparison.base)
     found, gates, values = decision(comparison), comparison.head.gates, now.values()
-    compared = (
+    compared = [
         _time(comparison, found, now, base)
         if name == JUDGED_TIME
         else compare(name, now, [base], gates)
         for name in METRICS
         if name in values
-    )
+    ]
     decided = found.status if found and comparison.head.on_gpu else None
-    metrics = tuple(beside_time(one, decided) for one in compared)
+    metrics = tuple(beside_time(one, decided) for one in with_fallen(compared))
     p_value = found.p_value if found else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison))
 
@@ -310,7 +311,7 @@ def time_by_pairs(comparison: Comparison, found: Decision) -> TimeByPairs:
     """
     margins, reason, pct = comparison.margins, found.reason, found.estimate_pct
     slow = of_pairs(comparison) if found.status is Status.SLOWER else None
-    pattern = slow or of_launches(comparison.head.launches)
+    pattern = slow or of_head_alone(comparison) or of_launches(comparison.head.launches)
     if slow:
         pct = max(pct, 100 * math.expm1(slow.adds))
     elif pattern and found.status is Status.SAME:

@@ -26,6 +26,7 @@ from stepguard.judge.comparable import (
     conditions_recorded,
 )
 from stepguard.judge.counters import compare, screen_of
+from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.series import REASONS, of_launches
@@ -65,12 +66,12 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     why, kernels_moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
     explained, pattern = notes(evidence), of_launches(evidence.launches)
     slow_steps = pattern.figures() if pattern else None
-    compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)
+    compared = [compare(name, now, past, gates, True) for name in METRICS if name in values]
     metrics = tuple(
         _noted_time(one, slow_steps, kernels_moved)
         if one.metric == JUDGED_TIME
         else replace(one, figures=explained.get(one.metric, one.figures))
-        for one in compared
+        for one in with_fallen(compared)
     )
     return Findings(
         evidence.case_id,
@@ -157,7 +158,7 @@ def moved_counters(
     """Return the gated counters that both sides know and that moved the bad way."""
     known = now.counters.keys() & past[-1].counters.keys()
     names = [name for name in gates if METRICS[name].kind == "counter" and name in known]
-    found = (compare(name, now, past, gates) for name in names)
+    found = with_fallen([compare(name, now, past, gates) for name in names])
     return tuple(metric for metric in found if metric.status is Status.CHANGED)
 
 

@@ -61,6 +61,13 @@ class Pattern:
     ms: float  # by so much a slow step is longer
     p_value: float = 1.0
 
+    def holds(self, steps: Numbers) -> Numbers:
+        """Tell which of the steps are slow by it."""
+        apart = steps - self.begin
+        if self.kind == "late":
+            return apart >= 0
+        return apart % self.period == 0 if self.period else apart == 0
+
     def figures(self) -> SlowSteps:
         """Return it as figures of a metric's verdict."""
         return SlowSteps(
@@ -88,8 +95,7 @@ class _Series:
 
     def without(self, found: Pattern) -> "_Series":
         """Return the series less the steps that are slow by a periodic pattern."""
-        apart = self.steps - found.begin
-        kept = apart % found.period != 0 if found.period else apart != 0
+        kept = ~found.holds(self.steps)
         return replace(self, steps=self.steps[kept], block=self.block[kept], log=self.log[kept])
 
 
@@ -120,6 +126,56 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     after = found.begin if found.kind == "late" else 0
     lasting = [one.log[one.steps >= after].mean() for one in series if one.steps[-1] >= after]
     return found if min(float(np.mean(lasting)), found.adds) > margins.ignore else None
+
+
+def of_head_alone(comparison: Comparison) -> Pattern | None:
+    """Return what HEAD's steps do in all its launches and the other tree's do not, with its size in
+    the pairs; None where it adds no more than the ignore margin. The pairs need not prove it.
+    """
+    mine, others = (
+        [one for launch in side.launches if (one := _of_launch(launch))]
+        for side in (comparison.head, comparison.base)
+    )
+    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
+    pairs = [one for head, base in both if (one := _of_pair(head, base))]
+    if len(pairs) < 2 or len(mine) < len(comparison.head.launches):
+        return None
+    # What steps do by their place in a block both sides do; without it, another one may be hidden.
+    for series in (mine, _without_places(mine)):
+        found = _found(series, _periodic(series), LONE_SD_PCT, ALPHA)
+        sized = _in_pairs(found, pairs, others) if found else None
+        if sized and sized.adds > comparison.margins.ignore:
+            return sized
+    return None
+
+
+def _in_pairs(
+    found: Pattern, pairs: Sequence[_Series], others: Sequence[_Series]
+) -> Pattern | None:
+    """Return a pattern of HEAD's launches with its size in the pairs; None where the launches of
+    the other tree show at least half of it.
+    """
+    slower, of_base = _size(found, pairs), _size(found, others)
+    if slower is None or of_base is None or of_base >= SAME_SIZE * found.slower:
+        return None
+    steps = np.concatenate([one.steps for one in pairs])
+    share = 1.0 if found.kind == "late" else float(found.holds(steps).mean())
+    ms = float(np.mean([one.ms for one in pairs])) * math.expm1(slower)
+    adds = math.log1p(share * math.expm1(slower))
+    return replace(found, slower=slower, adds=adds, ms=ms, p_value=1.0)
+
+
+def _size(found: Pattern, series: Sequence[_Series]) -> float | None:
+    """Return by how much the steps of a pattern are slower than the others, as a log-ratio averaged
+    over the launches that have both; None where none has.
+    """
+    sizes = []
+    for one in series:
+        slow = found.holds(one.steps)
+        if slow.any() and not slow.all():
+            log = one.log if found.kind == "late" else _levelled(one)
+            sizes.append(float(log[slow].mean() - log[~slow].mean()))
+    return float(np.mean(sizes)) if sizes else None
 
 
 def _found(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from alarms import confirmed, of_metrics, to_confirm
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording, replace
+from checkpoint_steps import checkpointing
 from comparisons import with_margins
 
 from stepguard.core.comparison import Comparison
@@ -21,7 +22,7 @@ from stepguard.judge.decision import (
 )
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.screen import judge
-from stepguard.judge.series import of_launches, of_pairs
+from stepguard.judge.series import of_head_alone, of_launches, of_pairs
 from stepguard.judge.summary import summarise
 from stepguard.report.commands import Commands
 from stepguard.report.words import block as shown_block
@@ -196,6 +197,49 @@ def test_what_both_revisions_do_is_a_notice(how):
     assert of_pairs(found) is None
     verdict = judge_ab(found)
     assert verdict.status is Status.SAME and verdict.has_notice
+
+
+def test_a_checkpoint_in_each_eighth_step_is_never_same():
+    """Steps of a real run on a busy CPU, whose pairs scatter by too much for most of it: more pairs
+    are wanted, time that is up is no pass, and eight pairs say SLOWER.
+    """
+    for count in range(2, 8):
+        found = checkpointing(count)
+        verdict = judge_ab(found)
+        assert verdict.status is Status.SLOWER or wants_another_pair(found), count
+        late = judge_ab(checkpointing(count, out_of_time=True))
+        assert late.status in (Status.SLOWER, Status.INCONCLUSIVE), count
+        assert "every 8 steps" in headline(late)
+    verdict = judge_ab(checkpointing())
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+    assert "every 8 steps" in headline(verdict)
+
+
+def test_a_checkpoint_that_is_no_longer_written_is_none_of_heads():
+    """The other tree alone has the pattern."""
+    found = checkpointing(swapped=True)
+    assert of_head_alone(found) is None and of_pairs(found) is None
+    assert judge_ab(found).status.outcome == "passed"
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.7])
+def test_a_sleep_in_each_eleventh_step_is_found(hidden):
+    """A step that the host launches ahead of the GPU: up to so much of a sleep that takes longer
+    than the step is hidden, in each launch another part. Four pairs decide.
+    """
+    draw, sides = np.random.default_rng(11), ([], [])
+    for number in range(1, 5):
+        seen = 1.3 * (1 - hidden * draw.random())
+        for side, how in zip(sides, ({"every": (11, 4, seen)}, {}), strict=True):
+            side.append(launch(draw, (range(20, 40), range(70, 90)), number, cv=0.004, **how))
+    head, base = (
+        evidence((), launches=tuple(one), gates=GATES, **(SOUND | {"planned_launches": 1}))
+        for one in sides
+    )
+    found = Comparison("main", replace(head, commit="f" * 40), replace(base, commit="0" * 40))
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+    assert "every 11 steps" in headline(verdict)
 
 
 def test_head_without_it_is_not_slower():

@@ -76,6 +76,19 @@ def calling(calls, sites=()):
     return counting(evidence(), detail={OPERATORS: calls}, sites={OPERATORS: sites}, **called)
 
 
+def reading(times, sums=0):
+    """Counts of a CPU's step that reads so many numbers of the device, some of them sums."""
+    eager = {"aten._local_scalar_dense.default": times, "aten.sum.default": sums}
+    eager |= {"aten.mm.default": 24, "aten.add.Tensor": 2376}
+    profiled = {"aten::item": times, "aten::_local_scalar_dense": times, "aten::sum": sums}
+    both = {OPERATORS: eager, "compiled_operator_calls_per_step": profiled | {"aten::mm": 600}}
+    parts = {name: {k: n for k, n in calls.items() if n} for name, calls in both.items()}
+    totals = {name: sum(calls.values()) for name, calls in parts.items()}
+    site = Site(".item()", "model/train.py", 88, "train_step", "loss.item()", count=times)
+    sites = {"sync_candidates_per_step": (site,)}
+    return {"detail": parts, "sites": sites, "sync_candidates_per_step": times} | totals
+
+
 def uneven(late=0.0, every=0.0):
     """Three launches whose steps scatter by 1 %: slower from step 150 on, or every 16 steps."""
     draw, made = np.random.default_rng(5), []

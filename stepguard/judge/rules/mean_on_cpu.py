@@ -1,8 +1,12 @@
 """The mean on a CPU, of a case that gates no time: only a slowdown beyond doubt fails.
 
 This rule can only say `same`, so it adds no false alarm. It needs at least LEAST_PAIRS: with fewer,
-every slowdown is still in doubt.
+every slowdown is still in doubt. Pairs that scatter by more than what matters say little, so then
+it needs MOST_PAIRS.
 """
+
+import math
+from statistics import stdev
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.reasons import Reason
@@ -10,7 +14,8 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
-# Two pairs that show no slowdown on average end the comparison, so do eight that leave it in doubt.
+# Two pairs that show no slowdown on average end the comparison, unless they scatter. Eight pairs
+# end it, too, where they leave a slowdown in doubt.
 LEAST_PAIRS, MOST_PAIRS = 2, 8
 
 
@@ -24,8 +29,17 @@ def rule(comparison: Comparison) -> Decision | None:
         return None
     found = mean_of_pairs.measured(comparison)
     margins, slower_pct, pairs = comparison.margins, found.estimate_pct, comparison.pairs
-    if pairs >= LEAST_PAIRS and slower_pct <= margins.ignore_pct:
+    enough = LEAST_PAIRS if own_sd_pct(comparison) <= margins.matter_pct else MOST_PAIRS
+    if pairs >= enough and slower_pct <= margins.ignore_pct:
         return found.say(Status.SAME, Reason.NO_SLOWDOWN)
     if pairs >= MOST_PAIRS and slower_pct <= margins.matter_pct:
         return found.say(Status.SAME, Reason.MAYBE_SLOWER)
     return None
+
+
+def own_sd_pct(comparison: Comparison) -> float:
+    """Return the standard deviation of the pairs alone, of 100 * log(head / base); without the
+    prior, which is that of a quiet machine. inf with fewer than two pairs.
+    """
+    ratios = comparison.log_ratios()
+    return 100 * stdev(ratios) if len(ratios) > 1 else math.inf
