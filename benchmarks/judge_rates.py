@@ -32,7 +32,7 @@ from benchmarks.shared import ROOT, Document, about, binomial_bounds
 from stepguard.core.evidence import Block, Launch
 from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
-from stepguard.judge.pairs import bounds
+from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules.identical_step import TAIL_LIMIT, lopsided
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
 

@@ -14,15 +14,15 @@ from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_today
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.text import has_words, printable, short_hash
-from stepguard.judge.acceptance import moved_together
+from stepguard.judge.refuse_recording import moved_together
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.machine.git.revision import current, no_commit
+from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.permission_text import of_waivers
-from stepguard.report.recorded import accepted_line, moves
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.accepting import Refused, accept
+from stepguard.storage.accept_recording import Refused, accept
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store, evidence_files, read_evidence
+from stepguard.storage.kept_runs import Store, evidence_files, read_evidence
 from stepguard.storage.waiver_file import load_waivers, today
 
 
@@ -103,12 +103,12 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
     if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
         return
-    beside = [read_evidence(one) for one in {path, *evidence_files(path.parents[1])}]
+    beside = [read_evidence(file) for file in {path, *evidence_files(path.parents[1])}]
     # A folder may hold what another run left.
     this = evidence.commit, evidence.command
-    run = [one for one in beside if (one.commit, one.command) == this]
-    verdicts = [verdict_today(one, options.baselines) for one in run]
+    run = [kept for kept in beside if (kept.commit, kept.command) == this]
+    verdicts = [verdict_today(kept, options.baselines) for kept in run]
     commands = commands_of(options)
-    again = commands.called(f"stepguard accept{commands.in_folder()}")
-    if problem := moved_together(verdicts, again):
+    command = commands.called(f"stepguard accept{commands.in_folder()}")
+    if problem := moved_together(verdicts, command):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")

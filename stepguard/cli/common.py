@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.core.sentences import no_folder
+from stepguard.core.shared_sentences import no_folder
 from stepguard.core.text import printable
 from stepguard.launch.nodes.scheduler import Launcher
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
 from stepguard.measure.suite import Suite
-from stepguard.report import result_documents
-from stepguard.report.commands import Commands
+from stepguard.report import document_json
+from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
 STDOUT = "-"  # in place of a file's path: the last line that is printed
 
@@ -116,7 +116,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def refuse_target(
     target: str | Path | None,
     option: str = "--json",
-    kind: result_documents.Kind = result_documents.DOCUMENT,
+    kind: document_json.Kind = document_json.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
     """Raise UsageError for a file that the option cannot write, before hours of measuring, and for
@@ -125,9 +125,9 @@ def refuse_target(
     if not target or target == STDOUT:
         return
     path = Path(target)
-    if path.exists() and any(one.exists() and one.samefile(path) for one in inputs):
+    if path.exists() and any(source.exists() and source.samefile(path) for source in inputs):
         raise UsageError(f"{option} {target}: is a file that is read: name another one")
-    if problem := result_documents.unwritable(path, kind):
+    if problem := document_json.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")
 
 
@@ -138,14 +138,14 @@ def put_json(document: Any, target: str | None) -> None:
     """
     if not target:
         return
-    text = result_documents.as_json(document, indent=-1)
+    text = document_json.as_json(document, indent=-1)
     if target == STDOUT:
         say(text)
-    elif problem := result_documents.put(Path(target), text + "\n"):
+    elif problem := document_json.put(Path(target), text + "\n"):
         raise ValueError(f"--json {target}: {problem}; the evidence is kept")
 
 
 def put_text(text: str, target: Path, option: str) -> None:
     """Write the text of an option's file. Raises ValueError for one that cannot be written."""
-    if problem := result_documents.put(target, text):
+    if problem := document_json.put(target, text):
         raise ValueError(f"{option} {target}: {problem}; name another file")

@@ -29,9 +29,9 @@ from packaging.requirements import Requirement
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
 from stepguard.core.roofline import Peaks
-from stepguard.core.sentences import uncommitted
+from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
@@ -102,8 +102,8 @@ def requirements() -> list[Requirement]:
         listed = tomllib.loads(declared.read_text())["project"]["dependencies"]
     else:
         listed = metadata.requires("stepguard") or []
-    found = [Requirement(text) for text in listed]
-    return [one for one in found if one.marker is None or one.marker.evaluate()]
+    parsed = [Requirement(text) for text in listed]
+    return [item for item in parsed if item.marker is None or item.marker.evaluate()]
 
 
 def _packages() -> Iterator[Finding]:
@@ -193,7 +193,7 @@ def _last_line(command: list[str], failure: str, root: Path) -> str:
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            paths = engine.import_path(Path(folder, "engine"), root, theirs, ())
+            paths = callers_engine.import_path(Path(folder, "engine"), root, theirs, ())
             env = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=120, check=False, env=env
@@ -225,8 +225,8 @@ def _host() -> Iterator[Finding]:
         yield "ok", busy
     # As torch's inductor looks for one, by default.
     wanted = os.environ.get("CXX") or "g++"
-    if found := shutil.which(wanted):
-        yield "ok", f"C++ compiler {found}"
+    if compiler := shutil.which(wanted):
+        yield "ok", f"C++ compiler {compiler}"
     else:
         yield "note", f"no C++ compiler ({wanted}): torch.compile fails on a CPU; install g++"
 
@@ -234,30 +234,30 @@ def _host() -> Iterator[Finding]:
 def _tools() -> Iterator[Finding]:
     """Say which of NVIDIA's tools are there; none is needed to measure."""
     for tool, origin in TOOLS.items():
-        if (found := shutil.which(tool)) is None:
+        if (program := shutil.which(tool)) is None:
             yield "note", f"no {tool}: it comes with {origin}"
             continue
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
         version = re.search(r"\d+\.\d[\w.]*", done.stdout)
-        yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {found}"
+        yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {program}"
 
 
 def _peaks(root: Path) -> Iterator[Finding]:
     """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
-    line = _last_line(engine.command(_PEAKS), "the peaks cannot be measured", root)
-    found = msgspec.json.decode(line, type=Peaks)
-    path = measured_peaks.save(found)
-    rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in found.flops_per_s.items())
-    copied = f"copy {found.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
-    card = f"{found.device_name} {found.device_uuid}".rstrip()  # a CPU has no UUID
+    line = _last_line(callers_engine.command(_PEAKS), "the peaks cannot be measured", root)
+    peaks = msgspec.json.decode(line, type=Peaks)
+    path = measured_peaks.save(peaks)
+    rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in peaks.flops_per_s.items())
+    copied = f"copy {peaks.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
+    card = f"{peaks.device_name} {peaks.device_uuid}".rstrip()  # a CPU has no UUID
     yield "ok", f"{card}: {copied}; products, TFLOP/s: {rates}"
     yield "ok", f"kept in {path}"
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:
     """Read the waivers, without which nothing is judged."""
-    if found := load_waivers(baselines, today()):
-        yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(found), 'waiver')}"
+    if waivers := load_waivers(baselines, today()):
+        yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(waivers), 'waiver')}"
 
 
 def _tree(root: Path, baselines: Path) -> Iterator[Finding]:

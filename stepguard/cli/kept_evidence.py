@@ -13,12 +13,12 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import Answer, alarm_of, settled
-from stepguard.judge.decision import judge_ab
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import alike, screen
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import alike, screen
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store, kept_files, read_evidence
+from stepguard.storage.kept_runs import Store, kept_files, read_evidence
 from stepguard.storage.waiver_file import today
 
 
@@ -30,8 +30,8 @@ def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
 
 def verdict_today(evidence: Evidence, folder: Path, waivers: Sequence[Permission] = ()) -> Verdict:
     """Return what today's baseline, and waivers, say of the evidence, without pairs."""
-    found = screen(evidence, _entry_today(evidence, folder))
-    return verdict_of(found, Permits.of(found, waivers, today()))
+    findings = screen(evidence, _entry_today(evidence, folder))
+    return verdict_of(findings, Permits.of(findings, waivers, today()))
 
 
 def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
@@ -53,15 +53,16 @@ def verdict_of_run(
         assert pairs is not None, "nothing was measured"
         return judge_ab(pairs, waivers, today())
     entry = _entry_today(evidence, folder)
-    found = screen(evidence, entry)
-    permits = Permits.of(found, waivers, today())
+    findings = screen(evidence, entry)
+    permits = Permits.of(findings, waivers, today())
     recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
     # Another commit in place of the recording's own, or of a level since, excuses nothing.
-    own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
+    recorded_at = [recording.commit for recording in recordings[:1]]
+    own = pairs is not None and [pairs.base.commit] == recorded_at
     answer = Answer(pairs.named, pairs, own) if pairs is not None else None
-    if not own and alarm_of(found, permits) is None:
+    if not own and alarm_of(findings, permits) is None:
         answer = None
-    return verdict_of(settled(found, permits, answer, evidence.timed_steps), permits)
+    return verdict_of(settled(findings, permits, answer, evidence.timed_steps), permits)
 
 
 def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
@@ -86,12 +87,12 @@ def wanted_evidence(
     source = str(Path(options.evidence) if options.evidence else store.runs)
     if not options.evidence and paths and not options.case and not store.is_newest(paths[0]):
         say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
-    found = [(path, read_evidence(path)) for path in paths]
-    known = {*judged, *(evidence.case_id for _, evidence in found)}
+    kept = [(path, read_evidence(path)) for path in paths]
+    known = {*judged, *(evidence.case_id for _, evidence in kept)}
     unknown = [case_id for case_id in options.case if case_id not in known]
     against, folder = ("", store.runs) if options.evidence else store.last_against()
     # Before the other errors: they would send the reader looking for evidence that never was.
-    if against and (unknown or not found):
+    if against and (unknown or not kept):
         raise ValueError(
             f"{source}: the last run judged against {against}, which leaves nothing to accept; "
             f"measure: {as_typed('pytest perf_tests')}; what it said: "
@@ -104,4 +105,4 @@ def wanted_evidence(
     if unknown:
         listed = ", ".join(sorted(known))
         raise ValueError(f"no evidence of {unknown[0]!r} in {source}; it has: {listed}")
-    return [item for item in found if item[1].case_id in (options.case or known)]
+    return [item for item in kept if item[1].case_id in (options.case or known)]

@@ -37,7 +37,7 @@ from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import root_of
+from stepguard.storage.kept_runs import root_of
 
 COMMANDS = (  # modules with add_command(), which adds the parser
     init,
@@ -83,7 +83,7 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
     """Give a command's help the text and the examples of its module, unless it has its own."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     text = parser.description or text.partition(": ")[2]
-    parser.description = "\n\n".join(_block(one) for one in text.strip().split("\n\n"))
+    parser.description = "\n\n".join(_block(paragraph) for paragraph in text.strip().split("\n\n"))
 
 
 def _block(text: str) -> str:
@@ -101,12 +101,12 @@ def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse
         arguments, script = arguments[:border], arguments[border + 1 :]
         if not script:
             command.error("a script is missing behind --")
-    found: argparse.Namespace = command.parse_intermixed_args(arguments)
+    parsed: argparse.Namespace = command.parse_intermixed_args(arguments)
     if script:
-        found.script = tuple(script)
-    elif command.get_default("needs_workload") and found.factory is None:
+        parsed.script = tuple(script)
+    elif command.get_default("needs_workload") and parsed.factory is None:
         command.error("name a workload: -- train.py, package.module:function, or a case")
-    return found
+    return parsed
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

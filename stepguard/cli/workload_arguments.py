@@ -166,20 +166,20 @@ def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
 
 def _recorded(case_id: str, root: Path) -> dict[str, Case]:
     """Return a case of the baseline files by its id, for each device that it is recorded for."""
-    found, known = {}, set()
+    cases, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)
         known |= set(content.cases) if content else set()
         if content and case_id in content.cases:
             case = from_dict(content.cases[case_id].case)
-            found[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
-    if not found:
+            cases[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
+    if not cases:
         hint = meant(case_id, known)
-        cases = as_typed("stepguard baselines list")
+        listing = as_typed("stepguard baselines list")
         factory = "a factory is package.module:function key=value"
         hint = hint or with_colon(case_id, root)
-        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
-    return found
+        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {listing}; {factory}")
+    return cases
 
 
 def with_colon(name: str, root: Path) -> str:
@@ -203,7 +203,7 @@ def _factories(module: str, root: Path) -> list[str]:
         return []
     tree = _parsed(Path(str(spec.origin)).read_text(errors="replace"))
     functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
-    return [one.name for one in functions if "device" in _names(one) and one.name[0] != "_"]
+    return [node.name for node in functions if "device" in _names(node) and node.name[0] != "_"]
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
@@ -211,19 +211,19 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
 
     Raises UsageError for an argument without "=" or a key given twice.
     """
-    found: dict[str, Scalar] = {}
+    params: dict[str, Scalar] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise UsageError(f"{pair!r}: write key=value")
-        if key in found:
+        if key in params:
             raise UsageError(f"{key} is given twice")
         try:
             value = json.loads(text.lower() if text in ("True", "False") else text)
         except ValueError:
             value = text
-        found[key] = value if isinstance(value, Scalar) else text
-    return found
+        params[key] = value if isinstance(value, Scalar) else text
+    return params
 
 
 def _as_typed(value: Scalar) -> str:
@@ -287,14 +287,14 @@ def _parsed(source: str) -> list[ast.stmt]:
 def _names(node: ast.FunctionDef) -> list[str]:
     """Return a function's parameters."""
     taken = node.args
-    return [one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+    return [argument.arg for argument in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
 
 
 def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
     taken, names = node.args, _names(node)
     needed = names[: len(names) - len(taken.kwonlyargs) - len(taken.defaults)]
     kwonly = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
-    needed += [one.arg for one, default in kwonly if default is None]
+    needed += [argument.arg for argument, default in kwonly if default is None]
     wrong = [key for key in params if key not in names and taken.kwarg is None]
     if wrong:
         return f"{node.name} takes no {wrong[0]}{meant(wrong[0], names)}"
@@ -307,7 +307,8 @@ def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
 def _beside(module: str, root: Path) -> str:
     """Return " (did you mean a.b?)" of the modules that lie where ``module`` would."""
     package, dot, _ = module.rpartition(".")
-    names = [one.name for one in iter_modules([str(root.joinpath(*package.split(".")))])]
+    folder = root.joinpath(*package.split("."))
+    names = [module.name for module in iter_modules([str(folder)])]
     return meant(module, [package + dot + name for name in names])
 
 

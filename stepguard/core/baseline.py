@@ -50,8 +50,8 @@ class Entry(
     def required_gates(self) -> frozenset[str]:
         """Return the metrics that the case has to gate, so that it guards what it did."""
         newest = self.newest
-        found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
-        return frozenset(self.gates or found)
+        recorded = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
+        return frozenset(self.gates or recorded)
 
     @property
     def margins(self) -> Margins:
@@ -66,7 +66,7 @@ class Entry(
     def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
         """Return the metrics that a case with these gates has to gate, too, on that device."""
         missing = self.required_gates - set(gates)
-        return [n for n, one in METRICS.items() if n in missing and one.exists(device, ranks)]
+        return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
 
 
 class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

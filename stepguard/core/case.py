@@ -113,7 +113,7 @@ class Case:
                 f"Case.workload {self.workload!r}: write 'package.module:function', or a script's "
                 "path in the project, 'train.py', or '-m package.module'"
             )
-        if isinstance(self.args, str) or not all(isinstance(one, str) for one in self.args):
+        if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
             raise ValueError(f"Case.args {self.args!r}: write a tuple of texts, ('--steps=50',)")
         if script and self.params:
             raise ValueError(f"Case.params {dict(self.params)!r}: a script has args")
@@ -192,36 +192,38 @@ class Case:
     def as_dict(self) -> dict[str, Any]:
         """Return what the case's figures depend on, as JSON: what a baseline must match."""
         # Launches, gates and margins are left out: they change how it is judged, not what runs.
-        found = {
+        parameters = {
             "workload": self.workload,
             "params": dict(sorted(self.params.items())),
             "device": self.device,
             "world_size": self.world_size,
         }
         arguments = {"args": shlex.join(self.args)} if self.args else {}
-        return found | arguments | (self.loop.as_dict() if self.loop else {})
+        return parameters | arguments | (self.loop.as_dict() if self.loop else {})
 
 
-_OF_A_LOOP = ("args", "step_at", "every", "tokens_per_step")
+_OF_A_LOOP = ("step_at", "every", "tokens_per_step")
 
 
 def from_dict(
-    found: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
+    parameters: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
 ) -> Case:
     """Return the case that as_dict() described, in a file of whatever origin and without its name;
     "nodes" may say on how many its ranks were. Raises ValueError for anything else.
     """
-    known = {key: value for key, value in found.items() if key not in ("nodes", *_OF_A_LOOP)}
+    apart = ("nodes", "args", *_OF_A_LOOP)
+    known = {key: value for key, value in parameters.items() if key not in apart}
     needed = {"workload", "params", "device", "world_size"}
     if known.keys() != needed:
         raise ValueError(f"a case has {', '.join(sorted(needed))}, not {', '.join(sorted(known))}")
-    for key, most in (("world_size", MOST_RANKS), ("nodes", found["world_size"])):
-        if key in found and not (type(found[key]) is int and 1 <= found[key] <= most):
-            raise ValueError(f"{key} {found[key]!r}: a number from 1 to {most!r} is needed")
+    for key, most in (("world_size", MOST_RANKS), ("nodes", parameters["world_size"])):
+        number = parameters.get(key, 1)
+        if type(number) is not int or not 1 <= number <= most:
+            raise ValueError(f"{key} {number!r}: a number from 1 to {most!r} is needed")
     try:
         # How many launches there were the evidence itself says.
-        args = tuple(shlex.split(found.get("args", "")))
-        of_loop = {key: found[key] for key in _OF_A_LOOP if key in found and key != "args"}
+        args = tuple(shlex.split(parameters.get("args", "")))
+        of_loop = {key: parameters[key] for key in _OF_A_LOOP if key in parameters}
         loop = Loop(**of_loop) if of_loop else None
         return Case(
             "x", **known, gates=gates, margins_pct=margins_pct, launches=2, args=args, loop=loop

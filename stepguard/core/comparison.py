@@ -103,11 +103,12 @@ def from_json(data: bytes, source: str) -> Comparison:
     return decode(data, Comparison, SCHEMA, source, _problems)
 
 
-def _problems(found: Comparison) -> Iterator[str]:
+def _problems(comparison: Comparison) -> Iterator[str]:
     """Yield what is wrong with a comparison although every field has its type."""
-    for side, evidence in (("head", found.head), ("base", found.base)):
+    head, base = comparison.head, comparison.base
+    for side, evidence in (("head", head), ("base", base)):
         yield from (f"{side}: {problem}" for problem in problems(evidence))
-    if not 0 < found.alpha <= ALPHA:
-        yield f"its level is {found.alpha}, not more than 0 and at most {ALPHA}"
-    if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
-        yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
+    if not 0 < comparison.alpha <= ALPHA:
+        yield f"its level is {comparison.alpha}, not more than 0 and at most {ALPHA}"
+    if (head.case_id, head.case) != (base.case_id, base.case):
+        yield f"{head.case_id} is compared with another case, {base.case_id}"

@@ -2,7 +2,7 @@
 
 Workers send rank reports; measure/ makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
 verdict reads nothing else. All of it is frozen and turns into JSON and back without loss. Its
-figures are taken once, by judge/summary.py.
+figures are taken once, by judge/summarise_evidence.py.
 """
 
 import math
@@ -16,7 +16,10 @@ import msgspec
 
 from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
-from stepguard.core.figures import (
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.metrics import METRICS
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.reason_sentences import (
     BadTime,
     BlockWithoutTimes,
     ClockGap,
@@ -24,9 +27,6 @@ from stepguard.core.figures import (
     HostGap,
     NoneMeasured,
 )
-from stepguard.core.fingerprint import Fingerprint
-from stepguard.core.metrics import METRICS
-from stepguard.core.profile import Parts, Profile
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Count
 from stepguard.core.site import Site
@@ -305,11 +305,13 @@ def problems(evidence: Evidence) -> Iterator[str]:
         return
     for launch in (*evidence.launches, *filter(None, [evidence.one_rank])):
         yield from _problems_of_launch(launch)
-    for one in evidence.differences:
-        metric = METRICS.get(f"{one.name}_pct")
+    for difference in evidence.differences:
+        metric = METRICS.get(f"{difference.name}_pct")
         if metric is None or metric.kind != "difference":
-            yield f"{one.name!r} is no difference"
-        yield from _unlikely((*chain.from_iterable(one.pairs_ms), *one.plain_by_rank_ms))
+            yield f"{difference.name!r} is no difference"
+        yield from _unlikely(
+            (*chain.from_iterable(difference.pairs_ms), *difference.plain_by_rank_ms)
+        )
     yield from _problems_of_counts(evidence.counted, ranks)
 
 

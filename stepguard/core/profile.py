@@ -89,9 +89,9 @@ class Profile:
             series += [row.calls, row.us]
         for gap in self.idle:
             series += [gap.count, gap.us]
-        if any(len(one) != self.steps for one in series):
+        if any(len(values) != self.steps for values in series):
             return f"not every figure of its profile is of {self.steps} steps"
-        if not all(-1 <= value <= LONGEST_US for one in series for value in one):
+        if not all(-1 <= value <= LONGEST_US for values in series for value in values):
             return "its profile has a time that no profiler measures"
         return ""
 
@@ -100,32 +100,37 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
     """Return the mean of several ranks' profiles, step by step; what a rank lacks counts as 0."""
     if len(profiles) == 1:
         return profiles[0]
-    steps = min(one.steps for one in profiles)
+    steps = min(profile.steps for profile in profiles)
 
     def mean_of(rows: Sequence[Series]) -> Series:
         return tuple(total / len(profiles) for total in added([row[:steps] for row in rows]))
 
-    kernels = grouped([row for one in profiles for row in one.kernels], lambda row: row.key)
+    kernels = grouped([row for profile in profiles for row in profile.kernels], lambda row: row.key)
     idle = grouped(
-        [gap for one in profiles for gap in one.idle], lambda gap: (gap.cause, gap.call, gap.place)
+        [gap for profile in profiles for gap in profile.idle],
+        lambda gap: (gap.cause, gap.call, gap.place),
     )
     return replace(
         profiles[0],
         parts=Parts(*(mean_of([getattr(p.parts, name) for p in profiles]) for name in _PARTS)),
         kernels=tuple(
-            replace(one[0], calls=mean_of([r.calls for r in one]), us=mean_of([r.us for r in one]))
-            for one in kernels.values()
+            replace(
+                rows[0], calls=mean_of([r.calls for r in rows]), us=mean_of([r.us for r in rows])
+            )
+            for rows in kernels.values()
         ),
         idle=tuple(
-            replace(one[0], count=mean_of([r.count for r in one]), us=mean_of([r.us for r in one]))
-            for one in idle.values()
+            replace(
+                rows[0], count=mean_of([r.count for r in rows]), us=mean_of([r.us for r in rows])
+            )
+            for rows in idle.values()
         ),
         calls={
-            name: mean_of([one.calls[name] for one in profiles if name in one.calls])
-            for name in sorted({name for one in profiles for name in one.calls})
+            name: mean_of([profile.calls[name] for profile in profiles if name in profile.calls])
+            for name in sorted({name for profile in profiles for name in profile.calls})
         },
-        lost_share=max(one.lost_share for one in profiles),
-        incomplete=max(one.incomplete for one in profiles),
+        lost_share=max(profile.lost_share for profile in profiles),
+        incomplete=max(profile.incomplete for profile in profiles),
     )
 
 
@@ -165,15 +170,15 @@ def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profil
 
 
 OTHERS = "other kernels of the class "  # a row of all that a bounded profile does not name
-_PARTS = tuple(one.name for one in fields(Parts))
+_PARTS = tuple(part.name for part in fields(Parts))
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
     """Return the rows of each key, in their order."""
-    found: dict[Key, list[Row]] = {}
+    by_key: dict[Key, list[Row]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+        by_key.setdefault(key(row), []).append(row)
+    return by_key
 
 
 def by_class(profile: Profile) -> dict[str, float]:
@@ -187,9 +192,9 @@ def mean(series: Sequence[float]) -> float:
     return sum(series) / len(series) if series else 0.0
 
 
-def less(one: Series, other: Series) -> Series:
+def less(whole: Series, other: Series) -> Series:
     """Return the difference of two figures, step by step."""
-    return tuple(a - b for a, b in zip(one, other, strict=True))
+    return tuple(a - b for a, b in zip(whole, other, strict=True))
 
 
 def added(rows: Sequence[Series]) -> Series:

@@ -326,7 +326,7 @@ OF_REASONS = (
         "An A/B comparison was made",
         _IN_PAIRS,
         "With `--perf-against`, or when a stored baseline's SLOWER or FASTER is confirmed. The "
-        "rules are in\n`stepguard/judge/decision.py`, `stepguard/judge/rules/` and "
+        "rules are in\n`stepguard/judge/judge_pairs.py`, `stepguard/judge/rules/` and "
         "`stepguard/judge/alarm.py`; [judge.md](judge.md) explains them.",
     ),
     Section("There is nothing to compare with", _NOTHING_TO_COMPARE),

@@ -7,7 +7,7 @@ means and what mends it is in reason_help.py.
 
 from enum import StrEnum
 
-from stepguard.core.figures import (
+from stepguard.core.reason_sentences import (
     BadTime,
     BelowFloor,
     BlockWithoutTimes,

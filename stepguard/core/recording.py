@@ -1,4 +1,4 @@
-"""A recording: one evidence, summarised (judge/summary.py), so that like is compared with like.
+"""A recording: the figures of one evidence. judge/summarise_evidence.py makes it.
 
 This run's figures and those of a baseline file (baseline.py) have this one type.
 """
@@ -79,29 +79,29 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def values(self) -> dict[str, float]:
         """Return one figure for each metric that it holds, by name."""
-        found: dict[str, float] = dict(self.counters)
-        found |= self.information
-        found |= {name: one.mean for name, one in self.differences_pct.items()}
+        values: dict[str, float] = dict(self.counters)
+        values |= self.information
+        values |= {name: difference.mean for name, difference in self.differences_pct.items()}
         if self.tokens_per_step:  # 0 also where a run failed before it knew
-            found["tokens_per_step"] = self.tokens_per_step
+            values["tokens_per_step"] = self.tokens_per_step
         # The level at which ratios of launches average out.
-        found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
-        return found
+        values |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
+        return values
 
 
 def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
     """Return operators by "file function: source", without line numbers, which move."""
-    found: dict[str, dict[str, int]] = {}
+    by_place: dict[str, dict[str, int]] = {}
     for site in sites:
-        calls = found.setdefault(f"{site.file} {site.function}: {site.text}", {})
+        calls = by_place.setdefault(f"{site.file} {site.function}: {site.text}", {})
         calls[site.what] = calls.get(site.what, 0) + site.count
-    return found
+    return by_place
 
 
 def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
-    found = []
+    sites = []
     for line, calls in lines.items():
         place, _, text = line.partition(": ")
         file, _, function = place.rpartition(" ")
-        found += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
-    return found
+        sites += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
+    return sites

@@ -2,7 +2,7 @@
 
 It is the file that --perf-json writes, and all that a report or a gate on another machine has of a
 run, so a run that failed, was stopped or was refused leaves one, too. Paths are relative to the
-project's folder. Whoever reads one from a file reads it with storage/read_documents.py.
+project's folder. Whoever reads one from a file reads it with storage/run_document_file.py.
 """
 
 from collections.abc import Mapping
@@ -304,4 +304,4 @@ class RunDocument(_Part, frozen=True, kw_only=True):
 
     def result_of(self, case_id: str) -> ResultDocument | None:
         """Return what was measured of a case."""
-        return next((found for found in self.results if found.case == case_id), None)
+        return next((result for result in self.results if result.case == case_id), None)

@@ -26,9 +26,9 @@ NO_OLDER: Mapping[int, Upgrade] = {}
 class OtherSchema(ValueError):
     """A document of another version, which is not damaged."""
 
-    def __init__(self, found: Any, schema: int) -> None:
-        super().__init__(f"schema {found!r}, this version of stepguard reads {schema}")
-        self.newer = type(found) is int and found > schema
+    def __init__(self, value: Any, schema: int) -> None:
+        super().__init__(f"schema {value!r}, this version of stepguard reads {schema}")
+        self.newer = type(value) is int and value > schema
 
 
 def parse(
@@ -62,15 +62,15 @@ def parse(
             raw = upgrade(raw)
         if raw["schema"] != schema:
             raise OtherSchema(raw["schema"], schema)
-        found = converted(raw, kind)
+        content = converted(raw, kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except OverflowError as error:  # of an integer that a float cannot hold
         raise ValueError(str(error)) from None
     # Beyond types: which metrics there are, and what fits to what.
-    for problem in check(found) if check else ():
+    for problem in check(content) if check else ():
         raise ValueError(problem)
-    return found
+    return content
 
 
 def converted(raw: Any, kind: type[Content]) -> Content:
@@ -81,10 +81,12 @@ def converted(raw: Any, kind: type[Content]) -> Content:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at ")
-        found: Any = _struct(kind) if "unknown field" in text else None
-        for name in re.findall(r"\.(\w+)", at) if found else ():
-            found = _struct({one.name: one.type for one in msgspec.structs.fields(found)}[name])
-        possible = f"; possible: {', '.join(found.__struct_fields__)}" if found else ""
+        struct: Any = _struct(kind) if "unknown field" in text else None
+        for name in re.findall(r"\.(\w+)", at) if struct else ():
+            struct = _struct(
+                {field.name: field.type for field in msgspec.structs.fields(struct)}[name]
+            )
+        possible = f"; possible: {', '.join(struct.__struct_fields__)}" if struct else ""
         # msgspec's word for a date has no example, which is what its reader needs.
         text = text.replace("Invalid RFC3339 encoded date", EXAMPLE)
         where = f" - at {_located(raw, kind, str(error))}" if at else ""
@@ -123,13 +125,13 @@ def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
         keep(items[:count])
         try:
             msgspec.convert(raw, kind, strict=True)
-        except msgspec.ValidationError as found:
-            return str(found) == error
+        except msgspec.ValidationError as problem:
+            return str(problem) == error
         return False
 
-    found = items[bisect_left(range(len(items)), True, key=is_there) - 1]
-    keep([found])
-    return found[0]
+    wrong = items[bisect_left(range(len(items)), True, key=is_there) - 1]
+    keep([wrong])
+    return wrong[0]
 
 
 def _struct(kind: Any) -> Any:
@@ -140,12 +142,12 @@ def _struct(kind: Any) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:  # the later one would win silently
+        if key in content:  # the later one would win silently
             raise ValueError(f"key {key!r} is there twice")
-        found[key] = value
-    return found
+        content[key] = value
+    return content
 
 
 def _number(text: str, kind: Callable[[str], float] = float) -> float:

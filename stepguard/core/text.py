@@ -107,7 +107,7 @@ def printable_lines(text: object) -> str:
 def markdown(text: object) -> str:
     """Return text that Markdown shows as it is, in a line, a cell or a heading."""
     # A numeric entity is shown as its character and never taken for markup.
-    plain = _MARKUP.sub(lambda found: f"&#{ord(found[0])};", printable(text).lstrip())
+    plain = _MARKUP.sub(lambda match: f"&#{ord(match[0])};", printable(text).lstrip())
     # GitHub finds mentions in what it has rendered: a word joiner, of no width, takes them apart.
     plain = re.sub(r"&#(35|64);", r"&#\1;&#8288;", plain)
     return plain.replace("](", "]&#40;")
@@ -118,9 +118,9 @@ def printable_document(value: Any) -> Any:
     if isinstance(value, str):
         return printable_lines(value)
     if isinstance(value, dict):
-        return {printable(key): printable_document(one) for key, one in value.items()}
+        return {printable(key): printable_document(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [printable_document(one) for one in value]
+        return [printable_document(item) for item in value]
     return value
 
 

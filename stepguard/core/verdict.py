@@ -9,7 +9,6 @@ from enum import StrEnum
 import msgspec
 
 from stepguard.core.explanation import Explanation
-from stepguard.core.figures import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
@@ -22,6 +21,7 @@ from stepguard.core.metrics import (
     SETTINGS,
 )
 from stepguard.core.permission import PermissionOutcome
+from stepguard.core.reason_sentences import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Outcome, Status
@@ -170,16 +170,16 @@ _CAUSES = (
 )
 
 
-def cause_first(found: MetricVerdict) -> tuple[float, float, bool]:
+def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
     """Return a metric's place in the order of a report: the worst first, and of equals the one that
     the others follow from. A time comes before any counter.
     """
-    cause: float = _CAUSES.index(found.metric) if found.metric in _CAUSES else -1
-    if found.metric == COLLECTIVES and found.old == found.new:
+    cause: float = _CAUSES.index(metric.metric) if metric.metric in _CAUSES else -1
+    if metric.metric == COLLECTIVES and metric.old == metric.new:
         cause = _CAUSES.index("collective_bytes_per_step")  # as many, of other sizes
-    if found.metric == OPERATORS and all(site.phase for site in found.sites):
+    if metric.metric == OPERATORS and all(site.phase for site in metric.sites):
         cause = _CAUSES.index(BETWEEN_STEPS) + 0.5
-    return found.rank, cause, found.place is None
+    return metric.rank, cause, metric.place is None
 
 
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
@@ -250,8 +250,8 @@ class Verdict(_Data, frozen=True):
     @property
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
-        noticed = any(one.gated and one.reason in NOTICES for one in self.metrics)
-        declared = any(one.permission.is_trailer for one in self.permissions)
+        noticed = any(metric.gated and metric.reason in NOTICES for metric in self.metrics)
+        declared = any(outcome.permission.is_trailer for outcome in self.permissions)
         return self.status.outcome == "passed" and (noticed or declared)
 
     @property

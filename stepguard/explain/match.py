@@ -114,7 +114,7 @@ _PASSES: tuple[tuple[How, _Key], ...] = (
 
 def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match]:
     """Return all rows of both sides, each in exactly one match."""
-    found: list[Match] = []
+    matches: list[Match] = []
     left = list(before), list(after)
     for how, key in _PASSES:
         groups: dict[tuple[object, ...], _Group] = {}
@@ -124,17 +124,18 @@ def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match
                     groups.setdefault(place, ([], []))[side].append(row)
         if how in (How.OPERATOR, How.CLASS):
             for place, group in groups.items():
-                if partner := _partner(group, [one for one in found if key(one.rows[0]) == place]):
-                    found.remove(partner)
+                known = [earlier for earlier in matches if key(earlier.rows[0]) == place]
+                if partner := _partner(group, known):
+                    matches.remove(partner)
                     group[0].extend(partner.before)
                     group[1].extend(partner.after)
-        both = [one for group in groups.values() if all(group) for one in _matched(how, *group)]
-        found += both
-        taken = {id(row) for one in both for row in one.rows}
+        both = [pair for group in groups.values() if all(group) for pair in _matched(how, *group)]
+        matches += both
+        taken = {id(row) for pair in both for row in pair.rows}
         left = tuple([row for row in rows if id(row) not in taken] for rows in left)  # type: ignore[assignment]
-    found += [Match(How.ALONE, (row,), ()) for row in left[0]]
-    found += [Match(How.ALONE, (), (row,)) for row in left[1]]
-    return found
+    matches += [Match(How.ALONE, (row,), ()) for row in left[0]]
+    matches += [Match(How.ALONE, (), (row,)) for row in left[1]]
+    return matches
 
 
 def _partner(group: _Group, matches: Sequence[Match]) -> Match | None:
@@ -144,16 +145,16 @@ def _partner(group: _Group, matches: Sequence[Match]) -> Match | None:
     """
     rest = Match(How.ALONE, tuple(group[0]), tuple(group[1]))
     near = [
-        one
-        for one in matches
-        if one.how in (How.SAME, How.SHAPE, How.RENAMED)
-        and one.more_calls
+        candidate
+        for candidate in matches
+        if candidate.how in (How.SAME, How.SHAPE, How.RENAMED)
+        and candidate.more_calls
         and (
-            abs(one.more_calls + rest.more_calls) <= _ALIKE * abs(rest.more_calls)
-            or abs(one.more_us + rest.more_us) <= _ALIKE * abs(rest.more_us)
+            abs(candidate.more_calls + rest.more_calls) <= _ALIKE * abs(rest.more_calls)
+            or abs(candidate.more_us + rest.more_us) <= _ALIKE * abs(rest.more_us)
         )
     ]
-    return min(near, key=lambda one: abs(one.more_us + rest.more_us), default=None)
+    return min(near, key=lambda candidate: abs(candidate.more_us + rest.more_us), default=None)
 
 
 def _matched(how: How, before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match]:

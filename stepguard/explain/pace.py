@@ -47,70 +47,72 @@ class Pace:
 
     def __init__(self, matches: Sequence[Match], steps: tuple[int, int]) -> None:
         self._matches, self._steps = matches, steps
-        same = {id(one): found for one in matches if (found := _kernel(one))}
+        same = {id(match): kernel for match in matches if (kernel := _kernel(match))}
         self._phases: dict[str, tuple[Floats, Floats]] = {}
         self._follows: dict[int, float] = {}
         self._usual: dict[tuple[str, str], float] = {}  # by phase and class, of other kernels
         self._spread: dict[str, float] = {}
-        for phase in dict.fromkeys(one.phase for one in same.values()):
-            self._add_phase(phase, {i: one for i, one in same.items() if one.phase == phase})
+        for phase in dict.fromkeys(kernel.phase for kernel in same.values()):
+            self._add_phase(
+                phase, {i: kernel for i, kernel in same.items() if kernel.phase == phase}
+            )
         self._shifts = self._class_shifts(same)
-        self._kinds = grouped(matches, lambda one: one.rows[0].kind)
-        self._steady = {id(one): self._at_class_pace(one) for one in matches}
+        self._kinds = grouped(matches, lambda match: match.rows[0].kind)
+        self._steady = {id(match): self._at_class_pace(match) for match in matches}
 
     def _add_phase(self, phase: str, kernels: dict[int, _Kernel]) -> None:
-        weights = np.array([one.us for one in kernels.values()])
-        inner = np.array([one.inner for one in kernels.values()])
+        weights = np.array([kernel.us for kernel in kernels.values()])
+        inner = np.array([kernel.inner for kernel in kernels.values()])
         common = weights @ inner / weights.sum()
         spread = float(common @ common)
         # Where a pace hardly scatters, all are taken to follow it.
         follows = (inner @ common + _NOISE**2) / (spread + _NOISE**2)
         follows = dict(zip(kernels, np.clip(follows, 0.0, 2.0).tolist(), strict=True))
-        pace = _of_classes([(one, follows[i]) for i, one in kernels.items()])
+        pace = _of_classes([(kernel, follows[i]) for i, kernel in kernels.items()])
         if pace is None:
             return
         self._phases[phase], self._spread[phase] = pace, spread
         self._follows |= follows
-        for kind in dict.fromkeys(one.kind for one in kernels.values()):
-            mine = [(one.us, follows[i]) for i, one in kernels.items() if one.kind == kind]
+        for kind in dict.fromkeys(kernel.kind for kernel in kernels.values()):
+            mine = [(kernel.us, follows[i]) for i, kernel in kernels.items() if kernel.kind == kind]
             self._usual[phase, kind] = sum(us * x for us, x in mine) / sum(us for us, _ in mine)
 
     def _class_shifts(self, same: dict[int, _Kernel]) -> dict[str, float]:
         """Return the log by which a class as a whole is slower, beyond its phases' pace."""
         rest: dict[str, list[float]] = {}
-        for one in self._matches:
-            if (kernel := same.get(id(one))) is not None:
-                calm = [np.log(np.maximum(us, 1e-9)) for us in self._at_pace(one)]
+        for match in self._matches:
+            if (kernel := same.get(id(match))) is not None:
+                calm = [np.log(np.maximum(us, 1e-9)) for us in self._at_pace(match)]
                 rest.setdefault(kernel.kind, []).append(float(calm[1].mean() - calm[0].mean()))
         return {kind: _shared(x) for kind, x in rest.items() if len(x) >= FEWEST_ROWS}
 
-    def _at_pace(self, one: Match) -> tuple[Floats, Floats]:
+    def _at_pace(self, match: Match) -> tuple[Floats, Floats]:
         """Return a match's us for each step on both sides, at its phase's pace."""
-        row = one.rows[0]
-        follows = self._follows.get(id(one), self._usual.get((row.phase, row.kind), 0.0))
-        found = []
-        for side, rows in enumerate((one.before, one.after)):
+        row = match.rows[0]
+        follows = self._follows.get(id(match), self._usual.get((row.phase, row.kind), 0.0))
+        sides = []
+        for side, rows in enumerate((match.before, match.after)):
             us = np.array(_sum([row.us for row in rows], self._steps[side]))
             phase = self._phases.get(row.phase)
-            found.append(us if phase is None else us * np.exp(-follows * phase[side]))
-        return found[0], found[1]
+            sides.append(us if phase is None else us * np.exp(-follows * phase[side]))
+        return sides[0], sides[1]
 
-    def steady(self, one: Match) -> tuple[Series, Series]:
+    def steady(self, match: Match) -> tuple[Series, Series]:
         """Return a match's us for each step on both sides, at the pace of its phase and class."""
-        return self._steady[id(one)]
+        return self._steady[id(match)]
 
-    def _at_class_pace(self, one: Match) -> tuple[Series, Series]:
-        before, after = self._at_pace(one)
-        after = after * np.exp(-self._shifts.get(one.rows[0].kind, 0.0))
+    def _at_class_pace(self, match: Match) -> tuple[Series, Series]:
+        before, after = self._at_pace(match)
+        after = after * np.exp(-self._shifts.get(match.rows[0].kind, 0.0))
         return tuple(before.tolist()), tuple(after.tolist())
 
-    def unsure_us(self, one: Match) -> float:
+    def unsure_us(self, match: Match) -> float:
         """Return the standard error of the difference that comes from how far a match follows; a
         phase that tells no pace may go by any other's.
         """
-        row = one.rows[0]
+        row = match.rows[0]
         shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}
-        us = max(sum(mean(row.us) for row in rows) for rows in (one.before, one.after))
+        us = max(sum(mean(row.us) for row in rows) for rows in (match.before, match.after))
         if row.phase not in shifts:
             return float(max(shifts.values(), default=0.0) * us)
         error = _NOISE / (self._spread[row.phase] + _NOISE**2) ** 0.5
@@ -124,7 +126,7 @@ class Pace:
             yield kind, Term(kind, before, after, Usual.PACE, size=self.class_us(kind)[0])
 
     def _steady_us(self, kind: str, side: int) -> Series:
-        return added([self.steady(one)[side] for one in self._kinds[kind]])
+        return added([self.steady(match)[side] for match in self._kinds[kind]])
 
     def class_us(self, kind: str) -> tuple[float, float]:
         """Return a class's time a step on both sides."""
@@ -133,8 +135,8 @@ class Pace:
 
     def sums(self, matches: Sequence[Match]) -> tuple[Series, Series]:
         """Return the sum of all kernels for each step on both sides."""
-        before = [row.us for one in matches for row in one.before]
-        after = [row.us for one in matches for row in one.after]
+        before = [row.us for match in matches for row in match.before]
+        after = [row.us for match in matches for row in match.after]
         return _sum(before, self._steps[0]), _sum(after, self._steps[1])
 
     def ratio(self, kind: str) -> float:
@@ -152,14 +154,14 @@ class Pace:
         return len(ratios) > 1 and (alike or shared)
 
 
-def _kernel(one: Match) -> _Kernel | None:
+def _kernel(match: Match) -> _Kernel | None:
     """Return a match of one kernel, launched as often for as much on both sides, else None."""
-    if one.how != How.SAME or len(one.rows) != 2 or one.other_work or one.more_calls:
+    if match.how != How.SAME or len(match.rows) != 2 or match.other_work or match.more_calls:
         return None
-    sides = [np.array(row.us) for row in (one.before[0], one.after[0])]
+    sides = [np.array(row.us) for row in (match.before[0], match.after[0])]
     if min(side.min(initial=np.inf) for side in sides) < _LEAST_US or not all(map(len, sides)):
         return None
-    row, usual = one.before[0], float(sides[0].mean())
+    row, usual = match.before[0], float(sides[0].mean())
     return _Kernel(row.kind, row.phase, usual, (np.log(sides[0] / usual), np.log(sides[1] / usual)))
 
 
@@ -167,25 +169,25 @@ def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Float
     """Return a phase's pace of each step on both sides, as logs: the median over its classes of the
     weighted median over kernels that follow it; None where nothing is sure to tell it.
     """
-    whole = sum(one.us for one, _ in kernels)
-    telling = [(one, follows) for one, follows in kernels if follows >= FOLLOWS]
+    whole = sum(kernel.us for kernel, _ in kernels)
+    telling = [(kernel, follows) for kernel, follows in kernels if follows >= FOLLOWS]
     classes = grouped(telling, lambda pair: pair[0].kind)
     large = [mine for mine in classes.values() if sum(k.us for k, _ in mine) >= LEAST_SHARE * whole]
     if sum(map(len, large)) < FEWEST_ROWS:
         return None
     if len(large) < FEWEST_CLASSES:
-        large = [[one for mine in large for one in mine]]
-    found = []
+        large = [[kernel for mine in large for kernel in mine]]
+    sides = []
     for side in (0, 1):
         paces = [
             _weighted_median(
-                np.array([one.logs[side] / follows for one, follows in mine]),
-                np.array([one.us for one, _ in mine]),
+                np.array([kernel.logs[side] / follows for kernel, follows in mine]),
+                np.array([kernel.us for kernel, _ in mine]),
             )
             for mine in large
         ]
-        found.append(np.median(paces, axis=0))
-    return found[0], found[1]
+        sides.append(np.median(paces, axis=0))
+    return sides[0], sides[1]
 
 
 def _shared(logs: Sequence[float]) -> float:

@@ -85,5 +85,9 @@ def _own(term: Term) -> float:
     free = len(term.before) + len(term.after) - 2
     if free <= 0:
         return 0.0
-    sums = [variance(one) * (len(one) - 1) for one in (term.before, term.after) if len(one) > 1]
+    sums = [
+        variance(series) * (len(series) - 1)
+        for series in (term.before, term.after)
+        if len(series) > 1
+    ]
     return sum(sums) / free

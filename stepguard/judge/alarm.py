@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from stepguard.core.comparison import Comparison
-from stepguard.core.figures import (
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.reason_sentences import (
     NoAnswer,
     NotTimed,
     OfConfirmation,
@@ -30,7 +31,6 @@ from stepguard.core.figures import (
     OtherWorkOfRanks,
     TooFar,
 )
-from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import (
@@ -42,18 +42,18 @@ from stepguard.core.verdict import (
     PairsFinding,
     worst_of,
 )
-from stepguard.judge.decision import (
+from stepguard.judge.findings import Findings, Permits
+from stepguard.judge.judge_pairs import (
     TimeByPairs,
     pairs_finding,
     refusal,
     time_by_pairs,
     why,
 )
-from stepguard.judge.findings import Findings, Permits
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.rules import decision
+from stepguard.judge.slower_stays import says_slower
 from stepguard.judge.soundness import Refusal
-from stepguard.judge.stays import says_slower
 
 # Of a step time, that another card or clock may make with the same code. H200s: cards differ by
 # 4.8 % at most (13 of them), and the SM clock of steady steps was between 1575 and 1800 MHz in all
@@ -84,52 +84,56 @@ class _End:
     pairs: PairsFinding | None = None  # where the time is shown as undecided by them
 
 
-def alarm_of(found: Findings, permits: Permits) -> MetricVerdict | None:
+def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
     """Return the time that pairs are asked about: the one by which recordings call a case SLOWER or
     FASTER, if it decides of all that is not waived; or the step time that is within its limit
     though kernels moved, where all else passes: a counter that fell must not hide them.
     """
-    if found.whole or found.against:  # pairs have judged already
+    if findings.whole or findings.against:  # pairs have judged already
         return None
-    metrics = _unwaived(found, permits)
+    metrics = _unwaived(findings, permits)
     worst = worst_of(metrics)
     if worst is None:
         return None
     if worst.metric == JUDGED_TIME and worst.status in _MOVED:
         return worst
     passes = worst.status.outcome == "passed"
-    return next((one for one in metrics if passes and one.reason is Reason.KERNELS_MOVED), None)
+    return next(
+        (metric for metric in metrics if passes and metric.reason is Reason.KERNELS_MOVED), None
+    )
 
 
-def is_asked(found: Findings, permits: Permits, pairs: Comparison | None) -> bool:
+def is_asked(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
     """Tell whether pairs have to say what is true of a case: there is an alarm, or it passes where
     the ``pairs`` of an earlier run, which still hold, said SLOWER. So nobody gains by
     repeating a run until it is green by chance.
     """
-    return alarm_of(found, permits) is not None or _is_overruled(found, permits, pairs)
+    return alarm_of(findings, permits) is not None or _is_overruled(findings, permits, pairs)
 
 
-def _is_overruled(found: Findings, permits: Permits, pairs: Comparison | None) -> bool:
+def _is_overruled(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
     """Tell whether a case passes by recordings though pairs call its step slower."""
-    if found.whole or found.against or pairs is None:
+    if findings.whole or findings.against or pairs is None:
         return False
-    passes = all(one.status.outcome == "passed" for one in _unwaived(found, permits) if one.gated)
-    timed = any(_is_time(one) and one.status is Status.SAME for one in found.metrics)
+    passes = all(
+        metric.status.outcome == "passed" for metric in _unwaived(findings, permits) if metric.gated
+    )
+    timed = any(_is_time(metric) and metric.status is Status.SAME for metric in findings.metrics)
     return passes and timed and says_slower(pairs)
 
 
 def settled(
-    found: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
+    findings: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
 ) -> Findings:
     """Return what a run ends with: each moved time as its alarm ends, and all else as it is.
 
     ``steps`` are those that the run timed. The machine is blamed only if the pairs timed all of
     them, and their interval excludes the change that the screen saw.
     """
-    if found.whole or found.against:
-        return found
-    alarm = alarm_of(found, permits)
-    overruled = answer is not None and _is_overruled(found, permits, answer.pairs)
+    if findings.whole or findings.against:
+        return findings
+    alarm = alarm_of(findings, permits)
+    overruled = answer is not None and _is_overruled(findings, permits, answer.pairs)
     answer = answer if alarm or overruled else None
     pairs = answer.pairs if answer else None
     refused = refusal(pairs) if pairs else None
@@ -137,29 +141,31 @@ def settled(
         work = refused.figures
         if isinstance(work, OtherWork | OtherWorkOfRanks):  # such a step is not FASTER
             work = structs.replace(work, alarm=alarm.status.value)
-            return replace(found, whole=Refusal(refused.status, refused.reason, work))
+            return replace(findings, whole=Refusal(refused.status, refused.reason, work))
     metrics = tuple(
-        _ended(one, found, permits, answer, refused, steps, overruled) if _is_time(one) else one
-        for one in found.metrics
+        _ended(metric, findings, permits, answer, refused, steps, overruled)
+        if _is_time(metric)
+        else metric
+        for metric in findings.metrics
     )
     if not (alarm and pairs) or refused:
-        return replace(found, metrics=metrics)
+        return replace(findings, metrics=metrics)
     # Of this machine at this time, which a recording's is not.
     causes = {name: cause for name, cause in why(pairs).items() if cause}
-    return replace(found, metrics=metrics, **causes)
+    return replace(findings, metrics=metrics, **causes)
 
 
-def _unwaived(found: Findings, permits: Permits) -> Sequence[MetricVerdict]:
-    return [one for one in permits.apply(found)[0] if not one.waived_until]
+def _unwaived(findings: Findings, permits: Permits) -> Sequence[MetricVerdict]:
+    return [metric for metric in permits.apply(findings)[0] if not metric.waived_until]
 
 
-def _is_time(found: MetricVerdict) -> bool:
-    return found.metric == JUDGED_TIME and found.gated
+def _is_time(metric: MetricVerdict) -> bool:
+    return metric.metric == JUDGED_TIME and metric.gated
 
 
 def _ended(
     time: MetricVerdict,
-    found: Findings,
+    findings: Findings,
     permits: Permits,
     answer: Answer | None,
     refused: Refusal | None,
@@ -170,7 +176,7 @@ def _ended(
     doing or the machine's, and stays as the screen, or the pairs, saw it.
     """
     moved = time.status in _MOVED or time.reason is Reason.KERNELS_MOVED
-    if not (moved or overruled) or permits.covers(found, time):
+    if not (moved or overruled) or permits.covers(findings, time):
         return time
     unanswered = _End(time.status, time.reason)
     end = _answered(time, answer, refused, steps) if answer else unanswered

@@ -11,9 +11,9 @@ from enum import Enum
 from typing import Any
 
 from stepguard.core.evidence import Evidence
-from stepguard.core.figures import Changed
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.margins import margins_of
+from stepguard.core.reason_sentences import Changed
 from stepguard.core.recording import Recording
 
 Change = tuple[str, str, str]  # key, old, new
@@ -80,9 +80,9 @@ def conditions_recorded(recording: Recording) -> Conditions:
     return _software(recording.software)
 
 
-def said(found: Iterable[Difference]) -> str:
+def said(differences: Iterable[Difference]) -> str:
     """Return the first difference as "batch 32 -> 64"; empty if there is none."""
-    return next((Changed(changes=(one.change,)).text for one in found), "")
+    return next((Changed(changes=(difference.change,)).text for difference in differences), "")
 
 
 def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:

@@ -14,7 +14,7 @@ from stepguard.core.metrics import METRICS, OPERATOR_METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
-from stepguard.judge.counters import computes_nothing, packet
+from stepguard.judge.moved_places import is_view, packet
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 # What .item() calls, by the dispatcher's and the profiler's names. An operator that makes the
@@ -69,4 +69,4 @@ def _went_along(found: MetricVerdict, syncs: float) -> bool:
 
 def _is_explained(part: PartMove, syncs: float) -> bool:
     fall, name = part.old - part.new, packet(part.name)
-    return fall > 0 and (computes_nothing(name) or name in _READS and fall <= syncs)
+    return fall > 0 and (is_view(name) or name in _READS and fall <= syncs)

@@ -1,10 +1,10 @@
 """What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
 
 pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes a run by its
-document (judge/gate_facts.py). What a door does not know stays empty, and is no problem.
+document (judge/gate_decision.py). What a door does not know stays empty, and is no problem.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
@@ -138,3 +138,17 @@ class Run:
             return "the base's recording"
         of = f" of {self.branch}" if self.branch else ""
         return f"its recording in {self.files[case_id].rpartition('/')[2]}{of}"
+
+
+Problems = Iterator[Problem]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A reason why a run may not count. ``alone`` asks it, for the reason ``why``; without one
+    both doors ask.
+    """
+
+    problems: Callable[[Run], Problems]
+    alone: Door | None = None
+    why: str = ""

@@ -60,8 +60,8 @@ def own_card_limit_pct(levels: Sequence[float]) -> float:
     A prediction limit for one more run, ``t(1 - OWN_CARD_ALPHA, f) * s * sqrt(1 + 1 / n)``, with s
     pooled from the recordings and RUN_SD_PCT; between FLOOR_LIMIT_PCT and OWN_CARD_LIMIT_PCT.
     """
-    found = _limit_pct(levels, RUN_SD_PCT, RUN_WEIGHT, OWN_CARD_ALPHA)
-    return min(OWN_CARD_LIMIT_PCT, found)
+    limit_pct = _limit_pct(levels, RUN_SD_PCT, RUN_WEIGHT, OWN_CARD_ALPHA)
+    return min(OWN_CARD_LIMIT_PCT, limit_pct)
 
 
 def other_card_limit_pct(levels: Sequence[float]) -> float:
@@ -182,8 +182,8 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
     if not pairs_ms:
         raise ValueError("paired() needs at least one pair")
     # Only for its check of the times.
-    for one in pairs_ms:
-        _logs(one)
+    for pair_ms in pairs_ms:
+        _logs(pair_ms)
     plain_ms = fmean(plain for plain, _ in pairs_ms)
     differences = [other - plain for plain, other in pairs_ms]
     count, half = len(differences), math.inf

@@ -66,10 +66,10 @@ def may_decide(pairs: int, last: bool) -> bool:
     """Tell whether so many pairs may decide: at an analysis of the plan, or since time is up
     (``last``), which spends the error of the next one.
     """
-    return last or any(one.pairs == pairs for one in SEQUENTIAL_PLAN)
+    return last or any(analysis.pairs == pairs for analysis in SEQUENTIAL_PLAN)
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:
     """Return the latest analysis that ``pairs`` have reached; the first before it is reached."""
-    reached = (one for one in SEQUENTIAL_PLAN if one.pairs <= pairs)
+    reached = (analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs <= pairs)
     return max(reached, default=SEQUENTIAL_PLAN[0])

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from stepguard.core.evidence import Difference, Evidence, Launch
-from stepguard.core.figures import (
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.reason_sentences import (
     BelowFloor,
     Failed,
     NegativeDifference,
@@ -24,13 +25,12 @@ from stepguard.core.figures import (
     Undecided,
     Unstable,
 )
-from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
     A host stalls once in some 300 blocks; work that the events do not see, every so many steps,
     returns.
     """
-    gaps = [gap for launch in launches for one in launch.discarded if (gap := one.clock_gap())]
+    gaps = [gap for launch in launches for block in launch.discarded if (gap := block.clock_gap())]
     if len(gaps) <= max(1, len(launches) // 3):
         return None
     return RepeatedGap(blocks=len(gaps), launches=len(launches), first=gaps[0])
@@ -111,14 +111,14 @@ def _negative(difference: Difference) -> NegativeDifference | None:
     """Return the figures if steps without exchange take longer beyond doubt. Of a synchronization
     that is not said: a card at its power cap may answer to the pauses.
     """
-    found = paired(difference.pairs_ms)
-    surely = found.mean_pct + found.half_width_pct < -DIFFERENCE_LIMIT_PCT
+    cost = paired(difference.pairs_ms)
+    surely = cost.mean_pct + cost.half_width_pct < -DIFFERENCE_LIMIT_PCT
     if difference.name != "exposed_comm" or not surely:
         return None
     return NegativeDifference(
         difference=difference.name,
-        mean_pct=found.mean_pct,
-        half_width_pct=found.half_width_pct,
+        mean_pct=cost.mean_pct,
+        half_width_pct=cost.half_width_pct,
     )
 
 
@@ -147,7 +147,7 @@ def _unsteady(evidence: Evidence) -> Launch | None:
     not depend on clocks that still move.
     """
     launches = evidence.launches if JUDGED_TIME in evidence.gates else ()
-    return next((one for one in launches if one.steady), None)
+    return next((launch for launch in launches if launch.steady), None)
 
 
 def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:

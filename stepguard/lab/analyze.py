@@ -26,7 +26,7 @@ from stepguard.lab.trace_files import (
 )
 from stepguard.storage import measured_peaks
 from stepguard.storage.json_file import FileError
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.kernel_classes import usual_classes
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -42,21 +42,21 @@ def report(paths: list[Path], top: int) -> int:
 
     Raises FileError where nothing can be read.
     """
-    files = (one for path in paths for one in (path.glob("*") if path.is_dir() else [path]))
+    files = (file for path in paths for file in (path.glob("*") if path.is_dir() else [path]))
     tables = sorted(path for path in files if path.suffix == ".csv")
     traces = [path for path in paths if path not in tables and _has_trace(path)]
     if not traces and not tables:
         raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
-    found: list[Found] = []
+    advised: list[Found] = []
     on_gpu = bool(tables)
     for read in _by_profiler(traces):
         on_gpu |= has_kernels(read)
-        found += _of_traces(read, top)
+        advised += _of_traces(read, top)
     for path in tables:
         say("", str(path))
         with named(path):
-            found += of_kernels(print_table(path, usual_classes(), top))
-    say("", *recommendations(found, on_gpu))
+            advised += of_kernels(print_table(path, usual_classes(), top))
+    say("", *recommendations(advised, on_gpu))
     return 0
 
 
@@ -79,8 +79,8 @@ def _of_traces(traces: Files, top: int) -> Iterator[Found]:
     if not has_kernels(traces):
         say(*host_page(on_cpu(traces, usual_classes()), top, page_width()))
         return
-    found = analysed(traces, usual_classes())
-    (first, *_), _ = show(found, sorted(found), top)
+    ranks = analysed(traces, usual_classes())
+    (first, *_), _ = show(ranks, sorted(ranks), top)
     yield from of_step(first)
     if known := measured_peaks.newest(first.profile.gpu):
         yield from of_roofs(class_roofs(first.profile, known))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepguard.core.profile import IdleRow, Profile, mean
-from stepguard.trace.idle import Idle
+from stepguard.trace.idle_causes import Idle
 
 BOUND_SHARE = 0.05  # of the step; a smaller loss is a detail of a step that the GPU bounds
 

@@ -61,19 +61,21 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
     for name in _common(side.profiles for side in sides):
         profiles = [side.profiles[name] for side in sides]
         columns = [by_class(profile) for profile in profiles]
-        names = sorted({kind for one in columns for kind in one}, key=lambda n: -_most(columns, n))
-        totals = [sum(one.values()) for one in columns]
+        kinds = {kind for column in columns for kind in column}
+        names = sorted(kinds, key=lambda kind: -_most(columns, kind))
+        totals = [sum(column.values()) for column in columns]
         shown = [
-            {kind: f"{us / 1e3:.2f} {100 * us / total:4.1f} %" for kind, us in one.items()}
-            for one, total in zip(columns, totals, strict=True)
+            {kind: f"{us / 1e3:.2f} {100 * us / total:4.1f} %" for kind, us in column.items()}
+            for column, total in zip(columns, totals, strict=True)
         ]
-        idle = [100 * mean(one.parts.idle_us) / mean(one.parts.step_us) for one in profiles]
+        parts = [profile.parts for profile in profiles]
+        idle = [100 * mean(part.idle_us) / mean(part.step_us) for part in parts]
         rows = _rows(shown, names) + _rows([{IDLE: f"{pct:.1f} %"} for pct in idle])
         title = f"kernels of {name}, ms a step and % of kernels"
         yield from ("", title, *_table("kernel class", labels, rows))
     calls = [side.calls for side in sides]
-    names = sorted({name for one in calls for name in one}, key=lambda n: -_most(calls, n))
-    shown = [{name: f"{value:.1f}" for name, value in one.items()} for one in calls]
+    names = sorted({name for shares in calls for name in shares}, key=lambda n: -_most(calls, n))
+    shown = [{name: f"{value:.1f}" for name, value in shares.items()} for shares in calls]
     if names and (rows := _rows(shown, names[:CALLS])):
         yield from ("", *_table("CUDA calls [% of the host's time in them]", labels, rows))
 
@@ -90,13 +92,13 @@ def _rows(columns: Sequence[Mapping[str, str]], names: Sequence[str] = ()) -> li
 
 
 def _most(shares: Sequence[Mapping[str, float]], name: str) -> float:
-    return max(one.get(name, 0.0) for one in shares)
+    return max(of_side.get(name, 0.0) for of_side in shares)
 
 
 def _common(tables: Iterable[Mapping[str, object]]) -> list[str]:
     """Return the names that all of the tables have."""
     first, *others = tables
-    return [name for name in first if all(name in one for one in others)]
+    return [name for name in first if all(name in table for table in others)]
 
 
 def observations(sides: Sequence[Side]) -> Iterator[str]:
@@ -110,9 +112,9 @@ def observations(sides: Sequence[Side]) -> Iterator[str]:
         if software := [name for name in moved if name != "machine"]:
             yield f"{other.label}: other {', '.join(software)} than {first.label}"
         yield from _of_kernels(first, other)
-        for one, another in ((first, other), (other, first)):
-            if alone := [case for case in one.cases if case not in another.cases]:
-                yield f"of {one.label} alone, beside {another.label}: {listed(alone, 2)}"
+        for side, another in ((first, other), (other, first)):
+            if alone := [case for case in side.cases if case not in another.cases]:
+                yield f"of {side.label} alone, beside {another.label}: {listed(alone, 2)}"
     for side in sides:
         if side.waits_pct is not None:
             yield (

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.core.profile import grouped
-from stepguard.trace.calls import DTYPE_BYTES
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.api_calls import DTYPE_BYTES
 from stepguard.trace.columns import NONE, Floats
-from stepguard.trace.profiles import Analysis
+from stepguard.trace.kernel_classes import COMMUNICATION
+from stepguard.trace.make_profile import Analysis
 
 
 @dataclass(frozen=True)
@@ -45,35 +45,36 @@ def exchanges(ranks: Sequence[Analysis]) -> list[Exchange]:
     """Return the collectives of the complete steps, the longest first. Several ranks' figures need
     the same steps and the same order of collectives in every file; else each has one rank's only.
     """
-    series = [_collectives(found, ranks[0]) for found in ranks]
-    together = len(ranks) > 1 and all(one.keys == series[0].keys for one in series)
+    series = [_collectives(analysis, ranks[0]) for analysis in ranks]
+    together = len(ranks) > 1 and all(of_rank.keys == series[0].keys for of_rank in series)
     used = series if together else series[:1]
-    start = np.stack([one.start_us for one in used])
-    end = np.stack([one.end_us for one in used])
+    start = np.stack([of_rank.start_us for of_rank in used])
+    end = np.stack([of_rank.end_us for of_rank in used])
     keys, steps = series[0].keys, ranks[0].windows.steps
     members = grouped(range(len(keys)), lambda i: keys[i])
     rows = [_exchange(key, start[:, rows], end[:, rows], steps) for key, rows in members.items()]
     return sorted(rows, key=lambda row: -row.us * row.calls)
 
 
-def _collectives(found: Analysis, first: Analysis) -> _Series:
-    windows, gpu = found.windows, found.windows.gpu
-    rows = np.flatnonzero(found.of(COMMUNICATION) & (windows.step_of_record != NONE))
-    mine, others = found.trace, first.trace
+def _collectives(analysis: Analysis, first: Analysis) -> _Series:
+    windows, gpu = analysis.windows, analysis.windows.gpu
+    rows = np.flatnonzero(analysis.of(COMMUNICATION) & (windows.step_of_record != NONE))
+    mine, others = analysis.trace, first.trace
     offset = mine.began_us - others.began_us
     offset += (mine.machine.base_ns - others.machine.base_ns) / 1e3
     return _Series(
-        keys=tuple(_key(found, row) for row in rows.tolist()),
+        keys=tuple(_key(analysis, row) for row in rows.tolist()),
         start_us=gpu.start_us[rows] + offset,
         end_us=gpu.end_us[rows] + offset,
     )
 
 
-def _key(found: Analysis, row: int) -> tuple[str, int, int]:
-    gpu, machine = found.windows.gpu, found.trace.machine
-    message = found.trace.messages.get(int(gpu.external[row]))
+def _key(analysis: Analysis, row: int) -> tuple[str, int, int]:
+    gpu, machine = analysis.windows.gpu, analysis.trace.machine
+    message = analysis.trace.messages.get(int(gpu.external[row]))
     if message is None:
-        return found.classes.canonical_name(found.trace.names[gpu.name[row]]), 0, machine.world_size
+        name = analysis.trace.names[gpu.name[row]]
+        return analysis.classes.canonical_name(name), 0, machine.world_size
     group = message.group if message.group > 0 else machine.world_size
     # What nccl-tests divides by the time: the larger side of the exchange.
     elements = max(message.elements_in, message.elements_out, 0)

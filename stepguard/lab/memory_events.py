@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepguard.trace.classes import Classes
+from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.columns import NONE, OPERATOR, PYTHON, Allocations, Trace
+from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.make_profile import own_line
 from stepguard.trace.phases import find_passes, pass_at
-from stepguard.trace.profiles import own_line
-from stepguard.trace.read.chunks import TraceError
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ def memory_table(trace: Trace, classes: Classes, live: int, gpu: bool) -> Memory
 
     Raises TraceError for a trace without allocations of the device.
     """
-    found = trace.allocations
-    rows = found.where(found.on_gpu == int(gpu)) if found is not None else None
+    allocations = trace.allocations
+    rows = allocations.where(allocations.on_gpu == int(gpu)) if allocations is not None else None
     if rows is None or not len(rows.bytes):
         raise TraceError("it has no allocation: profile with profile_memory=True")
     passes = find_passes(trace, classes)
@@ -60,8 +60,8 @@ def memory_table(trace: Trace, classes: Classes, live: int, gpu: bool) -> Memory
     sizes: dict[tuple[str, str, str], list[int]] = {}
     for row in blocks:
         sizes.setdefault((phase[row], *_origin(trace, rows, row)), []).append(int(rows.bytes[row]))
-    holders = [Holder(*key, sum(one), len(one), max(one)) for key, one in sizes.items()]
-    holders.sort(key=lambda one: -one.bytes)
+    holders = [Holder(*key, sum(blocks), len(blocks), max(blocks)) for key, blocks in sizes.items()]
+    holders.sort(key=lambda holder: -holder.bytes)
     return MemoryTable(
         int(total[top]), phase[top], live + before, tuple(peaks.items()), tuple(holders)
     )

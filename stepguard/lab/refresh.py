@@ -21,13 +21,13 @@ from typing import Any
 
 from stepguard.cli.accept import accept_evidence
 from stepguard.cli.common import UsageError, add_parser, say
-from stepguard.core.sentences import uncommitted
+from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import has_words
 from stepguard.lab.compare import lines_of, side_of
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.report.baseline_changes import changes
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
 MEASURED = (0, 1)  # pytest's exit status of a run that came to its end; a new software is an error
 

@@ -22,8 +22,8 @@ class ClassRoof:
 def class_roofs(profile: Profile, peaks: Peaks) -> list[ClassRoof]:
     """Return a row for each class with known work, the longest first."""
     kinds = grouped(profile.kernels, lambda row: row.kind)
-    found = [roof for kind, rows in kinds.items() if (roof := _roof(kind, rows, peaks))]
-    return sorted(found, key=lambda roof: -roof.known_us)
+    roofs = [roof for kind, rows in kinds.items() if (roof := _roof(kind, rows, peaks))]
+    return sorted(roofs, key=lambda roof: -roof.known_us)
 
 
 def _roof(kind: str, rows: Sequence[KernelRow], peaks: Peaks) -> ClassRoof | None:

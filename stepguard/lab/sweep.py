@@ -25,7 +25,7 @@ from stepguard.core.device import is_gpu
 from stepguard.core.reasons import Reason
 from stepguard.core.text import counted
 from stepguard.judge.soundness import measurement_problem
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.lab import sweep_table as report
 from stepguard.lab.sweep_file import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
 from stepguard.machine.git.revision import current
@@ -107,19 +107,19 @@ def _refuse(options: argparse.Namespace, sweep: Sweep, gpus: int) -> None:
 
 def _known(folder: Path, now: SweepFile) -> SweepFile:
     """Return the rows that are there. Raises FileError if they are of something else."""
-    found = read(folder / ROWS, SweepFile, SCHEMA, "stepguard sweep FILE --anew")
-    if found is None:
+    known = read(folder / ROWS, SweepFile, SCHEMA, "stepguard sweep FILE --anew")
+    if known is None:
         return now
     for name in ("sweep", "commit", "dirty", "machine"):
-        if getattr(found, name) != getattr(now, name):
-            both = f" {getattr(found, name)!r}, not {getattr(now, name)!r}"
+        if getattr(known, name) != getattr(now, name):
+            both = f" {getattr(known, name)!r}, not {getattr(now, name)!r}"
             was = "" if name == "sweep" else both
             raise FileError(
                 f"{folder / ROWS}: its rows are of another {name}{was}; keep them by another "
                 "--out, or drop them by --anew"
             )
     # Files have sorted keys, and the columns follow the declaration.
-    return msgspec.structs.replace(found, sweep=now.sweep)
+    return msgspec.structs.replace(known, sweep=now.sweep)
 
 
 def _row(values: dict[str, Scalar], result: Result) -> Row:

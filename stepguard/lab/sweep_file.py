@@ -115,8 +115,8 @@ def flattened(metrics: dict[str, float], evidence: Evidence) -> dict[str, float]
     """Return the metrics, and the parts of the counted ones as "metric:part"."""
     parts = {
         f"{name}:{part}": float(value)
-        for name, found in evidence.counted.detail.items()
-        for part, value in found.items()
+        for name, parts in evidence.counted.detail.items()
+        for part, value in parts.items()
         if name == PEAK or METRICS[name].parts
     }
     return metrics | parts

@@ -25,8 +25,8 @@ from stepguard.core.site import Site
 from stepguard.core.text import DETAIL_CHARACTERS, bounded
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine.lifeline import pids_by_token
-from stepguard.worker.endings import Ending, Endings, first
-from stepguard.worker.position import read_position
+from stepguard.worker.rank_endings import Ending, Endings, first
+from stepguard.worker.rank_position import read_position
 
 SHOWN_STACKS = 2  # ranks; the others are where one of these is, as a rule
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
@@ -133,7 +133,7 @@ def _stacks(scene: Scene) -> str:
     part yet. A rank that only waits for the others' answers has.
     """
     tails = [(rank, tail) for rank in scene.ranks if (tail := scene.stderr_tail(rank))]
-    tails.sort(key=lambda one: bool(_WAITS.search(one[1])))
+    tails.sort(key=lambda tail: bool(_WAITS.search(tail[1])))
     if len(scene.ranks) == 1:
         return "".join(tail for _, tail in tails)
     return "\n".join(f"rank {rank}:\n{tail}" for rank, tail in tails[:SHOWN_STACKS])
@@ -204,14 +204,14 @@ def _dead_elsewhere(scene: Scene) -> list[int]:
 
 
 def _error_files(scene: Scene) -> list[RankError]:
-    found = []
+    errors = []
     for rank in scene.ranks:
         with contextlib.suppress(OSError, ValueError):
             text = (scene.folder / f"error-{rank}.json").read_text()
-            found.append((rank, json.loads(text)))
+            errors.append((rank, json.loads(text)))
     several = scene.spec.nodes > 1  # whose clocks cannot be compared
     # The first to fail is the cause.
-    return sorted(found, key=lambda it: (several and _lost_a_peer(it[1]), it[1]["at_ns"]))
+    return sorted(errors, key=lambda it: (several and _lost_a_peer(it[1]), it[1]["at_ns"]))
 
 
 def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[RankError]) -> Cause | None:
@@ -243,9 +243,9 @@ def _endings_of(scene: Scene, pids: Collection[int]) -> list[Ending]:
     until = time.monotonic() + ENDINGS_S
     while True:
         over = scene.agent.poll() is not None or time.monotonic() >= until
-        found = [ending for ending in scene.endings() if ending.pid in pids]
-        if over or len(found) == len(pids) or first(found):
-            return found
+        endings = [ending for ending in scene.endings() if ending.pid in pids]
+        if over or len(endings) == len(pids) or first(endings):
+            return endings
         time.sleep(0.05)
 
 

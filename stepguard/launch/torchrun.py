@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepguard.core.device import is_gpu
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.machine.lifeline import kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
@@ -70,7 +70,7 @@ def start(
     folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
     keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
-    command = [*engine.command("stepguard.worker.agent"), json.dumps(keywords)]
+    command = [*callers_engine.command("stepguard.worker.agent"), json.dumps(keywords)]
     own = launch_environment(spec, token, scratch, environment) | _network(part, scratch)
     return spawn(command, spec, own, folder / "agent.log")
 
@@ -121,14 +121,14 @@ def launch_environment(
         "STEPGUARD_SHARED": " ".join(spec.shared),
         # What a killed process leaves there is removed with the folder.
         "TMPDIR": str(scratch),
-        "PYTHONPATH": engine.import_path(
+        "PYTHONPATH": callers_engine.import_path(
             scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden
         ),
         "PYTHONUNBUFFERED": "1",
         # torch keeps built extensions by name alone, and who waits while another process builds one
         # of that name loads it: that of another tree, or of another checkout.
         "TORCH_EXTENSIONS_DIR": str(spec.cache / "extensions" / tree),
-        **engine.caches(spec.cache),
+        **callers_engine.caches(spec.cache),
     }
     if spec.world_size > 1 or spec.one_of_several:
         # As torchrun does where a node has several ranks; a rank alone must not differ.

@@ -50,7 +50,7 @@ class Inherited:
 
     def changed_variables(self, now: "Inherited") -> tuple[str, ...]:
         """Return the environment's part of changes()."""
-        sides = [_of_somebody(one.variables) for one in (self, now)]
+        sides = [_of_somebody(side.variables) for side in (self, now)]
         return tuple(_differ(*sides))
 
 
@@ -64,7 +64,7 @@ def _at_start() -> Inherited:
     a process' start: the limits are those of now, so that the sooner this is asked the better.
     """
     text = Path("/proc/self/environ").read_bytes()
-    pairs = (one.partition(b"=") for one in text.split(b"\0") if b"=" in one)
+    pairs = (entry.partition(b"=") for entry in text.split(b"\0") if b"=" in entry)
     return Inherited({os.fsdecode(k): os.fsdecode(v) for k, _, v in pairs}, dict(_limits()))
 
 

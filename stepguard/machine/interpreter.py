@@ -12,7 +12,7 @@ def source_folders() -> str:
     command is typed: each revision has its own, and nothing else would find them. Else nothing.
     """
     paths = os.environ.get("PYTHONPATH", "")
-    relative = any(one and not os.path.isabs(one) for one in paths.split(os.pathsep))
+    relative = any(path and not os.path.isabs(path) for path in paths.split(os.pathsep))
     return f"env PYTHONPATH={shlex.quote(paths)} " if relative else ""
 
 
@@ -24,9 +24,9 @@ def interpreter(start: Path = Path()) -> str:
 
 
 def _python(start: Path) -> str:
-    found, path = shutil.which("python"), Path(sys.executable)
+    command, path = shutil.which("python"), Path(sys.executable)
     # Not resolved: the python of an environment is often a link to the one that PATH has.
-    if found and Path(found).absolute() == path.absolute():
+    if command and Path(command).absolute() == path.absolute():
         return "python"
     return shlex.quote(str(path.relative_to(start) if path.is_relative_to(start) else path))
 

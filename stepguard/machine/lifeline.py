@@ -34,15 +34,15 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
 def pids_by_token(token: str) -> list[int]:
     """Return the processes that inherited ``STEPGUARD_TOKEN=token``, without zombies."""
     wanted = f"STEPGUARD_TOKEN={token}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             # The environment of a zombie reads as empty.
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def kill_by_token(token: str, spare: int = 0) -> list[int]:
@@ -73,7 +73,7 @@ def ends_as_interrupts() -> Iterator[None]:
         yield
         return
     # What is ignored (nohup) or handled already stays so.
-    taken = [one for one in _ENDS if signal.getsignal(one) is signal.SIG_DFL]
+    taken = [number for number in _ENDS if signal.getsignal(number) is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, _interrupt)
     try:
@@ -97,8 +97,11 @@ def interrupts_deferred() -> Iterator[None]:
     came: list[int] = []
     # Not a signal mask: it is a thread's own, and the numerical libraries have threads that would
     # take the signal in the main thread's place.
-    deferred = [signal.SIGINT, *(one for one in _ENDS if signal.getsignal(one) is _interrupt)]
-    before = [signal.signal(one, lambda number, frame: came.append(number)) for one in deferred]
+    deferred = [
+        signal.SIGINT,
+        *(number for number in _ENDS if signal.getsignal(number) is _interrupt),
+    ]
+    before = [signal.signal(each, lambda number, frame: came.append(number)) for each in deferred]
     try:
         yield
     finally:

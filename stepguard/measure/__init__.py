@@ -5,8 +5,10 @@
 3. ``Suite.run``, suite.py: by the stored baseline, or in pairs with another revision
 4. ``measure_launches``, launches.py, or ``measure_ab``, pair_run.py: which launches there are
 5. ``RunningLaunch``, running_launch.py: import, build, warm-up, timed blocks, end
-6. ``CaseWorkers``, workers.py: the worker groups and the monitor; their answers become ``Evidence``
-7. ``judge``, judge/screen.py, or ``judge_ab``, judge/decision.py: it becomes a ``Verdict``
+6. ``CaseWorkers``, case_workers.py: the worker groups and the monitor; their answers become
+   ``Evidence``
+7. ``judge``, judge/judge_recordings.py, or ``judge_ab``, judge/judge_pairs.py: it becomes a
+   ``Verdict``
 8. ``Result``, suite.py: case, evidence and verdict, which report/ shows
 
 Nothing calls back up but progress and the question whether another launch or pair is wanted.

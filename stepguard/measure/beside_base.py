@@ -14,13 +14,13 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, alarm_of, is_asked
 from stepguard.judge.findings import Findings, Permits
-from stepguard.launch.sources import changed_modules
+from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
 from stepguard.machine.git.worktree import Tree, tree_of
-from stepguard.measure.ahead import Ahead
+from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.pair_run import PairsWanted, measure_ab
-from stepguard.measure.workers import Bench, Progress
+from stepguard.measure.start_ahead import Ahead
 
 
 @dataclass
@@ -70,7 +70,7 @@ def compare_with(
 def confirm(
     case: Case,
     bench: Bench,
-    found: Findings,
+    findings: Findings,
     permits: Permits,
     evidence: Evidence,
     recorded: tuple[str, str],
@@ -86,7 +86,7 @@ def confirm(
     The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
     is in both.
     """
-    moved, dirty = alarm_of(found, permits) is not None, bench.revision.dirty
+    moved, dirty = alarm_of(findings, permits) is not None, bench.revision.dirty
     if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
         return None, None
     if evidence.tree_changed:  # nobody knows what was measured
@@ -102,7 +102,7 @@ def confirm(
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
     wanted = replace(wanted_beside(times, chosen.commit), steps=steps)
     stays = wanted.stays(evidence)
-    if not is_asked(found, permits, stays):
+    if not is_asked(findings, permits, stays):
         return None, None
     try:
         pairs = stays or _beside(times, bench, chosen.commit, progress, wanted)
@@ -122,7 +122,9 @@ def _beside(
     front = f"confirming, {wanted.budget_s / 60:.0f} min at most"
     notices: list[str] = []
     with tree_of(bench.root, commit, notices.append) as tree:
-        found = compare_with(case, alone, tree, lambda text: progress(f"{front}: {text}"), wanted)
+        comparison = compare_with(
+            case, alone, tree, lambda text: progress(f"{front}: {text}"), wanted
+        )
     for notice in notices:
         progress(notice)
-    return found
+    return comparison

@@ -6,7 +6,7 @@ from functools import partial
 from statistics import fmean
 
 from stepguard.core.evidence import Block, Difference
-from stepguard.measure.rank_answers import Answers
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.running_launch import RunningLaunch
 
 LIMIT_S = 120.0  # beyond three times what the segments should take

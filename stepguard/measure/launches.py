@@ -17,12 +17,12 @@ from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.differences import DIFFERENCES, measure_difference
+from stepguard.measure.launch_durations import protocol_of
 from stepguard.measure.pair import build_alone
-from stepguard.measure.protocol import protocol_of
-from stepguard.measure.rank_answers import Answers
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
-from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 
 FIRST = "launch 1"
 
@@ -134,7 +134,7 @@ class _CaseRun:
     def _unsteady(self) -> bool:
         """Tell whether a launch never got steady, of a case that gates times."""
         gated = JUDGED_TIME in self.case.gates
-        return gated and any(one.steady for one in self.workers.launches)
+        return gated and any(launch.steady for launch in self.workers.launches)
 
     def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
         """Return the plan of a launch; of a GPU's first one that compiled what no cache had,
@@ -146,7 +146,7 @@ class _CaseRun:
             return plan
         self._only_compiled = 1
         label = f"launch {self.case.launches + 1}"
-        before_one_rank = len(self._planned) - sum(one.alone for one in self._planned)
+        before_one_rank = len(self._planned) - sum(planned.alone for planned in self._planned)
         self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
         return replace(plan, timed=False)
 
@@ -196,7 +196,7 @@ class _CaseRun:
             self._importing[following] = self._start(following)
         if not self._planned:  # whether or not one more is wanted
             self.workers.start_ahead(FIRST)
-        waiting = [one.ready for one in self._importing.values()] + [self.workers.ahead.ready]
+        waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
         ranks = launch.build()
         plan = self._timed_unless_compiled(plan, launch)
@@ -208,8 +208,8 @@ class _CaseRun:
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:
-            found = measure_difference(name, launch, self.case.difference_pairs)
-            self.differences.append(found)
+            difference = measure_difference(name, launch, self.case.difference_pairs)
+            self.differences.append(difference)
         if plan.count:
             launch.count()
         launch.leave()

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from stepguard.measure.protocol import Protocol
+from stepguard.measure.case_workers import CaseWorkers
+from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
-from stepguard.measure.workers import CaseWorkers
 
 HEAD, BASE = 0, 1
 SIDES = ("head", "base")

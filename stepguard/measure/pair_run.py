@@ -22,11 +22,13 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
-from stepguard.judge.decision import wants_another_pair
-from stepguard.judge.pairs import out_of_line
+from stepguard.judge.judge_pairs import wants_another_pair
+from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_on_cpu
 from stepguard.judge.rules.identical_step import enough, unlike
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
@@ -36,9 +38,7 @@ from stepguard.measure.pair import (
     build_alone,
     one_after_the_other,
 )
-from stepguard.measure.protocol import Protocol
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
-from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 COUNTING = "counting launch"  # the first of a tree
@@ -176,17 +176,17 @@ class _PairRun:
         alone does, or on a GPU if its blocks are out of line: if that is so, too, it was no
         accident and both count; else the first is only kept.
         """
-        aside = self.aside
+        disturbed = self.aside
         odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base)
         # Where steps are asked for, what is in one block alone is what is looked for.
         may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
-        if aside is None and may_wait:
+        if disturbed is None and may_wait:
             self.aside = pair
             return
-        if aside and not odd:
-            self.again.append(aside)
-        elif aside:
-            self._count_pair(aside)
+        if disturbed and not odd:
+            self.again.append(disturbed)
+        elif disturbed:
+            self._count_pair(disturbed)
         self._count_pair(pair)
         self.aside = None
 
@@ -212,7 +212,7 @@ class _PairRun:
         except WorkersFailed:
             # Launches one after the other may need its memory; and the pairs that follow would
             # import beside timed blocks.
-            for launch in (one for each in (pair, *self.following) for one in each.launches):
+            for launch in (launch for each in (pair, *self.following) for launch in each.launches):
                 launch.group.close()
             self.following = []
             raise
@@ -235,10 +235,10 @@ class _PairRun:
         """Tell whether the pair that begins is likely the last one: no time is judged, it is enough
         for a step that is the same, or most cases of a CPU end after it.
         """
-        found = self.comparison()
-        ends = found.glance and found.pairs == mean_on_cpu.LEAST_PAIRS - 1
+        comparison = self.comparison()
+        ends = comparison.glance and comparison.pairs == mean_on_cpu.LEAST_PAIRS - 1
         untimed = JUDGED_TIME not in judged(self.case)
-        alike = found.pairs == enough(found) - 1 and not unlike(found)
+        alike = comparison.pairs == enough(comparison) - 1 and not unlike(comparison)
         return untimed or alike or ends
 
     def _next(self) -> list[RunningLaunch]:

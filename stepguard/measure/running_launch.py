@@ -13,9 +13,10 @@ from typing import Any
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.protocol import Protocol, WarmUp
-from stepguard.measure.rank_answers import Answers
-from stepguard.measure.workers import CaseWorkers
+from stepguard.measure.case_workers import CaseWorkers
+from stepguard.measure.combine_ranks import Answers
+from stepguard.measure.launch_durations import Protocol
+from stepguard.measure.warm_up import WarmUp
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
@@ -184,16 +185,16 @@ class RunningLaunch:
         while True:
             measured, answers = measure()
             block = self.workers.monitored(measured, answers)
-            found = block.disturbance or _clocks_disagree(block)
-            if found is None:
+            disturbance = block.disturbance or _clocks_disagree(block)
+            if disturbance is None:
                 return block, answers
-            discarded.append(replace(block, disturbance=found))
-            reasons = [one.disturbance.reason for one in discarded if one.disturbance]
+            discarded.append(replace(block, disturbance=disturbance))
+            reasons = [lost.disturbance.reason for lost in discarded if lost.disturbance]
             gaps = reasons.count(Reason.CLOCKS_DISAGREE)
             if gaps > CLOCKS_RETRIES or len(discarded) > self.protocol.retries:
                 times = gaps if gaps > CLOCKS_RETRIES else len(discarded)
-                text = f"{times} blocks could not be used: {found.text}"
-                fault = Fault(found.reason, text, "", f"{self.label}, {during}")
+                text = f"{times} blocks could not be used: {disturbance.text}"
+                fault = Fault(disturbance.reason, text, "", f"{self.label}, {during}")
                 raise WorkersFailed(self.workers, LaunchFailed(fault))
 
     @property

@@ -22,21 +22,21 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
-from stepguard.judge.decision import judge_ab, wants_every_pair
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import alike, judge, screen, wants_another_launch
-from stepguard.judge.stays import still_slower
+from stepguard.judge.judge_pairs import judge_ab, wants_every_pair
+from stepguard.judge.judge_recordings import alike, judge, screen, wants_another_launch
+from stepguard.judge.slower_stays import still_slower
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current, differing, same_files
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.beside_base import Budget, compare_with, confirm
+from stepguard.measure.case_workers import Bench, Progress
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.launches import ask_ranks, measure_launches
 from stepguard.measure.pair_run import PairsWanted
-from stepguard.measure.rank_answers import Answers
-from stepguard.measure.workers import Bench, Progress
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 from stepguard.storage.waiver_file import today
 
 
@@ -130,8 +130,8 @@ class Suite:
         )
         evidence = self._checked(measured)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
-        found = screen(evidence, entry, self._named(path))
-        permits = Permits.of(found, self.permissions, today())
+        findings = screen(evidence, entry, self._named(path))
+        permits = Permits.of(findings, self.permissions, today())
         answer, comparison = None, None
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
@@ -143,14 +143,14 @@ class Suite:
                 answer, comparison = confirm(
                     case,
                     self._bench,
-                    found,
+                    findings,
                     permits,
                     evidence,
                     (recorded, self.base),
                     progress,
                     self._wanted,
                 )
-        ended = settled(found, permits, answer, evidence.timed_steps)
+        ended = settled(findings, permits, answer, evidence.timed_steps)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
         own = baseline.load(path) if self.base_baselines else None
@@ -172,10 +172,10 @@ class Suite:
                 wanted = self._wanted(case, tree.commit)
             files = differing(tree.base, tree.commit, self.baselines)
             wanted = replace(wanted, files=files, alpha=self.alpha)
-            found = compare_with(case, self._bench, tree, progress, wanted)
-        found, kept = self._keep_pairs(case, found)
-        verdict = judge_ab(found, self.permissions, today())
-        return Result(case, found.head, verdict, kept, path, found)
+            comparison = compare_with(case, self._bench, tree, progress, wanted)
+        comparison, kept = self._keep_pairs(case, comparison)
+        verdict = judge_ab(comparison, self.permissions, today())
+        return Result(case, comparison.head, verdict, kept, path, comparison)
 
     def _wanted(self, case: Case, base: str) -> PairsWanted:
         """Return what is wanted of pairs with the commit ``base``, unless an earlier run's SLOWER
@@ -183,15 +183,17 @@ class Suite:
         """
         head, gates = self._bench.revision.commit, judged(case)
 
-        def same(one: Comparison) -> bool:
+        def same(comparison: Comparison) -> bool:
             # An amended message, or an empty commit, is no other code.
-            sides = (one.base.commit, base), (one.head.commit, head)
-            return one.head.gates == gates and all(same_files(self.root, *two) for two in sides)
+            sides = (comparison.base.commit, base), (comparison.head.commit, head)
+            return comparison.head.gates == gates and all(
+                same_files(self.root, *two) for two in sides
+            )
 
         def stays(now: Evidence) -> Comparison | None:
             if self.fresh:
                 return None
-            earlier = [one for one in self._store.comparisons_of(case.slug) if same(one)]
+            earlier = [kept for kept in self._store.comparisons_of(case.slug) if same(kept)]
             return still_slower(earlier, now, base)
 
         return PairsWanted(
@@ -201,14 +203,14 @@ class Suite:
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],
         )
 
-    def _keep_pairs(self, case: Case, found: Comparison) -> tuple[Comparison, Path]:
+    def _keep_pairs(self, case: Case, comparison: Comparison) -> tuple[Comparison, Path]:
         """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""
-        head = self._checked(found.head)
+        head = self._checked(comparison.head)
         if head.tree_changed:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
-        found = replace(found, head=head)
-        return found, self._store.keep_comparison(self._bench.folder, case.slug, found)
+        comparison = replace(comparison, head=head)
+        return comparison, self._store.keep_comparison(self._bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
         """Return the path of a case's baseline file on this machine, and its baseline.

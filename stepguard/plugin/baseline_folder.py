@@ -16,7 +16,7 @@ from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report.baseline_changes import changes
-from stepguard.report.commands import Commands
+from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
@@ -101,7 +101,7 @@ def check_baselines(
         raise FileError(
             f"{folder / WAIVERS}: a waiver names {nowhere[0]!r}, which is no case of a baseline "
             "here or of a collected test; correct its name, or remove it: "
-            f"{commands.unwaive(next(one for one in waivers if one.case == nowhere[0]))}"
+            f"{commands.unwaive(next(waiver for waiver in waivers if waiver.case == nowhere[0]))}"
         )
     return waivers
 
@@ -120,7 +120,7 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
     Raises FileError for a file that cannot be trusted.
     """
     machine = gpus[0].name if gpus else CPU_MACHINE
-    found: dict[str, Recorded] = {}
+    by_case: dict[str, Recorded] = {}
     for path in files(folder):
         content = load(path)
         if content is None or content.machine != machine:
@@ -129,8 +129,8 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
             # Several nodes are no part of this machine.
             fits = not gpus or entry.case["world_size"] <= len(gpus)
             if fits and entry.case.get("nodes", 1) == 1:
-                found[case_id] = Recorded(path, entry)
-    return found
+                by_case[case_id] = Recorded(path, entry)
+    return by_case
 
 
 def waiver_lines(
@@ -151,7 +151,7 @@ def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Com
     baseline and with a name like its own may be what became of it.
     """
     lines = []
-    new = [one.case.id for one in results if one.verdict.status is Status.NO_BASELINE]
+    new = [result.case.id for result in results if result.verdict.status is Status.NO_BASELINE]
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
         for case_id in sorted(set(content.cases) - set(cases) if content else ()):

@@ -73,13 +73,13 @@ class WithBenchmark:
         """
         groups = yield
         wanted = is_asked_for(config)
-        found: Groups = []
+        shown: Groups = []
         for name, rows in groups:
             kept = [row for row in rows if wanted or INFO not in row["extra_info"]]
             for row in (row for row in kept if INFO in row["extra_info"]):
                 row["name"] = row["extra_info"][INFO]["case"]
-            found += [(name, kept)] if kept else []
-        return found
+            shown += [(name, kept)] if kept else []
+        return shown
 
     @pytest.fixture
     def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Sink]:

@@ -14,7 +14,7 @@ from stepguard.core.case import Case
 from stepguard.core.status import Status
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.measure.suite import Result
@@ -27,10 +27,10 @@ from stepguard.plugin.items import (
     refuse_without_perf,
 )
 from stepguard.plugin.pytest_terminal import VerdictText, write_summary
-from stepguard.plugin.refusals import Refused
+from stepguard.plugin.refuse_options import Refused
 from stepguard.plugin.run_documents import forget_documents
 from stepguard.plugin.session import Session
-from stepguard.report.result_documents import benchmark_info
+from stepguard.report.document_json import benchmark_info
 from stepguard.storage.json_file import FileError
 
 _SESSION = pytest.StashKey[Session]()
@@ -175,17 +175,17 @@ def pytest_runtest_makereport(
     item.stash[_PASSED] = report.passed and not refused
     verdict = result.verdict if result else None
     # Strictly nothing may be expected to fail: a mark passes what a waiver would limit.
-    found = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
-    if found.overridden:
+    shown = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
+    if shown.overridden:
         report.outcome = "failed"
         # With it pytest would count the failure as an expected one.
         vars(report).pop("wasxfail", None)
     block = session.block(result) if result else refused
-    if found.overridden or why == block:
+    if shown.overridden or why == block:
         report.longrepr = VerdictText(block)  # type: ignore[assignment]
-    if result is not None and found.names_verdict:
+    if result is not None and shown.names_verdict:
         report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
-    if found.error:
+    if shown.error:
         # pytest and JUnit call what fails in the call a failure, and what fails in set-up an error.
         report.when = "setup"
     return report

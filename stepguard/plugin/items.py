@@ -39,8 +39,8 @@ def _marks(case: Case) -> list[pytest.MarkDecorator]:
 def case_of(item: pytest.Item) -> Case | None:
     """Return the case that a test is parametrized with, if it takes the fixture perf."""
     callspec = getattr(item, "callspec", None)
-    found = callspec.params.get("case") if callspec else None
-    return found if isinstance(found, Case) and "perf" in _fixtures(item) else None
+    case = callspec.params.get("case") if callspec else None
+    return case if isinstance(case, Case) and "perf" in _fixtures(item) else None
 
 
 def asks_for_perf(item: pytest.Item) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from stepguard.core.case import Case
 from stepguard.core.text import printable
-from stepguard.report import terminal
+from stepguard.report import terminal_summary
 from stepguard.report.progress_line import (
     GUESS_S,
     PAIRS_GUESS_S,
@@ -71,9 +71,9 @@ class VerdictText:
         writer.line(self._text)
 
 
-def write_summary(reporter: pytest.TerminalReporter, run: terminal.Run) -> None:
+def write_summary(reporter: pytest.TerminalReporter, run: terminal_summary.Run) -> None:
     """Write the table and, for everything that did not pass, what to do."""
     reporter.section("performance")
     width = reporter._tw.fullwidth if reporter.isatty else 0  # a log has any width
-    for text, markup in terminal.lines(run, width):
+    for text, markup in terminal_summary.lines(run, width):
         reporter.line(printable(text), **markup)

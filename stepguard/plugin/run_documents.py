@@ -23,9 +23,9 @@ from stepguard.core.run_document import (
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
-from stepguard.report import result_documents
-from stepguard.report.commands import Commands
-from stepguard.report.page import page
+from stepguard.report import document_json
+from stepguard.report.markdown_page import page
+from stepguard.report.next_steps import Commands
 from stepguard.storage.baseline_files import CPU_MACHINE
 
 _ENDS = {
@@ -87,12 +87,12 @@ def run_document(
         commit=revision.commit,
         dirty=list(revision.dirty),
         machine="" if gpus is None else machine,
-        gpus=[GpuDocument(name=one.name, uuid=one.uuid, driver=one.driver) for one in gpus or ()],
+        gpus=[GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus or ()],
         baselines=inside.relative(baselines),
         options=_options(config),
-        results=[result_documents.result_document(result, inside) for result in results],
+        results=[document_json.result_document(result, inside) for result in results],
         problems=problems,
-        waivers=result_documents.waiver_documents(waivers, results),
+        waivers=document_json.waiver_documents(waivers, results),
         **others,
     )
 
@@ -121,20 +121,20 @@ def forget_documents(config: pytest.Config) -> None:
     for name in filter(None, (option.perf_json, option.perf_report)):
         path = Path(config.invocation_params.dir, name)
         with contextlib.suppress(OSError):  # a path that is refused in a moment
-            if not result_documents.kept_from(path):
+            if not document_json.kept_from(path):
                 path.unlink(missing_ok=True)
 
 
 def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
     """Write the documents that were asked for; return why one could not be, a sentence each."""
     problems = []
-    texts = {"json": result_documents.as_json(document), "report": page(document)}
+    texts = {"json": document_json.as_json(document), "report": page(document)}
     for name, text in texts.items():
         target = getattr(option, f"perf_{name}")
         # A path that was refused, a folder for one, is no reason to lose the other document.
         if not target or not target.strip():
             continue
         path = folder / target
-        if problem := result_documents.unwritable(path) or result_documents.put(path, text):
+        if problem := document_json.unwritable(path) or document_json.put(path, text):
             problems.append(f"--perf-{name}={target}: {problem}")
     return problems

@@ -28,7 +28,7 @@ class Wanted:
 
     def __contains__(self, case_id: str) -> bool:
         patterns = (re.escape(name).replace(r"\*", ".*") for name in self.names)
-        return self.text is None or any(re.fullmatch(one, case_id) for one in patterns)
+        return self.text is None or any(re.fullmatch(pattern, case_id) for pattern in patterns)
 
 
 class Selection:
@@ -94,22 +94,22 @@ class Selection:
         Guarded is what is recorded, and what is new and no extended case; of a selection that says
         what it means, what it names.
         """
-        core = {name for name, one in recorded.items() if not one.entry.extended}
+        core = {name for name, known in recorded.items() if not known.entry.extended}
         whole = self._whole(self._typed())
-        found = []
+        states = []
         for node, test in self.collection.tests.items():
             case = self._measured.get(node, test.case)
             new = case is not None and case.id not in recorded and not case.extended
             core_case = case is not None and (case.id in core or new and not unsuited(case))
             named = case is not None and self.wanted.text is not None and case.id in self.wanted
             guarded = named if self.wanted.text is not None else core_case
-            found.append(self._state(node, test, case, guarded))
+            states.append(self._state(node, test, case, guarded))
         modules = self.collection.modules
         unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
         missing = "; ".join(["no test of it was collected", *unsaid, *modules])
-        for case_id in sorted(set(recorded) - {one.case for one in found}):
+        for case_id in sorted(set(recorded) - {state.case for state in states}):
             absent = whole and case_id in self.wanted
-            found.append(
+            states.append(
                 CaseState(
                     state=State.ABSENT if absent else State.LEFT_OUT,
                     case=case_id,
@@ -118,7 +118,7 @@ class Selection:
                     guarded=absent and (case_id in core or self.wanted.text is not None),
                 )
             )
-        return found
+        return states
 
     def _whole(self, typed: Sequence[str]) -> bool:
         """Tell whether all cases should be there. Who names files or tests, means those; a folder
@@ -126,7 +126,7 @@ class Selection:
         """
         root = self._config.rootpath.resolve()
         files = [root / test.file for test in self.collection.tests.values()]
-        folders = [Path(one).resolve() for one in typed if folders_alone(self._config, [one])]
+        folders = [Path(text).resolve() for text in typed if folders_alone(self._config, [text])]
         here = any(file.is_relative_to(folder) for file in files for folder in folders)
         return here or folders_alone(self._config, typed)
 

@@ -43,21 +43,21 @@ from stepguard.plugin.baseline_folder import (
 from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
+from stepguard.plugin.perf_update import Recorder
 from stepguard.plugin.pytest_terminal import progress_line
-from stepguard.plugin.recorder import Recorder
-from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
+from stepguard.plugin.refuse_options import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
-from stepguard.report import words
-from stepguard.report.commands import Commands
-from stepguard.report.last_run import several_times_slower
+from stepguard.report import verdict_text
+from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.repeated import ReportedCauses
-from stepguard.report.terminal import Run
+from stepguard.report.repeated_causes import ReportedCauses
+from stepguard.report.slower_than_last_run import several_times_slower
+from stepguard.report.terminal_summary import Run
 from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
 
 @contextlib.contextmanager
@@ -233,7 +233,7 @@ class Session:
 
     def _after(self, case: Case) -> Case | None:
         """Return the case that comes next, if pytest keeps to the order that it collected."""
-        behind = dropwhile(lambda one: one.id != case.id, self._cases)
+        behind = dropwhile(lambda collected: collected.id != case.id, self._cases)
         return next(islice(behind, 1, None), None)
 
     def repeated(self, result: Result) -> Result:
@@ -290,7 +290,7 @@ class Session:
         fails = verdict.outcome != "passed" and not verdict.recorded  # else nobody reads it
         reference = self._reported.reference(verdict) if fails else ""
         dirty = result.evidence.of_no_commit
-        return words.block(verdict, path, self._commands, dirty, reference)
+        return verdict_text.block(verdict, path, self._commands, dirty, reference)
 
     def close(self) -> None:
         """Give up what the run holds."""
@@ -339,7 +339,7 @@ class Session:
             self._notices.append("--perf-fresh: what earlier runs called SLOWER was measured again")
         remarks: dict[str, list[str]] = {}
         for result in suite.results:
-            for text in words.remarks(result.evidence):
+            for text in verdict_text.remarks(result.evidence):
                 remarks.setdefault(text, []).append(result.case.id)
         self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
         self.recorder.record_waiting([result.verdict for result in suite.results])

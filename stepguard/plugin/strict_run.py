@@ -11,7 +11,7 @@ from msgspec import structs
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.run_document import CaseState, Problem, State
-from stepguard.core.sentences import changed_in_pytest
+from stepguard.core.shared_sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import guard
 from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
@@ -24,14 +24,14 @@ from stepguard.measure.suite import Result
 from stepguard.plugin.baseline_folder import Recorded, recorded_here
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import is_strict
-from stepguard.plugin.refusals import (
+from stepguard.plugin.refuse_options import (
     NO_GATE,
     Refused,
     guarding_options,
     tree_beside_commit,
 )
 from stepguard.plugin.selection import Selection
-from stepguard.report.commands import Commands
+from stepguard.report.next_steps import Commands
 
 
 class StrictRun:
@@ -110,7 +110,7 @@ class StrictRun:
             return
         measured = replace(self._case(case), as_declared=own in (None, case))
         run = replace(self._run(), cases=[measured])
-        self._refused += [structs.replace(one, case=case.id) for one in guard(run)]
+        self._refused += [structs.replace(problem, case=case.id) for problem in guard(run)]
         self._refuse(run)
 
     def finish(
@@ -124,25 +124,28 @@ class StrictRun:
             return
         run = replace(
             self._run(states),
-            cases=[replace(self._case(one.case), result=self._result_of(one)) for one in results],
+            cases=[
+                replace(self._case(result.case), result=self._result_of(result))
+                for result in results
+            ],
             ending=Ending(passes=passes, knows_cases=collected),
             problems=tuple(self._refused),
         )
-        known = {one.text for one in self._refused}
-        self.missed += [one for one in guard(run) if one.text not in known]
+        known = {problem.text for problem in self._refused}
+        self.missed += [problem for problem in guard(run) if problem.text not in known]
 
     def _run(self, states: Sequence[CaseState] = ()) -> Run:
         """Return the run as it is known by now."""
         return Run(
             door=Door.PYTEST,
-            expected={name: one.entry for name, one in self._expected.items()},
+            expected={name: known.entry for name, known in self._expected.items()},
             files={
-                name: self._commands.relative(self._baselines / one.path.name)
-                for name, one in self._recorded.items()
+                name: self._commands.relative(self._baselines / known.path.name)
+                for name, known in self._recorded.items()
             },
             branch=self._branch,
-            states={one.case or one.test: one for one in states},
-            must_measure=[one.case or one.test for one in states if one.guarded],
+            states={state.case or state.test: state for state in states},
+            must_measure=[state.case or state.test for state in states if state.guarded],
             began=(self._began.commit, self._began.dirty),
             against=self._option.perf_against or "",
             changed=_changed(),
@@ -201,11 +204,11 @@ def left_out_line(states: Sequence[CaseState]) -> list[str]:
     """Return a line on what was left out by a selection that is meant; extended cases are not part
     of a whole run, either.
     """
-    core = [one for one in states if not one.extended]
-    left_out = [one for one in core if one.state is State.LEFT_OUT]
+    core = [state for state in states if not state.extended]
+    left_out = [state for state in core if state.state is State.LEFT_OUT]
     if not left_out:
         return []
-    shown = listed([one.case for one in left_out], 2)
+    shown = listed([state.case for state in left_out], 2)
     return [f"left out by {left_out[0].why}: {len(left_out)} of {len(core)} cases ({shown})"]
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 from stepguard.core.baseline import Entry
 from stepguard.core.metrics import GATEABLE, METRICS, format_value
 from stepguard.core.recording import Recording
-from stepguard.core.sentences import both_pct
+from stepguard.core.shared_sentences import both_pct
 from stepguard.core.text import listed, short_hash
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files
@@ -39,7 +39,8 @@ def _names(old: Path, new: Path) -> list[str]:
 
 
 def _waived(folder: Path) -> dict[str, str]:
-    return {f"{one.case}, {one.metric}": described(one) for one in load_waivers(folder, today())}
+    waivers = load_waivers(folder, today())
+    return {f"{waiver.case}, {waiver.metric}": described(waiver) for waiver in waivers}
 
 
 def _lines(
@@ -63,7 +64,7 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
     counted = (
         ("levels", str(len(old.epochs)), str(len(new.epochs))),
         ("recordings", str(len(was.recordings)), str(len(now.recordings))),
-        ("commit", *(short_hash(one.recordings[0].commit) for one in (was, now))),
+        ("commit", *(short_hash(side.recordings[0].commit) for side in (was, now))),
         ("reason", repr(was.reason), repr(now.reason)),
         ("gates", *_apart(old.required_gates, new.required_gates)),
         ("margins", *map(both_pct, (old.margins, new.margins))),
@@ -82,19 +83,19 @@ def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
     are compared with all of them. The newest one's figures are told by themselves.
     """
 
-    def origin(one: Recording) -> object:
-        return one.commit, one.device_uuid, one.software
+    def origin(recording: Recording) -> object:
+        return recording.commit, recording.device_uuid, recording.software
 
-    def judged(one: Recording) -> object:
-        return origin(one), one.times_ms, one.counters, one.differences_pct
+    def judged(recording: Recording) -> object:
+        return origin(recording), recording.times_ms, recording.counters, recording.differences_pct
 
-    lost = [one for one in old[:-1] if judged(one) not in map(judged, new)]
+    lost = [recording for recording in old[:-1] if judged(recording) not in map(judged, new)]
     return len(lost) + (origin(old[-1]) not in map(origin, new))
 
 
 def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
     """Return what each of the two has that the other lacks."""
-    first, second = (", ".join(sorted(one)) or NONE for one in (old - new, new - old))
+    first, second = (", ".join(sorted(metrics)) or NONE for metrics in (old - new, new - old))
     return first, second
 
 
@@ -114,7 +115,7 @@ def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
     for name, row in METRICS.items():
         yield f"{name} of ranks", str(ranks[0].get(name, NONE)), str(ranks[1].get(name, NONE))
         if row.parts:
-            then, there = (one.detail.get(name, {}).items() for one in (was, now))
+            then, there = (side.detail.get(name, {}).items() for side in (was, now))
             yield f"parts of {name}", _listed(then - there), _listed(there - then)
 
 

@@ -27,6 +27,6 @@ def short(name: str, width: int = 36) -> str:
     bare, _, arguments = name.partition("<")
     if is_generic(name):
         operators = re.findall(r"at::native::(?:\w+::)*(\w+)", arguments)
-        bare = next((one for one in operators if not one.endswith(_WRAPPERS)), bare)
+        bare = next((operator for operator in operators if not operator.endswith(_WRAPPERS)), bare)
     bare = bare.partition("(")[0] or name
     return bare if len(bare) <= width else f"{bare[: width - 13]}...{bare[-10:]}"

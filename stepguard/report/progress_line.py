@@ -158,7 +158,7 @@ class ProgressLine:
 
     def _known_s(self, case_id: str) -> float | None:
         device = self._device.get(case_id)
-        alike = {one: s for one, s in self._took_s.items() if self._device.get(one) == device}
+        alike = {name: s for name, s in self._took_s.items() if self._device.get(name) == device}
         return expected_s(case_id, self._last_s, alike)
 
 
@@ -173,8 +173,9 @@ def expected_s(
     """
     if case_id in last_s:
         both = took_s.keys() & last_s.keys()
-        before_s = sum(last_s[one] for one in both)
-        return last_s[case_id] * (sum(took_s[one] for one in both) / before_s if before_s else 1.0)
+        before_s = sum(last_s[name] for name in both)
+        pace = sum(took_s[name] for name in both) / before_s if before_s else 1.0
+        return last_s[case_id] * pace
     return fmean(took_s.values()) if took_s else None
 
 

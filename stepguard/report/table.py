@@ -46,19 +46,19 @@ def rows(verdicts: Sequence[Verdict]) -> list[Row]:
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    found = {metric.metric: metric for metric in verdict.metrics}
-    step = found.get(JUDGED_TIME)
+    by_name = {metric.metric: metric for metric in verdict.metrics}
+    step = by_name.get(JUDGED_TIME)
     gated = step is not None and step.gated
-    peak = found.get(PEAK)
+    peak = by_name.get(PEAK)
     return (
         verdict.case_id,
         _value(step),
         format_value(JUDGED_TIME, step.old) if gated and step and step.old else "",
         f"{step.change_pct:+.2f}" if gated and step and step.change_pct is not None else "",
         f"{step.limit_pct:.2f}" if gated and step and step.limit_pct is not None else "",
-        _value(found.get("tokens_per_s")),
-        _value(found.get("scaling_efficiency_pct")),
-        _value(found.get("mfu_pct")),
+        _value(by_name.get("tokens_per_s")),
+        _value(by_name.get("scaling_efficiency_pct")),
+        _value(by_name.get("mfu_pct")),
         f"{peak.new / 2**20:,.1f}" if peak and peak.new is not None else "",
         _counters(verdict),
         verdict.word,
@@ -113,11 +113,11 @@ def _stacked(row: Row, width: int) -> Iterator[str]:
     yield f"{case}: {verdict}"
     shown = [f"{name} {text}" for name, text in zip(COLUMNS[1:-1], figures, strict=True) if text]
     line = ""
-    for one in shown:
-        if line and len(line) + len(one) + 2 > width - 3:
+    for cell in shown:
+        if line and len(line) + len(cell) + 2 > width - 3:
             yield f"  {line},"
             line = ""
-        line += f", {one}" if line else one
+        line += f", {cell}" if line else cell
     if line:
         yield f"  {line}"
 
@@ -173,5 +173,5 @@ def counts(verdicts: Sequence[Verdict]) -> str:
     """Return how many of each verdict there are: "1 SLOWER, 2 same, 1 recorded"."""
     # Recorded and waived ones last: they pass, whatever their status.
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))
-    found = Counter(verdict.word for verdict in ordered)
-    return ", ".join(f"{number} {word}" for word, number in found.items())
+    numbers = Counter(verdict.word for verdict in ordered)
+    return ", ".join(f"{number} {word}" for word, number in numbers.items())

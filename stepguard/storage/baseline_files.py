@@ -72,7 +72,7 @@ def refuse_calibrations(folder: Path) -> None:
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
     """Return the cases of a file that it is for by its name: a copy of a file judges nothing."""
     cases, machine = content.cases.items(), content.machine
-    return {case_id: one for case_id, one in cases if name_of(one.case, machine) == path.name}
+    return {case_id: entry for case_id, entry in cases if name_of(entry.case, machine) == path.name}
 
 
 def load(path: Path) -> BaselineFile | None:

@@ -144,7 +144,7 @@ def one_at_a_time(
         with contextlib.ExitStack() as stack:
             # The folder, which is there before its files.
             with contextlib.suppress(OSError):  # some file systems lock none
-                folder = next(one for one in (path, *path.parents) if one.is_dir())
+                folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
                 handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 stack.callback(os.close, handle)
                 fcntl.flock(handle, fcntl.LOCK_EX)

@@ -8,7 +8,7 @@ import msgspec
 from stepguard.core.roofline import Peaks
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, replace_file
-from stepguard.storage.runs import user_cache
+from stepguard.storage.kept_runs import user_cache
 
 
 def folder() -> Path:
@@ -26,14 +26,14 @@ def save(peaks: Peaks) -> Path:
 
 def newest(device_name: str) -> Peaks | None:
     """Return the newest peaks of a card of this name, None without any. Raises FileError."""
-    found = [one for path in sorted(folder().glob("*.json")) if (one := _load(path))]
-    mine = [one for one in found if one.device_name == device_name]
-    return max(mine, key=lambda one: one.date, default=None)
+    known = [peaks for path in sorted(folder().glob("*.json")) if (peaks := _load(path))]
+    mine = [peaks for peaks in known if peaks.device_name == device_name]
+    return max(mine, key=lambda peaks: peaks.date, default=None)
 
 
 def _load(path: Path) -> Peaks:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Peaks)
     except (OSError, msgspec.DecodeError) as error:
-        again = as_typed("stepguard doctor --peaks")
-        raise FileError(f"{path}: {error}; remove it and measure again: {again}") from None
+        command = as_typed("stepguard doctor --peaks")
+        raise FileError(f"{path}: {error}; remove it and measure again: {command}") from None

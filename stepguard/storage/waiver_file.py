@@ -12,7 +12,7 @@ from stepguard.core.metrics import GATEABLE
 from stepguard.core.permission import Permission
 from stepguard.core.recording import Count, Text
 from stepguard.core.text import meant
-from stepguard.judge.permit import MAX_PCT, may_cover, problem_of
+from stepguard.judge.permission_rules import MAX_PCT, may_cover, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 
@@ -91,19 +91,21 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
 
 def _idle(folder: Path, waiver: Permission) -> str:
     """Return why a waiver lets nothing pass, whatever its case measures; else empty."""
-    every = (one.cases.get(waiver.case) for one in _baselines(folder))
+    every = (cases.cases.get(waiver.case) for cases in _baselines(folder))
     entries = [entry for entry in every if entry]
     if not entries:
         return ""
-    newest = [one.newest for one in entries if waiver.metric in one.required_gates]
+    newest = [entry.newest for entry in entries if waiver.metric in entry.required_gates]
     if not newest:
-        gates = frozenset[str]().union(*(one.required_gates for one in entries))
+        gates = frozenset[str]().union(*(entry.required_gates for entry in entries))
         known = ", ".join(name for name in GATEABLE if name in gates)
         return f"it does not gate {waiver.metric}, but {known}"
     if waiver.value is None:
         return ""
-    for one in newest:
-        ranks = one.unlike_ranks().get(waiver.metric) or [one.counters.get(waiver.metric, -1)]
+    for recording in newest:
+        ranks = recording.unlike_ranks().get(waiver.metric) or [
+            recording.counters.get(waiver.metric, -1)
+        ]
         if any(may_cover(waiver.value, waiver.metric, old) for old in ranks):
             return ""
     count = newest[0].counters[waiver.metric]
@@ -118,9 +120,9 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
     Raises FileError where there is none of it, or the file is not sound.
     """
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
-    kept = [one for one in waivers if (one.case, metric and one.metric) != (case_id, metric)]
+    kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
     if len(kept) == len(waivers):
-        has = ", ".join(f"{one.case} {one.metric}" for one in waivers) or "none at all"
+        has = ", ".join(f"{waiver.case} {waiver.metric}" for waiver in waivers) or "none at all"
         raise FileError(f"{path}: no waiver of {f'{case_id} {metric}'.rstrip()}; it has: {has}")
     _save(path, kept)
     return path
@@ -140,7 +142,7 @@ def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[st
         problem = f"no baseline and no run that is kept here has this case{hint}"
     if problem := problem or _idle(folder, waiver):
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
-    others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
+    others = [row for row in load_waivers(folder, day) if _key(row) != _key(waiver)]
     # Sorted, so that a diff shows the waiver that was written and no other one.
     _save(path, sorted([*others, waiver], key=_key))
     return path
@@ -148,5 +150,5 @@ def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[st
 
 def _save(path: Path, waivers: Sequence[Permission]) -> None:
     names = WaiverRow.__struct_fields__
-    rows = [WaiverRow(**{name: getattr(one, name) for name in names}) for one in waivers]
+    rows = [WaiverRow(**{name: getattr(row, name) for name in names}) for row in waivers]
     save(path, WaiverFile(schema=SCHEMA, waivers=rows), SCHEMA, "run the command again")

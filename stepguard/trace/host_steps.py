@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepguard.trace.calls import (
+from stepguard.trace.api_calls import (
     API_CATEGORIES,
     DTYPE_BYTES,
     LAUNCH_CALLS,
@@ -24,8 +24,8 @@ from stepguard.trace.calls import (
     is_copy,
     is_memset,
 )
-from stepguard.trace.read.chunks import DetailedEvent as Event
-from stepguard.trace.windows import step_at
+from stepguard.trace.chrome_chunks import DetailedEvent as Event
+from stepguard.trace.step_windows import step_at
 
 HOST = ("cpu_op", *API_CATEGORIES)  # categories of events
 

@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.core.step_identity import StepIdentity
-from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
+from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
+from stepguard.trace.chrome_chunks import DetailedEvent as Event
+from stepguard.trace.chrome_chunks import Details
 from stepguard.trace.host_steps import (
     HOST,
     decoded,
@@ -22,8 +24,6 @@ from stepguard.trace.host_steps import (
     sound_events,
 )
 from stepguard.trace.phases import LIBRARIES
-from stepguard.trace.read.chunks import DetailedEvent as Event
-from stepguard.trace.read.chunks import Details
 
 _TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")  # versions are software
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -42,16 +42,16 @@ def _identity(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
     first_call = min((n for n in called if n is not None), default=0)
     if any(n > first_call and n not in called for n in records):
         return StepIdentity(problem="it launches by calls that are not known")
-    found: list[dict[str, str]] = []
-    for one in hosts:
-        parts = _parts(one, records)
+    of_steps: list[dict[str, str]] = []
+    for events_of in hosts:
+        parts = _parts(events_of, records)
         if isinstance(parts, str):
             return StepIdentity(problem=parts)
-        found.append(parts)
-    moving = [name for name in found[0] if len({parts[name] for parts in found}) > 1]
+        of_steps.append(parts)
+    moving = [name for name in of_steps[0] if len({parts[name] for parts in of_steps}) > 1]
     if moving:
         return StepIdentity(problem=f"{', '.join(moving)} differ from step to step")
-    return StepIdentity(found[0])
+    return StepIdentity(of_steps[0])
 
 
 def _parts(host: Sequence[Event], records: Mapping[float, Event]) -> dict[str, str] | str:
@@ -97,7 +97,7 @@ def _inputs(args: Details) -> tuple[Any, ...]:
     """Return the operands; and of a kernel that the compiler made, which it is."""
     operands = args.dims, args.strides, args.types, args.values
     kernel = args.code, args.kernel_kwargs, args.warps, args.stages, args.backend
-    return *(decoded(bytes(one)) for one in operands), *kernel
+    return *(decoded(bytes(operand)) for operand in operands), *kernel
 
 
 def _message(args: Details) -> tuple[Any, ...]:
@@ -121,11 +121,11 @@ def _known_code(around: list[Event], ts: float) -> bool:
     return around[-1].name.startswith(_TORCHS) or around[-1].args.code is not None
 
 
-def with_settings(found: StepIdentity, settings: dict[str, Any]) -> StepIdentity:
+def with_settings(identity: StepIdentity, settings: dict[str, Any]) -> StepIdentity:
     """Return the identity, if it is known, with the settings as one more part of it."""
-    if found.problem:
-        return found
-    return replace(found, parts=found.parts | {"settings": _hash([settings])})
+    if identity.problem:
+        return identity
+    return replace(identity, parts=identity.parts | {"settings": _hash([settings])})
 
 
 def _hash(rows: Sequence[Any]) -> str:

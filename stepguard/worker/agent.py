@@ -82,9 +82,9 @@ def try_widest_instructions() -> None:
         with contextlib.suppress(Exception):  # private to torch, which then tries by itself
             if module.config.cpp.simdlen is None and not os.environ.get("ATEN_CPU_CAPABILITY"):
                 known, has = module.supported_vec_isa_list, {*module.x86_isa_checker()}
-                of_cpu = (one for one in known if {*str(one).split()} <= has)
-                if (found := next(filter(bool, of_cpu), None)) is not None:
-                    return [found]
+                of_cpu = (isa for isa in known if {*str(isa).split()} <= has)
+                if (widest_isa := next(filter(bool, of_cpu), None)) is not None:
+                    return [widest_isa]
         return all_of_them()
 
     module.valid_vec_isa_list = widest

@@ -72,7 +72,7 @@ def _key_with_settings(details: Any) -> None:
 
     def begin_with_settings(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        types = {one: torch.get_autocast_dtype(one) for one in AUTOCAST}
+        types = {device: torch.get_autocast_dtype(device) for device in AUTOCAST}
         self.settings_around = str((flags(), types, [*map(torch.is_autocast_enabled, AUTOCAST)]))
 
     details.__init__ = begin_with_settings
@@ -125,7 +125,7 @@ def keep_headers() -> None:
     with contextlib.suppress(Exception):
         own, kept = _headers()
         made = [path for path in own.glob("*.h.gch") if not path.is_symlink()]
-        for path in (one for gch in made for one in (gch.with_suffix(""), gch)):
+        for path in (file for gch in made for file in (gch.with_suffix(""), gch)):
             kept.mkdir(parents=True, exist_ok=True)
             part = kept / f"{os.getpid()}.part"
             shutil.copyfile(path, part)

@@ -48,8 +48,8 @@ class Channel:
         line = (self._lines.readline() or _EXIT) if self.rank == 0 else ""
         if self._group is not None:
             line = self._from_first(line.encode()).decode()
-        found: Message = json.loads(line)
-        return found
+        message: Message = json.loads(line)
+        return message
 
     def _from_first(self, data: bytes) -> bytes:
         """Return rank 0's ``data``."""
@@ -82,9 +82,9 @@ class Channel:
 
     def _numbers(self, value: int) -> list[int]:
         """Return, on every rank, each rank's number."""
-        found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        self._group.allgather([found], [torch.tensor([value])]).wait()
-        return [int(one) for one in found]
+        numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        self._group.allgather([numbers], [torch.tensor([value])]).wait()
+        return [int(number) for number in numbers]
 
     def barrier(self) -> None:
         """Line the ranks up before a block, without touching the GPUs."""

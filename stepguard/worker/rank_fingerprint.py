@@ -99,14 +99,14 @@ def _loaded() -> Iterator[tuple[str, str]]:
         path = os.path.join(real_folder(folder), base)
         if os.path.islink(path):
             path = os.path.realpath(path)
-        if os.path.isfile(path) or any(one.is_file() for one in Path(path).parents):
+        if os.path.isfile(path) or any(parent.is_file() for parent in Path(path).parents):
             yield name, path
 
 
 def _packages() -> tuple[str, ...]:
     """Return the folders that packages are installed in."""
     others = (*site.getsitepackages(), site.getusersitepackages())
-    return (*_folders("purelib", "platlib"), *(f"{Path(one).resolve()}/" for one in others))
+    return (*_folders("purelib", "platlib"), *(f"{Path(folder).resolve()}/" for folder in others))
 
 
 def _folders(*names: str) -> Iterator[str]:
@@ -116,8 +116,8 @@ def _folders(*names: str) -> Iterator[str]:
 
 def _libraries() -> list[str]:
     """Return the files that this process runs machine code of, but Python's own."""
-    own = tuple(f"{os.path.realpath(one)}/" for one in (sys.prefix, sys.base_prefix))
+    own = tuple(f"{os.path.realpath(prefix)}/" for prefix in (sys.prefix, sys.base_prefix))
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
-    mapped = {one[5] for one in fields if len(one) == 6 and "x" in one[1]}
+    mapped = {mapping[5] for mapping in fields if len(mapping) == 6 and "x" in mapping[1]}
     return sorted(path for path in mapped if not path.startswith(own) and os.path.isfile(path))

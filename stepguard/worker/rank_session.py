@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Clock
+from stepguard.worker.block_timer import Clock
 from stepguard.worker.compile_caches import (
     has_compiler,
     keep_headers,
@@ -42,13 +42,13 @@ from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.steering import everywhere
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.loops.looped import workload_of
-from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory_snapshot import record_memory
 from stepguard.worker.profilers.record_trace import record_trace
 from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
+from stepguard.worker.rank_position import Note, Phases
 from stepguard.worker.rendezvous import join_process_group
-from stepguard.worker.variants import VARIANTS, alternate
+from stepguard.worker.step_variants import VARIANTS, alternate
 from stepguard.worker.workload import BadWorkload
 
 
@@ -162,12 +162,12 @@ class Session:
 
     def do_block(self, steps: int) -> dict[str, Any]:
         """Time one block; return its times, and what would show that it was not steady."""
-        found = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
-        found["compiled_graphs"] = compiler.unique_graphs()
-        found["compiled_afresh"] = compiler.compiled_afresh()
+        block = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
+        block["compiled_graphs"] = compiler.unique_graphs()
+        block["compiled_afresh"] = compiler.compiled_afresh()
         if self.on_gpu:
-            found["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
-        return found
+            block["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
+        return block
 
     def _line_up(self) -> None:
         self.channel.barrier()  # or the host's time would hold what another rank still does

@@ -32,9 +32,9 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.count.locate import raised_at
-from stepguard.worker.endings import Ending, Endings
-from stepguard.worker.position import Note
-from stepguard.worker.printed import Printed, open_to_append
+from stepguard.worker.output_limit import Printed, open_to_append
+from stepguard.worker.rank_endings import Ending, Endings
+from stepguard.worker.rank_position import Note
 from stepguard.worker.rank_session import Session
 from stepguard.worker.torch_device import out_of_memory
 from stepguard.worker.workload import BadWorkload, import_from_source
@@ -115,16 +115,16 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         """Return and note the endings of those that are no more; ``victim``: they were ended. What
         ranks printed is bounded by the way.
         """
-        found = []
+        endings = []
         for pid in self._alive:
             gone, status = os.waitpid(pid, options)
             if gone:
-                found.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
-                self._endings.note(found[-1])
+                endings.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
+                self._endings.note(endings[-1])
         self._printed.bound()
-        ended = {ending.pid for ending in found}
+        ended = {ending.pid for ending in endings}
         self._alive = [pid for pid in self._alive if pid not in ended]
-        return found
+        return endings
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
         for pid in self._alive:

@@ -83,15 +83,15 @@ def properties(device: torch.device) -> dict[str, Any]:
     """Return the device's fields of evidence.Fingerprint, and a GPU's number of SMs."""
     if not on_gpu(device):
         return {"device_name": platform.processor() or "CPU", "device_uuid": ""}
-    found = torch.cuda.get_device_properties(device)
+    card = torch.cuda.get_device_properties(device)
     return {
-        "device_name": found.name,
-        "device_uuid": f"GPU-{found.uuid}",
+        "device_name": card.name,
+        "device_uuid": f"GPU-{card.uuid}",
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version() or ""),
         "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
-        "capability": f"{found.major}.{found.minor}",
-        "sm_count": found.multi_processor_count,
+        "capability": f"{card.major}.{card.minor}",
+        "sm_count": card.multi_processor_count,
     }
 
 
@@ -153,8 +153,8 @@ def profiled() -> Iterator[None]:
 
 def nvtx_range(name: str) -> contextlib.AbstractContextManager[object]:
     """Return a range that NVIDIA's profilers show."""
-    found: contextlib.AbstractContextManager[object] = torch.cuda.nvtx.range(name)
-    return found
+    context: contextlib.AbstractContextManager[object] = torch.cuda.nvtx.range(name)
+    return context
 
 
 def empty_cache() -> None:

@@ -85,8 +85,8 @@ def find_function(factory: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         # A module that is missing elsewhere is the workload's own failure, and has a traceback.
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            told = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
-            raise BadWorkload(told + where_else(error.name)) from None
+            missing = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
+            raise BadWorkload(missing + where_else(error.name)) from None
         raise
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
@@ -135,7 +135,7 @@ def import_from_source(folder: Path) -> None:
     it does not even look at the source. Then what runs is not what the commit says.
     """
     folder = folder.resolve()
-    top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    top = next((above for above in (folder, *folder.parents) if (above / ".git").exists()), folder)
     finder = FileFinder.path_hook(
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
         (_FromSource, SOURCE_SUFFIXES),

@@ -7,9 +7,9 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.metrics import OPERATORS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.decision import judge_ab
-from stepguard.judge.screen import judge
-from stepguard.report.words import headline
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import judge
+from stepguard.report.verdict_text import headline
 
 COMPILED = "compiled_operator_calls_per_step"
 CANDIDATES, SYNCS = "sync_candidates_per_step", "host_syncs_per_step"

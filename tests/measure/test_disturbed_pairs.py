@@ -10,7 +10,7 @@ from comparisons import comparison_of
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
-from stepguard.judge.pairs import decide, figures, out_of_line
+from stepguard.judge.pair_statistics import decide, figures, out_of_line
 from stepguard.judge.rules.mean_of_pairs import rule as by_plan
 from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.measure.pair_run import MOST_AGAIN, PairsWanted, _PairRun

@@ -11,8 +11,8 @@ from stepguard.core.case import Case
 from stepguard.core.evidence import Fault
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.group import WorkerGroup
-from stepguard.worker.printed import KEPT_BYTES, MOST_BYTES, Printed, open_to_append
+from stepguard.launch.worker_group import WorkerGroup
+from stepguard.worker.output_limit import KEPT_BYTES, MOST_BYTES, Printed, open_to_append
 
 LOUD = """
 import sys

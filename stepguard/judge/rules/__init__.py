@@ -77,4 +77,4 @@ def decision(comparison: Comparison) -> Decision | None:
     if JUDGED_TIME not in comparison.head.gates or not timed:
         return None
     decided = (rule.decide(comparison) for rule in RULES)
-    return next(found for found in decided if found is not None)
+    return next(answer for answer in decided if answer is not None)

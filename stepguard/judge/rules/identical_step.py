@@ -18,10 +18,10 @@ from stepguard.core.profile import mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.by_profile import IDLE_SHARE
-from stepguard.judge.pairs import out_of_line
+from stepguard.judge.compare_profiles import IDLE_SHARE
+from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.series import of_pairs
+from stepguard.judge.slow_step_patterns import of_pairs
 
 # A host that needs most of the step for its launches may bound it when it gets slower. It waits for
 # room in the queue with more than some 1,000 launches: on H200s it needs 0.09 of a step for
@@ -167,7 +167,7 @@ def lopsided(head: Launch, base: Launch) -> float:
     below it, at the ends: what slows only some steps down is at one of them, and scatter at both.
     """
     blocks = zip(head.blocks, base.blocks, strict=False)
-    steps = (zip(one.step_ms, other.step_ms, strict=False) for one, other in blocks)
+    steps = (zip(block.step_ms, other.step_ms, strict=False) for block, other in blocks)
     ratios = sorted(math.log(ms / base_ms) for block in steps for ms, base_ms in block)
     if not ratios:
         return math.inf

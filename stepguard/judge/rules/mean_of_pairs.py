@@ -11,8 +11,8 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.explanation import Explanation
 from stepguard.core.verdict import Decision
 from stepguard.explain.causes import explain
-from stepguard.judge.by_profile import other_kernels
-from stepguard.judge.pairs import Figures, decide, figures
+from stepguard.judge.compare_profiles import other_kernels
+from stepguard.judge.pair_statistics import Figures, decide, figures
 from stepguard.judge.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS
 
 
@@ -29,7 +29,7 @@ def measured(comparison: Comparison) -> Figures:
     return figures(
         ratios,
         comparison.margins,
-        replaced=[one.log_ratio for one in comparison.again if not one.compiled],
+        replaced=[pair.log_ratio for pair in comparison.again if not pair.compiled],
         fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
         alpha=comparison.alpha,
     )

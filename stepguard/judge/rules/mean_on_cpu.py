@@ -27,13 +27,13 @@ def rule(comparison: Comparison) -> Decision | None:
         return None
     if mean_of_pairs.rule(comparison).status is not Status.INCONCLUSIVE:
         return None
-    found = mean_of_pairs.measured(comparison)
-    margins, slower_pct, pairs = comparison.margins, found.estimate_pct, comparison.pairs
+    figures = mean_of_pairs.measured(comparison)
+    margins, slower_pct, pairs = comparison.margins, figures.estimate_pct, comparison.pairs
     enough = LEAST_PAIRS if own_sd_pct(comparison) <= margins.matter_pct else MOST_PAIRS
     if pairs >= enough and slower_pct <= margins.ignore_pct:
-        return found.say(Status.SAME, Reason.NO_SLOWDOWN)
+        return figures.say(Status.SAME, Reason.NO_SLOWDOWN)
     if pairs >= MOST_PAIRS and slower_pct <= margins.matter_pct:
-        return found.say(Status.SAME, Reason.MAYBE_SLOWER)
+        return figures.say(Status.SAME, Reason.MAYBE_SLOWER)
     return None
 
 

@@ -9,7 +9,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.sequential_plan import MOST_PAIRS
-from stepguard.judge.series import of_head_alone
+from stepguard.judge.slow_step_patterns import of_head_alone
 
 
 def rule(comparison: Comparison) -> Decision | None:

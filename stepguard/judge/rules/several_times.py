@@ -30,9 +30,9 @@ def rule(comparison: Comparison) -> Decision | None:
     few = comparison.pairs < LEAST_PAIRS or not comparison.together
     if few or not beyond or p_value > comparison.alpha:
         return None
-    found = mean_of_pairs.measured(comparison).say(Status.SLOWER, p_value=p_value)
+    decided = mean_of_pairs.measured(comparison).say(Status.SLOWER, p_value=p_value)
     # The plan's bounds say nothing yet. No block of HEAD is closer to one of the other tree.
-    return replace(found, low_pct=100 * (closest - 1), high_pct=100 * (farthest - 1))
+    return replace(decided, low_pct=100 * (closest - 1), high_pct=100 * (farthest - 1))
 
 
 def chance(blocks: int) -> float:

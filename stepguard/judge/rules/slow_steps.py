@@ -6,7 +6,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.series import REASONS, of_pairs
+from stepguard.judge.slow_step_patterns import REASONS, of_pairs
 
 
 def rule(comparison: Comparison) -> Decision | None:
@@ -20,5 +20,5 @@ def rule(comparison: Comparison) -> Decision | None:
     by_mean = mean_of_pairs.rule(comparison)
     more = by_mean.status is Status.SLOWER and by_mean.low_pct > 100 * math.expm1(slow.adds)
     reason = by_mean.reason if more else REASONS[slow.kind]
-    found = mean_of_pairs.measured(comparison)
-    return found.say(Status.SLOWER, reason, p_value=slow.p_value)
+    figures = mean_of_pairs.measured(comparison)
+    return figures.say(Status.SLOWER, reason, p_value=slow.p_value)

@@ -72,11 +72,11 @@ def describe(proof: Path) -> None:
 
 
 def _software() -> dict[str, str]:
-    found = {"stepguard": stepguard.__version__, "python": platform.python_version()}
+    versions = {"stepguard": stepguard.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def run(path: Path) -> int:
@@ -134,8 +134,8 @@ def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
 
 
 def _sample(sampler: Sampler, samples: BinaryIO) -> None:
-    if found := sampler.poll():
-        samples.write(msgspec.json.encode(found) + b"\n")
+    if sample := sampler.poll():
+        samples.write(msgspec.json.encode(sample) + b"\n")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

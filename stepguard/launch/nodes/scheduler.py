@@ -22,7 +22,7 @@ import msgspec
 
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.launch.torchrun import LaunchSpec, spawn
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.gpu.nvml import Gpu, MachineError
@@ -114,10 +114,10 @@ def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return this node's rank and the number of nodes. Raises LauncherError if nothing tells."""
     for size, rank in SIZE_AND_RANK:
         if size in environment and rank in environment:
-            found = environment[rank], environment[size]
-            if not all(text.isdecimal() for text in found) or int(found[0]) >= int(found[1]):
-                raise LauncherError(f"{rank}={found[0]} is no node's rank of {size}={found[1]}")
-            return int(found[0]), int(found[1])
+            numbers = environment[rank], environment[size]
+            if not all(text.isdecimal() for text in numbers) or int(numbers[0]) >= int(numbers[1]):
+                raise LauncherError(f"{rank}={numbers[0]} is no node's rank of {size}={numbers[1]}")
+            return int(numbers[0]), int(numbers[1])
     names = ", ".join(f"{size} and {rank}" for size, rank in SIZE_AND_RANK[:3])
     raise LauncherError(
         f"the launcher sets none of {names} on {socket.gethostname()}: "
@@ -168,8 +168,13 @@ def on_each_node(*arguments: object) -> list[str]:
     """Return the command line of on_node.py. ``env``, since a launcher may not hand the
     environment on.
     """
-    path = f"PYTHONPATH={engine.ENGINE.parent}"
-    return ["env", path, *engine.command("stepguard.launch.nodes.on_node"), *map(str, arguments)]
+    path = f"PYTHONPATH={callers_engine.ENGINE.parent}"
+    return [
+        "env",
+        path,
+        *callers_engine.command("stepguard.launch.nodes.on_node"),
+        *map(str, arguments),
+    ]
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
@@ -311,9 +316,9 @@ def start(
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),
         "STEPGUARD_STANDBY": "1" if spec.standby else "",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(engine.ENGINE.parent), theirs])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(callers_engine.ENGINE.parent), theirs])),
     }
-    supervisor = [*engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
+    supervisor = [*callers_engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
     return spawn(command, spec, own, spec.folder / "launcher.log")
 

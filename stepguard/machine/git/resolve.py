@@ -77,7 +77,9 @@ def main_branch(root: Path, rev: str = "") -> Main:
         named = resolve(root, rev)
         name, tip = named.shown, named.commit
     else:
-        name, tip = next(((ref, found) for ref in MAIN if (found := _commit(root, ref))), ("", ""))
+        name, tip = next(
+            ((ref, commit) for ref in MAIN if (commit := _commit(root, ref))), ("", "")
+        )
         name = name.removeprefix("refs/remotes/").removeprefix("refs/heads/")
     if not tip:
         raise TreeError("no main branch is known: git fetch origin main")
@@ -104,14 +106,14 @@ def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
     )
     if listed is None:
         raise TreeError(f"git cannot list {below} at {short_hash(commit)}: git fsck")
-    found = {}
+    texts = {}
     for path in filter(None, listed.split("\0")):
         if path.endswith(".json"):
             text = git(top, "cat-file", "blob", f"{commit}:{path}")
             if text is None:
                 raise TreeError(f"git cannot read {path} at {short_hash(commit)}: {DEEPEN}")
-            found[path.removeprefix(f"{below}/")] = text
-    return found
+            texts[path.removeprefix(f"{below}/")] = text
+    return texts
 
 
 def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
@@ -198,18 +200,22 @@ def _refuse_two_meanings(root: Path, rev: str) -> None:
     """
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
-    found = {ref: commit for ref in refs if (commit := _commit(root, ref))}
-    if len(set(found.values())) > 1:
-        raise TreeError(f"{name!r} has several meanings: say {' or '.join(found)}")
+    commits = {ref: commit for ref in refs if (commit := _commit(root, ref))}
+    if len(set(commits.values())) > 1:
+        raise TreeError(f"{name!r} has several meanings: say {' or '.join(commits)}")
 
 
 def _branch_of_a_remote(root: Path, rev: str) -> str:
     remotes = (git(root, "remote") or "").split("\n")
-    found = {f"{remote}/{rev}": _commit(root, f"refs/remotes/{remote}/{rev}") for remote in remotes}
-    found = {name: commit for name, commit in found.items() if commit}
-    if len(set(found.values())) > 1:
-        raise TreeError(f"{rev!r} is a branch of several remotes: say {' or '.join(sorted(found))}")
-    return next(iter(found.values()), "")
+    branches = {
+        f"{remote}/{rev}": _commit(root, f"refs/remotes/{remote}/{rev}") for remote in remotes
+    }
+    branches = {name: commit for name, commit in branches.items() if commit}
+    if len(set(branches.values())) > 1:
+        raise TreeError(
+            f"{rev!r} is a branch of several remotes: say {' or '.join(sorted(branches))}"
+        )
+    return next(iter(branches.values()), "")
 
 
 def _unknown(root: Path, rev: str, top: Path) -> str:

@@ -116,8 +116,8 @@ def _state(top: Path, paths: Collection[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted(paths):
         with contextlib.suppress(OSError):
-            found = (top / path).lstat()
-            entry = (path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+            status = (top / path).lstat()
+            entry = (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             digest.update("\0".join(map(str, entry)).encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()
 
@@ -152,17 +152,17 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
     return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
 
 
-def same_files(root: Path, one: str, other: str) -> bool:
+def same_files(root: Path, commit: str, other: str) -> bool:
     """Tell whether two commits, named by their hashes, have the same files, whatever their messages
     and parents say; False where git does not know one of them. A file of the tree itself may name
     HEAD, and never HEAD's hash, which follows from it.
     """
 
-    def files(commit: str) -> str | None:
-        is_hash = re.fullmatch(r"[0-9a-f]{40,64}", commit)
-        return git(root, "rev-parse", "--verify", f"{commit}^{{tree}}") if is_hash else None
+    def files(rev: str) -> str | None:
+        is_hash = re.fullmatch(r"[0-9a-f]{40,64}", rev)
+        return git(root, "rev-parse", "--verify", f"{rev}^{{tree}}") if is_hash else None
 
-    return one == other or (files(one) or "no commit") == files(other)
+    return commit == other or (files(commit) or "no commit") == files(other)
 
 
 def _is_baseline(path: Path, baselines: Path | None) -> bool:

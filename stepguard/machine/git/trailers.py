@@ -45,7 +45,7 @@ def trailers(
     if text is None:
         raise TreeError(f"the commits {commits} cannot be read for {KEY}")
     own = _not_on_main(root, base, head)
-    found, reverted = [], list[str]()
+    permissions, reverted = [], list[str]()
     for entry in filter(str.strip, text.split("\x02")):
         # What separates values and commits here a message may hold as well, where nobody sees it.
         fields = entry.lstrip("\n").split("\x00")
@@ -63,12 +63,12 @@ def trailers(
                 notice(f"{wrong}; main has it")
             declared += permitted
         if not any(map(commit.startswith, reverted)):
-            found += declared
+            permissions += declared
             reverted += _REVERTS.findall(message)
-    if found and is_shallow(root):
-        named = f"commit {short_hash(found[0].commit)} has the trailer {KEY}"
+    if permissions and is_shallow(root):
+        named = f"commit {short_hash(permissions[0].commit)} has the trailer {KEY}"
         raise TreeError(f"{named}, and a shallow clone cannot tell if it is of the range: {DEEPEN}")
-    return found
+    return permissions
 
 
 def _not_on_main(root: Path, base: str, head: str) -> set[str]:
@@ -86,7 +86,7 @@ def _lines(values: str, message: str) -> list[tuple[str, bool]]:
     known = [value.strip() for value in values.split("\x01") if value.strip()]
     meant = [value.strip() for value in _MEANT.findall(message)]
     # The first line of a folded one is less than git's value; one without a value is none to git.
-    others = [one for one in meant if not one or not any(v.startswith(one) for v in known)]
+    others = [line for line in meant if not line or not any(v.startswith(line) for v in known)]
     # Of lines that say the same as a trailer the first is not in its place.
     others = others or meant[: max(0, len(meant) - len(known))]
     return [*((value, True) for value in known), *((value, False) for value in others)]
@@ -96,16 +96,16 @@ def _read(
     value: str, in_place: bool, commit: str, author: str, cases: Collection[str] | None
 ) -> tuple[list[Permission], str]:
     """Return what a line permits, and what is wrong with it."""
-    found, wrong = [], "" if in_place else _NO_TRAILER
+    permissions, wrong = [], "" if in_place else _NO_TRAILER
     try:
-        found = [parse(value, commit, author)]
-        if cases is not None and found[0].case not in cases:
+        permissions = [parse(value, commit, author)]
+        if cases is not None and permissions[0].case not in cases:
             there = ", ".join(sorted(cases)) or "none"
-            found, wrong = [], f"there is no case {found[0].case!r}; cases: {there}"
+            permissions, wrong = [], f"there is no case {permissions[0].case!r}; cases: {there}"
     except ValueError as error:
         wrong = str(error)
     line = f"{KEY}: {value}"
-    return found, f"commit {short_hash(commit)} says {line!r}: {wrong}" if wrong else ""
+    return permissions, f"commit {short_hash(commit)} says {line!r}: {wrong}" if wrong else ""
 
 
 def parse(value: str, commit: str, author: str) -> Permission:

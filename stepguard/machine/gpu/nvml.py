@@ -15,18 +15,11 @@ import pynvml
 
 from stepguard.core.evidence import Block
 from stepguard.machine.gpu.telemetry import Expected, Poll, Ranks, Sample, annotate
+from stepguard.machine.gpu.throttling import slowdown
 
 SAMPLE_S = 0.05
 GONE_LIMIT_S = 10.0
 HIDDEN_MEMORY_BYTES = 2 << 30  # more than this in use with no process to see: somebody is hiding
-# Bits of nvmlDeviceGetCurrentClocksThrottleReasons (nvml.h). The software power cap, 0x4, is left
-# out: a big GPU lives at it, and the recordings do too.
-_SLOWDOWN_BITS = {
-    0x08: "hardware slowdown",
-    0x20: "thermal slowdown (software)",
-    0x40: "thermal slowdown (hardware)",
-    0x80: "power brake",
-}
 
 
 class MachineError(Exception):
@@ -162,8 +155,8 @@ class Monitor:
 
     def poll(self) -> None:
         """Take a sample of every GPU of this host if one is due."""
-        if found := self._sampler.poll():
-            self._polls.append(found)
+        if samples := self._sampler.poll():
+            self._polls.append(samples)
 
     def annotate(self, block: Block, ranks: Ranks) -> Block:
         """Return the block with the telemetry of the GPUs that its ranks ran on."""
@@ -192,7 +185,7 @@ def _sample(handle: Any) -> Sample | None:
             temperature_c=int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
             power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
             energy_mj=int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
-            slowdown=", ".join(text for bit, text in _SLOWDOWN_BITS.items() if bits & bit),
+            slowdown=slowdown(bits),
             pids=tuple(sorted({process.pid for process in processes})),
         )
     except pynvml.NVMLError:  # a block without samples does not count

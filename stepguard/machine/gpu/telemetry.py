@@ -116,14 +116,14 @@ def _gpus_of(
     began = min(rank["began_ns"] for rank in ranks)
     ended = max(rank["ended_ns"] for rank in ranks)
     where = f" of node {node.start // per_node}" if node.start else ""
-    found = []
+    gpus = []
     for at in range(len(node)):
         read = [poll[at] for poll in polls if at < len(poll)]
-        inside = [one for one in read if one and began <= one.at_ns <= ended]
+        inside = [sample for sample in read if sample and began <= sample.at_ns <= ended]
         pids = {_stranger(sample.pids, expected, node) for sample in inside} - {None}
         strangers = frozenset(f"process {pid} on the GPU{where}" for pid in pids)
-        found.append(_Gpu(inside, (ended - began) / 1e9, strangers))
-    return found
+        gpus.append(_Gpu(inside, (ended - began) / 1e9, strangers))
+    return gpus
 
 
 def _carried(rank: dict[str, Any]) -> list[Poll]:

@@ -14,7 +14,7 @@ from stepguard.core.site import Site
 from stepguard.worker.count.placement import Placement, target
 from stepguard.worker.count.syncs import by_place, site_here
 from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 # Operators that hand a value of the device to the host, or need one to know their output's shape.
 _WAITING = {
@@ -54,11 +54,11 @@ def count_candidates(tally: Tally, counted: RankStep) -> None:
         waits = _Waits(counted.placement, counted.phases)
         with counted.placement.observed(copies=True), waits, _HostCopies(waits):
             counted.step()
-        steps.append(waits.found)
+        steps.append(waits.sites)
     # Allowed candidates are kept, and do not count.
     del steps[:SETTLING_STEPS]
-    counts = [sum(not site.allowed for site in found) for found in steps]
-    sites = [by_place(found, len(counted.phases.micro_steps)) for found in steps]
+    counts = [sum(not site.allowed for site in of_step) for of_step in steps]
+    sites = [by_place(of_step, len(counted.phases.micro_steps)) for of_step in steps]
     tally.add("sync_candidates_per_step", counts, sites=sites)
 
 
@@ -67,7 +67,7 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, placement: Placement, phases: Phases) -> None:
         super().__init__()
-        self.found: list[Site] = []
+        self.sites: list[Site] = []
         self.placement, self._phases = placement, phases
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,7 +78,7 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
 
     def note(self, what: str) -> None:
         """Add a candidate: the line that is running now."""
-        self.found.append(site_here(what, self._phases))
+        self.sites.append(site_here(what, self._phases))
 
     def _waits(self, name: str, args: Any, kwargs: Any) -> str:
         """Return what would make the host wait in a call of an operator; empty if nothing would."""
@@ -125,7 +125,7 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
                     self._waits.note("copy to the host")
         if name in _FROM_NUMBERS:
             given = (*args[name == "new_tensor" :], kwargs.get("data"))[0]
-            for one in tree_iter(given) if isinstance(given, list | tuple) else ():
-                if self._waits.placement.on_device(one):
+            for value in tree_iter(given) if isinstance(given, list | tuple) else ():
+                if self._waits.placement.on_device(value):
                     self._waits.note(".item()")
         return func(*args, **kwargs)

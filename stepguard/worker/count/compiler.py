@@ -81,10 +81,10 @@ def generated_kernels() -> int:
 
 def uncached_graphs() -> int:
     """Return how many graphs no cache on disk can keep, so that every process compiles them."""
-    found, traces = _counters("inductor"), _counters("aot_autograd")
+    counters, traces = _counters("inductor"), _counters("aot_autograd")
     asked = (f"fxgraph_cache_{answer}" for answer in ("hit", "miss", "bypass"))
-    if any(found.get(name, 0) for name in asked) or traces.get("autograd_cache_hit", 0):
-        return found.get("fxgraph_cache_bypass", 0)
+    if any(counters.get(name, 0) for name in asked) or traces.get("autograd_cache_hit", 0):
+        return counters.get("fxgraph_cache_bypass", 0)
     # With the cache switched off nothing is counted.
     return unique_graphs() if generated_kernels() else 0
 
@@ -93,11 +93,11 @@ def compiled_afresh() -> bool:
     """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
     have: of such a graph it has the kernels, or not, which no counter says.
     """
-    found, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
-    if found.get("fxgraph_cache_miss", 0) or found.get("fxgraph_cache_bypass", 0):
+    counters, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
+    if counters.get("fxgraph_cache_miss", 0) or counters.get("fxgraph_cache_bypass", 0):
         return True
     # With the cache switched off nothing is counted.
-    return generated_kernels() > 0 and not found.get("fxgraph_cache_hit", 0) + hits
+    return generated_kernels() > 0 and not counters.get("fxgraph_cache_hit", 0) + hits
 
 
 def graph_breaks() -> list[Site]:
@@ -108,15 +108,15 @@ def graph_breaks() -> list[Site]:
     """
     reasons = _utils("graph_break_reasons")
     if reasons is None:
-        found = [_break(text, []) for text in _counters("graph_break")]
+        breaks = [_break(text, []) for text in _counters("graph_break")]
     else:
-        found = [_break(text, stack) for text, stack in _longest(reasons)]
+        breaks = [_break(text, stack) for text, stack in _longest(reasons)]
     for record in _records():
         if record.fail_type is not None and not _is_limit(record):
-            found.append(_break(str(record.fail_reason or record.fail_type), _failed(record)))
+            breaks.append(_break(str(record.fail_reason or record.fail_type), _failed(record)))
         elif _is_given_up(record):
-            found.append(_break(_GIVEN_UP, _compiled(record)))
-    return list(dict.fromkeys(found))
+            breaks.append(_break(_GIVEN_UP, _compiled(record)))
+    return list(dict.fromkeys(breaks))
 
 
 def recompile_limits() -> list[Site]:

@@ -13,7 +13,7 @@ from stepguard.worker.count import compiler
 from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.garbage import count_garbage, locate_garbage
 from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
-from stepguard.worker.count.kept import locate_kept
+from stepguard.worker.count.kept_memory import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepguard.core.metrics import GROWING_LINES, OPERATORS
 from stepguard.core.site import Site, merge
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery, site_at
 from stepguard.worker.count.python_lines import TracedStep, count_python
@@ -71,9 +71,11 @@ def _form(func: Any, args: Any, kwargs: Any) -> str:
     """
     if func.namespace != "aten":  # another library's texts may name anything, a process group say
         return ""
-    named = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)}
-    told = [value for value in (named | kwargs).values() if isinstance(value, str)]
-    return ",".join([*told, *(["causal"] if (named | kwargs).get("is_causal") else [])])
+    named = {
+        argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+    }
+    texts = [value for value in (named | kwargs).values() if isinstance(value, str)]
+    return ",".join([*texts, *(["causal"] if (named | kwargs).get("is_causal") else [])])
 
 
 def _phase(innermost: FrameType | None) -> str:
@@ -117,7 +119,7 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
         return
     count_python(tally, step.lines)
     tally.add_parts("flops_per_step", flops)
-    operators, sites = zip(*((one.calls, one.sites()) for one in counters), strict=True)
+    operators, sites = zip(*((counter.calls, counter.sites()) for counter in counters), strict=True)
     tally.add_parts(OPERATORS, operators, sites)
 
 
@@ -138,6 +140,8 @@ def _cpu_sdpa() -> dict[Any, Any]:
             grad, q, k, v
         ),
     }
-    found = {getattr(torch.ops.aten, name, None): formula for name, formula in formulas.items()}
+    by_operator = {
+        getattr(torch.ops.aten, name, None): formula for name, formula in formulas.items()
+    }
     known = {None, *flop_counter.flop_registry}
-    return {operator: formula for operator, formula in found.items() if operator not in known}
+    return {operator: formula for operator, formula in by_operator.items() if operator not in known}

@@ -1,7 +1,7 @@
 """Counts what steps leave to Python's garbage collector, and finds who makes it.
 
 Objects that refer to each other are freed by the collector alone. It stops the step while it looks
-for them, and it is off in most timed blocks (worker/clock.py), so that no time shows it.
+for them, and it is off in most timed blocks (worker/block_timer.py), so that no time shows it.
 """
 
 import gc
@@ -33,16 +33,16 @@ def count_garbage(tally: Tally, counted: RankStep) -> None:
     with _own_collections():
         counted.step()  # it may be the first to miss what an earlier part of the counting made
         gc.collect()
-        found = [_left_by(PERIOD, counted) for _ in range(ACTIVE_STEPS)]
-    tally.add(GARBAGE, [-(-each // PERIOD) for each in found])
+        left = [_left_by(PERIOD, counted) for _ in range(ACTIVE_STEPS)]
+    tally.add(GARBAGE, [-(-each // PERIOD) for each in left])
 
 
 def locate_garbage(tally: Tally, counted: RankStep) -> None:
     """Add where the garbage was made, if any was counted, and gc_pause_ms_per_step. Runs the step
     without the compiler.
     """
-    found = tally.values.get(GARBAGE, 1)  # of what differs between steps there is some
-    if not counted.any_rank(found > 0):
+    per_step = tally.values.get(GARBAGE, 1)  # of what differs between steps there is some
+    if not counted.any_rank(per_step > 0):
         return
     tally.information["gc_pause_ms_per_step"] = _pause_ms(counted) / PAUSED_STEPS
     with torch.compiler.set_stance("force_eager"), _own_collections(), _traced():
@@ -121,8 +121,8 @@ def _places() -> list[Site]:
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
-        found = gc.garbage[known:]
-        counts = Counter((type(thing).__name__, _made_at(thing)) for thing in found)
+        objects = gc.garbage[known:]
+        counts = Counter((type(thing).__name__, _made_at(thing)) for thing in objects)
     finally:
         gc.set_debug(flags)
         del gc.garbage[known:]

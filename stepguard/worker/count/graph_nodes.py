@@ -58,14 +58,14 @@ def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
 
 def _reachable(frozen: int) -> dict[int, Any]:
     """Return the nodes that living tensors, and nodes that Python holds, lead to, by identity."""
-    found: dict[int, Any] = {}
+    nodes: dict[int, Any] = {}
     waiting = list(_held(live_objects(frozen)))
     while waiting:
         node = waiting.pop()
-        if id(node) not in found:
-            found[id(node)] = node  # which keeps its identity from being another one's
+        if id(node) not in nodes:
+            nodes[id(node)] = node  # which keeps its identity from being another one's
             waiting += _following(node)
-    return found
+    return nodes
 
 
 def _held(things: Iterable[Any]) -> Iterator[Any]:
@@ -94,7 +94,7 @@ def _places(kept: Sequence[Any]) -> list[Site]:
         of_steps.setdefault(node.metadata.get(_STEP, LEAK_STEPS), []).append(node)
     for nodes in of_steps.values():
         inside = {id(node) for node in nodes}
-        followed = {id(one) for node in nodes for one in _following(node)}
+        followed = {id(following) for node in nodes for following in _following(node)}
         for last in (node for node in nodes if id(node) not in followed):
             counts[_site(last)] += _take(last, inside)
     each = [replace(site, count=-(-count // LEAK_STEPS)) for site, count in counts.items() if count]
@@ -115,7 +115,7 @@ def _take(last: Any, inside: set[int]) -> int:
 
 def _site(node: Any) -> Site:
     """Return where a node was made, by torch's record of the stack, innermost frame last."""
-    called = [one for text in reversed(node.metadata[_MADE_AT]) for one in _FRAME.findall(text)]
+    called = [frame for text in reversed(node.metadata[_MADE_AT]) for frame in _FRAME.findall(text)]
     stack = [(file, int(line), name) for file, line, name in called]
     place = locate((file, line, qualified(file, line, name)) for file, line, name in stack)
     return site_at(f"graph kept by {node.name()}", place)

@@ -48,8 +48,8 @@ def count_memory(tally: Tally, counted: RankStep) -> None:
     on_gpu = (_gpu_between, _gpu_peaks, _gpu_growth)
     between, peaks_of, growth = on_gpu if gpu else (_cpu_between, _cpu_peaks, _cpu_growth)
     # First: on a CPU frees of what was made before the first profile go unseen.
-    held = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
-    tally.add(BETWEEN_STEPS, [held])
+    kept_bytes = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
+    tally.add(BETWEEN_STEPS, [kept_bytes])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     calls_before = torch_device.allocator_calls() if gpu else {}
     leaked = max(0, growth(counted)) // LEAK_STEPS
@@ -204,8 +204,8 @@ def gradients(frozen: int, kind: str) -> dict[int, torch.UntypedStorage]:
 
 def _gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     # One may have no Python object yet. Of leaves alone: torch warns at others.
-    found = (tensor.grad for tensor in tensors if tensor.is_leaf)
-    return [grad for grad in found if grad is not None and grad.layout == torch.strided]
+    grads = (tensor.grad for tensor in tensors if tensor.is_leaf)
+    return [grad for grad in grads if grad is not None and grad.layout == torch.strided]
 
 
 def _by_data(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:

@@ -87,8 +87,8 @@ class Placement:
 
     def forget_freed(self) -> None:
         """Drop what no longer exists."""
-        self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
-        self._made_by = {key: one for key, one in self._made_by.items() if key in self._known}
+        self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
+        self._made_by = {key: maker for key, maker in self._made_by.items() if key in self._known}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note where an operator's result, and what it wrote, would live."""
@@ -155,7 +155,7 @@ def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _eagerly() -> AbstractContextManager[None]:
-    """Let the compiler step aside, where it was imported (measure/workers.py): a frame that it
+    """Let the compiler step aside, where it was imported (measure/case_workers.py): a frame that it
     meets under a dispatch mode it never compiles again.
     """
     there = "torch._dynamo" in sys.modules
@@ -230,8 +230,8 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
 
 def storages(*things: Any) -> dict[int, torch.UntypedStorage]:
     """Return the storages of all tensors among ``things``, by address."""
-    found = filter(None, (_storage(tensor) for tensor in _tensors(things)))
-    return {storage._cdata: storage for storage in found}
+    of_tensors = filter(None, (_storage(tensor) for tensor in _tensors(things)))
+    return {storage._cdata: storage for storage in of_tensors}
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -14,18 +14,18 @@ from torch.profiler import profile, record_function
 from stepguard.core.profile import Profile, bounded
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.chrome_chunks import CutOffError, DetailedEvent, TraceError
+from stepguard.trace.chrome_trace import Decoded, decode_all
 from stepguard.trace.host_steps import StepCalls, read_steps
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse
+from stepguard.trace.make_profile import profile as profile_of
 from stepguard.trace.operator_identity import identity_of, with_settings
-from stepguard.trace.profiles import analyse
-from stepguard.trace.profiles import profile as profile_of
-from stepguard.trace.read.chrome import Decoded, decode_all
-from stepguard.trace.read.chunks import CutOffError, DetailedEvent, TraceError
 from stepguard.worker.count.steering import settings
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.position import MICRO_STEP
 from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
 TRIES = 3  # profiles taken until one holds the GPU's record of every copy
@@ -56,8 +56,8 @@ def count_profiled(tally: Tally, counted: RankStep) -> None:
     """
     listener = SyncListener(counted.phases) if on_gpu(counted.device) else None
     for _ in range(TRIES):
-        found = profile_steps(counted, listener)
-        steps = found.calls
+        profiled = profile_steps(counted, listener)
+        steps = profiled.calls
         if not counted.any_rank(any(calls.lost_copies for calls in steps)):
             break
     tally.add_parts("compiled_operator_calls_per_step", [calls.operators for calls in steps])
@@ -65,9 +65,9 @@ def count_profiled(tally: Tally, counted: RankStep) -> None:
         count_collectives(tally, steps)
     if listener is not None:
         count_device_calls(tally, steps)
-        count_syncs(tally, steps, found.seen, len(counted.phases.micro_steps))
-        tally.profile, tally.profile_problem = found.profile, found.problem
-        tally.identity = found.identity
+        count_syncs(tally, steps, profiled.seen, len(counted.phases.micro_steps))
+        tally.profile, tally.profile_problem = profiled.profile, profiled.problem
+        tally.identity = profiled.identity
 
 
 def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
@@ -153,9 +153,9 @@ def _phase(name: str) -> AbstractContextManager[object]:
     return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
 
 
-def _identity(events: list[DetailedEvent], steps: int, found: dict[str, Any]) -> StepIdentity:
+def _identity(events: list[DetailedEvent], steps: int, flags: dict[str, Any]) -> StepIdentity:
     try:
-        return with_settings(identity_of(events, MARK, steps), found)
+        return with_settings(identity_of(events, MARK, steps), flags)
     except RuntimeError as error:
         return StepIdentity(problem=str(error))
 

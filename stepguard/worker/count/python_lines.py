@@ -16,7 +16,7 @@ from typing import Any
 
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
 from stepguard.core.site import Site
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.locate import is_machinery, locate, site_at
 from stepguard.worker.count.tally import Tally
 
@@ -60,14 +60,14 @@ def _rise(counts: Sequence[int]) -> int:
 
 @contextmanager
 def _traced() -> Iterator[Lines]:
-    found: Lines = Counter()
+    lines: Lines = Counter()
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
         return None if is_machinery(frame.f_code.co_filename) else inside
 
     def inside(frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            found[frame.f_code] += 1
+            lines[frame.f_code] += 1
         return inside
 
     before, collects = sys.gettrace(), gc.isenabled()
@@ -75,7 +75,7 @@ def _traced() -> Iterator[Lines]:
     gc.disable()
     sys.settrace(enter)
     try:
-        yield found
+        yield lines
     finally:
         sys.settrace(before)
         if collects:

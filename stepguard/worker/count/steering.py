@@ -134,36 +134,36 @@ def settings() -> dict[str, Any]:
 
 
 def _value(path: str) -> str | None:
-    found: Any = torch
+    value: Any = torch
     try:
         for name in path.split("."):
-            found = getattr(found, name)
-        return str(found() if callable(found) else found)
+            value = getattr(value, name)
+        return str(value() if callable(value) else value)
     except (AssertionError, AttributeError, RuntimeError, TypeError):
         return None
 
 
 def _own_threads() -> list[str]:
     """Return the names of Python's threads that are none of torch's, without their numbers."""
-    found = []
+    names = []
     for thread in threading.enumerate():
         target = getattr(thread, "_target", None)
         module = str(getattr(target, "__module__", "") or type(thread).__module__)
         if not module.startswith(_HELPERS):
-            found.append(re.sub(r"\d+", "", f"{module} {thread.name}"))
-    return found
+            names.append(re.sub(r"\d+", "", f"{module} {thread.name}"))
+    return names
 
 
 def _own_processes() -> list[str]:
     """Return the commands of this process' children that are no compiler's."""
-    mine, found = str(os.getpid()), []
+    mine, commands = str(os.getpid()), []
     for folder in Path("/proc").glob("[0-9]*"):
         # pid (name, which may have spaces and brackets) state parent ...
         if _read(folder / "stat").rpartition(")")[2].split()[1:2] == [mine]:
             command = _read(folder / "cmdline").replace("\0", " ")
             if command and _HELPER_PROCESS not in command:
-                found.append(re.sub(r"\d+", "", command))
-    return found
+                commands.append(re.sub(r"\d+", "", command))
+    return commands
 
 
 def _read(path: Path) -> str:

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from stepguard.core.allow import allowed_by_comment, allowed_now
+from stepguard.core.allow_sync import allowed_by_comment, allowed_now
 from stepguard.core.site import Site
 from stepguard.trace.host_steps import Sync
 from stepguard.worker.count.locate import frames, locate, site_at
-from stepguard.worker.position import MICRO_STEP, Phases
+from stepguard.worker.rank_position import MICRO_STEP, Phases
 from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
@@ -94,10 +94,10 @@ def _call(sync: Sync) -> str:
         return "torch.cuda.synchronize()"
     if sync.kind == "event":
         return "Event.synchronize()"
-    found = [what for operator, what in _BY_OPERATOR.items() if operator in sync.chain]
-    found += [what for copy, what in _BY_COPY.items() if sync.after_copy.startswith(copy)]
-    found += [n.removeprefix("aten::") for n in reversed(sync.chain) if n.startswith("aten::")]
-    return next(iter(found), "stream synchronize")
+    calls = [what for operator, what in _BY_OPERATOR.items() if operator in sync.chain]
+    calls += [what for copy, what in _BY_COPY.items() if sync.after_copy.startswith(copy)]
+    calls += [n.removeprefix("aten::") for n in reversed(sync.chain) if n.startswith("aten::")]
+    return next(iter(calls), "stream synchronize")
 
 
 def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:

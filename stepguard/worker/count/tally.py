@@ -15,9 +15,9 @@ from stepguard.core.profile import Profile
 from stepguard.core.site import Site, added
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.text import listed
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.placement import Placement
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 ACTIVE_STEPS = 2  # a count is taken when this many steps agree
 
@@ -93,8 +93,8 @@ class Tally:
         else:
             text, less, more = differs
             self.unstable[metric] = f"steps differ{text}"
-            found = added(sites[less], sites[more]) if sites else ()
-            where = tuple(site for site in found if not site.allowed)
+            more_sites = added(sites[less], sites[more]) if sites else ()
+            where = tuple(site for site in more_sites if not site.allowed)
         if detail is not None:
             self.detail[metric] = dict(sorted(detail.items()))
         if where:

@@ -16,7 +16,7 @@ import torch
 
 from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.rendezvous import join_process_group
 from stepguard.worker.workload import BadWorkload

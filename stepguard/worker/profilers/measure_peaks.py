@@ -17,7 +17,7 @@ import torch
 from stepguard.core.device import CPU, GPU
 from stepguard.core.roofline import Peaks
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 
 RUNS = 8
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

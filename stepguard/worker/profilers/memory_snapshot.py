@@ -11,7 +11,7 @@ import torch
 from torch.profiler import profile, record_function
 
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.memory_counters import live_tensor_bytes
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.profilers.ranges import Ranges
@@ -45,12 +45,12 @@ def record_memory(rank: RankStep, path: Path, progress: Callable[[str], None]) -
         progress("memory: recorded step")
         profiled = _profiled(one_step, where)
     progress("memory: writing")
-    found: dict[str, Any] = {"live_bytes": live, "on_gpu": gpu, "trace": str(path)}
+    recorded: dict[str, Any] = {"live_bytes": live, "on_gpu": gpu, "trace": str(path)}
     if gpu:
-        found["snapshot"] = str(path.with_name(path.name.replace(".json.gz", ".pickle")))
-        found |= torch_device.end_history(found["snapshot"])
+        recorded["snapshot"] = str(path.with_name(path.name.replace(".json.gz", ".pickle")))
+        recorded |= torch_device.end_history(recorded["snapshot"])
     write(profiled, path, gpu)
-    return found
+    return recorded
 
 
 def _profiled(step: Step, where: torch.device) -> profile:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from stepguard.worker.position import MICRO_STEP
+from stepguard.worker.rank_position import MICRO_STEP
 
 Open = Callable[[str], AbstractContextManager[object]]
 
@@ -42,5 +42,5 @@ class Ranges:
     def end_step(self) -> None:
         """Close what is open."""
         self._close(0)
-        self._after = {name for name, found in self._seen_in.items() if len(found) == 1}
+        self._after = {name for name, micro_steps in self._seen_in.items() if len(micro_steps) == 1}
         self._seen_in, self._micro_step = {}, ""

@@ -11,13 +11,13 @@ from stepguard.core.comparison import glances, judged
 from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.decision import (
+from stepguard.judge.judge_pairs import (
     judge_ab,
     wants_another_pair,
     wants_every_pair,
 )
 from stepguard.judge.rules import mean_on_cpu
-from stepguard.report.words import times
+from stepguard.report.verdict_text import times
 
 QUICK = {"floor_flops_per_step": 0.0, "margins_pct": MARGINS_PCT["cpu"]}
 HOW = {"head": QUICK, "base": QUICK, "glance": True}

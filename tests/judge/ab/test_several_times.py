@@ -8,11 +8,11 @@ from comparisons import comparison_of, with_margins
 from stepguard.core.margins import ALPHA
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.decision import judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.judge.rules import several_times
 from stepguard.judge.rules.several_times import LEAST_PAIRS, SEVERAL_TIMES
 from stepguard.judge.sequential_plan import level_of
-from stepguard.report.words import headline, times
+from stepguard.report.verdict_text import headline, times
 
 BASE_MS = [(5.0, 5.5), (5.2, 4.0), (4.5, 5.1), (5.0, 4.4)]
 

@@ -1,0 +1,361 @@
+"""Step times within launches as series: what begins late, and what returns every so many steps.
+
+A launch's mean hides both: 15 % from step 150 on is 3 % of the mean where a fifth of the timed
+steps come later. Steps are counted from a launch's first, so that what the code does at one of them
+is at the same place in every launch, and what the machine does is not. Two revisions are compared
+step by step: what both do is no finding.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.device import CPU, GPU
+from stepguard.core.evidence import Launch
+from stepguard.core.margins import PRIOR
+from stepguard.core.reason_sentences import SlowSteps
+from stepguard.core.reasons import Reason
+from stepguard.judge.noise_limits import pooled_variance
+from stepguard.judge.sequential_plan import MIN_PAIRS, level_share
+
+Numbers = npt.NDArray[Any]
+# What is in one launch alone may be the machine's. On a CPU other work slows a pair or two.
+LEAST_PAIRS = {GPU: 2, CPU: MIN_PAIRS}
+LEAST_STEPS = 3  # on either side of where it begins: of the shortest block all but the first
+LEAST_RETURNS = 4  # of what is periodic
+LEAST_OTHERS = 12  # steps that are not slow, to know how steps scatter
+LEAST_CORRELATED = 6.0  # times the variance of a mean of steps that do not depend on each other
+PRIOR_WEIGHT = 8.0  # degrees of freedom that what is known of rises counts for
+LONGEST_PERIOD = 64
+PERIODIC_T = 8.0  # standard errors; some 2,000 periods and phases are tried
+SAME_SIZE = 0.5  # of its mean, that it has to have in every launch
+RETURNS = 0.8  # of the steps at which it is due
+# One-sided, for each pair after which it is looked for. With the search for where it begins 24
+# looks at unchanged code find something in under 0.1 % of cases
+# (tests/judge/test_slowdowns_in_series.py).
+ALPHA = 0.00005
+# What halves of a launch differ by without a cause in the code. Blocks of a pair: 0.5 %, two and a
+# half times what pairs do. A launch alone is still warming up by a percent.
+PAIR_SDS, LONE_SD_PCT = 2.5, 1.0
+REASONS = {"late": Reason.LATE_SLOWDOWN, "periodic": Reason.PERIODIC_SLOWDOWN}
+LEAST_MEAN = 0.002  # log, that a periodic slowdown adds to the mean, or nobody needs to know
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A slowdown within launches, the same in all of them."""
+
+    kind: Literal["late", "periodic"]
+    begin: int  # the first slow step that was timed, counted from 0, the launch's first
+    after: int  # where it is late, the last step timed before: it begins in between
+    period: int  # steps from one slow step to the next; 0: late, or no other was timed
+    slower: float  # log-ratio of slow steps to the others
+    adds: float  # log-ratio of the mean step, of a late one's from there on, to what it was
+    ms: float  # by so much a slow step is longer
+    p_value: float = 1.0
+
+    def holds(self, steps: Numbers) -> Numbers:
+        """Tell which of the steps are slow by it."""
+        apart = steps - self.begin
+        if self.kind == "late":
+            return apart >= 0
+        return apart % self.period == 0 if self.period else apart == 0
+
+    def figures(self) -> SlowSteps:
+        """Return it as figures of a metric's verdict."""
+        return SlowSteps(
+            kind=self.kind,
+            begin=int(self.begin),
+            after=int(self.after),
+            period=int(self.period),
+            slower_pct=100 * math.expm1(self.slower),
+            slower_ms=float(self.ms),
+        )
+
+
+@dataclass(frozen=True)
+class _Series:
+    """Timed steps of a launch: their numbers, their blocks, and the log of each time, or ratio."""
+
+    steps: Numbers
+    block: Numbers
+    log: Numbers
+    ms: float  # of a usual step
+
+    def by_block(self, values: Numbers) -> list[Numbers]:
+        """Return the values of its steps, block by block."""
+        return np.split(values, np.flatnonzero(np.diff(self.block)) + 1)
+
+    def without(self, pattern: Pattern) -> "_Series":
+        """Return the series less the steps that are slow by a periodic pattern."""
+        kept = ~pattern.holds(self.steps)
+        return replace(self, steps=self.steps[kept], block=self.block[kept], log=self.log[kept])
+
+
+@lru_cache(maxsize=64)  # a verdict and its report ask a dozen times
+def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
+    """Return what steps do within all launches of one tree, two at least."""
+    series = [timed for launch in launches if (timed := _of_launch(launch))]
+    if len(series) < 2 or len(series) < len(launches):
+        return None
+    return _found(series, _periodic(_without_places(series)), LONE_SD_PCT, ALPHA)
+
+
+def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
+    """Return what HEAD's steps do in all pairs, and the other tree's at the same steps do not; None
+    where HEAD is none the slower for it by the ignore margin, and before there are ``least`` pairs:
+    0 for as many as a verdict needs.
+    """
+    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
+    series = [timed for head, base in both if (timed := _of_pair(head, base))]
+    if len(series) < (least or LEAST_PAIRS[comparison.head.case["device"]]):
+        return None
+    margins = comparison.margins
+    sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
+    pattern = _found(series, _periodic(series), sd_pct, ALPHA * level_share(comparison.alpha))
+    if pattern is None:
+        return None
+    # From there on, where something begins late: before, HEAD may have been the faster one.
+    after = pattern.begin if pattern.kind == "late" else 0
+    lasting = [
+        timed.log[timed.steps >= after].mean() for timed in series if timed.steps[-1] >= after
+    ]
+    return pattern if min(float(np.mean(lasting)), pattern.adds) > margins.ignore else None
+
+
+def of_head_alone(comparison: Comparison) -> Pattern | None:
+    """Return what HEAD's steps do in all its launches and the other tree's do not, with its size in
+    the pairs; None where it adds no more than the ignore margin. The pairs need not prove it.
+    """
+    mine, others = (
+        [one for launch in side.launches if (one := _of_launch(launch))]
+        for side in (comparison.head, comparison.base)
+    )
+    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
+    pairs = [one for head, base in both if (one := _of_pair(head, base))]
+    if len(pairs) < 2 or len(mine) < len(comparison.head.launches):
+        return None
+    # What steps do by their place in a block both sides do; without it, another one may be hidden.
+    for series in (mine, _without_places(mine)):
+        found = _found(series, _periodic(series), LONE_SD_PCT, ALPHA)
+        sized = _in_pairs(found, pairs, others) if found else None
+        if sized and sized.adds > comparison.margins.ignore:
+            return sized
+    return None
+
+
+def _in_pairs(
+    found: Pattern, pairs: Sequence[_Series], others: Sequence[_Series]
+) -> Pattern | None:
+    """Return a pattern of HEAD's launches with its size in the pairs; None where the launches of
+    the other tree show at least half of it.
+    """
+    slower, of_base = _size(found, pairs), _size(found, others)
+    if slower is None or of_base is None or of_base >= SAME_SIZE * found.slower:
+        return None
+    steps = np.concatenate([one.steps for one in pairs])
+    share = 1.0 if found.kind == "late" else float(found.holds(steps).mean())
+    ms = float(np.mean([one.ms for one in pairs])) * math.expm1(slower)
+    adds = math.log1p(share * math.expm1(slower))
+    return replace(found, slower=slower, adds=adds, ms=ms, p_value=1.0)
+
+
+def _size(found: Pattern, series: Sequence[_Series]) -> float | None:
+    """Return by how much the steps of a pattern are slower than the others, as a log-ratio averaged
+    over the launches that have both; None where none has.
+    """
+    sizes = []
+    for one in series:
+        slow = found.holds(one.steps)
+        if slow.any() and not slow.all():
+            log = one.log if found.kind == "late" else _levelled(one)
+            sizes.append(float(log[slow].mean() - log[~slow].mean()))
+    return float(np.mean(sizes)) if sizes else None
+
+
+def _found(
+    series: Sequence[_Series], periodic: Pattern | None, sd_pct: float, alpha: float
+) -> Pattern | None:
+    late = _late(series, sd_pct, alpha)
+    if late is None or periodic is None:
+        return late or periodic
+    # Slow steps that happen to lie late, or late ones of which some are the same steps apart: it
+    # is late if it is so without these.
+    others = [timed.without(periodic) for timed in series]
+    return late if _late(others, sd_pct, alpha) else periodic
+
+
+def lasting_ms(launch: Launch, begin: int) -> float:
+    """Return the mean of a launch's timed steps from ``begin`` on, in ms; of all, if none is."""
+    times = [
+        ms
+        for block in launch.blocks
+        for step, ms in zip(block.timed_steps, block.step_ms, strict=False)
+        if step >= begin
+    ]
+    return math.fsum(times) / len(times) if times else launch.step_ms
+
+
+def _of_launch(launch: Launch) -> _Series | None:
+    """Return a launch's series; None where its blocks do not say which steps they timed.
+
+    Without the first step of each block, in which a GPU waits for what its host does before it
+    launches something: a sleep in every step, hidden in others, is that step's alone.
+    """
+    blocks = [block for block in launch.blocks if block.steps > 1]
+    if not (blocks and launch.has_times()) or any(block.ran is None for block in blocks):
+        return None
+    ms = np.array([ms for block in blocks for ms in block.step_ms[1:]])
+    steps = np.concatenate([np.array(block.timed_steps[1:]) for block in blocks])
+    number = np.repeat(np.arange(len(blocks)), [block.steps - 1 for block in blocks])
+    return _Series(steps, number, np.log(ms), float(np.median(ms)))
+
+
+def _of_pair(head: Launch, base: Launch) -> _Series | None:
+    """Return the log-ratios of the steps that both timed."""
+    own, other = _of_launch(head), _of_launch(base)
+    if own is None or other is None:
+        return None
+    steps, mine, its = np.intersect1d(own.steps, other.steps, return_indices=True)
+    if not len(steps):
+        return None
+    return _Series(steps, own.block[mine], own.log[mine] - other.log[its], other.ms)
+
+
+def _late(series: Sequence[_Series], sd_pct: float, alpha: float) -> Pattern | None:
+    """Return a level that is higher from some step on, in all series that reach it."""
+    at = np.unique(np.concatenate([timed.steps for timed in series]))
+    # A few steps that are far out must not make a level.
+    sums = [_both_sides(timed, at) for timed in series]
+    weight = np.array([weights for _, weights in sums])
+    moved = np.array([rises for rises, _ in sums])
+    reached = weight > 0
+    # Where one launch of several got so far, nothing returned.
+    returned = reached.sum(axis=0) >= min(2, len(series))
+    explained = np.where(returned, (weight * moved).sum(axis=0), 0.0)
+    best = int(np.argmax(explained**2 / np.maximum(weight.sum(axis=0), 1e-12)))
+    if explained[best] <= 0:
+        return None
+    rises = moved[reached[:, best], best]
+    slower = float(rises.mean())
+    if rises.min() < SAME_SIZE * slower:
+        return None
+    begin = int(at[best])
+    its = [
+        _variance_of_rise(timed, begin)
+        for timed, reach in zip(series, reached[:, best], strict=True)
+        if reach
+    ]
+    pooled, degrees = pooled_variance(rises.tolist(), sd_pct, PRIOR_WEIGHT)
+    distance = slower / math.sqrt((pooled + float(np.mean(its))) / len(rises))
+    if distance < float(scipy.special.stdtrit(degrees, 1 - alpha)):
+        return None
+    usual = float(np.mean([timed.ms for timed in series]))
+    p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)
+    ms = usual * math.expm1(slower)
+    after = int(at[best - 1])
+    return Pattern("late", begin, after, 0, slower, slower, ms, p_value)
+
+
+def _both_sides(timed: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
+    """Return, for each step of ``at``, how much higher the mean from it on is than before, and the
+    weight of that; 0 where there are fewer than LEAST_STEPS on a side.
+    """
+    low, high = np.quantile(timed.log, (0.05, 0.95))
+    order = np.argsort(timed.steps, kind="stable")
+    total = np.concatenate([[0.0], np.cumsum(np.clip(timed.log, low, high)[order])])
+    before = np.searchsorted(timed.steps[order], at)
+    after = len(timed.steps) - before
+    enough = (before >= LEAST_STEPS) & (after >= LEAST_STEPS)
+    first, second = np.maximum(before, 1), np.maximum(after, 1)
+    rise = (total[-1] - total[before]) / second - total[before] / first
+    weight = np.where(enough, before * after / len(timed.steps), 0.0)
+    return np.where(enough, rise, 0.0), weight
+
+
+def _variance_of_rise(timed: _Series, begin: int) -> float:
+    """Return the variance of a rise at ``begin`` by the scatter of the steps, which is correlated
+    from step to step on a card whose clock dips.
+    """
+    later = timed.steps >= begin
+    rest = timed.log - np.where(later, timed.log[later].mean(), timed.log[~later].mean())
+    spread = float(np.mean(rest**2)) + 1e-12
+    follows = float(np.mean(rest[1:] * rest[:-1])) / spread
+    correlated = (1 + follows) / (1 - follows) if follows < 0.9 else 19.0
+    steps = 1 / int(later.sum()) + 1 / int((~later).sum())
+    return spread * max(LEAST_CORRELATED, correlated) * steps
+
+
+def _periodic(series: Sequence[_Series]) -> Pattern | None:
+    """Return steps that are slower at one interval, the same steps in every series."""
+    steps = np.concatenate([timed.steps for timed in series])
+    rest = np.concatenate([_levelled(timed) for timed in series])
+    launch = np.repeat(np.arange(len(series)), [len(timed.steps) for timed in series])
+    period, phase = _best_phase(steps, rest)
+    if not period:
+        return None
+    due = steps % period == phase
+    usual = rest[~due]
+    slower = float(rest[due].mean() - usual.mean())
+    # Without the outermost, which are outliers: 0.79 of a normal spread.
+    apart = float(np.clip(usual, *np.quantile(usual, (0.05, 0.95))).std()) / 0.79 + 1e-6
+    its = np.array([rest[due & (launch == i)].mean() for i in np.unique(launch[due])])
+    returns = float((rest[due] - usual.mean() > SAME_SIZE * slower).mean())
+    distance = slower / apart * math.sqrt(int(due.sum()))
+    adds = math.log1p(float(due.mean()) * math.expm1(slower))
+    seen = len(its) >= min(2, len(series)) and (its - usual.mean()).min() > SAME_SIZE * slower
+    enough = len(usual) >= LEAST_OTHERS
+    if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
+        return None
+    ms = float(np.mean([timed.ms for timed in series])) * math.expm1(slower)
+    begin = int(steps[due].min())
+    period = period if (steps[due] > begin).any() else 0
+    return Pattern("periodic", begin, begin, period, slower, adds, ms, 1e-6)
+
+
+def _without_places(series: Sequence[_Series]) -> list[_Series]:
+    """Return the series less what steps do by their place in a block, in most blocks.
+
+    At its power cap an H200's clock dips 0.65 to 0.83 s after a block begins, and a second later
+    again (studies/warm_up): in blocks of 38 steps that is every 19th.
+    """
+    blocks = [block for timed in series for block in timed.by_block(_levelled(timed))]
+    level = np.full((len(blocks), max(map(len, blocks))), np.nan)
+    for row, block in zip(level, blocks, strict=True):
+        row[: len(block)] = block
+    usual = np.nanmedian(level, axis=0)
+    return [
+        replace(
+            timed,
+            log=timed.log - np.concatenate([usual[: len(b)] for b in timed.by_block(timed.log)]),
+        )
+        for timed in series
+    ]
+
+
+def _levelled(timed: _Series) -> Numbers:
+    """Return the series less the median of each block: blocks of one launch differ in level."""
+    return np.concatenate([block - np.median(block) for block in timed.by_block(timed.log)])
+
+
+def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
+    """Return the period and phase that explain most; (0, 0) if none returns LEAST_RETURNS times."""
+    best, place = 0.0, (0, 0)
+    for period in range(2, LONGEST_PERIOD + 1):
+        phases = steps % period
+        count = np.bincount(phases, minlength=period)
+        total = np.bincount(phases, weights=rest - rest.mean(), minlength=period)
+        others = np.maximum(len(steps) - count, 1)
+        enough = (count >= LEAST_RETURNS) & (total > 0)
+        explained = np.where(enough, total**2 * len(steps) / (np.maximum(count, 1) * others), 0.0)
+        phase = int(np.argmax(explained))
+        if explained[phase] > best * (1 + 1e-9):
+            best, place = float(explained[phase]), (period, phase)
+    return place

@@ -1,0 +1,76 @@
+"""The first launch of the case that comes next: it imports torch while this case's last one runs.
+
+It is on standby (worker/agent.py), so that no code of the tree, or that the tree imports, is loaded
+before its case begins: until then a fixture of its test may build an extension, or write a module.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from stepguard.core.case import Case
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.launch.torchrun import LaunchSpec
+from stepguard.launch.worker_group import WorkerGroup
+from stepguard.machine.inherited import Inherited, inherited_now
+
+
+class Ahead:
+    """Holds at most one group, which no case has taken yet. It has no rank."""
+
+    def __init__(self) -> None:
+        self.case: Case | None = None  # that comes next, if that is known
+        self._group: WorkerGroup | None = None
+        self._inherited: Inherited | None = None
+
+    def expect(self, case: Case | None) -> None:
+        """Say which case comes next, None if none does."""
+        self.case = case
+
+    def begin(self, spec: LaunchSpec, environment: Mapping[str, str]) -> None:
+        """Start the launch in this environment, unless it is held already, in place of one that was
+        not taken.
+        """
+        waiting = replace(spec, standby=True)
+        if self._group is not None and self._group.spec == waiting:
+            return
+        self.close()
+        self._inherited = _inherited(environment)
+        self._group = WorkerGroup(waiting, environment)
+
+    def ready(self) -> bool:
+        """Tell whether nothing imports any more. A launch that failed is no longer held: its case
+        starts it again, and says what is wrong.
+        """
+        if self._group is None:
+            return True
+        try:
+            return self._group.imported()
+        except LaunchFailed:
+            self.close()
+            return True
+
+    def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
+        """Return the group, if it lives and is what ``spec`` would start now in this environment;
+        its end is theirs.
+        """
+        if self._group is None or self._group.spec != replace(spec, standby=True):
+            return None
+        if self._inherited != _inherited(environment):
+            self.close()
+        self.ready()
+        group, self._group = self._group, None
+        if group is not None:
+            group.release()
+        return group
+
+    def close(self) -> None:
+        """End a group that was not taken."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+
+def _inherited(environment: Mapping[str, str]) -> Inherited:
+    """Return what a launch inherits."""
+    kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    return replace(inherited_now(), variables=kept)

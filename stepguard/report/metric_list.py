@@ -1,0 +1,122 @@
+"""The metrics of one case, for a person: what a run measured, and what a baseline holds."""
+
+from collections.abc import Iterator, Mapping
+from statistics import geometric_mean
+
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.evidence import Counts
+from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS, WASTE, format_value
+from stepguard.core.recording import Recording
+from stepguard.core.text import first
+from stepguard.core.verdict import cause_first
+from stepguard.judge.summarise_evidence import summarise
+from stepguard.measure.suite import Result
+from stepguard.report.next_steps import Commands
+from stepguard.report.table import aligned, figure
+from stepguard.report.verdict_text import change, happens, operator_move
+from stepguard.storage.accept_recording import Accepted, Action
+
+MOVES = 9  # lines; with the one above them ten
+PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
+LISTED = ("case", "level", "recordings", "newest", "step [ms]")
+COLUMNS = (
+    "recorded",
+    "commit",
+    "GPU",
+    "torch",
+    "launches",
+    "step\n[ms]",
+    "median\n[ms]",
+    "to\nfirst",
+)
+
+
+def figures(result: Result) -> Iterator[str]:
+    """Yield every metric that was measured, a line each; under a counter its places or parts."""
+    values = summarise(result.evidence).values()
+    width = max((len(name) for name in values), default=0)
+    for name in (name for name in METRICS if name in values):
+        yield figure(name, values[name], width)
+        yield from _made_of(name, result.evidence.counted)
+
+
+def _made_of(name: str, counts: Counts) -> Iterator[str]:
+    """Yield where a counter happens; else what it is made of, the largest first."""
+    sites = counts.sites.get(name, ()) if name != OPERATORS else ()
+    for site in sites:
+        text = happens(site, METRICS[name].unit)
+        yield f"    {text}" + (f" (allowed: {site.allowed})" if site.allowed else "")
+    parts = {} if sites else counts.detail.get(name, {})
+    shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
+    if 1 < len(shown) <= PARTS:
+        yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
+
+
+def accepted_line(done: Accepted, commands: Commands) -> str:
+    """Return what was done with evidence that was accepted, in a line."""
+    figures = {"path": commands.relative(done.path), "number": done.number, "reason": done.reason}
+    return f"{done.case_id}: {done.action.value.format(**figures)}"
+
+
+def moves(done: Accepted) -> list[str]:
+    """Return old -> new of each metric whose level was changed, the cause first, in MOVES lines at
+    most; of a level that nothing is compared with what is accepted that a good step does not have.
+    """
+    moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
+    if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
+        wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
+        return [f"  accepted as it is: {', '.join(wasted)}"] if wasted else []
+    lines = [
+        # Which parts moved, where their sum did not.
+        f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
+        for m in moved
+    ]
+    return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
+
+
+def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield a table of cases' baselines: which level it is, and its newest recording."""
+    rows = []
+    for case_id, entry in cases.items():
+        level, count = str(len(entry.epochs)), str(len(entry.level.recordings))
+        times = _figure(entry.newest, JUDGED_TIME)
+        rows.append((case_id, level, count, entry.newest.date[:10], times))
+    yield from (f"  {text}" for text in aligned([LISTED, *rows]))
+
+
+def lines(entry: Entry) -> Iterator[str]:
+    """Yield every epoch with its recordings, oldest first; then the newest one's counters."""
+    for number, epoch in enumerate(entry.epochs, start=1):
+        yield f"  level {number}: {epoch.reason}"
+        rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
+        yield from (f"  {text}" for text in aligned(rows, left=range(4)))
+    newest = entry.newest
+    yield "  counted in the newest:"
+    width = max((len(name) for name in newest.counters), default=0)
+    for name in (name for name in METRICS if name in newest.counters):
+        yield f"    {figure(name, newest.counters[name], width)}"
+    for name, difference in newest.differences_pct.items():
+        mean, half = difference.mean, difference.half_width
+        yield f"    {name} {mean:+.2f} +- {half:.2f} {METRICS[name].unit}"
+
+
+def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
+    times = recording.times_ms.get(JUDGED_TIME, [])
+    # The first: a level may creep by steps that are each within the limit.
+    first = epoch.recordings[0].times_ms.get(JUDGED_TIME, [])
+    change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
+    return (
+        recording.date[:10],
+        recording.commit[:7],
+        recording.device_uuid.removeprefix("GPU-")[:8],
+        recording.software.get("torch", ""),
+        str(len(times) or ""),
+        _figure(recording, JUDGED_TIME),
+        _figure(recording, "step_ms_median"),
+        "" if change is None else f"{100 * change:+.2f} %",
+    )
+
+
+def _figure(recording: Recording, name: str) -> str:
+    value = recording.values().get(name)
+    return "" if value is None else format_value(name, value)  # a column of nothing is left out
