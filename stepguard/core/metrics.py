@@ -20,6 +20,7 @@ from stepguard.core.device import is_gpu
 ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
 PEAK = "peak_allocated_bytes"
 COLLECTIVES = "collectives_per_step"
+COLLECTIVE_BYTES = "collective_bytes_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
 GARBAGE = "garbage_objects_per_step"
 GRAPH_NODES = "leaked_graph_nodes_per_step"
@@ -99,7 +100,7 @@ _TABLE = (
     _cost("pageable_copies_per_step", "copies", _GPU),
     _cost("memsets_per_step", "calls", _GPU),
     _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
-    _work("collective_bytes_per_step", "B", _SEVERAL, parts=True),
+    _work(COLLECTIVE_BYTES, "B", _SEVERAL, parts=True),
     _cost("generated_kernels", "kernels"),
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),

@@ -19,7 +19,13 @@ from msgspec.structs import replace
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import GRAPH_NODES, GROWING_LINES, JUDGED_TIME, METRICS
+from stepguard.core.metrics import (
+    COLLECTIVE_BYTES,
+    GRAPH_NODES,
+    GROWING_LINES,
+    JUDGED_TIME,
+    METRICS,
+)
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
@@ -61,7 +67,7 @@ _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 # Has to be equal on both sides, or their times say nothing.
 WORK = ("tokens_per_step", "flops_per_step")
 # What no time pays for: another exchange, a step that at last runs out of memory.
-PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
+PRICELESS = (COLLECTIVE_BYTES, "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
 # What the compiler's kernels cost on a GPU is in the launches and in the time: a step without its
 # graph break has one more of 360, and is a gain.
 GENERATED = "generated_kernels"
@@ -316,8 +322,9 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
     reason where it passes; they are by both sides then.
     """
     margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
-    slow = of_pairs(comparison) if decided.status is Status.SLOWER else None
-    pattern = slow or of_head_alone(comparison) or of_launches(comparison.head.launches)
+    known = of_pairs(comparison) or of_head_alone(comparison)
+    slow = known if decided.status is Status.SLOWER else None
+    pattern = known or of_launches(comparison.head.launches)
     if slow:
         pct = max(pct, 100 * math.expm1(slow.adds))
     elif pattern and decided.status is Status.SAME:

@@ -35,7 +35,11 @@ LEAST_CORRELATED = 6.0  # times the variance of a mean of steps that do not depe
 PRIOR_WEIGHT = 8.0  # degrees of freedom that what is known of rises counts for
 LONGEST_PERIOD = 64
 PERIODIC_T = 8.0  # standard errors; some 2,000 periods and phases are tried
-SAME_SIZE = 0.5  # of its mean, that it has to have in every launch
+KNOWN_T = 5.0  # of pairs, at the period and phase that HEAD's launches show: none is tried
+SAME_SIZE = 0.5  # of its mean, that it has to have in every launch ...
+# ... or as many sd of the other steps. A GPU with launches to run hides part of a host's pause, in
+# each launch another part.
+CLEAR_SDS = 3.0
 RETURNS = 0.8  # of the steps at which it is due
 # One-sided, for each pair after which it is looked for. With the search for where it begins 24
 # looks at unchanged code find something in under 0.1 % of cases
@@ -64,9 +68,10 @@ class Pattern:
     def holds(self, steps: Numbers) -> Numbers:
         """Tell which of the steps are slow by it."""
         apart = steps - self.begin
-        if self.kind == "late":
-            return apart >= 0
-        return apart % self.period == 0 if self.period else apart == 0
+        slow: Numbers = apart >= 0
+        if self.kind == "periodic":
+            slow = apart % self.period == 0 if self.period else apart == 0
+        return slow
 
     def figures(self) -> SlowSteps:
         """Return it as figures of a metric's verdict."""
@@ -132,50 +137,56 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
 
 def of_head_alone(comparison: Comparison) -> Pattern | None:
     """Return what HEAD's steps do in all its launches and the other tree's do not, with its size in
-    the pairs; None where it adds no more than the ignore margin. The pairs need not prove it.
+    the pairs; None where it adds no more than the ignore margin. If the pairs do not prove it, its
+    p-value is 1.
     """
     mine, others = (
-        [one for launch in side.launches if (one := _of_launch(launch))]
+        [timed for launch in side.launches if (timed := _of_launch(launch))]
         for side in (comparison.head, comparison.base)
     )
     both = zip(comparison.head.launches, comparison.base.launches, strict=False)
-    pairs = [one for head, base in both if (one := _of_pair(head, base))]
+    pairs = [timed for head, base in both if (timed := _of_pair(head, base))]
     if len(pairs) < 2 or len(mine) < len(comparison.head.launches):
         return None
     # What steps do by their place in a block both sides do; without it, another one may be hidden.
     for series in (mine, _without_places(mine)):
-        found = _found(series, _periodic(series), LONE_SD_PCT, ALPHA)
-        sized = _in_pairs(found, pairs, others) if found else None
+        pattern = _found(series, _periodic(series), LONE_SD_PCT, ALPHA)
+        sized = _in_pairs(pattern, pairs, others) if pattern else None
         if sized and sized.adds > comparison.margins.ignore:
             return sized
     return None
 
 
 def _in_pairs(
-    found: Pattern, pairs: Sequence[_Series], others: Sequence[_Series]
+    pattern: Pattern, pairs: Sequence[_Series], others: Sequence[_Series]
 ) -> Pattern | None:
     """Return a pattern of HEAD's launches with its size in the pairs; None where the launches of
     the other tree show at least half of it.
     """
-    slower, of_base = _size(found, pairs), _size(found, others)
-    if slower is None or of_base is None or of_base >= SAME_SIZE * found.slower:
+    slower, of_base = _size(pattern, pairs), _size(pattern, others)
+    if slower is None or of_base is None or of_base >= SAME_SIZE * pattern.slower:
         return None
-    steps = np.concatenate([one.steps for one in pairs])
-    share = 1.0 if found.kind == "late" else float(found.holds(steps).mean())
-    ms = float(np.mean([one.ms for one in pairs])) * math.expm1(slower)
+    share, p_value = 1.0, 1.0
+    if pattern.kind == "periodic":
+        steps = np.concatenate([timed.steps for timed in pairs])
+        rest = np.concatenate([_levelled(timed) for timed in pairs])
+        due = pattern.holds(steps)
+        share = float(due.mean())
+        p_value = 1e-6 if _contrast(due, rest)[-1] >= KNOWN_T else 1.0
+    ms = float(np.mean([timed.ms for timed in pairs])) * math.expm1(slower)
     adds = math.log1p(share * math.expm1(slower))
-    return replace(found, slower=slower, adds=adds, ms=ms, p_value=1.0)
+    return replace(pattern, slower=slower, adds=adds, ms=ms, p_value=p_value)
 
 
-def _size(found: Pattern, series: Sequence[_Series]) -> float | None:
+def _size(pattern: Pattern, series: Sequence[_Series]) -> float | None:
     """Return by how much the steps of a pattern are slower than the others, as a log-ratio averaged
     over the launches that have both; None where none has.
     """
-    sizes = []
-    for one in series:
-        slow = found.holds(one.steps)
-        if slow.any() and not slow.all():
-            log = one.log if found.kind == "late" else _levelled(one)
+    sizes, least = [], LEAST_STEPS if pattern.kind == "late" else 1
+    for timed in series:
+        slow = pattern.holds(timed.steps)
+        if min(slow.sum(), (~slow).sum()) >= least:
+            log = timed.log if pattern.kind == "late" else _levelled(timed)
             sizes.append(float(log[slow].mean() - log[~slow].mean()))
     return float(np.mean(sizes)) if sizes else None
 
@@ -302,22 +313,31 @@ def _periodic(series: Sequence[_Series]) -> Pattern | None:
     if not period:
         return None
     due = steps % period == phase
-    usual = rest[~due]
-    slower = float(rest[due].mean() - usual.mean())
-    # Without the outermost, which are outliers: 0.79 of a normal spread.
-    apart = float(np.clip(usual, *np.quantile(usual, (0.05, 0.95))).std()) / 0.79 + 1e-6
-    its = np.array([rest[due & (launch == i)].mean() for i in np.unique(launch[due])])
-    returns = float((rest[due] - usual.mean() > SAME_SIZE * slower).mean())
-    distance = slower / apart * math.sqrt(int(due.sum()))
+    slower, apart, distance = _contrast(due, rest)
+    above = rest - rest[~due].mean()
+    least = min(SAME_SIZE * slower, CLEAR_SDS * apart)
+    its = np.array([above[due & (launch == i)].mean() for i in np.unique(launch[due])])
+    returns = float((above[due] > least).mean())
     adds = math.log1p(float(due.mean()) * math.expm1(slower))
-    seen = len(its) >= min(2, len(series)) and (its - usual.mean()).min() > SAME_SIZE * slower
-    enough = len(usual) >= LEAST_OTHERS
+    seen = len(its) >= min(2, len(series)) and its.min() > least
+    enough = int((~due).sum()) >= LEAST_OTHERS
     if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
         return None
     ms = float(np.mean([timed.ms for timed in series])) * math.expm1(slower)
     begin = int(steps[due].min())
     period = period if (steps[due] > begin).any() else 0
     return Pattern("periodic", begin, begin, period, slower, adds, ms, 1e-6)
+
+
+def _contrast(due: Numbers, rest: Numbers) -> tuple[float, float, float]:
+    """Return by how much the steps that are due are slower than the others, the sd of those, and
+    how many standard errors that is.
+    """
+    usual = rest[~due]
+    slower = float(rest[due].mean() - usual.mean())
+    # Without the outermost, which are outliers: 0.79 of a normal spread.
+    apart = float(np.clip(usual, *np.quantile(usual, (0.05, 0.95))).std()) / 0.79 + 1e-6
+    return slower, apart, slower / apart * math.sqrt(int(due.sum()))
 
 
 def _without_places(series: Sequence[_Series]) -> list[_Series]:

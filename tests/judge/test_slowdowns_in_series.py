@@ -200,19 +200,20 @@ def test_what_both_revisions_do_is_a_notice(how):
 
 
 def test_a_checkpoint_in_each_eighth_step_is_never_same():
-    """Steps of a real run on a busy CPU, whose pairs scatter by too much for most of it: more pairs
-    are wanted, time that is up is no pass, and eight pairs say SLOWER.
+    """Steps of a real run on a busy CPU: more pairs are wanted, and time that is up is no pass. Six
+    pairs say SLOWER, since HEAD's launches show the interval, which the pairs alone do not.
     """
-    for count in range(2, 8):
+    for count in range(2, 6):
+        assert wants_another_pair(checkpointing(count))
+        early = judge_ab(checkpointing(count, out_of_time=True))
+        assert early.status is Status.INCONCLUSIVE
+        assert count == 2 or "every 8 steps" in headline(early)  # two have three such steps
+    for count in (6, 7, 8):
         found = checkpointing(count)
+        assert of_pairs(found) is None and not wants_another_pair(found)
         verdict = judge_ab(found)
-        assert verdict.status is Status.SLOWER or wants_another_pair(found), count
-        late = judge_ab(checkpointing(count, out_of_time=True))
-        assert late.status in (Status.SLOWER, Status.INCONCLUSIVE), count
-        assert "every 8 steps" in headline(late)
-    verdict = judge_ab(checkpointing())
-    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
-    assert "every 8 steps" in headline(verdict)
+        assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+        assert "step_ms every 8 steps, first at step 14, +" in headline(verdict)
 
 
 def test_a_checkpoint_that_is_no_longer_written_is_none_of_heads():
@@ -222,19 +223,21 @@ def test_a_checkpoint_that_is_no_longer_written_is_none_of_heads():
     assert judge_ab(found).status.outcome == "passed"
 
 
-@pytest.mark.parametrize("hidden", [0.0, 0.7])
-def test_a_sleep_in_each_eleventh_step_is_found(hidden):
-    """A step that the host launches ahead of the GPU: up to so much of a sleep that takes longer
-    than the step is hidden, in each launch another part. Four pairs decide.
+@pytest.mark.parametrize("seed", [0, 2, 4, 9, 10])
+@pytest.mark.parametrize("count", [2, 6])
+def test_a_pause_of_the_host_that_a_gpu_hides_is_found(seed, count):
+    """In each eleventh step the host sleeps for longer than the step takes. The GPU has launches to
+    run meanwhile, and hides up to nine tenths of it, in each launch another part. Two pairs decide,
+    and six do so, too.
     """
-    draw, sides = np.random.default_rng(11), ([], [])
-    for number in range(1, 5):
-        seen = 1.3 * (1 - hidden * draw.random())
+    draw, sides = np.random.default_rng(seed), ([], [])
+    for number in range(1, count + 1):
+        seen = 1.3 * (1 - 0.9 * draw.random())
         for side, how in zip(sides, ({"every": (11, 4, seen)}, {}), strict=True):
             side.append(launch(draw, (range(20, 40), range(70, 90)), number, cv=0.004, **how))
     head, base = (
-        evidence((), launches=tuple(one), gates=GATES, **(SOUND | {"planned_launches": 1}))
-        for one in sides
+        evidence((), launches=tuple(side), gates=GATES, **(SOUND | {"planned_launches": 1}))
+        for side in sides
     )
     found = Comparison("main", replace(head, commit="f" * 40), replace(base, commit="0" * 40))
     verdict = judge_ab(found)

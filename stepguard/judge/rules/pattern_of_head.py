@@ -1,7 +1,7 @@
 """A pattern that HEAD's launches have and the other tree's have not: never `same`.
 
-What is late or periodic in HEAD alone is the code's doing, although steps scatter by too much for
-pairs to prove it. This rule can only ask for more pairs, so it adds no SLOWER.
+HEAD's own launches scatter less than pairs do, so they can show a pattern that nobody would find in
+the pairs. Where it is known, the pairs only have to confirm its size.
 """
 
 from stepguard.core.comparison import Comparison
@@ -9,18 +9,25 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.sequential_plan import MOST_PAIRS
-from stepguard.judge.slow_step_patterns import of_head_alone
+from stepguard.judge.slow_step_patterns import LEAST_PAIRS, REASONS, of_head_alone
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """Say INCONCLUSIVE where HEAD alone has a pattern that adds more than the ignore margin, until
-    its own rule or the plan says SLOWER, or the plan says that HEAD as a whole is none the slower.
+    """Say SLOWER where HEAD alone has a pattern, the pairs confirm its size and HEAD is slower on
+    average, by more than the ignore margin. Else say INCONCLUSIVE, unless the plan says SLOWER,
+    FASTER, or that HEAD as a whole is none the slower.
     """
-    if of_head_alone(comparison) is None:
+    pattern = of_head_alone(comparison)
+    if pattern is None:
         return None
-    plan = mean_of_pairs.rule(comparison)
-    passes = plan.status is Status.SAME and plan.high_pct <= comparison.margins.ignore_pct
+    plan, margins = mean_of_pairs.rule(comparison), comparison.margins
+    passes = plan.status is Status.SAME and plan.high_pct <= margins.ignore_pct
     if passes or plan.status in (Status.SLOWER, Status.FASTER):
         return None
+    figures = mean_of_pairs.measured(comparison)
+    enough = comparison.pairs >= LEAST_PAIRS[comparison.head.case["device"]]
+    confirmed = enough and pattern.p_value <= comparison.alpha
+    if confirmed and figures.estimate_pct > margins.ignore_pct:
+        return figures.say(Status.SLOWER, REASONS[pattern.kind], p_value=pattern.p_value)
     last = comparison.out_of_time or comparison.pairs >= MOST_PAIRS
-    return mean_of_pairs.measured(comparison).say(Status.INCONCLUSIVE, final=last)
+    return figures.say(Status.INCONCLUSIVE, final=last)
