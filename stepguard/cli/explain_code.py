@@ -85,7 +85,7 @@ def _verdicts(reason: Reason) -> str:
 
 
 def codes() -> list[Code]:
-    """Return all codes in the page's order; a code may be there for a case and for a run."""
+    """Return all codes in the page's order. A code may be there for a case and for a run."""
     rows: list[tuple[str, ...]] = [
         (reason, _verdicts(reason), its.means, its.remedy)
         for section in OF_REASONS

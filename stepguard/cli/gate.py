@@ -89,8 +89,8 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _declared(document: RunDocument, options: argparse.Namespace) -> list[Permission]:
-    """Return what the commits of the range declare, by their own messages and not the document's
-    word. They are read only where there is a range: the clone has to have its commits.
+    """Return what the commits of the range declare, by their own messages, not by the document.
+    They are read only if there is a range: the clone must have its commits.
     """
     metrics = (metric for result in document.results for metric in result.verdict.metrics)
     if not options.against or not any(metric.reason == Reason.EXPECTED for metric in metrics):
@@ -100,7 +100,7 @@ def _declared(document: RunDocument, options: argparse.Namespace) -> list[Permis
 
 
 def _annotate(lines: Sequence[str]) -> None:
-    # Not by say(), which takes such lines apart.
+    # Not by say(), which breaks up such lines.
     if os.environ.get("GITHUB_ACTIONS") == "true":
         sys.stdout.writelines(f"{line}\n" for line in lines)
 

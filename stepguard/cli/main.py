@@ -51,7 +51,7 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     gate,
     explain_code,
 )
-# The lab's commands. They are loaded by name: no module of the gate imports the lab.
+# The lab's commands, loaded by name: no module of the gate imports the lab.
 LAB = ("trace", "analyze", "memory", "nsight", "compare", "refresh", "sweep")
 
 
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         complain("interrupted")
-        return 130  # 128 + SIGINT, as shells give it
+        return 130  # 128 + SIGINT, as shells return it
 
 
 def every_command() -> tuple[ModuleType, ...]:
@@ -87,14 +87,14 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def _block(text: str) -> str:
-    """Return examples indented, as they are, and a paragraph as wide as argparse's own text."""
+    """Return examples unchanged but indented, and a paragraph as wide as argparse's own text."""
     if text.lstrip().startswith(("python ", "pytest ")):
         return indent(dedent(text), "  ")
     return fill(text, get_terminal_size().columns - 2)
 
 
 def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Return a command's options; of one that runs workloads, what follows -- is a script's."""
+    """Return a command's options. If it runs workloads, all that follows -- belongs to a script."""
     script: list[str] = []
     if command.get_default("script") is not None and "--" in arguments:
         border = arguments.index("--")
@@ -112,8 +112,8 @@ def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse
 def _parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options of the command that the first argument names.
 
-    The command's own parser is called, since argparse offers intermixing only where there are no
-    commands below: options and words may then be in any order.
+    The command's own parser is called, since argparse only accepts options and words in any order
+    if there are no commands below.
     """
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     parser.add_argument("--version", action="version", version=f"stepguard {__version__}")

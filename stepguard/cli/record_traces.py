@@ -1,4 +1,4 @@
-"""Traces of one's own workload: run CASE --trace DIR."""
+"""Traces of a user's own workload: run CASE --trace DIR."""
 
 import argparse
 import shlex
@@ -15,7 +15,7 @@ from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.suite import Suite
 
 USUAL_PLAN = (3, 2, 4)
-TRACES = (".json", ".json.gz", ".sqlite")  # suffixes of the files that hold one
+TRACES = (".json", ".json.gz", ".sqlite")  # suffixes of files with traces
 
 
 def add_trace_options(run: argparse.ArgumentParser) -> None:
@@ -40,8 +40,8 @@ def plan(text: str) -> tuple[int, int, int]:
 
 
 def refuse_trace_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that go with --trace alone, or do not go with it, and for a
-    folder that has traces.
+    """Raise UsageError for options that need --trace, or do not go with it, and for a folder that
+    already has traces.
     """
     if options.trace is None and (options.with_stack or options.shapes or options.schedule):
         raise UsageError("--with-stack, --shapes and --schedule are for traces: add --trace DIR")
@@ -54,7 +54,7 @@ def refuse_trace_options(options: argparse.Namespace) -> None:
 
 
 def record(suite: Suite, case: Case, options: argparse.Namespace) -> int:
-    """Write a trace of each rank, and say how to read them."""
+    """Write a trace of each rank, and print how to read them."""
     folder = new_folder(options.trace)
     answers = ask(
         suite,
@@ -74,7 +74,7 @@ def record(suite: Suite, case: Case, options: argparse.Namespace) -> int:
 
 
 def new_folder(path: Path) -> Path:
-    """Return a folder, absolute, that is made if it is not there. Raises UsageError."""
+    """Return the absolute path of a folder, which is made if it is missing. Raises UsageError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -83,7 +83,7 @@ def new_folder(path: Path) -> Path:
 
 
 def ask(suite: Suite, case: Case, command: str, **arguments: Any) -> Answers:
-    """Return the answers of the case's ranks, with progress. Raises ValueError for a failure."""
+    """Return the answers of the case's ranks, with progress. Raises ValueError if one fails."""
     line = progress_line(suite.root, [case])
     try:
         with line.case(case.id):
@@ -95,5 +95,5 @@ def ask(suite: Suite, case: Case, command: str, **arguments: Any) -> Answers:
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Return the traces of a folder; none where there is no such folder."""
+    """Return the traces in a folder; empty if the folder does not exist."""
     return sorted(file for file in folder.glob("*") if file.name.endswith(TRACES))

@@ -1,4 +1,4 @@
-"""Deliberate host syncs, allowed in the source and with a reason that the report prints.
+"""Deliberate host syncs: the source allows them, with a reason that the report prints.
 
     with allow_sync("the loss is logged every 100 steps"):
         print(loss.item())
@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 _MARKER = re.compile(r"(?:^|\s)#\s*stepguard:\s*allow sync(?=[\s:,]|$)[\s:,-]*(?P<reason>.*)$")
-# Of the process, not of a thread: a backward pass syncs in autograd's threads.
+# One list for the process, not one for each thread: a backward pass syncs in autograd's threads.
 _open: list[str] = []
 
 
 @contextmanager
 def allow_sync(reason: str) -> Iterator[None]:
-    """Count host syncs inside apart from ``host_syncs_per_step``, and list them with ``reason``.
+    """Allow the host syncs inside: they do not count as ``host_syncs_per_step``, and are listed
+    with ``reason``.
 
-    Raises ValueError without a reason: whoever reads the report has nothing else to judge it by.
+    Raises ValueError without a reason, since readers of the report judge the sync by it.
     """
     if not reason.strip():
         raise ValueError("allow_sync needs a reason: it is printed on every run")
@@ -39,7 +40,9 @@ def allowed_now() -> str:
 
 
 def allowed_by_comment(source_line: str) -> str:
-    """Return the reason that a line's comment gives; empty without a comment, or a reason in it."""
+    """Return the reason that a line's comment gives; empty if there is no comment, or no reason in
+    it.
+    """
     marker = _MARKER.search(_comment(source_line))
     reason = marker["reason"].strip() if marker else ""
     return reason if re.search(r"\w", reason) else ""

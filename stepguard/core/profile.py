@@ -1,63 +1,63 @@
 """A profile: what a few steps of one workload did on the GPU, small enough to keep with a run.
 
-Every figure is given for each profiled step, so that two profiles are compared with their scatter.
-The identity closes for each step: compute + exposed communication + exposed copies + idle = step.
+Every figure has a value for each profiled step, so that two profiles can be compared with their
+scatter. In each step: compute + exposed communication + exposed copies + idle = step.
 """
 
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 
-Series = tuple[float, ...]  # one item a step
+Series = tuple[float, ...]  # one item for each step
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
-LONGEST_US = 1e12  # of a step: eleven days
+LONGEST_US = 1e12  # of a step; eleven days
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All launches of one kernel in one shape, for one work, from one phase."""
+    """All launches of one kernel with one shape, for one amount of work, from one phase."""
 
     name: str
-    canonical: str  # without what differs from build to build
+    canonical: str  # the name without what differs from build to build
     kind: str  # the class: "GEMM", "attention", ...
     phase: str
-    calls: Series  # a step
-    us: Series  # summed over the calls of a step
+    calls: Series  # launches in each step
+    us: Series  # the sum of the launches in each step
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
-    operator: str = ""  # that launched it
-    source: str = ""  # "model/gpt.py(166): forward", where the stack was recorded
-    code: str = ""  # hash of the source that the compiler generated for it; "" for others
-    begin_us: float = 0.0  # of the first one, in the file
-    work: Work = Work()  # of a launch, where the operators' shapes were recorded
+    operator: str = ""  # the operator that launched it
+    source: str = ""  # "model/gpt.py(166): forward", if the stack was recorded
+    code: str = ""  # hash of the source that the compiler generated; empty for other kernels
+    begin_us: float = 0.0  # time of the first launch in the file
+    work: Work = Work()  # of one launch, if the operators' shapes were recorded
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what tells it from the other rows of a profile."""
+        """Return the fields that tell it from the other rows of a profile."""
         return self.name, self.grid, self.block, self.phase, self.work
 
 
 @dataclass(frozen=True)
 class IdleRow:
-    """Idle time of one cause at one place."""
+    """Idle time with one cause at one place."""
 
     cause: str  # a value of trace.idle.Idle
-    call: str  # that made the host wait, "" without one
-    place: str  # the operators or the phase around it, or the source line
-    count: Series  # gaps a step
+    call: str  # the call that made the host wait; empty without one
+    place: str  # the source line, or the operators or the phase around it
+    count: Series  # gaps in each step
     us: Series
-    begin_us: float = 0.0  # of the first one, in the file
+    begin_us: float = 0.0  # time of the first gap in the file
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Split the step's time on the GPU, us for each step; the parts sum up to ``step_us``."""
+    """The parts of a step's time on the GPU, in us for each step. They add up to ``step_us``."""
 
     step_us: Series
-    compute_us: Series  # at least one kernel that is no communication
+    compute_us: Series  # at least one kernel runs that is no communication
     exposed_communication_us: Series  # communication while nothing computes
     exposed_copies_us: Series  # copies and fills while nothing else runs
     idle_us: Series
@@ -73,17 +73,19 @@ class Profile:
     kernels: tuple[KernelRow, ...]
     idle: tuple[IdleRow, ...]
     calls: dict[str, Series] = field(default_factory=dict)  # CUDA calls a step, by name
-    lost_share: float = 0.0  # of the launches of these steps, those without a record
-    incomplete: int = 0  # steps that were left out since launches of theirs lack records
+    lost_share: float = 0.0  # share of these steps' launches that have no record
+    incomplete: int = 0  # steps that were left out because launches of them have no record
     software: tuple[tuple[str, str], ...] = ()
 
     @property
     def steps(self) -> int:
-        """The number of profiled steps."""
+        """Return the number of profiled steps."""
         return len(self.parts.step_us)
 
     def problem(self) -> str:
-        """Return what is wrong with it although every field has its type, "" if nothing."""
+        """Return what is wrong with a profile whose fields all have their types; empty if
+        nothing.
+        """
         series = [getattr(self.parts, name) for name in _PARTS] + [*self.calls.values()]
         for row in self.kernels:
             series += [row.calls, row.us]
@@ -97,7 +99,7 @@ class Profile:
 
 
 def over_ranks(profiles: Sequence[Profile]) -> Profile:
-    """Return the mean of several ranks' profiles, step by step; what a rank lacks counts as 0."""
+    """Return the mean of several ranks' profiles, step by step. What a rank lacks counts as 0."""
     if len(profiles) == 1:
         return profiles[0]
     steps = min(profile.steps for profile in profiles)
@@ -135,7 +137,7 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
 
 
 def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
-    """Return rows with these fields, those that nothing else tells apart as one."""
+    """Return the rows with these field values. Rows that are then alike become one."""
     return tuple(
         replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
         for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
@@ -143,14 +145,14 @@ def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
 
 
 def merged_by_name(profile: Profile) -> Profile:
-    """Return a profile with one row for each kernel's name, whatever its phases and shapes."""
+    """Return a profile with one row for each kernel name, whatever the phases and shapes."""
     rows = merged(profile.kernels, phase="", grid=(), block=(), code="", work=Work())
     return replace(profile, kernels=tuple(sorted(rows, key=lambda row: -sum(row.us))))
 
 
 def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:
-    """Return a profile of the ``most`` longest kernels and those whose keys are ``kept``; the other
-    kernels are a row for each class and phase, other idle time a row for each cause.
+    """Return a profile of the ``most`` longest kernels, and those whose keys are ``kept``. All
+    other kernels become one row for each class and phase, other idle time one row for each cause.
     """
     alone: list[KernelRow] = []
     others: list[KernelRow] = []
@@ -182,7 +184,7 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
 
 
 def by_class(profile: Profile) -> dict[str, float]:
-    """Return the us a step of each class of kernels; those that overlap count twice."""
+    """Return the us a step of each class of kernels. Kernels that overlap count twice."""
     kinds = grouped(profile.kernels, lambda row: row.kind)
     return {kind: sum(mean(row.us) for row in rows) for kind, rows in kinds.items()}
 

@@ -1,6 +1,6 @@
-"""Figures: what the sentence of a reason says, a type for each sentence.
+"""Figures: the values in a reason's sentence. Each sentence has a type.
 
-A verdict and a run's document hold them as data; reasons.py says which come with which reason.
+A verdict and a run's document hold them as data. reasons.py says which reason has which.
 """
 
 from typing import ClassVar, Literal
@@ -12,11 +12,11 @@ from stepguard.core.text import counted
 
 
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
-    """Hold the figures of one sentence, which is ``says`` with the fields in it."""
+    """The figures of one sentence. ``says`` is the sentence, with fields in it."""
 
     says: ClassVar[str]
-    revision: str = ""  # the other one, where it was its measurement
-    launch: str = ""  # "launch 2", where it was in one
+    revision: str = ""  # the other revision, if the sentence is about its measurement
+    launch: str = ""  # "launch 2", if the sentence is about one launch
 
     @property
     def text(self) -> str:
@@ -25,23 +25,23 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     @property
     def sentence(self) -> str:
-        """Return the sentence, and before it the revision and the launch that it is about."""
+        """Return the sentence, preceded by the revision and the launch that it is about."""
         return ": ".join(filter(None, (self.revision, self.launch, self.text)))
 
 
 class Said(Figures, frozen=True):
-    """A sentence without its figures: all that a document of schema 2 has."""
+    """A sentence without its figures: a document of schema 2 has no more."""
 
     says = "{message}"
     message: str
 
 
 class Failed(Figures, frozen=True):
-    """A worker, or the machine, failed."""
+    """A worker or the machine failed."""
 
     says = "{message}"
     message: str
-    site: Site | None = None  # that raised it
+    site: Site | None = None  # where it was raised
 
 
 class NoneMeasured(Figures, frozen=True):
@@ -60,7 +60,7 @@ class TooFewLaunches(Figures, frozen=True):
 
 
 class Unpaired(Figures, frozen=True):
-    """A revision has more launches than the other."""
+    """The two revisions have different numbers of launches."""
 
     says = "{head} launches of HEAD, {base} of {other}: they are not in pairs"
     head: int
@@ -69,7 +69,7 @@ class Unpaired(Figures, frozen=True):
 
 
 class BlockWithoutTimes(Figures, frozen=True):
-    """A block has not a time for each step."""
+    """A block lacks the time of a step."""
 
     says = "a block of {steps} steps has {times} times"
     steps: int
@@ -77,11 +77,11 @@ class BlockWithoutTimes(Figures, frozen=True):
 
 
 class BadTime(Figures, frozen=True):
-    """A time is no positive finite number."""
+    """A time is not a positive finite number."""
 
     says = "{what} has a time of {ms} ms"
     what: str  # a block, or a difference
-    ms: str  # as it is written: JSON has no such number
+    ms: str  # as text: JSON has no such number
 
 
 class EventsGap(Figures, frozen=True):
@@ -117,7 +117,7 @@ class RepeatedGap(Figures, frozen=True):
 
 
 class NegativeDifference(Figures, frozen=True):
-    """A step takes longer without what it should save."""
+    """The step takes longer without the exchange, which should save time."""
 
     says = (
         "{difference} is {mean_pct:.2f} +- {half_width_pct:.2f} % of a step: the step without it "
@@ -137,7 +137,7 @@ class BelowFloor(Figures, frozen=True):
 
 
 class Undecided(Figures, frozen=True):
-    """A warm-up, or a metric, that came to no result."""
+    """A warm-up or a metric without a result."""
 
     says = "{why}"
     why: str
@@ -157,7 +157,7 @@ class NotMeasured(Figures, frozen=True):
 
 
 class UnknownWork(Figures, frozen=True):
-    """Nobody knows the work of a step."""
+    """The work of a step is unknown."""
 
     metric: str
     whose: str  # "HEAD", or the other revision
@@ -185,7 +185,7 @@ class Unstable(Figures, frozen=True):
 class NotRecorded(Figures, frozen=True):
     """A case has no recording."""
 
-    path: str = ""  # of the file that lacks it, where that is known
+    path: str = ""  # the file without it, if known
 
     @property
     def text(self) -> str:
@@ -215,10 +215,10 @@ class OtherWork(Figures, frozen=True):
     """A step does other work than the other revision's."""
 
     metric: str
-    other: str  # the revision
+    other: str  # the other revision
     old: float
     new: float
-    alarm: str = ""  # the status by recordings, which such a step cannot have
+    alarm: str = ""  # the status that recordings gave; a step of other work cannot have it
 
     @property
     def text(self) -> str:
@@ -228,7 +228,7 @@ class OtherWork(Figures, frozen=True):
 
 
 class OtherWorkOfRanks(Figures, frozen=True):
-    """Ranks do other work than the other revision's; empty for ranks that are alike."""
+    """Ranks do other work than the other revision's. Empty: all ranks do the same."""
 
     metric: str
     other: str
@@ -250,7 +250,7 @@ def _at_other_work(alarm: str, text: str) -> str:
 
 
 class OwnLimit(Figures, frozen=True):
-    """The recordings that a time's limit was made of."""
+    """The recordings that the limit of a time comes from."""
 
     own_card: bool
     compared: int
@@ -275,7 +275,7 @@ class OneRank(Figures, frozen=True):
     """One rank alone."""
 
     one_rank_ms: float
-    unsteady: str  # why its warm-up ended in no steady state; else empty
+    unsteady: str  # why its warm-up did not reach a steady state; empty if it did
 
     @property
     def text(self) -> str:
@@ -284,10 +284,10 @@ class OneRank(Figures, frozen=True):
 
 
 class NoAnswer(Figures, frozen=True):
-    """An alarm that no pairs answer."""
+    """No pairs answer the alarm."""
 
     says = "{why}"
-    why: str  # empty where the commit says it
+    why: str  # empty if the commit's text says it
 
 
 class NotTimed(Figures, frozen=True):
@@ -298,25 +298,25 @@ class NotTimed(Figures, frozen=True):
 
 
 class OtherCommit(Figures, frozen=True):
-    """The pairs are beside another commit than the recording's."""
+    """The pairs used another commit than the recording's."""
 
     says = "as slow as that other commit"
 
 
 class TooFar(Figures, frozen=True):
-    """A time moved by more than a machine can make it."""
+    """A time moved by more than a change of machine explains."""
 
     says = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
     limit_pct: float
 
 
 class SlowSteps(Figures, frozen=True):
-    """Steps that are slower within launches, in all of them."""
+    """Steps that are slower within launches, in all launches."""
 
     kind: Literal["late", "periodic"]
     begin: int  # the first slow step that was timed, counted from 0
-    after: int  # where it is late, the last step timed before
-    period: int  # steps from one slow step to the next; 0: late, or no other was timed
+    after: int  # for a late slowdown: the last step that was timed before
+    period: int  # steps between two slow steps; 0 if it is late, or returned only once
     slower_pct: float
     slower_ms: float
 

@@ -1,4 +1,4 @@
-"""Sentences that commands, refusals and the guard say in the same words."""
+"""Sentences that commands, refusals and the guard share."""
 
 import shlex
 from collections.abc import Sequence
@@ -10,7 +10,9 @@ TREE_CHANGED = "files changed while it was measured: its launches may be of diff
 
 
 def changed_in_pytest(change: str) -> str:
-    """Say that something that launches inherit is not as pytest was started: "name old -> new"."""
+    """Return that something has changed that launches inherit: "name old -> new" since pytest
+    started.
+    """
     return (
         f"{change} since pytest was started, by a conftest, a test or a plugin: what is set there "
         "is no part of the step; set it for the command, or in the workload's module"
@@ -18,15 +20,15 @@ def changed_in_pytest(change: str) -> str:
 
 
 def other_variables(was: str, now: str, recording: str) -> str:
-    """Say that both sides of a comparison had other variables that steer than the recording."""
+    """Return that both sides of a comparison had other variables that steer than the recording."""
     return (
-        f"both sides were measured with {now or 'no variable that steers'}, {recording} with "
-        f"{was or 'none'}: set the same for the command, or record with it first"
+        f"both sides were measured with {now}, {recording} with {was}: set the same for the "
+        "command, or record with it first"
     )
 
 
 def uncommitted(files: Sequence[str]) -> str:
-    """Return what differs from a tree's commit, and what mends it; empty for no file."""
+    """Return what differs from a tree's commit, and what mends it; empty if nothing does."""
     text = f"uncommitted changes ({listed(files, 3)})"
     return f"{text}: commit them, or let git ignore what is no source" if files else ""
 
@@ -42,13 +44,13 @@ def both_pct(margins: Margins) -> str:
 
 
 def no_folder(path: str) -> str:
-    """Return what is wrong with a folder of baselines that is not there, and what makes it."""
+    """Return that a folder of baselines is missing, and the command that makes it."""
     return f"no such folder; to record into a new one: mkdir -p {shlex.quote(path)}"
 
 
 def wider_margins(own: Margins, recorded: Margins, whose: str) -> str:
-    """Return what is wrong with the margins of a case, both named, and what mends it but for the
-    command. ``whose`` is the recording.
+    """Return that a case's margins are wider than those recorded, and what mends it, without the
+    command. ``whose`` names the recording.
     """
     return (
         f"has {margins_text(own)}, wider than the {both_pct(recorded)} of {whose}; "

@@ -1,10 +1,10 @@
-"""Explain the difference of two profiles: causes in order of their time, whose sum closes.
+"""Explain the difference of two profiles: causes, sorted by their time, that add up to it.
 
-The step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
-idle time by cause. Every term has a figure for each step, so a difference is set against how much
-the steps of one profile differ from each other. What is not beyond that is no cause; it goes, all
-together, into ``Explanation.scatter_us``: causes + scatter = difference, always. With one step on a
-side the scatter is not known, and every difference is a cause.
+A step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
+and idle time by cause. Each term has a value for each step. So a difference can be compared with
+how much the steps of one profile differ from each other. Terms within that scatter are no causes;
+their sum is ``Explanation.scatter_us``. Always: causes + scatter = difference. If a side has only
+one step, the scatter is unknown, and every difference is a cause.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,16 +24,18 @@ from stepguard.core.profile import (
     mean,
     merged,
 )
-from stepguard.core.roofline import Work
-from stepguard.explain.match import How, Match, match
-from stepguard.explain.pace import Pace
+from stepguard.core.work_and_peaks import Work
+from stepguard.explain.clock_changes import Pace
+from stepguard.explain.match_kernels import How, Match, match
 from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.trace.kernel_classes import COMMUNICATION
 
-LOST_AT_MOST = 0.05  # of the launches
-COMMON_AT_LEAST = 0.3  # of the time of kernels, by class: below it these are two different programs
-_SHARED_PHASES = 0.5  # of the kernels' time; a phase that is new, or gone, leaves the others
-_MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is a move
+LOST_AT_MOST = 0.05  # share of the launches
+# Share of the kernels' time, by class; with less these are two different programs.
+COMMON_AT_LEAST = 0.3
+# Share of the kernels' time; a new phase, or one that is gone, leaves the others.
+_SHARED_PHASES = 0.5
+_MOVED_SHARE = 0.2  # share of what came and went in a phase; a smaller net change is a move
 
 
 def explain(before: Profile, after: Profile) -> Explanation:
@@ -63,7 +65,7 @@ def explain(before: Profile, after: Profile) -> Explanation:
 
 
 def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
-    """Return why two profiles cannot be compared, nothing where they can."""
+    """Return why two profiles cannot be compared; empty if they can."""
     both = before, after
     refused = []
     if before.gpu and after.gpu and before.gpu != after.gpu:
@@ -81,15 +83,15 @@ def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
 
 
 def _common(before: Profile, after: Profile) -> float:
-    """Return the share of the kernels' time that is of the same classes on both sides."""
+    """Return the share of the kernels' time in classes that both sides have."""
     old, new = by_class(before), by_class(after)
     most = max(sum(old.values()), sum(new.values()))
     return sum(min(us, new.get(kind, 0.0)) for kind, us in old.items()) / most if most else 1.0
 
 
 def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:
-    """Return the kernels of both sides that compute: without their phases if the two hardly share
-    any, since a workload that names none, or others, has not moved its kernels.
+    """Return the kernels that compute, of both sides. If the two sides hardly share a phase, the
+    phases are dropped: a workload that names other phases, or none, has not moved its kernels.
     """
     sides: list[Sequence[KernelRow]] = [
         [row for row in profile.kernels if row.kind != COMMUNICATION] for profile in (before, after)
@@ -115,7 +117,7 @@ def _side(rows: Sequence[KernelRow]) -> Side:
 
 
 def _work(rows: Sequence[KernelRow]) -> Work:
-    """Return the mean work of a launch, nothing where it is not known of all, or of two types."""
+    """Return the mean work of a launch; none if it is unknown for some, or of two types."""
     calls = sum(mean(row.calls) for row in rows)
     types = {row.work.dtype for row in rows if row.work.flops}
     if not calls or len(types) > 1 or any(row.work == Work() for row in rows):
@@ -126,12 +128,12 @@ def _work(rows: Sequence[KernelRow]) -> Work:
 
 
 def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, Cause]]:
-    """Yield the terms of each match, at its class's pace, with the cause that each would be."""
+    """Yield the terms of each match at its class's pace, each with the cause that it would be."""
     for matched in matches:
         kind = matched.rows[0].kind
         steady = pace.steady(matched)
         row = max(matched.rows, key=lambda row: mean(row.us))
-        # Of what came: where it is launched is what there is to change.
+        # The place of a new kernel is shown: that is what can be changed.
         known = {row.name for row in matched.before}
         came = [row for row in matched.after if row.name not in known] or matched.rows
         longest = max(came, key=lambda row: mean(row.us))
@@ -164,7 +166,7 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
 
 
 def _kind_of(matched: Match) -> Kind:
-    """Return what a match that is not the same work is."""
+    """Return the kind of a match that is not the same work."""
     if not matched.before:
         return Kind.ADDED
     if not matched.after:
@@ -175,7 +177,9 @@ def _kind_of(matched: Match) -> Kind:
 def _other_terms(
     before: Profile, after: Profile, matches: Sequence[Match], pace: Pace
 ) -> Iterator[tuple[Term, Cause]]:
-    """Yield what is not a kernel that computes; with those it adds up to the step."""
+    """Yield the terms of all that is not a computing kernel. With the kernels they add up to the
+    step.
+    """
     old, new = before.parts, after.parts
     exposed = old.exposed_communication_us, new.exposed_communication_us
     yield _part(Kind.COMMUNICATION, *exposed)
@@ -219,7 +223,7 @@ def _idle_side(row: IdleRow | None) -> Side:
 def _sorted_out(
     terms: Sequence[tuple[Term, Cause]], scatter: Scatter
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
-    """Return the causes, and part and time of each term that is within the scatter."""
+    """Return the causes, and the part and time of each term that is within the scatter."""
     causes, rest = [], []
     for term, cause in terms:
         if scatter.beyond(term):
@@ -232,7 +236,7 @@ def _sorted_out(
 def _pace_causes(
     pace: Pace, classes: Sequence[tuple[str, Term]], scatter: Scatter
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
-    """Return by how much whole classes got slower: the clock, if several did by one ratio."""
+    """Return the classes that got slower as a whole: as one clock, if several did by one ratio."""
     slower = [(kind, term) for kind, term in classes if scatter.beyond(term)]
     rest = [(term.part, term.change_us) for _, term in classes if not scatter.beyond(term)]
     if not slower:
@@ -255,7 +259,9 @@ def _pace_causes(
 
 
 def _with_moves(causes: list[Cause]) -> list[Cause]:
-    """Return the causes; what came and went in one phase, and nearly cancels, becomes one move."""
+    """Return the causes, where kernels that came and went in one phase and nearly cancel are one
+    move.
+    """
     structural = (Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.CALLS, Kind.SHAPE)
     kept = [cause for cause in causes if cause.kind not in structural]
     moved = [cause for cause in causes if cause.kind in structural]
@@ -278,7 +284,9 @@ def _summed(rest: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
 
 
 def _changed_calls(before: Profile, after: Profile) -> tuple[tuple[str, float, float], ...]:
-    """Return the work calls whose number changed; polling calls vary from step to step."""
+    """Return the calls whose number changed, if they make the GPU work. The number of polling calls
+    varies anyway.
+    """
     zeros: Series = (0.0,)
     changed = []
     for name in sorted(before.calls.keys() | after.calls.keys()):

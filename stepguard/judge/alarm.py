@@ -1,18 +1,18 @@
-"""Alarms: a time that moved beside recordings, and what becomes of it. Pure.
+"""Alarms: a time that moved beside recordings, and how it ends. Pure.
 
 Against recordings a step time is `same` or an alarm: SLOWER, FASTER, or kernels that take longer in
 a step that is within its limit. Pairs beside the recording's commit answer it. This is the one
-place that says what an alarm ends as:
+place that says how an alarm ends:
 
-* The code is SLOWER: SLOWER, whatever the alarm was.
-* The code is FASTER: an alarm FASTER stays. Kernels alone end as `same`, an alarm SLOWER as by no
-  difference.
-* No difference, and the pairs exclude the alarm's change: `same`, or beyond MACHINE_LIMIT_PCT
-  INCONCLUSIVE. Kernels alone end as `same`.
-* No answer, undecided pairs, or pairs that do not clear the alarm: beyond LEVEL_LIMIT_PCT it stays.
-  Within that SLOWER becomes INCONCLUSIVE, and FASTER `same`. Kernels alone end as `same`, or as
-  INCONCLUSIVE where undecided pairs lie above the ignore margin.
-* The sides do other work, and the alarm is FASTER: the case as a whole is CHANGED.
+* The pairs say SLOWER: SLOWER, whatever the alarm was.
+* The pairs say FASTER: an alarm FASTER stays. Kernels alone end as `same`. An alarm SLOWER ends as
+  if the pairs saw no difference.
+* The pairs see no difference, and exclude the alarm's change: `same`, or INCONCLUSIVE if that
+  change is beyond MACHINE_LIMIT_PCT. Kernels alone end as `same`.
+* There is no answer, or it is undecided, or it does not clear the alarm: beyond LEVEL_LIMIT_PCT the
+  alarm stays. Within it SLOWER becomes INCONCLUSIVE, and FASTER becomes `same`. Kernels alone end
+  as `same`, or as INCONCLUSIVE if the undecided pairs lie above the ignore margin.
+* The two sides do other work, and the alarm is FASTER: the case as a whole is CHANGED.
 """
 
 from collections.abc import Sequence
@@ -55,39 +55,52 @@ from stepguard.judge.rules import decision
 from stepguard.judge.slower_stays import says_slower
 from stepguard.judge.soundness import Refusal
 
-# Of a step time, that another card or clock may make with the same code. H200s: cards differ by
-# 4.8 % at most (13 of them), and the SM clock of steady steps was between 1575 and 1800 MHz in all
-# studies, a factor of 1.14, which a step's time can follow at most.
+# Another card or clock can change a step time by this much with the same code. H200s: cards differ
+# by 4.8 % at most (13 of them). The SM clock of steady steps was between 1575 and 1800 MHz in all
+# studies: a factor of 1.14, and a step's time cannot follow it by more.
 MACHINE_LIMIT_PCT = 15.0
 _MOVED = (Status.SLOWER, Status.FASTER)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run found out about an alarm: pairs beside a commit, or why there are none."""
+    """What a run learned about an alarm: pairs beside a commit, or why there are none."""
 
-    commit: str = ""  # the one that was chosen, and how
+    commit: str = ""  # the commit, and how it was chosen
     pairs: Comparison | None = None
-    own: bool = True  # it is the recording's own, and not one in its place
+    own: bool = True  # it is the recording's own commit, not one in its place
     same_code: bool = False  # HEAD is that commit: only the machine can differ
-    failed: str = ""  # why no pairs could be had
+    failed: str = ""  # why there are no pairs
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """An answer, and what its pairs say."""
+
+    answer: Answer
+    pairs: Comparison | None
+    refused: Refusal | None = None  # why the pairs cannot be compared
+    decided: Decision | None = None  # None where no time is judged
+    missed: int = 0  # steps that the run timed and the pairs did not
 
 
 @dataclass(frozen=True)
 class _End:
-    """What a moved time ends as."""
+    """How a moved time ends."""
 
     status: Status
     reason: Reason
     confirmed: Confirmed | None = None
-    shown: TimeByPairs | None = None  # in place of what the screen saw
-    pairs: PairsFinding | None = None  # where the time is shown as undecided by them
+    shown: TimeByPairs | None = None  # shown in place of what the screen saw
+    pairs: PairsFinding | None = None  # the undecided pairs that the time is shown with
 
 
 def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
-    """Return the time that pairs are asked about: the one by which recordings call a case SLOWER or
-    FASTER, if it decides of all that is not waived; or the step time that is within its limit
-    though kernels moved, where all else passes: a counter that fell must not hide them.
+    """Return the time that pairs have to answer; None if there is no alarm.
+
+    It is the step time that recordings call SLOWER or FASTER, if it is the worst of all that is not
+    waived. If all metrics pass, it is the step time whose kernels take longer, so that a counter
+    that fell does not hide them.
     """
     if findings.whole or findings.against:  # pairs have judged already
         return None
@@ -104,15 +117,15 @@ def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
 
 
 def is_asked(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
-    """Tell whether pairs have to say what is true of a case: there is an alarm, or it passes where
-    the ``pairs`` of an earlier run, which still hold, said SLOWER. So nobody gains by
+    """Tell whether pairs have to decide a case. They do if there is an alarm. They also do if the
+    case passes, but the ``pairs`` of an earlier run, which still hold, said SLOWER: nobody gains by
     repeating a run until it is green by chance.
     """
     return alarm_of(findings, permits) is not None or _is_overruled(findings, permits, pairs)
 
 
 def _is_overruled(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
-    """Tell whether a case passes by recordings though pairs call its step slower."""
+    """Tell whether a case passes by recordings although pairs call its step slower."""
     if findings.whole or findings.against or pairs is None:
         return False
     passes = all(
@@ -125,7 +138,7 @@ def _is_overruled(findings: Findings, permits: Permits, pairs: Comparison | None
 def settled(
     findings: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
 ) -> Findings:
-    """Return what a run ends with: each moved time as its alarm ends, and all else as it is.
+    """Return what a run ends with: each moved time as its alarm ends, all else as it is.
 
     ``steps`` are those that the run timed. The machine is blamed only if the pairs timed all of
     them, and their interval excludes the change that the screen saw.
@@ -134,25 +147,35 @@ def settled(
         return findings
     alarm = alarm_of(findings, permits)
     overruled = answer is not None and _is_overruled(findings, permits, answer.pairs)
-    answer = answer if alarm or overruled else None
-    pairs = answer.pairs if answer else None
-    refused = refusal(pairs) if pairs else None
-    if alarm and refused and alarm.status is Status.FASTER:
-        work = refused.figures
+    judged = _judged(answer, steps) if answer and (alarm or overruled) else None
+    if alarm and judged and judged.refused and alarm.status is Status.FASTER:
+        work = judged.refused.figures
         if isinstance(work, OtherWork | OtherWorkOfRanks):  # such a step is not FASTER
             work = structs.replace(work, alarm=alarm.status.value)
-            return replace(findings, whole=Refusal(refused.status, refused.reason, work))
-    metrics = tuple(
-        _ended(metric, findings, permits, answer, refused, steps, overruled)
-        if _is_time(metric)
-        else metric
-        for metric in findings.metrics
-    )
-    if not (alarm and pairs) or refused:
-        return replace(findings, metrics=metrics)
-    # Of this machine at this time, which a recording's is not.
-    causes = {name: cause for name, cause in why(pairs).items() if cause}
-    return replace(findings, metrics=metrics, **causes)
+            whole = Refusal(judged.refused.status, judged.refused.reason, work)
+            return replace(findings, whole=whole)
+
+    def ended(metric: MetricVerdict) -> MetricVerdict:
+        moved = metric.status in _MOVED or metric.reason is Reason.KERNELS_MOVED
+        # A time that a waiver covers passes as it is, whether the code or the machine changed it.
+        if not (_is_time(metric) and (moved or overruled)) or permits.covers(findings, metric):
+            return metric
+        return _ended(metric, _answered(metric, judged) if judged else None)
+
+    findings = replace(findings, metrics=tuple(map(ended, findings.metrics)))
+    if not (alarm and judged and judged.pairs) or judged.refused:
+        return findings
+    # These causes are of this machine and this time; a recording's are not.
+    causes = {name: cause for name, cause in why(judged.pairs).items() if cause}
+    return replace(findings, **causes)
+
+
+def _judged(answer: Answer, steps: range) -> _Judged:
+    """Return an answer with what its pairs say."""
+    pairs = answer.pairs
+    if pairs is None:
+        return _Judged(answer, None)
+    return _Judged(answer, pairs, refusal(pairs), decision(pairs), _missed(pairs, steps))
 
 
 def _unwaived(findings: Findings, permits: Permits) -> Sequence[MetricVerdict]:
@@ -163,23 +186,9 @@ def _is_time(metric: MetricVerdict) -> bool:
     return metric.metric == JUDGED_TIME and metric.gated
 
 
-def _ended(
-    time: MetricVerdict,
-    findings: Findings,
-    permits: Permits,
-    answer: Answer | None,
-    refused: Refusal | None,
-    steps: range,
-    overruled: bool,
-) -> MetricVerdict:
-    """Return a step time as it may leave the run. What a waiver covers passes, be it the code's
-    doing or the machine's, and stays as the screen, or the pairs, saw it.
-    """
-    moved = time.status in _MOVED or time.reason is Reason.KERNELS_MOVED
-    if not (moved or overruled) or permits.covers(findings, time):
-        return time
-    unanswered = _End(time.status, time.reason)
-    end = _answered(time, answer, refused, steps) if answer else unanswered
+def _ended(time: MetricVerdict, end: _End | None) -> MetricVerdict:
+    """Return a moved time as it leaves the run, given how an answer ends it, if there is one."""
+    end = end or _End(time.status, time.reason)
     shown = end.shown
     if shown is None:
         status, reason = _settled(end, time.change_pct)
@@ -201,42 +210,27 @@ def _ended(
 
 
 def _settled(end: _End, change_pct: float | None) -> tuple[Status, Reason]:
-    """Return a moved time's status and reason: limits are narrow, since pairs confirm, and an alarm
-    that none confirmed proves nothing within LEVEL_LIMIT_PCT.
+    """Return the status and reason of a moved time. The limits of the screen are narrow because
+    pairs confirm: a change within LEVEL_LIMIT_PCT that no pairs confirmed proves nothing.
     """
     proven = end.confirmed is not None and end.confirmed.outcome is Confirmation.CONFIRMED
     if end.status not in _MOVED or proven or abs(change_pct or 0) > LEVEL_LIMIT_PCT:
         return end.status, end.reason
-    if end.status is Status.FASTER:  # nobody is to accept it as a gain
+    if end.status is Status.FASTER:  # so that nobody accepts it as a gain
         return Status.SAME, Reason.WITHIN_LEVEL
     return Status.INCONCLUSIVE, Reason.UNCONFIRMED
 
 
-def _answered(time: MetricVerdict, answer: Answer, refused: Refusal | None, steps: range) -> _End:
-    """Return what an answer makes of a moved time."""
+def _answered(time: MetricVerdict, judged: _Judged) -> _End:
+    """Return how a moved time ends, given an answer."""
+    answer, pairs, by_pairs = judged.answer, judged.pairs, judged.decided
     if answer.same_code:
         return _by_machine(time, Confirmed(Confirmation.MACHINE, answer.commit))
-    if answer.failed or answer.pairs is None:
-        return _unanswered(time, NoAnswer(why=answer.failed))
-    by_pairs = decision(answer.pairs)
-    if refused:
-        return _unanswered(time, NoComparison(refused.status, refused.reason, refused.figures))
-    if by_pairs is None:
-        return _unanswered(time, NoAnswer(why="the step time was not judged"))
-    return _by_pairs(time, answer, answer.pairs, by_pairs, steps)
-
-
-def _unanswered(time: MetricVerdict, why_not: NoAnswer | NoComparison) -> _End:
-    how = Confirmed(Confirmation.NOT_MEASURED, why=why_not)
-    return _End(time.status, time.reason, how)
-
-
-def _by_pairs(
-    time: MetricVerdict, answer: Answer, pairs: Comparison, by_pairs: Decision, steps: range
-) -> _End:
-    """Return what the pairs make of a moved time."""
+    if answer.failed or pairs is None or judged.refused or by_pairs is None:
+        how = Confirmed(Confirmation.NOT_MEASURED, why=_why_not(judged))
+        return _End(time.status, time.reason, how)
     finding = pairs_finding(pairs, by_pairs)
-    outcome, why_not = _outcome(time, by_pairs, answer, _missed(pairs, steps))
+    outcome, why_not = _outcome(time, by_pairs, answer.own, judged.missed)
     confirmed = outcome is Confirmation.CONFIRMED
     hidden = confirmed and by_pairs.status is Status.SLOWER and time.status is Status.FASTER
     how = Confirmed(outcome, answer.commit, finding, hidden, why_not)
@@ -250,17 +244,26 @@ def _by_pairs(
         return _End(shown.status, reason, how, shown)
     leans = by_pairs.low_pct > pairs.margins.ignore_pct
     if outcome is Confirmation.UNDECIDED and leans and time.status is Status.SAME:
-        # Steps that are slower within launches are those of the run.
+        # The steps that are slower within launches are those of the run, not of the pairs.
         shown = replace(time_by_pairs(pairs, by_pairs), slow_steps=None)
         return _End(shown.status, shown.reason, how, shown, finding)
     return _End(time.status, time.reason, how)
 
 
+def _why_not(judged: _Judged) -> NoAnswer | NoComparison:
+    """Return why an alarm has no answer."""
+    if judged.answer.failed or judged.pairs is None:
+        return NoAnswer(why=judged.answer.failed)
+    if refused := judged.refused:
+        return NoComparison(refused.status, refused.reason, refused.figures)
+    return NoAnswer(why="the step time was not judged")
+
+
 def _outcome(
-    time: MetricVerdict, by_pairs: Decision, answer: Answer, missed: int
+    time: MetricVerdict, by_pairs: Decision, own: bool, missed: int
 ) -> tuple[Confirmation, OfConfirmation | None]:
-    """Return what the pairs say of a time that recordings call moved, and why they do not clear it,
-    where that has a sentence of its own.
+    """Return what the pairs say of a moved time. The second value says why they do not clear it, if
+    there is a sentence for that.
     """
     if by_pairs.status is Status.SLOWER:
         return Confirmation.CONFIRMED, None
@@ -270,20 +273,20 @@ def _outcome(
         return Confirmation.STEP_SAME, None
     if by_pairs.status is time.status:
         return Confirmation.CONFIRMED, None
-    # `same` from here on, or the opposite: FASTER where the screen said SLOWER.
+    # From here on the pairs say `same`, or FASTER where the screen said SLOWER.
     if not _excludes(time, by_pairs):
         return Confirmation.NOT_CLEARED, None
     if missed:
         return Confirmation.NOT_CLEARED, NotTimed(missed=missed)
-    if not answer.own:  # it may have been slow there already
+    if not own:  # the step may already have been slow at that commit
         return Confirmation.NOT_CLEARED, OtherCommit()
     return Confirmation.MACHINE, None
 
 
 def _by_machine(time: MetricVerdict, how: Confirmed) -> _End:
-    """Return a time that moved though the code did not: by the machine, as far as machines go.
+    """Return a time that moved although the code did not: `same` up to MACHINE_LIMIT_PCT.
 
-    Beyond that nobody knows what moved; a recording that is not of its commit, maybe.
+    Beyond that limit the cause is unknown. The recording may not be of its commit, for example.
     """
     if time.change_pct is not None and abs(time.change_pct) <= MACHINE_LIMIT_PCT:
         return _End(Status.SAME, Reason.MACHINE_MOVED, how)
@@ -293,7 +296,7 @@ def _by_machine(time: MetricVerdict, how: Confirmed) -> _End:
 
 
 def _missed(comparison: Comparison, steps: range) -> int:
-    """Return how many of the steps the pairs did not time, on the side that lacks more of them."""
+    """Return how many of ``steps`` the pairs did not time, on the side that lacks more of them."""
     timed = (
         [block.timed_steps for launch in side.launches for block in launch.blocks]
         for side in (comparison.head, comparison.base)
@@ -302,8 +305,8 @@ def _missed(comparison: Comparison, steps: range) -> int:
 
 
 def _excludes(time: MetricVerdict, by_pairs: Decision) -> bool:
-    """Tell whether the pairs' interval leaves no room for the change that the screen saw: with wide
-    margins `same` may still be most of it.
+    """Tell whether the pairs' interval excludes the change that the screen saw. With wide margins
+    `same` may still contain most of it.
     """
     if time.change_pct is None:
         return False

@@ -20,29 +20,29 @@ def compare_count(
 ) -> MetricVerdict:
     """Return the verdict on a count, which ``now`` must hold: its ranks, parts and places too."""
     new, old = now.counters[metric], _recorded_count(metric, past)
-    # Without its parts a recording cannot tell one that hides behind another that is gone.
+    # Without its parts a recording cannot show that one part replaced another.
     lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
     if old is None or lost and new == old:
         return not_recorded(metric, new, gated)
     moved = moved_parts(metric, now, past[-1])
     busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
-    # After the parts: what falls on one rank must not hide other parts that another one has.
-    found = _compare_ranks(metric, now, past, busiest)
-    reason = found.said[1]
-    # What is within its limit is nothing that a reader has to know. Where a count is equal places
-    # are shown all the same: one may be at another place now.
+    # Parts come first: a part that falls on one rank must not hide another part of another rank.
+    judged = _compare_ranks(metric, now, past, busiest)
+    reason = judged.said[1]
+    # A move within the limit shows no places. An equal count does: a call may have moved to another
+    # line.
     shown = reason is not Reason.WITHIN_LIMIT
     return MetricVerdict(
         metric,
-        *found.said,
-        found.old,
-        found.new,
-        change_pct_of(found.old, found.new),
+        *judged.said,
+        judged.old,
+        judged.new,
+        change_pct_of(judged.old, judged.new),
         moved=moved if shown and reason is not Reason.EQUAL else (),
-        ranks=found.ranks,
+        ranks=judged.ranks,
         sites=where_moved(metric, now, past[-1], moved, new - old) if shown else (),
         gated=gated,
-        failing_ranks=found.failing,
+        failing_ranks=judged.failing,
     )
 
 
@@ -59,7 +59,7 @@ def not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
 
 @dataclass(frozen=True)
 class _Count:
-    """A count of now beside the recorded one, and what that says; of some ranks, or of all."""
+    """A count now, the recorded one, and what they say; of some ranks, or of all."""
 
     old: float
     new: float
@@ -73,10 +73,11 @@ class _Count:
 
 
 def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) -> Said:
-    """Return what a count says, by what it is made of."""
+    """Return what a count says once its parts are looked at."""
     reason = said[1]
     if reason is Reason.EQUAL and moved and METRICS[metric].parts:
-        # As many operators, but other ones: an improvement would hide what was added beside it.
+        # As many operators as before, but other ones: without this, an improvement could hide an
+        # added operator.
         said = Status.CHANGED, Reason.WORK_MOVED
     alike = metric in OPERATOR_METRICS and computes_as_much(moved, calls)
     if said[1] is Reason.WORK_MOVED and alike:
@@ -85,8 +86,8 @@ def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) ->
 
 
 def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
-    """Return the newest recording's count; the epoch's lowest where a metric may rise a little, so
-    that small rises do not add up, one recording at a time.
+    """Return the newest recording's count. If the metric may rise a little, return the epoch's
+    lowest, so that small rises do not add up over recordings.
     """
     newest = past[-1].counters.get(metric)
     if newest is None or not METRICS[metric].tolerant:
@@ -102,7 +103,7 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
         return Status.CHANGED, Reason.WORK_MOVED
     if abs(new - old) < row.floor:
         return Status.SAME, Reason.WITHIN_LIMIT
-    # Before the slack, so that a gain of less than the slack is FASTER, too.
+    # A fall comes before the slack, so that a gain smaller than the slack is FASTER, too.
     if new < old:
         return Status.FASTER, Reason.COUNTER_FELL
     if new <= old * (1 + row.slack_pct / 100):
@@ -113,12 +114,12 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
 def _compare_ranks(
     metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
 ) -> _Count:
-    """Return the rank that counted most, unless that hides what another rank counts; with the ranks
-    that it is of, where it is not of all.
+    """Return the count of the worst rank, or of the busiest one if none is worse. It names its
+    ranks unless all ranks have it.
     """
     new, old = now.unlike_ranks().get(metric), _recorded_ranks(metric, past)
     ranks = len(new or old or ())
-    if not ranks:  # one rank, or all of them alike, now and then
+    if not ranks:  # one rank, or ranks that are all alike, now and in the recording
         return busiest
     both = zip(
         old or [int(busiest.old)] * ranks,
@@ -126,26 +127,27 @@ def _compare_ranks(
         strict=True,
     )
     each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
-    worst = min(each, key=lambda one: one.status.rank)
-    # Of equals the busiest: its figures are the counter's own.
-    found = worst if worst.status.rank < busiest.status.rank else busiest
-    if found.status is Status.SAME:
-        return found
-    its = [rank for rank, one in enumerate(each) if one.status is found.status]
+    worst = min(each, key=lambda count: count.status.rank)
+    # Among equally bad ranks the busiest is shown: its figures are the counter's own.
+    judged = worst if worst.status.rank < busiest.status.rank else busiest
+    if judged.status is Status.SAME:
+        return judged
+    its = [rank for rank, count in enumerate(each) if count.status is judged.status]
     failing = [each[rank] for rank in its]
-    if found.status is not Status.CHANGED:
+    if judged.status is not Status.CHANGED:
         failing = []
-    elif found.new == found.old:  # other parts, of as many: of which ranks, is not known
-        its, failing = [], [found, *failing]
-    counts = tuple((one.old, one.new) for one in failing)
-    return _Count(found.old, found.new, found.said, _some(its, ranks), counts)
+    elif judged.new == judged.old:  # other operators, of unknown ranks
+        its, failing = [], [judged, *failing]
+    counts = tuple((count.old, count.new) for count in failing)
+    return _Count(judged.old, judged.new, judged.said, _some(its, ranks), counts)
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
-    """Return the newest recording's count of each rank; the epoch's lowest where it may rise.
-    None where no recording has ranks that differ.
+    """Return the count of each rank in the newest recording; the epoch's lowest if the metric may
+    rise a little. None if no recording has ranks that differ.
 
-    Recordings from before ranks were kept apart are left out; the newest of a file never is one.
+    Recordings from before ranks were counted apart are left out. The newest recording of a file is
+    never one of those.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
     each = [recording.unlike_ranks().get(metric) for recording in known]
@@ -161,5 +163,5 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
 
 
 def _some(its: list[int], ranks: int) -> tuple[int, ...]:
-    """Return the ranks, unless it is all of them."""
+    """Return these ranks, or nothing if they are all ranks."""
     return tuple(its) if len(its) < ranks else ()

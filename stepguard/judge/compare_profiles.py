@@ -1,4 +1,4 @@
-"""What the profiles of two sides say beside their times: why, and of several ranks which one."""
+"""What the profiles of two sides say beside their times: why a step changed, and on which rank."""
 
 from collections.abc import Sequence
 from statistics import stdev
@@ -10,31 +10,32 @@ from stepguard.core.profile import Parts, Profile, less, mean
 from stepguard.core.recording import Recording
 from stepguard.core.verdict import Straggler
 from stepguard.explain.causes import explain
+from stepguard.judge.comparable import of_one_card
 from stepguard.judge.recorded_profile import as_recorded, restored
 
-# A step that waits for its host has an idle GPU. Of steps that do not wait, 1.0 and 1.2 % are gaps
-# between queued kernels.
+# A step that waits for its host has an idle GPU. Steps that do not wait were idle for 1.0 and
+# 1.2 %: gaps between queued kernels.
 IDLE_SHARE = 0.03
-# A rank stands out by this share of its step, which is what pairs of whole steps see of a change,
-# and by so many standard errors of its mean over the profiled steps.
+# A rank is a straggler if it got slower by this share of its step (what pairs of whole steps can
+# find), and by this many standard errors of its mean over the profiled steps.
 STRAGGLER_SHARE = 0.005
 STRAGGLER_ERRORS = 4.0
 
-# What takes more of the step by so much asks for pairs, which are sure to find it. On another card
-# the same step differs in this by 0.08 % at the most: 110 comparisons of H100s and of H200s whose
-# steps as a whole differ by up to 4.4 % (studies/other_card).
+# If kernels take longer by this share of the step, pairs are measured, which find a change of that
+# size. With the same code this figure differs between cards by at most 0.08 %: 110 comparisons of
+# H100s and of H200s whose steps as a whole differ by up to 4.4 % (studies/other_card).
 ALARM_SHARE = 0.005
 _OTHER_KERNELS = (
     Kind.CALLS, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED
 )  # fmt: skip
 _WORK = (*_OTHER_KERNELS, Kind.TIME)
-AGREE = 0.5  # of what pairs saw, or twice as much, is what a profile of six steps says about it
+AGREE = 0.5  # a profile of six steps may show half of what pairs saw, or twice as much
 _GAPS = (Kind.IDLE, Kind.COPIES)
 
 
 def other_kernels(explanation: Explanation | None, change: float) -> bool:
-    """Tell whether other kernels, other code of theirs or another number of their launches make a
-    step longer by about the share of it that it changed by.
+    """Tell whether other kernels explain a step's ``change``, a share of the step: kernels that
+    came, went, run other code or are launched more or less often.
     """
     if explanation is None or not change * explanation.before_us:
         return False
@@ -46,26 +47,29 @@ def other_kernels(explanation: Explanation | None, change: float) -> bool:
 
 
 def against_recordings(
-    now: Profile | None, past: Sequence[Recording], uuid: str
+    profile: Profile | None, now: Recording, past: Sequence[Recording]
 ) -> tuple[Explanation | None, bool]:
-    """Return why the step takes longer than in the newest recording with a profile, of this card if
-    there is one; and whether what it does takes so much longer that pairs have to say what of it.
+    """Compare the profile with that of the newest recording that has one, of the card of ``now`` if
+    possible.
+    Return why the step takes longer (None if a profile is missing), and whether the kernels take so
+    much longer that pairs have to decide.
     """
     known = [recording for recording in past if recording.profile is not msgspec.UNSET]
-    mine = [recording for recording in known if recording.device_uuid == uuid]
-    if now is None or not known:
+    mine = [recording for recording in known if of_one_card(recording, now)]
+    if profile is None or not known:
         return None, False
     newest = (mine or known)[-1]
     assert newest.profile is not msgspec.UNSET
     before = restored(newest.profile)
-    explanation = explain(before, as_recorded(now, {row.key for row in before.kernels}))
+    explanation = explain(before, as_recorded(profile, {row.key for row in before.kernels}))
     risen = risen_us(explanation, before.parts)
     return explanation, risen > ALARM_SHARE * explanation.before_us > 0
 
 
 def risen_us(explanation: Explanation, before: Parts) -> float:
-    """Return what kernels take more, without what a whole class shares: the card, or its clock; and
-    copies and gaps between them, unless the step waited for its host before: then hosts differ.
+    """Return by how many us a step the kernels take longer. A change that a whole class of kernels
+    shares is left out: it is the card's, or its clock's. Copies and gaps count too, unless the step
+    waited for its host before: hosts differ.
     """
     gpu_bound = mean(before.idle_us) <= IDLE_SHARE * mean(before.step_us)
     return sum(
@@ -79,7 +83,7 @@ def risen_us(explanation: Explanation, before: Parts) -> float:
 
 
 def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | None:
-    """Return the one rank that got slower against itself by more than all others, if any."""
+    """Return the one rank that got slower by more than all others did; None if there is none."""
     old, new = ([_own_us(parts) for parts in side] for side in (before, after))
     if len(old) != len(new) or len(new) < 2:
         return None
@@ -94,7 +98,7 @@ def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | No
 
 
 def _own_us(parts: Parts) -> list[float]:
-    """Return each step without the time in which the rank only exchanges, or waits to."""
+    """Return the us of each step, less the time in which the rank only exchanges, or waits to."""
     return list(less(parts.step_us, parts.exposed_communication_us))
 
 

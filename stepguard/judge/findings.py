@@ -1,4 +1,4 @@
-"""What the rules find of a case, and the verdict that is made of it: once, and of nothing else."""
+"""What the rules say of a case, and the one place that makes a verdict of it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,24 +12,24 @@ from stepguard.core.permission import Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Straggler, Verdict, worst_of
-from stepguard.judge.permission_rules import permitted
 from stepguard.judge.soundness import Refusal
+from stepguard.judge.waiver_rules import permitted
 
 
 @dataclass(frozen=True)
 class Findings:
-    """All that is found of a case, before permissions: its metrics, or why it has no comparison."""
+    """What the rules say of a case before permissions: its metrics, or why it has none."""
 
     case_id: str
     metrics: tuple[MetricVerdict, ...] = ()
     whole: Refusal | None = None
-    sound: bool = True  # nothing of the evidence is missing or undecided
+    sound: bool = True  # no evidence is missing or undecided
     recordings: int = 0
     against: str = ""
     p_value: float | None = None
     explanation: Explanation | None = None
     straggler: Straggler | None = None
-    libraries: str = ""  # that are others than the recording's
+    libraries: str = ""  # whose versions differ from the recording's
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ class Permits:
 
     @classmethod
     def of(cls, findings: Findings, permissions: Iterable[Permission], today: date) -> "Permits":
-        """Return those that apply to a case. Trailers count beside another revision alone."""
+        """Return those that apply to a case. Trailers count only beside another revision."""
         mine = (item for item in permissions if item.case == findings.case_id)
         return cls(tuple(item for item in mine if findings.against or not item.is_trailer), today)
 
     def apply(
         self, findings: Findings
     ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-        """Return the metrics under these permissions, and what each of them did."""
+        """Return the metrics under these permissions, and the effect of each permission."""
         if not self.permissions:
             return findings.metrics, ()
         whole = findings.whole is not None
-        # A counter that moved decides although others are unknown: a waiver of it would pass the
-        # case undecided.
+        # A counter that moved decides although others are unknown. A waiver of it would pass an
+        # undecided case.
         unsound = whole or not findings.sound
         return permitted(findings.metrics, self.permissions, whole, unsound, self.today)
 
     def covers(self, findings: Findings, metric: MetricVerdict) -> bool:
-        """Tell whether a waiver lets a metric pass as it is."""
+        """Tell whether a waiver lets a metric pass."""
         only = Findings(findings.case_id, (metric,), findings.whole, findings.sound)
         return any(covered.waived_until for covered in self.apply(only)[0])
 
@@ -90,8 +90,8 @@ def verdict_of(findings: Findings, permits: Permits = NO_PERMITS, **marks: Any) 
 
 
 def _decided(whole: Refusal | None, metrics: Sequence[MetricVerdict]) -> tuple[Status, Reason, str]:
-    """Return what decides, and until when it is waived. That the machine changed is the reason
-    where all metrics pass, so that it is shown.
+    """Return the status, its reason, and the day until which it is waived. If all metrics pass and
+    the machine changed, that is the reason, so that it is shown.
     """
     if whole:
         return whole.status, whole.reason, ""

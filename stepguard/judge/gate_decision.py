@@ -1,8 +1,8 @@
-"""The gate: from the document of a run and what the base branch has recorded, pass or fail. Pure.
+"""The gate: from a run's document and the base branch's recordings, pass or fail. Pure.
 
-The document was written where the code of the change ran, so nothing is taken for granted that the
-base can check: which cases there are, what each has to gate, what it was compared with, what may be
-waived. What is not seen to pass fails.
+The document was written where the change's own code ran. So nothing is believed that the base can
+check: which cases exist, what each gates, what it was compared with, what is waived. What is not
+seen to pass fails.
 """
 
 from stepguard.core.baseline import Entry
@@ -15,8 +15,9 @@ from stepguard.judge.guarded_run import Base, CaseResult, Door, Ending, Run, Run
 
 
 def expected(document: RunDocument, base: Base) -> dict[str, Entry]:
-    """Return the cases that the run has to have measured: those that the base recorded on such a
-    machine, for as many GPUs as it has; on a new kind of GPU those of the others.
+    """Return the cases that the run must have measured: those that the base recorded on such a
+    machine, for at most as many GPUs as it has. On a new kind of GPU they are the cases of all
+    recorded GPUs.
     """
     gpus = max(base.gpus, len(document.gpus))
     known = dict(base.recorded.get(document.machine, {}))
@@ -38,12 +39,12 @@ def expected(document: RunDocument, base: Base) -> dict[str, Entry]:
 
 
 def gate(document: RunDocument, base: Base) -> list[Problem]:
-    """Return why the run is no pass; nothing if it is one."""
+    """Return why the run does not pass; empty if it does."""
     return guard(run_of(document, base))
 
 
 def run_of(document: RunDocument, base: Base) -> Run:
-    """Return what the document says of the run, beside what the base expects of it."""
+    """Return the run that the document describes, with what the base expects of it."""
     entries = expected(document, base)
     return Run(
         door=Door.GATE,
@@ -71,11 +72,11 @@ def run_of(document: RunDocument, base: Base) -> Run:
 
 
 def _case(result: ResultDocument, entry: Entry | None, in_pairs: bool) -> RunCase:
-    """Return a case that was measured; its device is the one that the base has recorded."""
+    """Return a case that was measured. Its device is the one that the base recorded."""
     known = entry.case if entry else {}
     device, ranks = str(known.get("device", GPU)), int(known.get("world_size", 1))
-    verdict, differences = result.verdict, [n for n, m in METRICS.items() if m.kind == "difference"]
-    # In pairs the step time judges for differences, see judged().
+    differences = [name for name, metric in METRICS.items() if metric.kind == "difference"]
+    # In pairs the step time stands for the differences, which are not measured (``judged()``).
     covered = differences if in_pairs and JUDGED_TIME in result.gates else []
     return RunCase(
         id=result.case,
@@ -89,11 +90,8 @@ def _case(result: ResultDocument, entry: Entry | None, in_pairs: bool) -> RunCas
             commit=result.commit,
             dirty=result.dirty,
             tree_changed=result.tree_changed,
-            outcome=verdict.outcome,
-            status=verdict.status,
-            recorded=verdict.recorded,
-            judged_by=result.judged_by,
-            verdict=verdict,
+            verdict=result.verdict,
             headline=result.text.headline,
+            judged_by=result.judged_by,
         ),
     )

@@ -1,13 +1,13 @@
 """The guard: may this run count? One list of conditions, which two doors ask. Pure.
 
-* pytest asks of a strict run of its own: before it measures, as far as it knows by then, and again
-  at its end.
-* The command ``gate`` asks of the document that such a run wrote, with the base branch's code.
+* pytest asks about its own strict run: before it measures, as far as it knows by then, and at its
+  end.
+* The command ``gate`` asks about the document that such a run wrote, with the base branch's code.
 
 Each door describes the run (judge/guarded_run.py), and a condition looks at nothing else.
 
-The base's recordings say what is expected: which cases, with which parameters, gates and margins. A
-document never does: one that lists fewer cases is refused.
+The base's recordings say what is expected: which cases, with which parameters, gates and margins.
+The document never does: one that lists fewer cases is refused.
 """
 
 from stepguard.core.run_document import Problem
@@ -18,7 +18,8 @@ CONDITIONS = (*guard_options.CONDITIONS, *guard_cases.CONDITIONS)
 
 
 def guard(run: Run) -> list[Problem]:
-    """Return why the run does not count, as far as it is known; nothing if it does."""
-    asked = (one for one in CONDITIONS if one.alone in (None, run.door))
-    # A document may name the same problem that the gate sees itself.
-    return list(dict.fromkeys(problem for one in asked for problem in one.problems(run)))
+    """Return why the run does not count, as far as it is known; empty if it does."""
+    asked = (condition for condition in CONDITIONS if condition.alone in (None, run.door))
+    # A document may name a problem that the gate also sees itself.
+    problems = (problem for condition in asked for problem in condition.problems(run))
+    return list(dict.fromkeys(problems))

@@ -12,7 +12,7 @@ from stepguard.core.shared_sentences import TREE_CHANGED, wider_margins
 from stepguard.core.verdict import Verdict
 from stepguard.judge.guard_options import EXPECTS_ALL
 from stepguard.judge.guarded_run import Condition, Door, Problems, Run, RunCase
-from stepguard.judge.permission_rules import effect_of
+from stepguard.judge.waiver_rules import effect_of
 
 
 def _no_tests(run: Run) -> Problems:
@@ -51,7 +51,7 @@ def _missing(run: Run) -> Problems:
     reported = {problem.case for problem in run.problems}
     for name in run.must_measure:
         state = run.states.get(name)
-        # Before the end only these two are certain.
+        # Before the end of the run only these two are certain.
         gone = state and state.state in (State.DESELECTED, State.ABSENT)
         later = state and state.state is State.ABSENT and run.open
         if name in measured or name in reported or not (run.ending or gone and not later):
@@ -95,12 +95,12 @@ def _wider_margins(run: Run) -> Problems:
 
 
 def _other_parameters(run: Run) -> Problems:
-    # Without pairs pytest measures such a case, which is NOT COMPARABLE then: that evidence is what
-    # its next level is accepted from. In pairs both sides would be of the tree's own case.
+    # Without pairs pytest measures such a case as NOT COMPARABLE, and the next level is accepted
+    # from that evidence. In pairs both sides would run the tree's own case.
     if run.door is Door.PYTEST and not run.against:
         return
     for case, entry in _known(run):
-        was, now = ({"nodes": 1, **one} for one in (entry.case, case.parameters))
+        was, now = ({"nodes": 1, **parameters} for parameters in (entry.case, case.parameters))
         if moved := sorted(key for key in was | now if was.get(key) != now.get(key)):
             text = f"is another case than {run.recording_of(case.id)}, by its "
             text += f"{' and '.join(moved)}: give it another id, or record it with these first"
@@ -116,18 +116,18 @@ def _not_as_declared(run: Run) -> Problems:
 
 def _changed_tree(run: Run) -> Problems:
     for case in run.cases:
-        if one := case.result:
-            if one.tree_changed or (one.commit, tuple(one.dirty)) != run.began:
+        if result := case.result:
+            if result.tree_changed or (result.commit, tuple(result.dirty)) != run.began:
                 yield Problem(ProblemCode.TREE_CHANGED, TREE_CHANGED, case.id)
 
 
 def _other_recording(run: Run) -> Problems:
     for case, entry in _known(run):
-        one = case.result
-        # What fails, with nothing to compare with for one, says so itself.
-        if one is None or one.outcome != "passed" or one.judged_by is None:
+        result = case.result
+        # A case that fails says so itself, for example if it has nothing to compare with.
+        if result is None or result.verdict.outcome != "passed" or result.judged_by is None:
             continue
-        if not run.against and one.judged_by != entry.digest:
+        if not run.against and result.judged_by != entry.digest:
             text = "was judged by another recording than the run began with: leave the files alone"
             if run.door is Door.GATE:
                 text = "was judged by another recording than the base has: measure with --perf-base"
@@ -135,7 +135,7 @@ def _other_recording(run: Run) -> Problems:
 
 
 def _hidden_failure(run: Run) -> Problems:
-    failing = [one.id for one in run.cases if one.result and one.result.outcome != "passed"]
+    failing = [case.id for case, verdict, _ in _verdicts(run) if verdict.outcome != "passed"]
     if run.ending and run.ending.passes and failing:
         text = "does not pass, though the run would: let no test end it (pytest.exit)"
         yield Problem(ProblemCode.NOT_FINISHED, text, failing[0])
@@ -150,23 +150,23 @@ def _not_finished(run: Run) -> Problems:
 
 def _not_passed(run: Run) -> Problems:
     assert run.ending is not None
-    # What else failed was a test that measures no case, or a plugin.
-    failed = any(case.result and case.result.outcome != "passed" for case in run.cases)
+    # Otherwise a test that measures no case failed, or a plugin did.
+    failed = any(verdict.outcome != "passed" for _, verdict, _ in _verdicts(run))
     if not (run.ending.passes or run.problems or failed):
         yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
 
 
 def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
-    """Yield each case with its verdict and its first line."""
+    """Yield each case that has a verdict, with the verdict and its first line."""
     for case in run.cases:
-        if case.result and case.result.verdict:
+        if case.result:
             yield case, case.result.verdict, case.result.headline
 
 
 def _gate_without_verdict(run: Run) -> Problems:
     for case, verdict, _ in _verdicts(run):
-        judged = {one.metric for one in verdict.metrics if one.gated}
-        # A case that was judged as a whole, and failed, says it in its headline.
+        judged = {metric.metric for metric in verdict.metrics if metric.gated}
+        # A case that failed as a whole says so in its headline.
         absent = [gate for gate in case.gates if gate not in judged]
         if absent and verdict.status.outcome == "passed":
             text = f"its verdict says nothing of {', '.join(absent)}"
@@ -176,9 +176,9 @@ def _gate_without_verdict(run: Run) -> Problems:
 def _not_declared(run: Run) -> Problems:
     assert run.base is not None
     for case, verdict, _ in _verdicts(run):
-        mine = [one for one in run.base.permissions if one.is_trailer and one.case == case.id]
-        declared = {one.metric for one in mine if run.against}
-        for metric in (one for one in verdict.metrics if one.gated):
+        mine = [item for item in run.base.permissions if item.is_trailer and item.case == case.id]
+        declared = {trailer.metric for trailer in mine if run.against}
+        for metric in (metric for metric in verdict.metrics if metric.gated):
             if metric.reason == Reason.EXPECTED and metric.metric not in declared:
                 text = f"{metric.metric} passes as declared, and no commit of the range declares it"
                 yield Problem(ProblemCode.FAILED, text, case.id)
@@ -187,17 +187,18 @@ def _not_declared(run: Run) -> Problems:
 def _failed(run: Run) -> Problems:
     assert run.base is not None
     for case, verdict, headline in _verdicts(run):
-        judged = {one.metric: one for one in verdict.metrics if one.gated}
-        failing = [one for one in judged.values() if one.status.outcome != "passed"]
-        # The run's own rule: what is wider than a run takes passes no document, either.
+        judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
+        failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
+        # The same rule as in the run: a waiver that is too wide for a run is too wide for a
+        # document.
         waived = {
-            one.metric
-            for one in run.base.permissions
-            if not one.is_trailer
-            and one.case == case.id
-            and effect_of(one, judged.get(one.metric), run.base.today) is Effect.ALLOWED
+            waiver.metric
+            for waiver in run.base.permissions
+            if not waiver.is_trailer
+            and waiver.case == case.id
+            and effect_of(waiver, judged.get(waiver.metric), run.base.today) is Effect.ALLOWED
         }
-        unwaived = [one.metric for one in failing if one.metric not in waived]
+        unwaived = [metric.metric for metric in failing if metric.metric not in waived]
         if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
             yield Problem(ProblemCode.FAILED, headline)  # which names the case
         elif unwaived:
@@ -213,13 +214,13 @@ CONDITIONS = (
     Condition(_nothing_collected, Door.PYTEST, EXPECTS_ALL),
     Condition(_nothing_expected, Door.GATE, "a first run by pytest has nothing recorded yet"),
     Condition(_missing),
-    # How each case is guarded.
+    # Conditions on how each case is guarded.
     Condition(_other_parameters),
     Condition(_fewer_gates),
     Condition(_wider_margins),
     Condition(_not_as_declared, Door.PYTEST, "the gate compares with the recording alone"),
     Condition(_expected_to_fail, Door.PYTEST, "a document has verdicts, which no mark changes"),
-    # What came of it.
+    # Conditions on the result.
     Condition(_changed_tree),
     Condition(_other_recording),
     Condition(_hidden_failure, Door.PYTEST, "the gate fails for every verdict that fails"),

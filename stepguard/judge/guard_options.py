@@ -10,6 +10,7 @@ from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.shared_sentences import changed_in_pytest, other_variables
 from stepguard.core.status import Status
 from stepguard.core.text import revision, short_hash
+from stepguard.judge.comparable import UNSET, Tag, comparable, conditions_recorded
 from stepguard.judge.guarded_run import Condition, Door, Problems, Run, Tree
 
 SHOW_ONLY = ("--collect-only", "--fixtures", "--fixtures-per-test")
@@ -18,6 +19,7 @@ JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
 CONFIRMING = ("--perf-no-confirm", "--perf-budget")
 SELECTING = "--perf-select"
 AFRESH = "--perf-fresh"
+_NONE = "no variable that steers"
 
 
 def _own_problems(run: Run) -> Problems:
@@ -25,9 +27,9 @@ def _own_problems(run: Run) -> Problems:
 
 
 def _only_shows(run: Run) -> Problems:
-    for one in run.options:
-        if one.name in SHOW_ONLY:
-            yield Problem(ProblemCode.NOTHING_MEASURED, f"{one.name} measures nothing")
+    for option in run.options:
+        if option.name in SHOW_ONLY:
+            yield Problem(ProblemCode.NOTHING_MEASURED, f"{option.name} measures nothing")
 
 
 def _against_itself(run: Run) -> Problems:
@@ -49,9 +51,9 @@ def _other_base(run: Run) -> Problems:
 
 
 def _untyped(run: Run, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for one in run.options:
-        if one.name in names and not one.typed:
-            said = f"{one.name}={one.value}" if one.value else one.name
+    for option in run.options:
+        if option.name in names and not option.typed:
+            said = f"{option.name}={option.value}" if option.value else option.name
             yield said, f"{said} comes from settings or PYTEST_ADDOPTS"
 
 
@@ -68,7 +70,7 @@ def _pairs_of_settings(run: Run) -> Problems:
 
 
 def _measures_afresh(run: Run) -> Problems:
-    names = {one.name for one in run.options}
+    names = {option.name for option in run.options}
     if AFRESH in names and names & {*JUDGING[:2]}:
         text = f"{AFRESH} sets aside what an earlier run of this pull request called SLOWER"
         yield Problem(ProblemCode.OTHER_BASELINE, f"{text}: measure again in a run of your own")
@@ -81,13 +83,14 @@ def _selection_of_settings(run: Run) -> Problems:
 
 
 def _records(run: Run) -> Problems:
-    for one in run.options:
-        if one.name in RECORDING:
-            text = f"{one.name} passes what it records: record in a run of its own"
+    for option in run.options:
+        if option.name in RECORDING:
+            text = f"{option.name} passes what it records: record in a run of its own"
             yield Problem(ProblemCode.RECORDS, text)
     for case in run.cases:
-        # By --perf-append what is `same` becomes one more recording.
-        if case.result and case.result.recorded and case.result.status is not Status.SAME:
+        # With --perf-append a case that is `same` adds a recording, and still passes.
+        verdict = case.result.verdict if case.result else None
+        if verdict and verdict.recorded and verdict.status is not Status.SAME:
             text = "its verdict is that it was recorded"
             yield Problem(ProblemCode.RECORDS, text, case.id)
 
@@ -124,16 +127,18 @@ def _dirty(run: Run) -> Problems:
 
 
 def _other_environment(run: Run) -> Problems:
-    """Yield what has changed since pytest was started, and the cases whose base had other variables
-    that steer than its newest recording.
+    """Yield what has changed since pytest was started. Then yield the cases whose variables that
+    steer differ from those of the newest recording.
     """
     for change in run.changed:
         yield Problem(ProblemCode.OTHER_ENVIRONMENT, changed_in_pytest(change))
     for case in run.cases:
-        entry, now = run.expected.get(case.id), case.result.steering if case.result else None
-        was = entry.newest.software.get("environment", "") if entry else None
-        if None not in (was, now) and was != now:
-            text = other_variables(was or "", now or "", run.recording_of(case.id))
+        entry, base = run.expected.get(case.id), case.result.base if case.result else None
+        if entry is None or base is None:
+            continue
+        for other in comparable(conditions_recorded(entry.newest), base, (Tag.ENVIRONMENT,)):
+            was, now = (_NONE if side == UNSET else side for side in (other.old, other.new))
+            text = other_variables(was, now, run.recording_of(case.id))
             yield Problem(ProblemCode.OTHER_ENVIRONMENT, text, case.id)
 
 
@@ -153,7 +158,7 @@ _REFUSED = "a strict run with it was refused, so that no document of one is a pa
 
 CONDITIONS = (
     Condition(_own_problems, Door.GATE, "the run's own, which pytest has said"),
-    # What was asked for.
+    # Conditions on what was asked for.
     Condition(_only_shows, Door.PYTEST, EXPECTS_ALL),
     Condition(_against_itself),
     Condition(_other_base, Door.GATE, _IS_TOLD),
@@ -163,7 +168,7 @@ CONDITIONS = (
     Condition(_selection_of_settings, Door.PYTEST, EXPECTS_ALL),
     Condition(_records),
     Condition(_not_strict, Door.GATE, "pytest asks of strict runs alone"),
-    # What was measured.
+    # Conditions on what was measured.
     Condition(_no_commit),
     Condition(_foreign_commit, Door.GATE, _IS_TOLD),
     Condition(_dirty),

@@ -1,11 +1,15 @@
 """Rules of an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
-In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
-cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
-whole; then counters one by one, and the step time by its pairs (judge/rules/), the worst metric
-deciding. Where something is undecided, a counter that is known to have moved decides. On a GPU a
-time that is decided is explained by counters, not judged: an honest optimization calls other
-operators.
+The first that applies decides:
+
+* the machine or HEAD's step failed;
+* the other tree cannot run the case;
+* the two do not do the same work;
+* a measurement contradicts itself or is not whole;
+* each counter by itself, and the step time by its pairs (judge/rules/): the worst metric decides.
+
+If something is undecided, a counter that is known to have moved decides. On a GPU, once the time is
+decided, counters explain it and do not fail the case: an honest optimization calls other operators.
 """
 
 import math
@@ -39,6 +43,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.fallen import with_fallen
@@ -62,27 +67,27 @@ from stepguard.judge.soundness import (
 )
 from stepguard.judge.summarise_evidence import summarise
 
-# Another revision's tree may well lack the case, without anybody having made HEAD worse.
+# The other revision may simply lack the case; then nobody made HEAD worse.
 _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
-# Has to be equal on both sides, or their times say nothing.
+# These must be equal on both sides, or their times cannot be compared.
 WORK = ("tokens_per_step", "flops_per_step")
-# What no time pays for: another exchange, a step that at last runs out of memory.
+# No gain of time pays for these: another exchange, or a step that runs out of memory in the end.
 PRICELESS = (COLLECTIVE_BYTES, "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
-# What the compiler's kernels cost on a GPU is in the launches and in the time: a step without its
-# graph break has one more of 360, and is a gain.
+# On a GPU the cost of the compiler's kernels is in the launches and in the time. A step that lost
+# its graph break has one such kernel more, of 360, and is a gain.
 GENERATED = "generated_kernels"
 
 
 def judge_ab(
     comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
 ) -> Verdict:
-    """Return the verdict on HEAD's tree against the other one."""
+    """Return the verdict on HEAD's tree against the other tree."""
     findings = findings_of(comparison)
     return verdict_of(findings, Permits.of(findings, permissions, today))
 
 
 def findings_of(comparison: Comparison) -> Findings:
-    """Return what the rules find of HEAD's tree against the other one."""
+    """Return what the rules say of HEAD's tree against the other tree."""
     refused = refusal(comparison)
     if refused is None:
         return _compared(comparison)
@@ -93,17 +98,17 @@ def findings_of(comparison: Comparison) -> Findings:
 
 def refusal(comparison: Comparison) -> Refusal | None:
     """Return why the two cannot be compared; None if they can."""
-    # Other work before what is not sound: it is known from the counting pass, without a pair.
+    # Other work comes first: the counting pass shows it, without a pair.
     asked = (_failed, _other_work, _unsound, _unknown_work)
     return next(filter(None, (refusal_of(comparison) for refusal_of in asked)), None)
 
 
 def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
-    """Return the decision with all that it rests on."""
+    """Return the decision with all that it is based on."""
     ended = decided.final and not comparison.out_of_time
-    few = comparison.glance and decided.pairs <= mean_on_cpu.MOST_PAIRS
-    most = 0 if ended else mean_on_cpu.MOST_PAIRS if few else MOST_PAIRS
-    moved = decided.status in (Status.SLOWER, Status.FASTER)  # then nobody asks
+    few = comparison.glance and decided.pairs <= mean_on_cpu.DOUBTED_PAIRS
+    most = 0 if ended else mean_on_cpu.DOUBTED_PAIRS if few else MOST_PAIRS
+    moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
         comparison.margins,
@@ -112,15 +117,15 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
         most,
         len(comparison.again),
         comparison.stays,
-        "" if moved else not_enough(comparison),
+        "" if moved else not_enough(comparison),  # of a time that moved nobody asks
     )
 
 
 def wants_another_pair(comparison: Comparison) -> bool:
-    """Tell whether another pair should be measured: there is none, or the time is judged and not
-    decided yet. Sides that cannot be compared are not worth another one.
+    """Tell whether another pair should be measured: there is none yet, or the time is gated and not
+    decided. Sides that cannot be compared get no more pairs.
     """
-    # Without a pair evidence has no launches and is not sound yet; only these two can be known.
+    # Without a pair the evidence has no launches, so only these two can be known.
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
     decided = decision(comparison)
@@ -128,8 +133,8 @@ def wants_another_pair(comparison: Comparison) -> bool:
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
-    """Tell whether another pair of a commit with itself should be measured: as many as the plan
-    has. There is nothing to decide early, and each says more of the machine's noise.
+    """Tell whether another pair of a commit with itself should be measured. All pairs of the plan
+    are, since none decides early, and each one says more about the machine's noise.
     """
     if not comparison.pairs or comparison.glance:
         return wants_another_pair(comparison)
@@ -137,7 +142,7 @@ def wants_every_pair(comparison: Comparison) -> bool:
 
 
 def _failed(comparison: Comparison) -> Refusal | None:
-    """Return HEAD's fault, or else the other tree's; first, since launches are missing then."""
+    """Return HEAD's fault, or else the other tree's. First, since launches are missing then."""
     if comparison.head.faults:
         return _broken(comparison, comparison.head)
     if not comparison.base.faults:
@@ -170,7 +175,7 @@ def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
 
 
 def _other_work(comparison: Comparison) -> Refusal | None:
-    """Refuse unequal tokens and FLOPs: a step that does less is not faster, it is another one."""
+    """Refuse unequal tokens and FLOPs: a step that does less is another step, not a faster one."""
     head, base = summarise(comparison.head), summarise(comparison.base)
     now, then = head.values(), base.values()
     for name in WORK:
@@ -179,14 +184,14 @@ def _other_work(comparison: Comparison) -> Refusal | None:
             work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
         new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
-        if new != old:  # as much on the busiest rank, and another does less or more
+        if new != old:  # the busiest rank does as much, and another rank does less or more
             work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
     return None
 
 
 def _unknown_work(comparison: Comparison) -> Refusal | None:
-    """Refuse work that is not known to be equal, also where the case does not gate it."""
+    """Refuse work that is not known to be equal, also if the case does not gate it."""
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
         for name in (name for name in WORK if name not in values):
@@ -197,8 +202,8 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
 
 
 def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...]:
-    """Return HEAD's figures where there are any; at other work the counters of both sides say which
-    work it is, and where.
+    """Return HEAD's figures, if there are any. If the work differs, the counters of both sides show
+    what differs, and where.
     """
     head, gates = summarise(comparison.head), comparison.head.gates
     status, reason = refused.status, refused.reason
@@ -212,7 +217,9 @@ def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...
 
 
 def _risen(comparison: Comparison) -> Findings | None:
-    """Return CHANGED, if counters known of both moved although others are not decided."""
+    """Return CHANGED if a counter that both sides know moved, although other counters are
+    undecided.
+    """
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
     # A side that is BROKEN or UNFIT has no counts to trust.
     if any(refused and refused.status is not Status.INCONCLUSIVE for refused in problems):
@@ -221,7 +228,7 @@ def _risen(comparison: Comparison) -> Findings | None:
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
     if not moved:
         return None
-    # HEAD's reason last: where both sides are undecided, it is the one that is shown.
+    # If both sides are undecided, HEAD's reason is shown.
     undecided = (*undecided_metrics(base), *undecided_metrics(head))
     unknown = {metric.metric: metric for metric in undecided}
     return _findings(comparison, (*moved, *unknown.values()))
@@ -252,19 +259,22 @@ def _findings(
 
 
 def why(comparison: Comparison) -> dict[str, Any]:
-    """Return what the profiles of both sides say, as fields of a verdict."""
-    head, base = comparison.head.counted, comparison.base.counted
+    """Return what the profiles of both sides explain, as fields of a verdict."""
+    base, head = comparison.base, comparison.head
+    # A rank is compared with itself: with the same rank of the same case on the same card.
+    other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
+    ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
     return {
         "explanation": explanation(comparison),
-        "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
+        "straggler": None if other else straggler(*ranks),
     }
 
 
 def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
-    """Make a counter that moved a notice, where the time on a GPU says what it is worth: any other
-    work, also while the pairs do not decide, as many FLOPs or copies of other kinds with it, and
-    generated kernels; and a cost that rose only if the step is FASTER. ``time``: None where it is
-    not judged.
+    """Turn a counter that moved into a notice if the GPU's time shows what it costs. A metric of
+    work, equal totals of other parts, and generated kernels become notices in any case, even if
+    the pairs do not decide. A cost that rose becomes one only if the step is FASTER. ``time`` is
+    None if the time is not judged: then nothing changes.
     """
     if time is None or metric.status is not Status.CHANGED or metric.metric in PRICELESS:
         return metric
@@ -279,7 +289,9 @@ def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
 def _time(
     comparison: Comparison, decided: Decision | None, now: Recording, base: Recording
 ) -> MetricVerdict:
-    """Compare the step time with the other tree's, by the pairs; shown where it is not gated."""
+    """Compare the step time with the other tree's by the pairs. If it is not gated, it is only
+    shown.
+    """
     new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
     if decided is None:
         change = 100 * (new / old - 1) if old else None
@@ -302,7 +314,9 @@ def _time(
 
 @dataclass(frozen=True)
 class TimeByPairs:
-    """What pairs say of the step time; by their ratio, so that old, new and change agree."""
+    """What pairs say of the step time. Old time and change follow from the pairs' ratio, so they
+    agree with the new time.
+    """
 
     status: Status
     reason: Reason
@@ -318,8 +332,8 @@ class TimeByPairs:
 
 
 def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
-    """Return what a decision says of the step time. Steps that are slower within launches are its
-    reason where it passes; they are by both sides then.
+    """Return what a decision says of the step time. If the time passes although steps within
+    launches are slower, on both sides then, those steps are the reason.
     """
     margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
     known = of_pairs(comparison) or of_head_alone(comparison)
@@ -334,7 +348,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
         reason,
         summarise(comparison.head).values()[JUDGED_TIME],
         pct,
-        # What `same` says is that the change is below the matter margin.
+        # `same` says that the change is below the matter margin, so that is the limit.
         margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct,
         pattern.figures() if pattern else None,
     )

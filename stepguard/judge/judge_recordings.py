@@ -1,7 +1,11 @@
 """The screen: the comparison of a run with the stored recordings of its case.
 
-In order, and the first that applies decides: the measurement is not sound; there is nothing to
-compare with; what is there cannot be compared; then every metric on its own, the worst deciding.
+The first that applies decides:
+
+* the measurement is not sound;
+* there is nothing to compare with;
+* the recordings cannot be compared;
+* each metric by itself: the worst decides.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,22 +42,22 @@ from stepguard.judge.soundness import (
 )
 from stepguard.judge.summarise_evidence import notes, summarise
 
-DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch
+DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # points that a difference may move within an epoch
 
 
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
-    """Return what the recordings alone say of a case: a time that moved is an alarm, which has no
-    answer yet. ``entry`` is its baseline, or None when it has none.
+    """Return what the recordings alone say of a case. A time that moved is then an alarm without an
+    answer. ``entry`` is the case's baseline, or None without one.
     """
     return verdict_of(screen(evidence, entry))
 
 
 def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
-    """Return what is found beside the recordings of ``entry``; without one the refusal names the
-    ``path`` that should have it.
+    """Return what the recordings of ``entry`` say. Without an entry the refusal names the ``path``
+    that should have it.
     """
     now, gates = summarise(evidence), evidence.gates
-    # Before the baseline: a measurement that is not sound says nothing of any level.
+    # Soundness comes first: a measurement that is not sound cannot be compared with any level.
     if problem := measurement_problem(evidence):
         if problem.status is Status.INCONCLUSIVE and (risen := _risen(evidence, now, entry)):
             return risen
@@ -63,7 +67,7 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     if refused:
         return _refused(evidence, refused, now)
     values = now.values()
-    why, kernels_moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
+    why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
     explained, pattern = notes(evidence), of_launches(evidence.launches)
     slow_steps = pattern.figures() if pattern else None
     compared = [compare(name, now, past, gates, True) for name in METRICS if name in values]
@@ -83,14 +87,14 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
 
 
 def _other_libraries(now: Recording, then: Recording) -> str:
-    """Return which versions are others than the recording's; empty for none."""
+    """Return which versions differ from the recording's; empty if none does."""
     both = ({Tag.LIBRARIES: recording.libraries or {}} for recording in (then, now))
     changes = tuple(difference.change for difference in comparable(*both))
     return Changed(changes=changes).text if changes else ""
 
 
 def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:
-    """Return a case that is judged as a whole; what was measured is shown."""
+    """Return a case that is judged as a whole. What was measured is shown."""
     shown = uncompared(now, evidence.gates, why.status, why.reason) if now else ()
     return Findings(evidence.case_id, shown, why)
 
@@ -98,8 +102,8 @@ def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Finding
 def _noted_time(
     metric: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
 ) -> MetricVerdict:
-    """Return the step time with the steps that are slower within launches. Of a time within its
-    limit the reason is what moved all the same: kernels, which ask for pairs, or such steps.
+    """Return the step time with the steps that are slower within launches. A time within its limit
+    gets as its reason what moved nevertheless: such steps, or kernels, which ask for pairs.
     """
     reason = metric.reason
     if metric.status is Status.SAME and slow_steps:
@@ -119,13 +123,13 @@ def _past(
     if entry.case != evidence.case:
         other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
         return [], _other(Reason.OTHER_PARAMETERS, _changed(other))
-    # The last epoch alone: an older level is what an accepted change left behind.
+    # Only the last epoch counts: earlier ones are levels from before an accepted change.
     past = alike(entry.level, evidence)
     if not past:
         other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
         return [], _other(Reason.OTHER_SOFTWARE, _changed(other))
-    # The case's parameters are equal, so the workload itself was changed; times of other work say
-    # nothing.
+    # The case's parameters are equal, so the workload itself changed. Times of other work cannot be
+    # compared.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
         return [], _other(Reason.WORK_MOVED, OtherTokens(old=tokens, new=now.tokens_per_step))
@@ -141,8 +145,9 @@ def _changed(differences: Iterable[Difference]) -> Changed:
 
 
 def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:
-    """Return CHANGED, if counters that are known moved although others, or the times, are not
-    decided: a step that recompiles for ever is neither steady nor the same twice, and that is why.
+    """Return CHANGED if counters that are known moved, although other counters or the times are not
+    decided. Example: a step that recompiles for ever never gets steady, and its recompiles are the
+    cause.
     """
     past, _ = _past(evidence, now, entry)
     moved = moved_counters(now, past, evidence.gates) if past else ()
@@ -155,7 +160,7 @@ def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings 
 def moved_counters(
     now: Recording, past: Sequence[Recording], gates: Sequence[str]
 ) -> tuple[MetricVerdict, ...]:
-    """Return the gated counters that both sides know and that moved the bad way."""
+    """Return the gated counters that both sides know and that moved for the worse."""
     known = now.counters.keys() & past[-1].counters.keys()
     names = [name for name in gates if METRICS[name].kind == "counter" and name in known]
     metrics = with_fallen([compare(name, now, past, gates) for name in names])
@@ -163,7 +168,7 @@ def moved_counters(
 
 
 def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
-    """Return the epoch's recordings made under the evidence's software, oldest first."""
+    """Return the epoch's recordings under the same software as the evidence, oldest first."""
     now = conditions_of(evidence)
     return [
         recording
@@ -173,8 +178,10 @@ def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
 
 
 def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
-    """Tell whether another launch could turn the screen's answer; only for sound evidence."""
-    # Counters want none: they are exact, and a further launch is not counted.
+    """Tell whether one more launch could change the screen's answer; False if the evidence is not
+    sound.
+    """
+    # Counters need no more launches: they are exact, and are counted once.
     if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
         return False
     screened = screen_of(summarise(evidence), alike(entry.level, evidence))
@@ -182,10 +189,12 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
 
 
 def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:
-    """Return why this evidence, though `same`, must not join the epoch: the metric that is too far
-    from how the epoch began, and by how much, in percent or in points of a step.
+    """Return why evidence that is `same` must not join the epoch: the metric that is too far from
+    the epoch's first recording, and by how much, in percent or in points of a step. None if it may
+    join.
     """
-    # The first alone: against the mean, small steps would move what they are compared with.
+    # The first recording alone counts: against the mean, small steps would move what they are
+    # compared with.
     now, first = summarise(evidence), past[:1]
     screened = screen_of(now, first) if JUDGED_TIME in evidence.gates else None
     if screened is not None and abs(screened.change_pct) > LEVEL_LIMIT_PCT:

@@ -11,8 +11,8 @@ from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
 
-# Parts of a step, those first that the others follow from: a product, any other operator, what
-# autograd adds beside them, their backward passes, and views.
+# Kinds of operators, causes first: products, all other operators, what autograd adds beside them,
+# backward operators, views.
 _OTHER_KIND = 1
 _KINDS = {
     0: re.compile(r"attention|convolution|mm(\.|$)"),
@@ -23,25 +23,26 @@ _KINDS = {
         r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
     ),
 }
-# Operators that compute nothing: what they copy, if they do, is an operator of its own, and what a
-# step keeps by one of them is counted as bytes. Not a library's own permute or split.
+# Operators that compute nothing. If one of them copies, the copy is an operator of its own. What a
+# step keeps through one is counted as bytes. Another library's permute or split is not among them.
 _VIEW = re.compile(
     r"^aten(\.|::)(_reshape_alias|_unsafe_view|as_strided|chunk|detach|expand|expand_as|"
     r"flatten|movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|"
     r"transpose|unbind|unflatten|unsqueeze|view|view_as)$"
 )
-# Operators whose overloads compute as much: others sort stably, round, or raise to tensors' powers.
+# Operators whose overloads all compute the same. Overloads of others may sort stably, round, or
+# raise to the powers of a tensor.
 _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")
 _COLLECTIVE = re.compile(r"^_?c10d")
 _UNTYPED = "aten._to_copy.default"
-_CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that it makes
-VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
+_CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
+VIEWS_PCT = 2.0  # of the operator calls; more views than that are work for the host
 
 
 def where_moved(
     metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: int
 ) -> tuple[Site, ...]:
-    """Return where a count that moved by ``rise`` moved."""
+    """Return the places of a count that moved by ``rise``."""
     if metric == OPERATORS:
         return _moved_operators(moved, now, past)
     if metric == PEAK:
@@ -52,11 +53,12 @@ def where_moved(
 
 
 def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:
-    """Return the parts of a counter that moved, those first that the others follow from."""
+    """Return the parts of a counter that moved, causes first."""
     new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
-    if not old and past.counters.get(metric):  # what it was made of is not known
+    if not old and past.counters.get(metric):  # the recorded parts are unknown
         return ()
-    # Of a GPU alone, whose time tells a copy from a cast: on a CPU there is nothing but the name.
+    # Recordings of a GPU may be older than types in the names of casts; there the time shows the
+    # cost of a cast. On a CPU only the name shows it.
     if past.device_uuid and _UNTYPED in old and not any(_CAST.search(name) for name in old):
         new = _without_types(new)
     moves = [
@@ -68,16 +70,16 @@ def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove,
 
 
 def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts as a recording has them that is older than types in the names of casts."""
-    found: Counter[str] = Counter()
+    """Return the parts without types in the names of casts, as older recordings have them."""
+    calls: Counter[str] = Counter()
     for name, count in parts.items():
-        found[_CAST.sub("", name)] += count
-    return found
+        calls[_CAST.sub("", name)] += count
+    return calls
 
 
 def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
-    """Tell whether nothing moved but how operators are called: by another overload, by other views,
-    or with a few views more or fewer.
+    """Tell whether only the way of calling operators moved: other overloads, other views, or a few
+    views more or fewer.
     """
     changes: Counter[str] = Counter()
     for part in moved:
@@ -95,14 +97,14 @@ def is_view(name: str) -> bool:
 
 def packet(name: str) -> str:
     """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
-    # The profiler has "aten::sum". What another library's overloads do, nobody knows.
+    # The profiler writes "aten::sum". What overloads of another library do is unknown.
     overloaded = name.startswith("aten.") and name.count(".") > 1
     return name.rpartition(".")[0] if overloaded else name
 
 
 def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
-    """Order parts: by their kind, what is new or lost, attention before the products that are put
-    in its place, what is new before what it replaces, then by how far.
+    """Order parts: by kind; new and lost ones before others; attention before the products that
+    replace it; new before lost; then by the size of the move.
     """
     kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
     kind = max(kinds, default=_OTHER_KIND)
@@ -114,27 +116,28 @@ def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
 def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
-    """Return where these operators are called more often, or less: then the count is negative.
+    """Return the lines that call these operators more often, or less often: then the count is
+    negative.
 
-    Sites of each function that calls one more often, or less often if it is called less in all: the
-    lines that the other side has not, or fewer times, if those make all of it, else one. What only
-    backward passes and optimizers call comes last, and has that as its phase.
+    If a function calls an operator more often, its new lines are returned, if they account for the
+    whole rise; else the line that accounts for most of it. The same holds for falls. Lines whose
+    operators are called only in backward passes and optimizers come last, with that phase.
     """
     new, old = now.operator_sites(), past.operator_sites()
-    # A baseline's lines have no phase; that of a line is the same for all that it calls.
+    # The lines of a baseline have no phase. A line has one phase for all that it calls.
     called = {(s.file, s.function, s.text) for s in new if not s.phase}
     phases = {(s.file, s.function, s.text): s.phase for s in new}
-    found = []
+    moved_lines = []
     for part in moved:
         rose = part.new > part.old
-        if not old and part.old or not new and part.new:  # where they were is not known
+        if not old and part.old or not new and part.new:  # the lines of one side are unknown
             continue
         here, there = (new, old) if rose else (old, new)
         here, there = ([s for s in side if s.what == part.name] for side in (here, there))
         lines = added(there, here)
         for place, count in (_by_function(here) - _by_function(there)).items():
             inside = [site for site in lines if (site.file, site.function) == place]
-            if sum(site.count for site in inside) != count:  # some of them are edited ones
+            if sum(site.count for site in inside) != count:  # some lines were only edited
                 line = min(inside, key=lambda site: abs(site.count - count))
                 inside = [msgspec.structs.replace(line, count=count)]
             for line in inside:
@@ -142,12 +145,14 @@ def _moved_operators(
                 phase = "" if key in called else phases.get(key, line.phase)
                 signed = line.count if rose else -line.count
                 line = msgspec.structs.replace(line, count=signed, phase=phase)
-                found.append(line if rose else _former(line))
-    return tuple(sorted(found, key=lambda site: bool(site.phase)))
+                moved_lines.append(line if rose else _former(line))
+    return tuple(sorted(moved_lines, key=lambda site: bool(site.phase)))
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return where the eager step calls more collectives, or did call them if they ``fell``."""
+    """Return the lines that call more collectives in the eager step. With ``fell``: the lines that
+    called them before.
+    """
     moved = [part for part in moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
     these = [part for part in moved if (part.new < part.old) == fell]
     return tuple(
@@ -157,8 +162,9 @@ def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Sit
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call what another one did, which is still there: a cast that a loss
-    made of its input, and now the line before it. A line that was only edited is none.
+    """Return the lines that now call an operator that another line called before, if that line
+    still exists. Example: a loss cast its input; now the line above does. A line that was only
+    edited is not returned.
     """
     new, old = now.operator_sites(), past.operator_sites()
     calls = {site.key: site.count for site in merge(new)}
@@ -175,7 +181,7 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
 
 
 def _former(site: Site) -> Site:
-    """Return a place without its line, which is the other side's: here another one may have it."""
+    """Return a place without its line number, which is the other side's."""
     return msgspec.structs.replace(site, line=0)
 
 
@@ -187,13 +193,14 @@ def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
 
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the places of what rose, or the former ones of what fell, but not allowed ones."""
-    # Where it was is not known; but a model's weights have no place among what its steps allocate.
+    """Return the places of what rose, or the former ones of what fell; not those allowed."""
+    # The former places are unknown then. For bytes between steps an empty list is known: weights
+    # have no place.
     if not past.sites.get(metric) and past.counters.get(metric) and metric != BETWEEN_STEPS:
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]
     old = [site for site in past.sites.get(metric, ()) if not site.allowed]
-    found = tuple(map(_former, added(new, old))) if fell else added(old, new)
-    if METRICS[metric].unit == "B":  # as so many bytes; those that matter first
-        return tuple(sorted(found, key=lambda site: -site.count))
-    return found
+    sites = tuple(map(_former, added(new, old))) if fell else added(old, new)
+    if METRICS[metric].unit == "B":  # their count is bytes; the largest first
+        return tuple(sorted(sites, key=lambda site: -site.count))
+    return sites

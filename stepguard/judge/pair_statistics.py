@@ -1,9 +1,9 @@
 """The arithmetic of A/B comparisons: from pairs of launches to a decision.
 
-Every pair gives one log-ratio ``d = log(head / base)``. Bounds on its mean, with a standard
-deviation that a machine's known noise steadies while pairs are few, are set against two margins.
-Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests). When pairs may decide is
-in `sequential_plan.py`.
+Every pair gives one log-ratio ``d = log(head / base)``. Bounds on the mean of d are compared with
+two margins. While pairs are few, the standard deviation is steadied by the known noise of machines.
+Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests). `sequential_plan.py` says
+when pairs may decide.
 """
 
 import math
@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-import scipy  # whose .special is imported when it is first used: a third of a short command's time
+import scipy  # .special is imported at its first use: it takes a third of a short command's time
 
 from stepguard.core.evidence import Launch
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
@@ -31,21 +31,22 @@ from stepguard.judge.sequential_plan import (
     may_decide,
 )
 
-POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
+POINTS = 200  # of the quadrature over the sample variance: error rates are right to 1 % of them
 
 
-# Standard deviations of pairs by which blocks of a pair may be out of line: 1.1 % with the default.
-# Of 73 pairs on H200s the most was 0.97 %; a block that is 3 % slow gives 2.1 %.
+# A pair is out of line if its blocks differ by so many standard deviations of pairs: 1.1 % with the
+# default. Of 73 pairs on H200s the most was 0.97 %. A block that is 3 % slow gives 2.1 %.
 OUT_OF_LINE_SDS = 5.5
 
 
 def out_of_line(head: Launch, base: Launch) -> bool:
     """Tell whether a pair's blocks differ within a side by more than they do on a quiet machine.
 
-    Of four blocks the pair's log-ratio is one contrast. The root sum of squares of the two that are
-    orthogonal to it and to the mean (for A B B A the linear and the cubic one) is that of the two
-    differences within a side, over the square root of two. It says nothing of which side is
-    slower, so that leaving such a pair out moves no estimate.
+    The log-ratio of a pair is one contrast of its four blocks. This takes the two contrasts that
+    are orthogonal to it and to the mean (for A B B A the linear and the cubic one), and compares
+    the root of their sum of squares with a limit. That root is the root of the sum of squares of
+    the two differences within a side, over the square root of two. It does not depend on which side
+    is slower, so leaving out such a pair shifts no estimate.
     """
     if not (head.has_times() and base.has_times()):
         return False
@@ -55,39 +56,41 @@ def out_of_line(head: Launch, base: Launch) -> bool:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on the true log-ratio, as one interim analysis of the plan knows them."""
+    """Bounds on the true log-ratio at one interim analysis of the plan."""
 
     analysis: InterimAnalysis
     pairs: int  # may lie between two analyses of the plan
     mean: float
     low: float
     high: float
-    surely: bool  # there is a change, in the direction of the mean
+    surely: bool  # there surely is a change, in the direction of the mean
     sd: float  # of d, moderated
     degrees: float
-    fewest: int = MIN_PAIRS  # that may say SLOWER or FASTER
+    fewest: int = MIN_PAIRS  # pairs that SLOWER or FASTER needs
 
     def status(self, margins: Margins) -> Status:
-        """Apply the rule; INCONCLUSIVE where it says nothing."""
+        """Return what the plan says: INCONCLUSIVE while it does not decide."""
         enough = self.pairs >= self.fewest and self.surely
         if enough and self.low > margins.ignore:
             return Status.SLOWER
         if enough and self.high < -margins.ignore:
             return Status.FASTER
         inside = -margins.matter < self.low and self.high < margins.matter
-        # Wholly beyond what is ignored it is no `same`, were it ever so far inside what matters:
-        # four quiet pairs would pass what six of them fail.
+        # If the interval lies wholly beyond the ignore margin, the answer is not `same`, however
+        # far it is inside the matter margin. Otherwise four quiet pairs would pass what six of them
+        # fail.
         reaches = self.low <= margins.ignore and self.high >= -margins.ignore
         said = inside and reaches and self.pairs >= SEQUENTIAL_PLAN[0].pairs
         return Status.SAME if said else Status.INCONCLUSIVE
 
     @property
     def p_value(self) -> float:
-        """Return the p-value of "not slower at all", one-sided, whichever analysis was the last.
+        """Return the one-sided p-value of "not slower at all", valid whichever analysis was the
+        last.
 
-        This analysis' own p-value times ALPHA / alpha: the chance that any falls under x is at
-        most the sum of their chances. So SLOWER is never without ``p_value <= ALPHA``. 1
-        under the fewest pairs.
+        It is this analysis' own p-value times ALPHA / alpha. The chance that any analysis falls
+        below x is at most the sum of their chances, so SLOWER always has ``p_value <= ALPHA``. With
+        fewer pairs than SLOWER needs it is 1.
         """
         if self.pairs < self.fewest:
             return 1.0
@@ -102,12 +105,13 @@ def bounds(
     fewest: int = MIN_PAIRS,
     alpha: float = ALPHA,
 ) -> Bounds:
-    """Return the mean of the log-ratios and two bounds for the truth, ``mean -+ t * sd / sqrt(n)``.
+    """Return the mean of the log-ratios and two bounds on the true value, ``mean -+ t * sd /
+    sqrt(n)``.
 
-    Each is taken at the analysis' beta, so that each misses the truth with probability BETA at
-    most, over all analyses. ``surely`` is the bound at the analysis' share of ``alpha``, which must
-    not reach zero. Raises ValueError without a pair, with more than MOST_PAIRS, or for one that is
-    not finite.
+    The bounds are taken at the analysis' beta: over all analyses each misses the true value with
+    probability BETA at most. ``surely`` uses the analysis' share of ``alpha``: that bound must
+    exclude zero. Raises ValueError without a pair, with more than MOST_PAIRS, or for a ratio that
+    is not finite.
     """
     count = len(log_ratios)
     if not 1 <= count <= MOST_PAIRS:
@@ -134,17 +138,17 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """What pairs measured, whichever rule decides by it."""
+    """What the pairs measured. All rules decide by it."""
 
     bounds: Bounds
     margins: Margins
     alpha: float
     smallest_detectable_pct: float
-    with_replaced_pct: float | None  # the change, if pairs that others replaced count, too
+    with_replaced_pct: float | None  # the change, if the pairs that were replaced count, too
 
     @property
     def estimate_pct(self) -> float:
-        """Return the change of the step time."""
+        """Return the change of the step time in percent."""
         return 100 * math.expm1(self.bounds.mean)
 
     def say(
@@ -154,7 +158,7 @@ class Figures:
         final: bool = True,
         p_value: float = 1.0,
     ) -> Decision:
-        """Return the decision; without a ``reason`` it is the plan's for that status."""
+        """Return a decision. Without a ``reason`` it has the plan's for that status."""
         return Decision(
             status=status,
             reason=reason or _REASONS[status],
@@ -179,8 +183,8 @@ def figures(
     fewest: int = MIN_PAIRS,
     alpha: float = ALPHA,
 ) -> Figures:
-    """Return what the pairs so far say, each a log(head / base) of the step time; all of them, in
-    any order. From the ``fewest`` on they may say SLOWER or FASTER. Raises ValueError as bounds().
+    """Return what the pairs so far say. Each is a log(head / base) of the step time; their order
+    does not matter. SLOWER and FASTER need ``fewest`` pairs. Raises ValueError as bounds() does.
     """
     known = bounds(log_ratios, prior, fewest, alpha)
     smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, prior, alpha)
@@ -191,10 +195,10 @@ def figures(
 def decide(measured: Figures, *, last: bool = False) -> Decision:
     """Judge pairs by the sequential plan.
 
-    Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
-    up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
-    of the one before. Nothing passes while HEAD is slower by more than matters with the pairs that
-    others replaced: what disturbs HEAD alone, one pair and then another, is HEAD's.
+    Pairs decide only at the analyses of SEQUENTIAL_PLAN. The exception is ``last``: time is up, for
+    a reason that does not depend on the pairs. It uses the next analysis' error, at the level of
+    the one before. If HEAD is slower by more than the matter margin once the replaced pairs count,
+    nothing passes: something may disturb HEAD alone, in one pair after another.
     """
     count, status = measured.bounds.pairs, Status.INCONCLUSIVE
     if may_decide(count, last):
@@ -211,7 +215,7 @@ def decide(measured: Figures, *, last: bool = False) -> Decision:
     )
 
 
-@lru_cache(maxsize=64)  # whether to go on, the verdict and its report ask for the same
+@lru_cache(maxsize=64)  # asked for by the loop that measures, by the verdict and by its report
 def smallest_detectable_pct(
     pairs: int,
     sd_pct: float,
@@ -221,15 +225,16 @@ def smallest_detectable_pct(
 ) -> float:
     """Return the true slowdown in percent that is SLOWER within ``pairs`` in 95 of 100 runs.
 
-    ``sd_pct`` is the true standard deviation of 100 * d, normal. A run misses if the last analysis
-    does not say SLOWER or an earlier one said `same`; the bound is the sum of both, so the power is
-    at least what is stated. inf under MIN_PAIRS pairs. Raises ValueError for a bad ``sd_pct``.
+    ``sd_pct`` is the true standard deviation of 100 * d, which is taken as normal. A run misses if
+    the last analysis does not say SLOWER, or an earlier one said `same`. The sum of both bounds the
+    chance, so the power is at least as stated. Infinite below MIN_PAIRS pairs. Raises ValueError
+    for a bad ``sd_pct``.
     """
     if not 0 < sd_pct < math.inf:
         raise ValueError(f"sd_pct {sd_pct!r}: not positive and finite")
     if pairs < MIN_PAIRS:
         return math.inf
-    # The last analysis is at ``pairs``, whether the plan has one there or time is up there.
+    # The last analysis is at ``pairs``, whether it is in the plan or time is up there.
     planned = [analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs < pairs]
     planned.append(analysis_at(pairs)._replace(pairs=pairs))
     reaches = [_mean_reaches(analysis, sd_pct, prior, margins, alpha) for analysis in planned]
@@ -243,7 +248,7 @@ def smallest_detectable_pct(
         )
         return float(same + scipy.special.ndtr((reaches[-1][1] - true) / errors[-1]).mean())
 
-    # `missed` falls as the true slowdown grows, so it is bracketed, then bisected.
+    # `missed` falls as the true slowdown grows: bracket the solution, then bisect.
     low, high = margins.ignore, 2 * margins.matter
     while missed(high) > 0.05:
         low, high = high, 2 * high
@@ -254,10 +259,11 @@ def smallest_detectable_pct(
 
 
 def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = ALPHA) -> Margins:
-    """Return the margins with the smallest matter margin, in steps of 0.1 % from the given one on,
-    that MOST_PAIRS pairs of a standard deviation ``sd_pct`` find in 95 of 100 runs.
+    """Return the margins with which MOST_PAIRS pairs of standard deviation ``sd_pct`` decide in 95
+    of 100 runs. The matter margin is the smallest such one, in steps of 0.1 % from the given one
+    on.
     """
-    # The ignore margin stays: how much is nothing is no question of noise.
+    # The ignore margin stays: what counts as nothing does not depend on noise.
     smallest_pct = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
     while smallest_pct > margins.matter_pct:
         # A wider matter margin lets more pass at the first analyses, hence the loop.
@@ -270,11 +276,11 @@ def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = A
 def _mean_reaches(
     analysis: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins, alpha: float
 ) -> tuple[Any, Any]:
-    """Return below which mean an analysis says `same`, and from which on SLOWER, as arrays over all
-    sample variances.
+    """Return two arrays over all sample variances: the mean below which an analysis says `same`,
+    and the mean from which on it says SLOWER.
 
     For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
-    chi-square on n - 1 degrees: its quantiles at POINTS midpoints represent it.
+    chi-square with n - 1 degrees of freedom. Its quantiles at POINTS midpoints stand for it.
     """
     count = analysis.pairs
     quantiles = scipy.special.chdtri(count - 1, (np.arange(POINTS) + 0.5) / POINTS)
@@ -283,6 +289,7 @@ def _mean_reaches(
     error = sd / math.sqrt(count)
     sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha * level_share(alpha)) * error
     reach = scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
-    # As in Bounds.status(): `same` lies inside what matters, and not wholly beyond what is ignored.
+    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
+    # margin.
     same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
     return same_below, np.maximum(sure, margins.ignore + reach)

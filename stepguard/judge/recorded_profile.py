@@ -1,20 +1,20 @@
-"""Profiles to and from what a recording holds of them: the longest kernels, in short figures."""
+"""Profiles as a recording keeps them: the longest kernels, with rounded figures."""
 
 from collections.abc import Container
 from dataclasses import replace
 
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
 from stepguard.core.recording import ProfileRow, RecordedProfile
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 from stepguard.trace.kernel_classes import usual_classes
 
-KERNELS = 40  # 97 to 99 % of the kernels' time of a GPT-2's step
+KERNELS = 40  # these take 97 to 99 % of the kernels' time of a GPT-2's step
 _PARTS = {name.removesuffix("_us"): name for name in Parts.__dataclass_fields__}
 _NO_SHAPE = "-"
 
 
 def recorded(profile: Profile) -> RecordedProfile:
-    """Return a profile as it is recorded, of figures of five digits."""
+    """Return a profile as it is recorded, with five digits a figure."""
     small = as_recorded(profile)
     kernels: dict[str, dict[str, dict[str, ProfileRow]]] = {}
     for row in small.kernels:
@@ -33,8 +33,8 @@ def recorded(profile: Profile) -> RecordedProfile:
 
 
 def as_recorded(profile: Profile, kept: Container[object] = ()) -> Profile:
-    """Return what a recording holds of a profile, and the kernels whose keys are ``kept``: a kernel
-    stands once for all products that it makes.
+    """Return the part of a profile that a recording keeps, and the kernels whose keys are ``kept``.
+    A kernel has one row, whatever sizes it multiplies.
     """
     return bounded(replace(profile, kernels=merged(profile.kernels, work=Work())), KERNELS, kept)
 
@@ -48,7 +48,7 @@ def _short(value: float) -> float:
 
 
 def restored(kept: RecordedProfile) -> Profile:
-    """Return the profile of a recording. Raises ValueError for one that cannot be."""
+    """Return the profile that a recording keeps. Raises ValueError if it is damaged."""
     if sorted(kept.parts_us) != sorted(_PARTS):
         raise ValueError(f"its profile has the parts {', '.join(sorted(kept.parts_us))}")
     profile = Profile(

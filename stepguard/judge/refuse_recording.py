@@ -1,6 +1,7 @@
-"""Refusals of recordings: a level that was measured wrongly fails, or passes, every later run.
+"""Reasons not to record a run: a level that was measured wrongly fails, or passes, every later run.
 
-Pure: no I/O. Each rule says what it found, in values, and what to do; the empty string is consent.
+Pure: no I/O. Each rule returns what is wrong, with the value found, and what mends it. The empty
+string means that nothing is wrong.
 """
 
 import re
@@ -24,20 +25,20 @@ from stepguard.judge.noise_limits import (
 from stepguard.judge.soundness import measurement_problem
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
-MIN_TIMED_LAUNCHES = 2  # on a GPU: one launch says nothing of how launches differ
+MIN_TIMED_LAUNCHES = 2  # a time on a GPU needs two: one launch does not show how launches differ
 MIN_TOGETHER = 3  # cases; two that move alike may well have the same cause in the code
-ALIKE = 2.0  # the largest of moves that are alike is at most so many times the smallest
+ALIKE = 2.0  # moves are alike if the largest is at most this many times the smallest
 
 
 def unfit_to_record(evidence: Evidence) -> str:
-    """Return why this evidence is no level to compare with, whatever the baseline holds."""
+    """Return why this evidence must not be recorded, whatever the baseline holds; else empty."""
     problem = measurement_problem(evidence)
     if problem is not None:
         return f"{problem.status.value}: {problem.figures.sentence}"
-    # All runs of a factory have one id, whatever their parameters; no test has a row of a sweep.
+    # All runs of a factory have one id, whatever their parameters, and no test has a sweep's row.
     if _OF_A_COMMAND.fullmatch(evidence.case_id):
         return "it is no case of the suite: run and sweep- are names that the commands give"
-    # Confirmation measures the recording's commit again: it has to be there, without changes.
+    # An alarm is confirmed by measuring the recording's commit, so it must exist, without changes.
     if not evidence.commit:
         return (
             "its commit is not known: the tree was no git repository, or it had no commit yet, or "
@@ -47,12 +48,14 @@ def unfit_to_record(evidence: Evidence) -> str:
         return f"measured on a tree with {uncommitted(evidence.dirty)}, then measure again"
     if evidence.tree_changed:
         return f"{Reason.TREE_CHANGED.phrase}; measure again"
-    # Last: these need blocks, launches and differences that are sound.
+    # These come last: they need sound blocks, launches and differences.
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 
 
 def _disturbed(evidence: Evidence) -> str:
-    """Refuse a machine that spoilt as many blocks as it left whole: those are doubtful, too."""
+    """Refuse the run if at least half of its blocks were disturbed: the others are doubtful then,
+    too.
+    """
     kept = [block for launch in evidence.launches for block in launch.blocks]
     if spoilt := [block.disturbance for block in kept if block.disturbance]:
         return f"a block that counts was disturbed ({spoilt[0].text}); measure again"
@@ -76,7 +79,7 @@ def _too_few(evidence: Evidence) -> str:
 def _vague(evidence: Evidence) -> str:
     for difference in evidence.differences:
         half = paired(difference.pairs_ms).half_width_pct
-        # Not `half > ...`, which NaN would pass.
+        # Written this way so that NaN is refused, too.
         if not half <= DIFFERENCE_LIMIT_PCT:
             return (
                 f"{difference.name} is known to +- {half:.2f} % of a step only, its limit is "
@@ -86,8 +89,9 @@ def _vague(evidence: Evidence) -> str:
 
 
 def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
-    """Return why launches that differ so much are no level: compared with those of the last epoch's
-    recordings under this software, or, where there are none, with what launches usually differ by.
+    """Return why the launches differ too much to be a level; empty if they do not. They are
+    compared with the launches of the last epoch's recordings under this software. Without such
+    recordings the usual difference of launches is the limit.
     """
     if JUDGED_TIME not in evidence.gates:
         return ""
@@ -110,12 +114,12 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
 
 
 def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
-    """Return why nothing of this run should be recorded: every case that can be compared became
-    slower, or faster, by a similar amount while it does the same work. Code seldom does that; a
-    machine does.
+    """Return why nothing of this run should be recorded; empty if it may be. All cases that can be
+    compared became slower, or all faster, by a similar amount, and do the same work. A machine does
+    that, code seldom.
 
-    A case whose counters moved is left out, since its code did change. ``accept`` is the
-    command that records it all the same.
+    A case whose counters moved is left out, since its code did change. ``accept`` is the command
+    that records it all the same.
     """
     times = [metric for verdict in verdicts if (metric := _plain_time(verdict))]
     moves = [metric.change_pct for metric in times if metric.change_pct is not None]
@@ -135,7 +139,7 @@ def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
 
 
 def _plain_time(verdict: Verdict) -> MetricVerdict | None:
-    """Return the step time of a case if it was compared, and the case's counters are equal."""
+    """Return the step time of a case that was compared and whose counters are equal; else None."""
     gated = [metric for metric in verdict.metrics if metric.gated]
     counters = [metric for metric in gated if METRICS[metric.metric].kind == "counter"]
     if any(metric.status is not Status.SAME for metric in counters):

@@ -1,9 +1,9 @@
-"""Step times within launches as series: what begins late, and what returns every so many steps.
+"""Step times within launches: slowdowns that begin late, or return at a fixed number of steps.
 
-A launch's mean hides both: 15 % from step 150 on is 3 % of the mean where a fifth of the timed
-steps come later. Steps are counted from a launch's first, so that what the code does at one of them
-is at the same place in every launch, and what the machine does is not. Two revisions are compared
-step by step: what both do is no finding.
+A launch's mean hides both. Example: 15 % from step 150 on is 3 % of the mean if a fifth of the
+timed steps come later. Steps are counted from the launch's first. So what the code does is at the
+same steps in every launch, and what the machine does is not. Two revisions are compared step by
+step, so what both do is not reported.
 """
 
 import math
@@ -26,30 +26,30 @@ from stepguard.judge.noise_limits import pooled_variance
 from stepguard.judge.sequential_plan import MIN_PAIRS, level_share
 
 Numbers = npt.NDArray[Any]
-# What is in one launch alone may be the machine's. On a CPU other work slows a pair or two.
+# A pattern in a single launch may be the machine's. On a CPU other work slows down a pair or two.
 LEAST_PAIRS = {GPU: 2, CPU: MIN_PAIRS}
-LEAST_STEPS = 3  # on either side of where it begins: of the shortest block all but the first
-LEAST_RETURNS = 4  # of what is periodic
-LEAST_OTHERS = 12  # steps that are not slow, to know how steps scatter
-LEAST_CORRELATED = 6.0  # times the variance of a mean of steps that do not depend on each other
-PRIOR_WEIGHT = 8.0  # degrees of freedom that what is known of rises counts for
+LEAST_STEPS = 3  # on each side of where it begins; the shortest block has so many after its first
+LEAST_RETURNS = 4  # slow steps of a periodic pattern
+LEAST_OTHERS = 12  # steps that are not slow, to know the scatter
+LEAST_CORRELATED = 6.0  # the variance of a mean is at least so many times that of independent steps
+PRIOR_WEIGHT = 8.0  # degrees of freedom that the known scatter of rises counts for
 LONGEST_PERIOD = 64
-PERIODIC_T = 8.0  # standard errors; some 2,000 periods and phases are tried
+PERIODIC_T = 8.0  # in standard errors; some 2,000 periods and phases are tried
 KNOWN_T = 5.0  # of pairs, at the period and phase that HEAD's launches show: none is tried
-SAME_SIZE = 0.5  # of its mean, that it has to have in every launch ...
+SAME_SIZE = 0.5  # each launch must have this share of the mean slowdown ...
 # ... or as many sd of the other steps. A GPU with launches to run hides part of a host's pause, in
 # each launch another part.
 CLEAR_SDS = 3.0
-RETURNS = 0.8  # of the steps at which it is due
-# One-sided, for each pair after which it is looked for. With the search for where it begins 24
-# looks at unchanged code find something in under 0.1 % of cases
+RETURNS = 0.8  # share of the due steps that must be slow
+# One-sided level of each look; there is a look after each pair. With the search for where a
+# slowdown begins, 24 looks at unchanged code report one in under 0.1 % of cases
 # (tests/judge/test_slowdowns_in_series.py).
 ALPHA = 0.00005
-# What halves of a launch differ by without a cause in the code. Blocks of a pair: 0.5 %, two and a
-# half times what pairs do. A launch alone is still warming up by a percent.
+# How much the two halves of a launch differ without a cause in the code. Blocks of a pair: 0.5 %,
+# two and a half times the scatter of pairs. A launch alone still warms up by a percent.
 PAIR_SDS, LONE_SD_PCT = 2.5, 1.0
 REASONS = {"late": Reason.LATE_SLOWDOWN, "periodic": Reason.PERIODIC_SLOWDOWN}
-LEAST_MEAN = 0.002  # log, that a periodic slowdown adds to the mean, or nobody needs to know
+LEAST_MEAN = 0.002  # log-ratio of the mean step, below which a periodic slowdown is not reported
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Pattern:
     """A slowdown within launches, the same in all of them."""
 
     kind: Literal["late", "periodic"]
-    begin: int  # the first slow step that was timed, counted from 0, the launch's first
-    after: int  # where it is late, the last step timed before: it begins in between
-    period: int  # steps from one slow step to the next; 0: late, or no other was timed
+    begin: int  # the first slow step that was timed, counted like ``Block.ran``
+    after: int  # for a late one the last step timed before: it begins in between
+    period: int  # steps between two slow steps; 0 if it is late, or returned only once
     slower: float  # log-ratio of slow steps to the others
-    adds: float  # log-ratio of the mean step, of a late one's from there on, to what it was
-    ms: float  # by so much a slow step is longer
+    adds: float  # log-ratio of the mean step, after to before; of a late one's steps from there on
+    ms: float  # so much longer is a slow step
     p_value: float = 1.0
 
     def holds(self, steps: Numbers) -> Numbers:
@@ -74,7 +74,7 @@ class Pattern:
         return slow
 
     def figures(self) -> SlowSteps:
-        """Return it as figures of a metric's verdict."""
+        """Return the pattern as figures of a metric's verdict."""
         return SlowSteps(
             kind=self.kind,
             begin=int(self.begin),
@@ -87,7 +87,9 @@ class Pattern:
 
 @dataclass(frozen=True)
 class _Series:
-    """Timed steps of a launch: their numbers, their blocks, and the log of each time, or ratio."""
+    """The timed steps of a launch: their numbers, their blocks, and the logs of their times, or
+    ratios.
+    """
 
     steps: Numbers
     block: Numbers
@@ -95,18 +97,18 @@ class _Series:
     ms: float  # of a usual step
 
     def by_block(self, values: Numbers) -> list[Numbers]:
-        """Return the values of its steps, block by block."""
+        """Return the values of its steps, one array for each block."""
         return np.split(values, np.flatnonzero(np.diff(self.block)) + 1)
 
     def without(self, pattern: Pattern) -> "_Series":
-        """Return the series less the steps that are slow by a periodic pattern."""
+        """Return the series without the slow steps of a periodic pattern."""
         kept = ~pattern.holds(self.steps)
         return replace(self, steps=self.steps[kept], block=self.block[kept], log=self.log[kept])
 
 
 @lru_cache(maxsize=64)  # a verdict and its report ask a dozen times
 def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
-    """Return what steps do within all launches of one tree, two at least."""
+    """Return the slowdown that all launches of one tree have; None for fewer than two launches."""
     series = [timed for launch in launches if (timed := _of_launch(launch))]
     if len(series) < 2 or len(series) < len(launches):
         return None
@@ -114,9 +116,9 @@ def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
 
 
 def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
-    """Return what HEAD's steps do in all pairs, and the other tree's at the same steps do not; None
-    where HEAD is none the slower for it by the ignore margin, and before there are ``least`` pairs:
-    0 for as many as a verdict needs.
+    """Return the slowdown that HEAD's steps have in all pairs, and the other tree's steps do not
+    have. None if it costs HEAD no more than the ignore margin, or if there are fewer than ``least``
+    pairs. ``least`` 0 stands for as many pairs as a verdict needs.
     """
     both = zip(comparison.head.launches, comparison.base.launches, strict=False)
     series = [timed for head, base in both if (timed := _of_pair(head, base))]
@@ -127,7 +129,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     pattern = _found(series, _periodic(series), sd_pct, ALPHA * level_share(comparison.alpha))
     if pattern is None:
         return None
-    # From there on, where something begins late: before, HEAD may have been the faster one.
+    # A late slowdown is measured from its begin on: before it HEAD may have been faster.
     after = pattern.begin if pattern.kind == "late" else 0
     lasting = [
         timed.log[timed.steps >= after].mean() for timed in series if timed.steps[-1] >= after
@@ -197,14 +199,16 @@ def _found(
     late = _late(series, sd_pct, alpha)
     if late is None or periodic is None:
         return late or periodic
-    # Slow steps that happen to lie late, or late ones of which some are the same steps apart: it
-    # is late if it is so without these.
+    # Both were found: slow steps may happen to lie late, or some of the late steps may be equally
+    # far apart. It is late if it still is without the periodic ones.
     others = [timed.without(periodic) for timed in series]
     return late if _late(others, sd_pct, alpha) else periodic
 
 
 def lasting_ms(launch: Launch, begin: int) -> float:
-    """Return the mean of a launch's timed steps from ``begin`` on, in ms; of all, if none is."""
+    """Return the mean of a launch's timed steps from ``begin`` on, in ms; of all steps if none is
+    that late.
+    """
     times = [
         ms
         for block in launch.blocks
@@ -215,10 +219,10 @@ def lasting_ms(launch: Launch, begin: int) -> float:
 
 
 def _of_launch(launch: Launch) -> _Series | None:
-    """Return a launch's series; None where its blocks do not say which steps they timed.
+    """Return a launch's series; None if its blocks do not say which steps they timed.
 
-    Without the first step of each block, in which a GPU waits for what its host does before it
-    launches something: a sleep in every step, hidden in others, is that step's alone.
+    The first step of each block is left out. A GPU waits there for its host, so that step also
+    shows host delays that are hidden in all other steps.
     """
     blocks = [block for block in launch.blocks if block.steps > 1]
     if not (blocks and launch.has_times()) or any(block.ran is None for block in blocks):
@@ -230,7 +234,7 @@ def _of_launch(launch: Launch) -> _Series | None:
 
 
 def _of_pair(head: Launch, base: Launch) -> _Series | None:
-    """Return the log-ratios of the steps that both timed."""
+    """Return the log-ratios of the steps that both launches timed; None if there are none."""
     own, other = _of_launch(head), _of_launch(base)
     if own is None or other is None:
         return None
@@ -241,14 +245,14 @@ def _of_pair(head: Launch, base: Launch) -> _Series | None:
 
 
 def _late(series: Sequence[_Series], sd_pct: float, alpha: float) -> Pattern | None:
-    """Return a level that is higher from some step on, in all series that reach it."""
+    """Return a level that is higher from some step on, in all launches that reach that step."""
     at = np.unique(np.concatenate([timed.steps for timed in series]))
-    # A few steps that are far out must not make a level.
+    # The clipping keeps a few extreme steps from making a level.
     sums = [_both_sides(timed, at) for timed in series]
     weight = np.array([weights for _, weights in sums])
     moved = np.array([rises for rises, _ in sums])
     reached = weight > 0
-    # Where one launch of several got so far, nothing returned.
+    # If only one of several launches got that far, nothing shows that it repeats.
     returned = reached.sum(axis=0) >= min(2, len(series))
     explained = np.where(returned, (weight * moved).sum(axis=0), 0.0)
     best = int(np.argmax(explained**2 / np.maximum(weight.sum(axis=0), 1e-12)))
@@ -276,8 +280,8 @@ def _late(series: Sequence[_Series], sd_pct: float, alpha: float) -> Pattern | N
 
 
 def _both_sides(timed: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
-    """Return, for each step of ``at``, how much higher the mean from it on is than before, and the
-    weight of that; 0 where there are fewer than LEAST_STEPS on a side.
+    """Return, for each step of ``at``, how much higher the mean from that step on is than before
+    it, and the weight of that. Both are 0 with fewer than LEAST_STEPS steps on a side.
     """
     low, high = np.quantile(timed.log, (0.05, 0.95))
     order = np.argsort(timed.steps, kind="stable")
@@ -292,8 +296,8 @@ def _both_sides(timed: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _variance_of_rise(timed: _Series, begin: int) -> float:
-    """Return the variance of a rise at ``begin`` by the scatter of the steps, which is correlated
-    from step to step on a card whose clock dips.
+    """Return the variance of a rise at ``begin``, from the scatter of the steps. Neighbouring steps
+    are correlated on a card whose clock dips.
     """
     later = timed.steps >= begin
     rest = timed.log - np.where(later, timed.log[later].mean(), timed.log[~later].mean())
@@ -305,7 +309,7 @@ def _variance_of_rise(timed: _Series, begin: int) -> float:
 
 
 def _periodic(series: Sequence[_Series]) -> Pattern | None:
-    """Return steps that are slower at one interval, the same steps in every series."""
+    """Return a slowdown of every n-th step, at the same steps in every launch."""
     steps = np.concatenate([timed.steps for timed in series])
     rest = np.concatenate([_levelled(timed) for timed in series])
     launch = np.repeat(np.arange(len(series)), [len(timed.steps) for timed in series])
@@ -341,10 +345,10 @@ def _contrast(due: Numbers, rest: Numbers) -> tuple[float, float, float]:
 
 
 def _without_places(series: Sequence[_Series]) -> list[_Series]:
-    """Return the series less what steps do by their place in a block, in most blocks.
+    """Return the series without what steps do by their place in a block, in most blocks.
 
-    At its power cap an H200's clock dips 0.65 to 0.83 s after a block begins, and a second later
-    again (studies/warm_up): in blocks of 38 steps that is every 19th.
+    At its power cap an H200's clock dips 0.65 to 0.83 s after a block begins, and once more a
+    second later (studies/warm_up): in blocks of 38 steps that is every 19th.
     """
     blocks = [block for timed in series for block in timed.by_block(_levelled(timed))]
     level = np.full((len(blocks), max(map(len, blocks))), np.nan)
@@ -361,12 +365,16 @@ def _without_places(series: Sequence[_Series]) -> list[_Series]:
 
 
 def _levelled(timed: _Series) -> Numbers:
-    """Return the series less the median of each block: blocks of one launch differ in level."""
+    """Return the series less the median of each block, since blocks of one launch differ in
+    level.
+    """
     return np.concatenate([block - np.median(block) for block in timed.by_block(timed.log)])
 
 
 def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
-    """Return the period and phase that explain most; (0, 0) if none returns LEAST_RETURNS times."""
+    """Return the period and the phase that explain most; (0, 0) if none returns LEAST_RETURNS
+    times.
+    """
     best, place = 0.0, (0, 0)
     for period in range(2, LONGEST_PERIOD + 1):
         phases = steps % period

@@ -1,9 +1,9 @@
-"""SLOWER stays: what pairs have called slower is not measured again until something changes. Pure.
+"""SLOWER stays: what pairs called SLOWER is not measured again until something changes. Pure.
 
-Who repeats a red run until it is green draws pairs anew each time, and one draw in twenty may miss
-a slowdown of the matter margin. So a SLOWER of the same two trees holds on the same machine, with
-the same software and environment. An earlier run that passed, or did not decide, has no say: the
-next one measures again.
+If a red run is repeated until it is green, each repeat draws new pairs, and one in twenty may miss
+a slowdown of the matter margin. So SLOWER holds for the same two trees on the same machine, with
+the same software and environment. An earlier run that passed, or did not decide, does not count:
+the next run measures again.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ def says_slower(comparison: Comparison) -> bool:
 
 
 def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Comparison | None:
-    """Return the comparison of an earlier run whose SLOWER holds for ``now``, HEAD's evidence of
-    this run, beside the commit ``base``; None where pairs have to be measured.
+    """Return the comparison of an earlier run whose SLOWER still holds. None if pairs have to be
+    measured. ``now`` is HEAD's evidence of this run, ``base`` the other commit.
 
-    ``earlier`` are those of the same two trees, newest first. One that was measured afresh sets all
-    before it aside.
+    ``earlier`` are the comparisons of the same two trees, newest first. A comparison that was
+    measured afresh cancels all before it.
     """
     for kept in earlier:
         if says_slower(kept) and not unlike(kept, now):
@@ -42,8 +42,8 @@ def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Com
 
 
 def unlike(earlier: Comparison, now: Evidence) -> str:
-    """Return the first thing that differs between an earlier comparison and HEAD's evidence now;
-    empty if it was made under the same conditions.
+    """Return the first condition that differs between an earlier comparison and HEAD's evidence
+    now; empty if none does.
     """
     for side in (now, earlier.head, earlier.base):
         if side.tree_changed:

@@ -1,4 +1,4 @@
-"""Evidence, summarised into a recording: every figure is taken here, and once."""
+"""Evidence summarised as a recording. This is the only place that computes its figures."""
 
 from collections.abc import Sequence
 from statistics import geometric_mean, median
@@ -15,13 +15,15 @@ from stepguard.judge.slow_step_patterns import lasting_ms, of_launches
 
 
 def summarise(evidence: Evidence) -> Recording:
-    """Return every figure that the evidence has; what could not be measured is left out of it."""
+    """Return every figure that the evidence has. Figures that could not be measured are left
+    out.
+    """
     counts, fingerprint = evidence.counted, evidence.fingerprint
     sound = (difference for difference in evidence.differences if not difference.bad_times())
     costs = {difference.name: paired(difference.pairs_ms) for difference in sound}
     times = _times(evidence.launches)
-    # Several ranks that are alike have an empty table, which is not the same as none: the file's
-    # reader refuses a newest recording of several ranks without one.
+    # Several ranks that are alike have an empty table, which is not the same as no table: a
+    # baseline file is refused if its newest recording has several ranks and no table.
     several = evidence.world_size > 1 or counts.by_rank
     return Recording(
         date=evidence.date,
@@ -42,7 +44,7 @@ def summarise(evidence: Evidence) -> Recording:
         sites={
             name: list(sites)
             for name, sites in counts.sites.items()
-            if sites and name in counts.values  # else it is where steps differ, of no level
+            if sites and name in counts.values  # without a value they are where steps differ
         },
         differences_pct={
             f"{name}_pct": RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
@@ -55,21 +57,21 @@ def summarise(evidence: Evidence) -> Recording:
 
 
 def _times(launches: tuple[Launch, ...]) -> list[float]:
-    """Return the step times of the launches, all or none: a mean over those that happen to have
-    times would pass for the case's.
+    """Return the step times of the launches; empty unless all of them have times. A mean over some
+    of them would be taken for the case's.
     """
     if not launches or not all(launch.has_times() for launch in launches):
         return []
     pattern = of_launches(launches)
-    if pattern and pattern.kind == "late":  # what lasts is compared, not how long it took to come
+    if pattern and pattern.kind == "late":  # the lasting level counts, not when it begins
         return [lasting_ms(launch, pattern.begin) for launch in launches]
     return [launch.step_ms for launch in launches]
 
 
 def stored(evidence: Evidence) -> Recording:
-    """Return the summary as a baseline keeps it: rounded to what means something, without times
-    that the case does not gate (of shorter launches, which need not get steady, they are no level)
-    and without what only informs on a CPU. The evidence must have a fingerprint.
+    """Return the summary as a baseline keeps it. Figures are rounded. Times that the case does not
+    gate are left out: such launches are shorter, need not get steady, and are no level. On a CPU
+    the figures that only inform are left out. The evidence must have a fingerprint.
     """
     assert evidence.fingerprint is not None
     recording = summarise(evidence)
@@ -107,7 +109,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     blocks = [block for launch in launches for block in launch.blocks]
     figures["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
     figures["compile_s"] = max(launch.compile_s for launch in launches)
-    if evidence.tokens_per_step:  # of a loop nobody may have said
+    if evidence.tokens_per_step:  # a loop need not say it
         figures["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
         figures["enqueue_ms"] = median(enqueue)
@@ -118,7 +120,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
 
 
 def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Divide the formula FLOPs of a rank by its step time and its GPU's nominal peak."""
+    """Return the formula FLOPs of a rank, divided by its step time and its GPU's nominal peak."""
     peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
     if not peak or not evidence.flops_per_step:
         return {}
@@ -127,18 +129,22 @@ def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
 
 
 def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Return what one rank takes alone, and how much of its pace every rank of the case keeps."""
+    """Return the step time of one rank alone, and the share of its pace that each rank of the case
+    keeps.
+    """
     alone, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
     if alone is None or not tokens or not alone.has_times():
         return {}
-    # By tokens, not step times: one rank alone may have more or fewer of them in its step.
+    # The pace is in tokens: a step of one rank alone may have more or fewer of them.
     pace = evidence.tokens_per_step / evidence.world_size / step_ms
     efficiency = 100 * pace / (tokens / alone.step_ms)
     return {"one_rank_step_ms": alone.step_ms, "scaling_efficiency_pct": efficiency}
 
 
 def notes(evidence: Evidence) -> dict[str, OfMetric]:
-    """Return what explains figures, by metric: of several ranks the slowest, and one rank alone."""
+    """Return notes on figures, by metric: which rank is the slowest, and how long one rank takes
+    alone.
+    """
     by_metric: dict[str, OfMetric] = {}
     for difference in evidence.differences:
         if difference.name == "exposed_comm" and (each := difference.plain_by_rank_ms):

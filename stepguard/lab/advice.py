@@ -1,6 +1,7 @@
-"""What to try, by rules on measured figures; each recommendation carries what it follows from.
+"""What to try, by rules on measured figures. Each recommendation has the figure that it follows
+from.
 
-The thresholds are rules of thumb, no verdicts: a recommendation is worth a measurement.
+The thresholds are rules of thumb, not verdicts: a recommendation is worth a measurement.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ from stepguard.lab.trace_summary import Summary
 
 
 class Advice(StrEnum):
-    """Say which rule it is."""
+    """The rule of a recommendation."""
 
     BOUND = "bound"  # the step waits
     SHORT_KERNELS = "short kernels"
@@ -32,7 +33,7 @@ class Advice(StrEnum):
 
 @dataclass(frozen=True)
 class Found:
-    """A rule that applies: to what, and by which figure."""
+    """A rule that applies: to what, and with which figure."""
 
     advice: Advice
     subject: str  # a kernel, a class, a bound or a call
@@ -48,7 +49,7 @@ _SINGLE = ("sgemm", "_s1688gemm", "f32f32_f32f32", "ffma")
 
 
 def of_step(summary: Summary) -> Iterator[Found]:
-    """Yield what the profile of a step suggests."""
+    """Yield the recommendations that follow from a step's profile."""
     bound = bottleneck(summary.profile)
     if bound.bound != Bound.GPU:
         row = bound.rows[0] if bound.rows else None
@@ -86,7 +87,9 @@ def of_roofs(roofs: Sequence[ClassRoof]) -> Iterator[Found]:
 
 
 def of_kernels(rows: Sequence[NcuRow]) -> Iterator[Found]:
-    """Yield what ncu's figures of single launches suggest: one line for each kernel and rule."""
+    """Yield the recommendations that follow from ncu's figures of single launches: one for each
+    kernel and rule.
+    """
     seen: set[tuple[Advice, str]] = set()
     for row in sorted(rows, key=lambda row: -(row.us or 0.0)):
         for advised in _of_launch(row):

@@ -45,8 +45,8 @@ _ADVICE = {
 
 
 def recommendations(advised: Iterable[Found], on_gpu: bool) -> Iterator[str]:
-    """Yield the recommendations, numbered, at most 80 columns wide; ``on_gpu`` tells whether there
-    was work of a GPU, which the rules are about.
+    """Yield the recommendations, numbered, in at most 80 columns. ``on_gpu`` tells whether a GPU
+    worked, since the rules are for GPUs.
     """
     lines = [sentence(item) for item in advised]
     without = "nothing stands out" if on_gpu else "they are about the work of a GPU"

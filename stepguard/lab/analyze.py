@@ -38,9 +38,9 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def report(paths: list[Path], top: int) -> int:
-    """Print what the files say and what follows; return the exit status.
+    """Print what the files say, and the recommendations. Return the exit status.
 
-    Raises FileError where nothing can be read.
+    Raises FileError if nothing can be read.
     """
     files = (file for path in paths for file in (path.glob("*") if path.is_dir() else [path]))
     tables = sorted(path for path in files if path.suffix == ".csv")
@@ -68,14 +68,14 @@ def _has_trace(path: Path) -> bool:
 
 
 def _by_profiler(paths: list[Path]) -> Iterator[Files]:
-    """Yield the traces of each profiler by rank."""
+    """Yield the traces of each profiler, by rank."""
     files = in_folders(paths)
     for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
         yield read_files([path for path in files if (path.suffix == ".sqlite") == kind])
 
 
 def _of_traces(traces: Files, top: int) -> Iterator[Found]:
-    """Print a page for the traces of a run; yield what the first rank's suggests."""
+    """Print a page for a run's traces. Yield the recommendations for the first rank."""
     if not has_kernels(traces):
         say(*host_page(on_cpu(traces, usual_classes()), top, page_width()))
         return

@@ -47,7 +47,9 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _file(text: str) -> tuple[Path, str]:
-    """Return the path of "PATH:GPU-84398e68" and its card, the beginning of a UUID; "" for any."""
+    """Return the path and the card of "PATH:GPU-84398e68". The card is the beginning of a UUID; ""
+    stands for any card.
+    """
     path, colon, card = text.rpartition(":GPU-")
     return (Path(path), f"GPU-{card}") if colon else (Path(text), "")
 
@@ -72,7 +74,7 @@ def _compare(options: argparse.Namespace) -> int:
 
 
 def lines_of(sides: Sequence[Side]) -> list[str]:
-    """Return the tables of sides that have a case in common, and what to make of them."""
+    """Return the tables of sides that share a case, and the observations on them."""
     wrap = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False).wrap
     return [*tables(sides), "", *chain.from_iterable(map(wrap, observations(sides)))]
 
@@ -80,7 +82,7 @@ def lines_of(sides: Sequence[Side]) -> list[str]:
 def _labels(files: list[tuple[Path, str]]) -> list[str]:
     """Return the shortest names that tell the files apart."""
     bare = [(path.with_suffix(""), card) for path, card in files]
-    # a.json and a.txt have one stem, and differ with their suffixes alone.
+    # a.json and a.txt have one stem: they differ only with their suffixes.
     named = bare if len(set(bare)) == len(bare) else files
     for parts in range(1, max(len(path.parts) for path, _ in named) + 1):
         labels = [
@@ -92,7 +94,9 @@ def _labels(files: list[tuple[Path, str]]) -> list[str]:
 
 
 def side_of(path: Path, card: str = "") -> Side:
-    """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
+    """Read a file of any of the three kinds. Raises FileError, which names it, for any other
+    file.
+    """
     data = contents(path, "give a file that can be")
     if data is None:
         raise FileError(f"{path}: No such file or directory")

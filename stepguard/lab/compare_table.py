@@ -1,4 +1,6 @@
-"""Machines side by side: performance, kernels, CUDA calls, environment, and what to make of it."""
+"""Machines side by side: performance, kernels, CUDA calls, environment, and observations on
+them.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +26,9 @@ SHOWN = (
     "host_syncs_per_step",
 )
 CALLS = 8  # rows of the table
-TRACE = "trace"  # names the profile of a trace, which is of no case
+TRACE = "trace"  # the name of a trace's profile, which belongs to no case
 IDLE = "GPU idle, % of a step"
-MOVED_PCT = 1.0  # of a step: a class of kernels that differs by more is pointed out
+MOVED_PCT = 1.0  # of a step; a class of kernels that differs by more is pointed out
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ class Side:
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by case
     calls: Mapping[str, float] = field(default_factory=dict)  # CUDA call -> % of their time
     label: str = ""
-    waits_pct: float | None = None  # of the time in CUDA calls, by calls that wait
+    waits_pct: float | None = None  # share of the time in CUDA calls that is in calls that wait
 
 
 def tables(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield the environment, each case that all sides have, and what the traces say."""
+    """Yield the environment, each case that all sides have, and the figures of the traces."""
     labels = [side.label for side in sides]
     yield from _table("environment", labels, _rows([side.environment for side in sides]))
     for case in _common(side.cases for side in sides):
@@ -85,7 +87,7 @@ def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def _rows(columns: Sequence[Mapping[str, str]], names: Sequence[str] = ()) -> list[list[str]]:
-    """Return a row for each name, or for all that there are; none where no column has it."""
+    """Return a row for each name, or for all names. A name that no column has gets no row."""
     wanted = names or list(dict.fromkeys(name for column in columns for name in column))
     rows = [[name, *(column.get(name, "") for column in columns)] for name in wanted]
     return [row for row in rows if any(row[1:])]
@@ -102,7 +104,7 @@ def _common(tables: Iterable[Mapping[str, object]]) -> list[str]:
 
 
 def observations(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield what the figures say, a sentence each; every side is compared with the first."""
+    """Yield the observations, a sentence each. Every side is compared with the first."""
     first = sides[0]
     for other in sides[1:]:
         for case in _common([first.cases, other.cases]):
@@ -124,13 +126,14 @@ def observations(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _differ(first: Side, other: Side, name: str) -> bool:
-    """Tell whether both sides know this of their environment, and not the same."""
+    """Tell whether both sides know this part of their environment, and differ in it."""
     known = _knows(first, name) and _knows(other, name)
     return known and first.environment.get(name) != other.environment.get(name)
 
 
 def _knows(side: Side, name: str) -> bool:
-    # What a recording has not was not installed or not set; a document has no software at all.
+    # If a recording lacks a value, it was not installed or not set. A document has no software at
+    # all.
     has_all = "torch" in side.environment and name != "commit"
     return has_all or bool(side.environment.get(name))
 

@@ -1,7 +1,7 @@
-"""Exchanges between ranks: how long, how fast, and how unpunctually ranks come to them.
+"""Exchanges between ranks: how long, how fast, and how far apart the ranks arrive.
 
-A collective's kernel runs from when its own rank arrives until all are done, so its length on one
-rank is mostly waiting. Its latency is the least length over the ranks: that of the last to come.
+A collective's kernel runs from its own rank's arrival until all are done, so on one rank its length
+is mostly waiting. Its latency is the least length over the ranks: that of the last rank to arrive.
 """
 
 from collections.abc import Sequence
@@ -21,20 +21,21 @@ class Exchange:
     """All collectives of one kind and size."""
 
     name: str
-    bytes: int  # payload as nccl-tests counts it; 0 where the file does not say
+    bytes: int  # payload as nccl-tests counts it; 0 if the file does not say
     ranks: int  # in the group
-    calls: float  # a step
+    calls: float  # in each step
     us: float  # mean length on the ranks whose traces were read
-    latency_us: float | None  # the least over ranks, mean over calls; None with one rank's trace
+    # The least over ranks, as a mean over calls; None if only one rank's trace was read.
+    latency_us: float | None
     algorithm_gb_s: float | None  # bytes / latency
-    bus_gb_s: float | None  # ... times the share of the bytes that every link carries
+    bus_gb_s: float | None  # ... times the share of the bytes that each link carries
     skew_in_us: float | None  # from the first rank's begin to the last one's
     skew_out_us: float | None
 
 
 @dataclass(frozen=True)
 class _Series:
-    """The collectives of one rank in order: what, when (in the clock of all ranks)."""
+    """The collectives of one rank in order, with their times in the clock that all ranks share."""
 
     keys: tuple[tuple[str, int, int], ...]
     start_us: Floats
@@ -42,8 +43,9 @@ class _Series:
 
 
 def exchanges(ranks: Sequence[Analysis]) -> list[Exchange]:
-    """Return the collectives of the complete steps, the longest first. Several ranks' figures need
-    the same steps and the same order of collectives in every file; else each has one rank's only.
+    """Return the collectives of the complete steps, the longest first. Figures over several ranks
+    need the same steps and the same order of collectives in all files; otherwise each row is of one
+    rank.
     """
     series = [_collectives(analysis, ranks[0]) for analysis in ranks]
     together = len(ranks) > 1 and all(of_rank.keys == series[0].keys for of_rank in series)
@@ -76,7 +78,7 @@ def _key(analysis: Analysis, row: int) -> tuple[str, int, int]:
         name = analysis.trace.names[gpu.name[row]]
         return analysis.classes.canonical_name(name), 0, machine.world_size
     group = message.group if message.group > 0 else machine.world_size
-    # What nccl-tests divides by the time: the larger side of the exchange.
+    # nccl-tests divides this by the time: the larger side of the exchange.
     elements = max(message.elements_in, message.elements_out, 0)
     return message.name, DTYPE_BYTES.get(message.dtype, 0) * elements, group
 
@@ -93,7 +95,9 @@ def bus_factor(name: str, ranks: int) -> float:
 
 
 def _exchange(key: tuple[str, int, int], start: Floats, end: Floats, steps: int) -> Exchange:
-    """Return the row of one kind; ``start`` and ``end`` have a row a rank, a column a call."""
+    """Return the row of one kind. ``start`` and ``end`` have a row for each rank and a column for
+    each call.
+    """
     name, size, ranks = key
     us = end - start
     several = len(start) > 1

@@ -1,7 +1,7 @@
-"""Takes the trace of a CPU apart: where the host's time goes, by phase and operator.
+"""Take the trace of a CPU apart: where the host's time goes, by phase and operator.
 
-The host computes here, so an operator's own time, less that of the operators inside it, is what a
-kernel's time is on a GPU.
+Here the host computes. So an operator's own time, without that of the operators inside it,
+corresponds to a kernel's time on a GPU.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ class OperatorRow:
 
     name: str
     phase: str
-    calls: float  # a step
-    us: float  # a step, its own
-    total_us: float  # a step, with the operators inside it
+    calls: float  # in each step
+    us: float  # in each step; its own time
+    total_us: float  # in each step; with the operators inside it
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HostPhase:
     """A phase on the host."""
 
     path: str
-    us: float  # a step
+    us: float  # in each step
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,9 @@ def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> Host
 
 
 def own_and_total_us(rows: Host) -> tuple[Floats, Floats]:
-    """Return each operator's time less that of the operators directly inside it, us; and its whole
-    time, which is 0 for one inside another of its name, so that the times of a name add up.
+    """Return each operator's time without that of the operators directly inside it, and its whole
+    time, both in us. The whole time is 0 for an operator inside another one of its name, so that
+    the times of a name add up.
     """
     own = rows.end_us - rows.start_us
     around: dict[int, list[int]] = {}

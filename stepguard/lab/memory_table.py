@@ -12,7 +12,7 @@ _TRIO = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_mem
 
 
 def memory_page(table: MemoryTable, allocator: Mapping[str, int], top: int) -> Iterator[str]:
-    """Yield the lines; ``allocator`` has the bytes that a GPU's caching allocator says."""
+    """Yield the lines. ``allocator`` has the bytes that a GPU's caching allocator reports."""
     yield f"peak: {_mib(table.peak)} MiB in {table.peak_phase or 'no phase'}"
     for name in (name for name in _TRIO if name in allocator):
         yield f"{name.replace('_', ' ')}: {_mib(allocator[name])} MiB"

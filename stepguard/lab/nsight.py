@@ -97,7 +97,7 @@ def _profile(options: argparse.Namespace) -> int:
     new_folder(folder)
     gpus = [gpu.uuid for gpu in visible_gpus()[: case.world_size]]
     try:
-        # A wait says what it waits for several times a second; here once is enough.
+        # The progress text says several times a second what it waits for; here once is enough.
         with exclusive(gpus, shlex.join(sys.argv), cache(say)):
             for command in commands:
                 _run(command, options.root)
@@ -107,7 +107,7 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _run(command: list[str], root: Path) -> None:
-    """Run one command, its output passed on. Raises ValueError if it fails."""
+    """Run one command and pass on its output. Raises ValueError if it fails."""
     say(shlex.join(command))
     env = os.environ | callers_engine.caches(Store(root).cache) | {"PYTHONPATH": _python_path(root)}
     status = subprocess.run(command, cwd=root, env=env, check=False).returncode
@@ -151,11 +151,11 @@ def ncu_commands(case: Case, folder: Path, options: argparse.Namespace) -> list[
 
 
 def _worker(case: Case, options: argparse.Namespace) -> list[str]:
-    """Return the command of our own worker, of which torchrun starts several."""
+    """Return the command of our own worker. torchrun starts several of them."""
     run: dict[str, Any] = {"case": case.as_dict()}
-    # A range is its thread's alone, and ncu looks for it on the thread that launches.
+    # A range belongs to its thread, and ncu looks for it on the thread that launches.
     run |= {"warmup": options.warmup, "steps": options.steps, "one_thread": options.tool == "ncu"}
-    module, ranks = "stepguard.worker.profilers.alone", case.world_size
+    module, ranks = "stepguard.worker.profilers.for_nsight", case.world_size
     python = callers_engine.command(module)
     if ranks > 1:
         python = callers_engine.command("torch.distributed.run")

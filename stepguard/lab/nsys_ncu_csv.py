@@ -1,7 +1,7 @@
 """Read the tables that NVIDIA's tools print as CSV: nsys stats --format csv, and ncu --csv in both
-of its forms, a line for each launch (--page raw) or for each of its metrics.
+of its forms, with a line for each launch (--page raw) or for each of its metrics.
 
-Both put other lines before the table, and nsys puts several tables into one stream. Numbers may
+Both print other lines before the table, and nsys prints several tables into one stream. Numbers may
 have commas. A metric that was not collected is None, never 0.
 """
 
@@ -17,7 +17,7 @@ _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 class Stats(StrEnum):
-    """Describe what a report of nsys stats is about."""
+    """What a report of nsys stats is about."""
 
     KERNELS = "kernels"
     CALLS = "CUDA calls (host time)"
@@ -45,7 +45,7 @@ class StatsTable:
 
 @dataclass(frozen=True)
 class NcuRow:
-    """One launch of a kernel under ncu. Throughputs are % of what the GPU can sustain."""
+    """One launch of a kernel under ncu. Throughputs are in % of what the GPU can sustain."""
 
     name: str
     us: float | None
@@ -197,7 +197,7 @@ _Cells = dict[str, tuple[str, str]]  # the text of each column or metric, and it
 
 
 def _pivoted(header: list[str], rows: Iterable[list[str]]) -> list[_Cells]:
-    """Return the launches of a table with a line for each metric, which ncu --csv prints."""
+    """Return the launches of a table with a line for each metric, as ncu --csv prints it."""
     launches: dict[tuple[str, ...], _Cells] = {}
     for cells in rows:
         line = dict(zip(header, cells, strict=True))
@@ -206,7 +206,8 @@ def _pivoted(header: list[str], rows: Iterable[list[str]]) -> list[_Cells]:
         launch = launches.setdefault(
             (number, line.get("Process ID", ""), kernel), {"Kernel Name": (kernel, "")}
         )
-        # Sections show a throughput as a share, and again in bytes; rules have no metric.
+        # Sections show a throughput as a share and in bytes; the share is used. Rules have no
+        # metric.
         if name and (unit == "%" or not name.endswith("Throughput")):
             launch.setdefault(name, (value, unit))
     return list(launches.values())

@@ -3,8 +3,8 @@
     connection = sqlite3.connect("file:report.sqlite?mode=ro", uri=True)
     (trace,) = read_nsys(connection)
 
-Tables exist only where such events were recorded, and columns come and go with the version (schema
-3.25 is nsys 2026.2), so each is asked for. Ranges of torch's emit_nvtx are operators.
+A table exists only if such events were recorded, and columns differ between versions (schema 3.25
+is nsys 2026.2), so each is checked for. Ranges of torch's emit_nvtx are operators.
 """
 
 import re
@@ -36,7 +36,7 @@ from stepguard.trace.columns import (
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 _WHERE = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
-# Columns of every version; of the others a missing one is NULL.
+# Columns of every version. Any other column that is missing is NULL.
 _NEEDED = {"start", "end", "deviceId", "streamId", "correlationId", "nameId", *_GRID, *_BLOCK}
 _DIRECTIONS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
 _MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
@@ -45,9 +45,9 @@ _EMITTED = re.compile(r", (?:seq|op_id) = ")
 
 
 def read_nsys(connection: sqlite3.Connection) -> list[Trace]:
-    """Return the trace of each process that used a GPU, in order of process id.
+    """Return the trace of each process that used a GPU, sorted by process id.
 
-    Raises TraceError for a file that is no export of nsys, or lacks what is needed.
+    Raises TraceError if the file is no export of nsys, or lacks what is needed.
     """
     try:
         return _read(connection)
@@ -83,7 +83,7 @@ class _Export:
         self._names, self._shapes = Numbers(), Numbers()
 
     def gpu(self) -> Iterable[tuple[int, tuple[Any, ...]]]:
-        """Yield process and columns of each record."""
+        """Yield the process and the columns of each record."""
         names = ("demangledName", "shortName")
         for row in self._rows(_KERNELS, (*_WHERE, *names, *_GRID, *_BLOCK)):
             name = self._strings.get(row[6]) or self._strings.get(row[7]) or "?"
@@ -105,7 +105,7 @@ class _Export:
         return _process(pid), columns
 
     def host(self) -> Iterable[tuple[int, tuple[Any, ...]]]:
-        """Yield process and columns of each call, range and overhead of the profiler."""
+        """Yield the process and the columns of each call, range and overhead of the profiler."""
         columns = ("start", "end", "globalTid", "nameId", "correlationId")
         for start, end, tid, name, correlation in self._rows(
             "CUPTI_ACTIVITY_KIND_RUNTIME", columns
@@ -115,7 +115,7 @@ class _Export:
         for start, end, tid, text, name in self._rows(
             "NVTX_EVENTS", ("start", "end", "globalTid", "text", "textId")
         ):
-            if end is not None:  # else a mark, or a range that was never closed
+            if end is not None:  # otherwise it is a mark, or a range that was never closed
                 whole = text if text is not None else self._strings.get(name, "?")
                 bare = _EMITTED.split(whole)[0]
                 kind = ANNOTATION if bare == whole else OPERATOR
@@ -130,7 +130,7 @@ class _Export:
         return _process(tid), (kind, self._names[name], start, end, tid, correlation, NONE)
 
     def _rows(self, table: str, columns: tuple[str, ...]) -> Iterable[tuple[Any, ...]]:
-        """Yield these columns of a table, NULL for those that this version does not have."""
+        """Yield these columns of a table, with NULL for those that this version does not have."""
         if table not in self._tables:
             return iter(())
         there = {row[1] for row in self._connection.execute(f"PRAGMA table_info({table})")}
@@ -166,7 +166,9 @@ class _Export:
 def _checked(
     rows: Iterable[tuple[Any, ...]], table: str, columns: tuple[str, ...]
 ) -> Iterable[tuple[Any, ...]]:
-    """Yield the rows; SQLite keeps any type in any column, so raise TraceError for a wrong one."""
+    """Yield the rows. SQLite allows any type in any column, so this raises TraceError for a wrong
+    one.
+    """
     known: set[tuple[type, ...]] = set()
     for row in rows:
         if (kinds := tuple(map(type, row))) not in known:
@@ -180,12 +182,12 @@ def _checked(
 
 
 def _process(serialized: int | None) -> int:
-    """Return the process id in nsys's global process or thread id."""
+    """Return the process id within nsys's global process or thread id."""
     return 0 if serialized is None else serialized // 0x1000000 % 0x1000000
 
 
 def _columns(rows: Sequence[tuple[Any, ...]], width: int, began: int) -> list[Any]:
-    """Return columns in order of begin, the longer first; begin and end, in ns, become us."""
+    """Return columns sorted by begin, longer rows first. Begin and end become us; they were ns."""
     table = [[NONE if x is None else x for x in column] for column in zip(*rows, strict=True)]
     columns: list[Any] = [np.array(column, np.int64) for column in table or [[]] * width]
     if (columns[3] < columns[2]).any():

@@ -1,7 +1,8 @@
 """A picture of one step as SVG: phases on the host and on the GPU, exchanges, copies, idle time.
 
-Time runs to the right and is the same in all lanes, so that a phase's work on the GPU stands right
-of its pass on the host by as much as the GPU is late. Hover over a bar for its name and times.
+Time runs to the right and is the same in all lanes. A phase's work on the GPU is to the right of
+its pass on the host by as much as the GPU lags behind. Hovering over a bar shows its name and
+times.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,11 @@ from stepguard.trace.idle_causes import CAUSES, Idle
 from stepguard.trace.kernel_classes import COMMUNICATION
 from stepguard.trace.make_profile import COPIES, Analysis
 
-BEGINS = '<svg class="stepguard"'  # by which a picture is known as ours
+BEGINS = '<svg class="stepguard"'  # tells our pictures from others
 _LEFT, _WIDTH, _ROW, _GAP = 140, 1080, 26, 12
 COLOURS = ("#4878a8", "#d98032", "#5a9e5a", "#8d6bb0", "#b5566d", "#7b8c3a", "#3f9a9a", "#a07855")
 _WAIT, _IDLE = "#e3b8b8", "#d62728"
-_SHORTEST_PX = 0.4  # a bar that nobody sees is not drawn
+_SHORTEST_PX = 0.4  # a shorter bar cannot be seen, and is not drawn
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class _Lane:
 
 
 def timeline(analysis: Analysis, title: str) -> str:
-    """Return the SVG of the step whose length is the median's."""
+    """Return the SVG of the step that has the median length."""
     windows = analysis.windows
     step = int(np.argsort(windows.step_us)[(windows.steps - 1) // 2])
     begin = min(float(windows.mark_us[step]), float(windows.begin_us[step]))
@@ -106,7 +107,7 @@ def _host_lanes(
 def _projected(
     analysis: Analysis, colours: dict[str, str], computes: Bools, begin: float, end: float
 ) -> Iterator[_Bar]:
-    """Yield each pass on the GPU: from the first of the kernels launched in it to the last one."""
+    """Yield each pass on the GPU: from the first to the last of the kernels launched in it."""
     gpu = analysis.windows.gpu
     rows = (
         computes & (analysis.pass_of_record != NONE) & (gpu.end_us > begin) & (gpu.start_us < end)
@@ -119,7 +120,7 @@ def _projected(
 
 
 def _joined(bars: Iterator[_Bar], pixel_us: float) -> Iterator[_Bar]:
-    """Yield the bars; those that are nearer than a pixel are one."""
+    """Yield the bars. Bars that are closer than a pixel are joined."""
     last: _Bar | None = None
     for bar in bars:
         if last is not None and bar.start_us - last.end_us < pixel_us:
@@ -136,7 +137,7 @@ def _idle(analysis: Analysis, begin: float, end: float) -> Iterator[_Bar]:
     gaps, calls = analysis.gaps, analysis.windows.calls
     for i in np.flatnonzero((gaps.begin_us >= begin) & (gaps.begin_us < end)).tolist():
         cause = CAUSES[gaps.cause[i]]
-        if cause == Idle.GAP:  # thousands, a microsecond each
+        if cause == Idle.GAP:  # thousands, of a microsecond each
             continue
         sync = int(gaps.sync[i])
         call = "" if sync == NONE else f": {analysis.trace.names[calls.name[sync]]}"
@@ -201,7 +202,7 @@ def _bar(bar: _Bar, start: float, end: float, begin: float, scale: float, y: int
 
 
 def _axis(begin: float, end: float, scale: float, bottom: int) -> Iterator[str]:
-    """Yield ticks at round milliseconds, about ten."""
+    """Yield about ten ticks, at round milliseconds."""
     rough = (end - begin) / 1e3 / 10
     power = 10.0 ** np.floor(np.log10(rough))
     tick = float(power * next(n for n in (1, 2, 5, 10) if n * power >= rough))

@@ -26,6 +26,7 @@ from stepguard.cli.common import (
 )
 from stepguard.core.profile import Profile, mean, merged_by_name, over_ranks
 from stepguard.explain.causes import explain
+from stepguard.lab import explanation_page
 from stepguard.lab.exchanges import Exchange, exchanges
 from stepguard.lab.host_page import host_page
 from stepguard.lab.nsys_ncu_csv import NcuRow, is_ncu, read_ncu, read_stats
@@ -46,9 +47,8 @@ from stepguard.lab.trace_files import (
 from stepguard.lab.trace_page import page, roof_lines
 from stepguard.lab.trace_summary import Summary, summary
 from stepguard.machine.interpreter import as_typed
-from stepguard.report import explanation_text
-from stepguard.report.document_json import Kind
 from stepguard.storage import measured_peaks
+from stepguard.storage.output_files import Kind
 from stepguard.trace.kernel_classes import Classes, usual_classes, with_more
 from stepguard.trace.make_profile import profile
 from stepguard.trace.step_windows import annotations_in, marked
@@ -124,7 +124,7 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _picture(of_shapes: Profile, of_rank: Summary) -> str:
-    """Return the roofline. Raises UsageError where work or peaks are not known."""
+    """Return the roofline. Raises UsageError if work or peaks are unknown."""
     known = measured_peaks.newest(of_shapes.gpu)
     picture = roofline(of_shapes, known, of_rank.source) if known else ""
     if not picture:
@@ -147,10 +147,10 @@ def _refuse_targets(options: argparse.Namespace) -> None:
 
 
 def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
-    """Return the traces by rank. Raises UsageError where a step that was asked for is in none."""
+    """Return the traces by rank. Raises UsageError if the requested step is in none."""
     traces = read_files(files)
     for path, trace in traces.values():
-        # Without a mark a whole file counts as one step, which is not what was asked for.
+        # Without a mark a whole file counts as one step, which is not the requested one.
         if step is not None and not len(marked(trace, classes.steps)):
             has = annotations_in(trace) or "none; call profiler.step()"
             raise UsageError(f"--step {step!r}: no annotation of {path} matches; it has {has}")
@@ -165,9 +165,9 @@ def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
 def show(
     analyses: Ranks, order: list[int], top: int, by_name: bool = False
 ) -> tuple[list[Summary], list[Exchange]]:
-    """Print the page of these ranks, in this order; return its figures."""
+    """Print the page of these ranks, in this order. Return its figures."""
     ranks = [summary(analyses[rank][1], analyses[rank][0].name, rank) for rank in order]
-    roofline = list(_roofline(ranks[0]))  # which needs the work of each shape
+    roofline = list(_roofline(ranks[0]))  # it needs the work of each shape
     if by_name:
         ranks = [replace(rank, profile=merged_by_name(rank.profile)) for rank in ranks]
     rows = exchanges([analyses[rank][1] for rank in order])
@@ -187,7 +187,7 @@ def _roofline(of_rank: Summary) -> Iterator[str]:
 
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
-    """Print why ``after`` takes longer; return 1 if the two cannot be compared."""
+    """Print why ``after`` takes longer. Return 1 if the two cannot be compared."""
     if options.csv or options.svg or options.roofline or options.rank is not None:
         refused = "--against: it takes no --csv, --svg, --roofline or --rank; it compares all ranks"
         raise UsageError(refused)
@@ -199,7 +199,7 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     explanation = explain(*profiles)
     say(
         *_unmarked(before, after),
-        *explanation_text.lines(explanation, peaks=measured_peaks.newest(profiles[1].gpu)),
+        *explanation_page.lines(explanation, peaks=measured_peaks.newest(profiles[1].gpu)),
     )
     put_json(
         {"explanation": explanation, "before": profiles[0], "after": profiles[1]}, options.json
@@ -208,7 +208,7 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
 
 
 def _unmarked(before: Ranks, after: Ranks) -> Iterator[str]:
-    """Yield that the sides may have recorded more or less, where nothing marks steps in one."""
+    """If nothing marks steps in a file, yield that the sides may have recorded more or less."""
     sides = {"FILE": after, "--against": before}
     bare = [name for name, side in sides.items()
             if not all(analysis.windows.has_marks for _, analysis in side.values())]  # fmt: skip
@@ -239,9 +239,9 @@ def _tables(options: argparse.Namespace, classes: Classes) -> int:
 
 
 def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
-    """Print a table of nsys stats or ncu; return the launches under ncu, if it is one of those.
+    """Print a table of nsys stats or ncu. Return the launches, if it is one of ncu's.
 
-    Raises OSError or TraceError for a file that is neither.
+    Raises OSError or TraceError if the file is neither.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if not is_ncu(text):
@@ -262,7 +262,7 @@ def _csv(ranks: list[Summary]) -> str:
             spread = stdev(row.us) if len(row.us) > 1 else 0.0
             shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
             named = [rank.rank, row.name, row.kind, row.phase, row.operator, row.source]
-            # Without shapes the work is not known, which is not none.
+            # Without shapes the work is unknown, which is not the same as none.
             work = [row.work.flops or "", row.work.bytes or ""]
             table.writerow([*named, *shape, *work, mean(row.calls), mean(row.us), spread])
     return text.getvalue()

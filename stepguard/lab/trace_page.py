@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from statistics import stdev
 
 from stepguard.core.profile import Series, grouped, mean
-from stepguard.core.roofline import Peaks
 from stepguard.core.text import cut, end_of, listed
+from stepguard.core.work_and_peaks import Peaks
 from stepguard.lab.bottleneck import Bottleneck, Bound, bottleneck
 from stepguard.lab.exchanges import Exchange
 from stepguard.lab.roofs import ClassRoof
@@ -45,7 +45,7 @@ def page(
 
 
 def _headings(ranks: Sequence[Summary]) -> Iterator[str]:
-    """Yield what was read, each rank named once: "a.json: rank 0 of 4, NVIDIA H200, ..."."""
+    """Yield what was read, with each rank named once: "a.json: rank 0 of 4, NVIDIA H200, ..."."""
     for said, alike in grouped(ranks, _read).items():
         size = alike[0].profile.ranks
         numbers = ", ".join(str(summary.rank) for summary in alike)
@@ -86,7 +86,7 @@ def _steps(ranks: Sequence[Summary], width: int) -> Iterator[str]:
 
 
 def _beside(ranks: Sequence[Summary]) -> Iterator[str]:
-    """Yield a row for each rank; the columns but the first sum up to the step."""
+    """Yield a row for each rank. All columns but the first add up to the step."""
     header = ("ms a step", "step", "compute", "exposed comm.", "exposed copies", "idle", "overlap")
     body = []
     for summary in ranks:
@@ -112,7 +112,7 @@ _LOSSES = {
 
 
 def bound(limit: Bottleneck) -> str:
-    """Return what bounds a step, in words, with its evidence."""
+    """Return in words what bounds a step, with its evidence."""
     loss = f"{_LOSSES[limit.loss]}, {100 * limit.loss_share:.1f} % of the step"
     if limit.rows and (row := limit.rows[0]) and (row.call or row.place):
         loss += f" ({_where(_IN.join(filter(None, (row.call, row.place))), 46)})"
@@ -123,7 +123,7 @@ def bound(limit: Bottleneck) -> str:
 
 
 def _each(series: Series) -> str:
-    """Return the steps one by one, or their scatter where they are many."""
+    """Return the steps one by one, or their scatter if there are many."""
     if len(series) == 1:
         return ""
     if len(series) <= 4:
@@ -132,17 +132,17 @@ def _each(series: Series) -> str:
 
 
 def _ms(us: float) -> str:
-    """Return milliseconds with three digits behind the point, two from 100 ms on."""
+    """Return milliseconds with three decimals; with two from 100 ms on."""
     return _figure(us / 1e3, 3 if us < 1e5 else 2)
 
 
 def _figure(value: float, digits: int) -> str:
-    """Return a figure, and never "-0.0" for what is nothing but rounding."""
+    """Return a figure. It is never "-0.0", which is only rounding."""
     return f"{round(value, digits) + 0.0:,.{digits}f}".replace(",", "")
 
 
 def _count(value: float) -> str:
-    """Return a mean count: "0.5" beside the time of what is not in every step, "1,666"."""
+    """Return a mean count: "1,666", or "0.5" for what is not in every step."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
 
 
@@ -215,7 +215,7 @@ def _class(name: str, us: float, share: float, calls: float) -> tuple[str, ...]:
 
 
 def _directions(summary: Summary, whole: ClassRow) -> Iterator[tuple[str, ...]]:
-    """Yield the forward and the backward kernels of a class, where there are both."""
+    """Yield the forward and the backward kernels of a class, if it has both."""
     mine = [row for row in summary.profile.kernels if row.kind == whole.name]
     halves = grouped(mine, lambda row: bool(_BACKWARD.search(f"{row.phase} {row.name}")))
     for backward in (False, True) if len(halves) == 2 else ():

@@ -1,4 +1,4 @@
-"""Describe what is said of one rank's trace: figures for each step, as pages and JSON show them."""
+"""The figures of one rank's trace for each step, as pages and JSON show them."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ from stepguard.trace.step_windows import queue_depth
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The records of one class; lengths are summed, so that overlapping ones count twice."""
+    """The records of one class. Lengths are added up, so overlapping records count twice."""
 
     name: str
-    calls: float  # a step
-    us: float  # a step
+    calls: float  # in each step
+    us: float  # in each step
     share: float  # of the sum over all classes
 
 
@@ -28,10 +28,11 @@ class PhaseRow:
     """A phase on the host, and what it launched on the GPU."""
 
     path: str
-    host_us: float  # a step
+    host_us: float  # in each step
     own_us: float  # ... outside the phases inside it
-    gpu_us: float  # a step, with at least one of its records running
-    gpu_span_us: float  # a step, from the first record's begin to the last one's end, each pass
+    gpu_us: float  # in each step, while at least one of its records runs
+    # In each step, from the first record's begin to the last one's end, for each pass.
+    gpu_span_us: float
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,21 @@ class CallRow:
     """A CUDA call on the host."""
 
     name: str
-    calls: float  # a step
-    us: float  # a step
+    calls: float  # in each step
+    us: float  # in each step
     share: float  # of the host's time in CUDA calls
     waits: bool
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Describe how far the host is ahead of the GPU."""
+    """How far the host is ahead of the GPU."""
 
     delay_median_us: float  # from the end of the launch call to the kernel's begin
     delay_p90_us: float
     depth_median: float  # launches that wait when a kernel begins
     depth_max: int
-    late_share: float  # kernels that were launched after the GPU had run dry
+    late_share: float  # kernels that were launched after the GPU had run out of work
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Summary:
     lost: int
     profile: Profile
     communication_us: Series
-    overlap_share: float | None  # of communication, with compute beside it; None without any
+    # Of communication, while something computes; None without communication.
+    overlap_share: float | None
     classes: tuple[ClassRow, ...]
     phases: tuple[PhaseRow, ...]
     calls: tuple[CallRow, ...]
@@ -77,7 +79,7 @@ class Summary:
 
 
 def summary(analysis: Analysis, source: str, rank: int) -> Summary:
-    """Return what is said of an analysed trace."""
+    """Return the figures of an analysed trace."""
     windows = analysis.windows
     edges = windows.begin_us, windows.end_us
     whole = profile(analysis)

@@ -1,8 +1,8 @@
-"""Gives every launch the caller's engine, whatever tree is measured.
+"""Give every launch the caller's engine, whatever tree is measured.
 
-The tree comes first on a launch's import path, and it may hold an engine of its own: another
-revision of this project does. So the caller's package is linked into a folder that holds nothing
-else, which comes before the tree.
+The tree comes first on a launch's import path, and it may contain another engine: another revision
+of this project does. So the caller's package is linked into a folder of its own, which comes before
+the tree.
 """
 
 import os
@@ -14,14 +14,16 @@ ENGINE = Path(__file__).resolve().parents[1]  # the package
 
 
 def command(module: str) -> list[str]:
-    """Return the command that runs a module of the engine. -P, since with -m alone Python would put
-    the working directory first, and not PYTHONSAFEPATH, which a workload's scripts would inherit.
+    """Return the command that runs a module of the engine. It uses -P, since with -m alone Python
+    puts the working directory first. PYTHONSAFEPATH would be inherited by a workload's scripts.
     """
     return [sys.executable, "-P", "-m", module]
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """Return the environment of a process that compiles into ``folder`` and counts GPUs as NVML."""
+    """Return the environment of a process that compiles into ``folder`` and counts GPUs as NVML
+    does.
+    """
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -31,7 +33,8 @@ def caches(folder: Path) -> dict[str, str]:
 
 def import_path(folder: Path, root: Path, theirs: str, forbidden: Iterable[Path]) -> str:
     """Return PYTHONPATH of a launch: the engine, by a link in ``folder``, which must not exist;
-    ``root``; the caller's own; and what lies beside the engine, unless that is a forbidden tree.
+    then ``root``; then the caller's own; then the folder of the engine, unless that is a forbidden
+    tree.
     """
     folder.mkdir()
     (folder / ENGINE.name).symlink_to(ENGINE, target_is_directory=True)

@@ -1,13 +1,13 @@
-"""Tells if a launch ran the tree that it was started for. Three rules, none of which guesses.
+"""Tell whether a launch ran the tree that it was started for. Three rules, without any guess:
 
-* What a rank imported of the factory's top-level package lies in the measured tree, and not in what
-  is installed there. A copy from elsewhere would be measured whatever is changed in the tree.
-* Beside another revision nothing at all comes from that one's tree, and the engine is the caller's.
-* What comes from elsewhere is not what the tree has in another form under that name, or, beside
-  another revision, what differs between the two: both sides would run it.
+* All that a rank imported of the factory's top-level package is in the measured tree, and not
+  installed there. A copy from another place would be measured whatever is changed in the tree.
+* Beside another revision nothing is imported from that one's tree, and the engine is the caller's.
+* No module from outside of the tree has another form in the tree, or, beside another revision,
+  differs between the two trees: both sides would run the outside one.
 
-Trees may lie in each other, as one of another revision does (git/worktree.py), and so may what
-belongs to none: the deepest folder that holds a file says whose it is.
+Trees may lie inside each other, as another revision's does (git/worktree.py), and so may folders of
+no tree. A file belongs to the deepest of these folders that contains it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,14 +33,15 @@ _BY_FOLDER = (
 
 
 def tree_of_root(root: Path) -> Path:
-    """Return the top of the repository that ``root`` lies in, or ``root`` where there is none."""
+    """Return the top of the repository that contains ``root``; ``root`` if there is none."""
     top = git(root, "rev-parse", "--show-toplevel")
     return Path(top.removesuffix("\n")).resolve() if top else root.resolve()
 
 
 def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:
-    """Return what files that differ between two trees, in either, may be imported as: the outermost
-    package around a file, or the file itself, with all folders that may be namespaces before it.
+    """Return the names by which changed files may be imported; the files are those of either tree.
+    A name is that of the outermost package around a file, or of the file itself, preceded by all
+    folders that may be namespaces.
     """
     names = set()
     for path in map(Path, files):
@@ -50,7 +51,7 @@ def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[st
         if package is None and path.suffix != ".py":
             continue
         parts = (package or path.with_suffix("")).parts
-        # A module of a folder that is on no path has the names of others: scripts/numpy.py.
+        # A module of a folder that is on no path may have another module's name: scripts/numpy.py.
         alone = package is not None or path.parent.name == "src"
         names |= {".".join(parts[n:]) for n in range(len(parts)) if alone or n < len(parts) - 1}
     return frozenset(names - {ENGINE.name})
@@ -64,9 +65,9 @@ def check(
     package: str,
     changed: frozenset[str] = frozenset(),
 ) -> None:
-    """Take every rank's answer to ``prepare`` or ``sources``. ``top``: the measured tree;
-    ``package``: the top-level package of the workload's factory; ``changed``: what the two
-    trees of a comparison have, but not equally. Raises LaunchFailed (OTHER_TREE).
+    """Check all ranks' answers to ``prepare`` or ``sources``. ``top`` is the measured tree.
+    ``package`` is the top-level package of the workload's factory. ``changed`` are the modules that
+    the two trees of a comparison both have, but not equally. Raises LaunchFailed (OTHER_TREE).
     """
     top = top.resolve()
     for rank, answer in enumerate(ranks):
@@ -78,9 +79,12 @@ def check(
 def _problem(
     spec: LaunchSpec, answer: Mapping[str, Any], top: Path, package: str, changed: frozenset[str]
 ) -> str:
-    """Return what of a rank's modules came from elsewhere, and what mends it; empty for none."""
+    """Return which modules of a rank came from another place, and what mends it; empty if
+    none did.
+    """
     own = [folder.resolve() for folder in (spec.root, *filter(None, [spec.own]))]
-    # Code that a compiler wrote is imported from the cache, which lies in HEAD's tree for both.
+    # Code that a compiler wrote is imported from the cache, which for both sides lies in HEAD's
+    # tree.
     neutral = [folder.resolve() for folder in (spec.cache, spec.folder)]
     forbidden = [folder.resolve() for folder in spec.forbidden]
     sources = answer["sources"]
@@ -102,14 +106,16 @@ def _problem(
 
 
 def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
-    """Return the files below ``top`` that modules of the ranks came from, and are sources of it."""
+    """Return the files below ``top`` that modules of the ranks came from and that are its
+    sources.
+    """
     files = {Path(file) for answer in ranks for file in answer["sources"].values()}
     return {path for path in files if _is_source(path, top)}
 
 
 def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
     """Return the modules of the factory's package that are no sources of the tree at ``top``."""
-    if package == ENGINE.name:  # is always the caller's
+    if package == ENGINE.name:  # the engine is always the caller's
         return []
     return [module for module in _outside(sources, top) if module[0].partition(".")[0] == package]
 
@@ -118,7 +124,7 @@ def others(
     answer: Mapping[str, Any], top: Path, root: Path, changed: frozenset[str] = frozenset()
 ) -> list[Module]:
     """Return the modules from outside of the tree at ``top`` that are ``changed``, or that the tree
-    has in another form where imports begin: in the folder that ranks run in, or in a folder src.
+    has in another form where imports begin: in the ranks' working folder, or in a folder src.
     """
     folders = [folder for folder in {root, root / "src", top / "src"} if folder.is_dir()]
     here = {path.name.removesuffix(".py") for folder in folders for path in folder.iterdir()}
@@ -131,11 +137,11 @@ def others(
 
 
 def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
-    """Tell whether a module has a namesake in these folders whose text is another."""
+    """Tell whether these folders have a module of that name with another text."""
     relative = name.replace(".", "/")
     places = (folder / f"{relative}{end}" for folder in folders for end in (".py", "/__init__.py"))
     own = [path.read_bytes() for path in places if path.is_file()]
-    try:  # a library that was compiled has no text, and a file in an archive is not read
+    try:  # a compiled library has no text, and files in archives are not read
         return bool(own) and file.endswith(".py") and Path(file).read_bytes() not in own
     except OSError:
         return True
@@ -159,7 +165,7 @@ def strays(
 ) -> list[Module]:
     """Return the modules that came from a forbidden tree, and those of another engine.
 
-    ``own`` wins over ``forbidden`` where both name one folder. All paths are resolved.
+    If ``own`` and ``forbidden`` both name a folder, ``own`` counts. All paths are resolved.
     """
     whose = dict.fromkeys(forbidden, "forbidden") | dict.fromkeys(own, "own")
     whose |= dict.fromkeys(neutral, "neutral") | {engine: "engine"}

@@ -1,7 +1,8 @@
-"""A launch: one fresh worker group under torchrun, with a time limit and no way to outlive us.
+"""A launch: a fresh worker group under torchrun, with a time limit, that never outlives this
+process.
 
-Every process of a launch carries its token in the environment. Closing a launch kills by token and
-returns only when nothing that carries it is left; if this process dies, the agent does the same
+All processes of a launch have its token in their environment. Closing a launch kills by token, and
+returns only when no process with the token is left. If this process dies, the agent does the same
 (worker/agent.py).
 """
 
@@ -29,9 +30,9 @@ HELLO_LIMIT_S = 120.0
 
 
 class WorkerGroup:
-    """A running launch. Use as a context manager; leaving it leaves nothing behind.
+    """A running launch. Used as a context manager, it leaves nothing behind.
 
-    Its processes get ``environment``, and what a launch sets itself.
+    Its processes get ``environment``, and what a launch itself sets.
     """
 
     def __init__(self, spec: LaunchSpec, environment: Mapping[str, str] = os.environ) -> None:
@@ -41,7 +42,8 @@ class WorkerGroup:
         self.pids: dict[int, int] = {}  # by rank
         self._closed = False
         self._poll: Poll = lambda: None
-        shutil.rmtree(spec.folder, ignore_errors=True)  # an older launch's errors are not ours
+        # An older launch's errors do not belong to this one.
+        shutil.rmtree(spec.folder, ignore_errors=True)
         spec.folder.mkdir(parents=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
         self._control = Control(self.token)
@@ -61,14 +63,14 @@ class WorkerGroup:
 
     def imported(self) -> bool:
         """Tell whether a standby's agent has imported. Raises LaunchFailed if it never will, or has
-        ended since.
+        ended.
         """
         imported = (self._scratch / STANDBY).exists()
         self._still_starts(imported)
         return imported
 
     def release(self) -> None:
-        """Let a standby start its ranks; once is enough."""
+        """Let a standby start its ranks. One call is enough."""
         if self._agent.stdin and not self._agent.stdin.closed:
             # Until now it waited on purpose, which must not count against HELLO_LIMIT_S.
             self.began = time.monotonic()
@@ -83,7 +85,7 @@ class WorkerGroup:
         self.began = time.monotonic()
 
     def grant(self, seconds: float) -> None:
-        """Add time during which the ranks had to wait to their time limit."""
+        """Add the time that the ranks had to wait to their time limit."""
         self.began += seconds
 
     def _accept(self, poll: Poll) -> None:
@@ -93,7 +95,7 @@ class WorkerGroup:
 
     def ready(self) -> bool:
         """Tell whether the ranks have imported, without waiting. Raises LaunchFailed if they never
-        will, or have ended since.
+        will, or have ended.
         """
         if not self.pids and self._control.somebody_waits():
             self._accept(lambda: None)
@@ -117,7 +119,7 @@ class WorkerGroup:
         progress: Callable[[str], None],
         **args: Any,
     ) -> list[Message]:
-        """Return every rank's answer to a command. Raises LaunchFailed with what went wrong."""
+        """Return all ranks' answers to a command. Raises LaunchFailed with what went wrong."""
         left = self.began + self.spec.time_limit_s - time.monotonic()
         with self._faults(command, poll):
             return self._control.request(
@@ -133,7 +135,7 @@ class WorkerGroup:
             raise LaunchFailed(self._diagnose(command, error)) from None
 
     def _watch(self) -> None:
-        """Notice a death at once, also that of a rank with status 0, which its agent lets pass."""
+        """Notice a death at once, even of a rank with status 0, which its agent ignores."""
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
@@ -153,7 +155,7 @@ class WorkerGroup:
         return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
 
     def leave(self) -> None:
-        """End in order: the ranks exit by themselves, then the agent, which has nothing to add."""
+        """End in order: first the ranks exit, then the agent."""
         self._control.close()
         until = time.monotonic() + GONE_LIMIT_S
         while self._ends() and time.monotonic() < until:
@@ -161,20 +163,21 @@ class WorkerGroup:
         self.close()
 
     def _ends(self) -> bool:
-        """Tell whether the ranks here, or a launcher, are still about to end by themselves."""
+        """Tell whether the ranks here, or a launcher, are still ending by themselves."""
         here = (self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids)
         return any(map(alive, here)) or bool(self.spec.launcher) and self._agent.poll() is None
 
     def close(self) -> None:
-        """Kill what is left and remove the scratch folder. Safe to call twice.
+        """Kill what is left and remove the scratch folder. It may be called twice.
 
-        SIGINT is held back meanwhile: a second Ctrl-C must not leave processes on the GPU.
+        SIGINT is blocked until then: a second Ctrl-C must not leave processes on the GPU.
         """
         if self._closed:
             return
         with interrupts_deferred():
             self._control.close()
-            # First: it alone can end the parts on other nodes; a token finds this host's processes.
+            # The launcher first: only it can end the parts on other nodes. A token finds only this
+            # host's processes.
             if self.spec.launcher:
                 end_launcher(scheduler.launcher_token(self.token))
             torchrun.end(self._agent, self.token, self._scratch)

@@ -1,5 +1,5 @@
-"""HEAD's tree measured beside another revision's: because that was asked for, or to tell the code
-from the machine when a stored baseline says SLOWER or FASTER.
+"""HEAD's tree measured beside another revision's: on request, or to tell the code from the machine
+if a stored baseline says SLOWER or FASTER.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, alarm_of, is_asked
 from stepguard.judge.findings import Findings, Permits
 from stepguard.launch.loaded_sources import changed_modules
-from stepguard.machine.git.resolve import TreeError, commit_for_confirmation
+from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.measure.case_workers import Bench, Progress
@@ -25,18 +25,18 @@ from stepguard.measure.start_ahead import Ahead
 
 @dataclass
 class Budget:
-    """Minutes that a run may spend on pairs, shared out over the cases still to come."""
+    """Minutes that a run may use for pairs, shared equally among the cases still to come."""
 
     left_s: float
     cases: int
 
     def share_s(self) -> float:
-        """Return how long the next case may take."""
+        """Return how many seconds the next case may take."""
         return max(0.0, self.left_s / max(1, self.cases))
 
     @contextlib.contextmanager
-    def spent(self) -> Iterator[None]:
-        """Take a case's share; what it leaves is for the others."""
+    def charged(self) -> Iterator[None]:
+        """Charge a case with the time inside. What is left of its share is for the others."""
         began = time.monotonic()
         try:
             yield
@@ -52,7 +52,7 @@ def compare_with(
     files = wanted.files
     if files is None:  # nobody has asked git yet
         files = differing(tree.base, tree.commit, tree.base / "baselines")
-    if files is None:  # git does not say: any may
+    if files is None:  # git does not say: all may differ
         files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
     bench = replace(bench, changed=changed_modules((tree.base, tree.top), files))
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
@@ -77,28 +77,22 @@ def confirm(
     progress: Progress,
     wanted_beside: Callable[[Case, str], PairsWanted],
 ) -> tuple[Answer | None, Comparison | None]:
-    """Return the answer to an alarm, and the pairs that are kept of it: the recording's commit was
-    measured beside HEAD. None where nobody asks, now or in an earlier run of these trees.
-    ``recorded`` is that commit, and
-    the branch that has to have it; empty: the main branch. ``wanted_beside`` says what is wanted of
-    pairs of a case with a commit.
+    """Return the answer to an alarm, and the pairs to keep: the recording's commit is measured
+    beside HEAD. None if nothing has to be answered, neither an alarm nor a SLOWER of an earlier
+    run.
 
-    The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
-    is in both.
+    ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
+    branch). ``wanted_beside`` returns the pairs that are wanted of a case with a commit. The pairs
+    time the steps that the screen's ``evidence`` timed, so that a slowdown in late steps is in
+    both.
     """
     moved, dirty = alarm_of(findings, permits) is not None, bench.revision.dirty
     if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
         return None, None
-    if evidence.tree_changed:  # nobody knows what was measured
-        return Answer(failed=Reason.TREE_CHANGED.phrase), None
     chosen = commit_for_confirmation(bench.root, *recorded)
-    if moved and not chosen.commit:
-        return Answer(failed=chosen.how), None
-    # A module that git ignores may be another one than it was then.
-    of_commit = not (dirty or evidence.untracked)
-    if moved and chosen.commit == bench.revision.commit and of_commit:
-        return Answer(chosen.how, same_code=True), None
-    # FLOPs as well: of trees that do other work no times are compared.
+    if moved and (answer := _without_pairs(bench, evidence, chosen)):
+        return answer, None
+    # FLOPs are counted as well: times of trees that do other work are not compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
     wanted = replace(wanted_beside(times, chosen.commit), steps=steps)
     stays = wanted.stays(evidence)
@@ -112,6 +106,19 @@ def confirm(
     if moved and kept.head.tree_changed:
         return Answer(failed=Reason.TREE_CHANGED.phrase), kept
     return Answer(chosen.how, pairs, chosen.own), kept
+
+
+def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer | None:
+    """Return the answer to an alarm that no pairs are needed for, or can be had for; else None."""
+    if evidence.tree_changed:  # nobody knows what was measured
+        return Answer(failed=Reason.TREE_CHANGED.phrase)
+    if not chosen.commit:
+        return Answer(failed=chosen.how)
+    # A module that git ignores may be another one than it was then.
+    of_commit = not (bench.revision.dirty or evidence.untracked)
+    if chosen.commit == bench.revision.commit and of_commit:
+        return Answer(chosen.how, same_code=True)
+    return None
 
 
 def _beside(

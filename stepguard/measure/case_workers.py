@@ -1,7 +1,7 @@
-"""Provides the bench that a case is measured on, its progress, and its worker groups in one tree.
+"""The bench that a case is measured on, its progress, and its worker groups in one tree.
 
-Whoever measures decides which launches there are and what they run: launch after launch
-(launches.py), or pairs of two trees (pair_run.py).
+launches.py (launch after launch) and pair_run.py (pairs of two trees) decide which launches there
+are, and what they run.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from stepguard.measure.combine_ranks import (
 )
 from stepguard.measure.start_ahead import Ahead
 
-# Imported even where nothing compiles: if a step is the first to import the compiler, it keeps only
-# the newest 64 compilations until its limit is raised (worker/count/compiler.py).
+# Imported even if nothing compiles: a step that is the first to import the compiler keeps only the
+# newest 64 compilations, until its limit is raised (worker/count/compiler.py).
 COMPILER = ("torch._dynamo", "torch._inductor")
 TICK_S = 0.5
 
@@ -44,8 +44,8 @@ Progress = Callable[[str], None]  # takes the stage that begins, or goes on
 
 
 class Ticker:
-    """Pass the text of every stage on, and the current one again when ``tick`` finds it old: so a
-    progress line does not stop while a stage goes on.
+    """Pass on the text of each stage. ``tick`` repeats it once it is old, so that a progress line
+    does not stop while a stage goes on.
     """
 
     def __init__(self, show: Progress) -> None:
@@ -57,14 +57,14 @@ class Ticker:
         self._show(text)
 
     def tick(self) -> None:
-        """Show the stage again if that is due; to be called often by whoever waits."""
+        """Show the stage once more if that is due. Whoever waits calls this often."""
         if self._text and time.monotonic() - self._shown_s >= TICK_S:
             self(self._text)
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Say where cases are measured: the tree, the machine, the folder that keeps what happened."""
+    """Where cases are measured: the tree, the machine, and the folder that keeps what happens."""
 
     root: Path
     cache: Path
@@ -72,20 +72,21 @@ class Bench:
     gpus: tuple[Gpu, ...]
     revision: Revision
     command: str
-    launcher: Launcher | None = None  # over whose nodes a case of several ranks is spread
-    more_launches: int = 3  # at most, when the comparison is close
-    own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
+    launcher: Launcher | None = None  # its nodes share a case of several ranks
+    more_launches: int = 3  # at most, if the comparison is close
+    own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
-    changed: frozenset[str] = frozenset()  # modules that both sides' trees have, but not equally
-    ahead: Ahead = field(default_factory=Ahead, compare=False)  # of the case that comes next
-    # Of the launches; by default this process' own, as it is then.
+    # Modules that the trees of both sides have, but not equally.
+    changed: frozenset[str] = frozenset()
+    ahead: Ahead = field(default_factory=Ahead, compare=False)  # the launch of the next case
+    # The launches' environment; by default this process' own at that time.
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, compare=False)
 
 
 def watch(
     case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Progress
 ) -> tuple[Monitor | None, Fault | None]:
-    """Lock the case's GPUs until ``stack`` ends; return their monitor, or why nothing can be
+    """Lock the case's GPUs until ``stack`` ends. Return their monitor, or why nothing can be
     measured on them. A CPU needs neither.
     """
     if not is_gpu(case.device):
@@ -98,8 +99,8 @@ def watch(
         problem, reason = f"GPUs needed: {per_node}, {have}", Reason.TOO_FEW_GPUS
         return None, Fault(reason, problem, "", "preflight")
     try:
-        # Of this host alone: a scheduler has given the other nodes' GPUs. Locked before they are
-        # looked at, since the processes of another run would make them unfit.
+        # Only those of this host: a scheduler gave the other nodes' GPUs to this job. They are
+        # locked before they are checked, since processes of another run would make them unfit.
         here = [gpu.uuid for gpu in gpus[:per_node]]
         stack.enter_context(exclusive(here, bench.command, progress))
         monitor = Monitor(gpus, per_node)
@@ -137,8 +138,8 @@ def launch_spec(
 
 
 class CaseWorkers:
-    """Starts the worker groups of one case in one tree, and keeps what they said of themselves,
-    their launches and their faults.
+    """Starts the worker groups of one case in one tree. Keeps their description, their launches and
+    their faults.
     """
 
     def __init__(
@@ -153,11 +154,11 @@ class CaseWorkers:
         self.counts: Counts | None = None
         self.launches: list[Launch] = []
         self.faults: list[Fault] = []
-        self.began = time.monotonic()  # a wait for the GPU says nothing of the case
-        self._modules: set[Path] = set()  # of the tree, that its launches imported
-        self._known: dict[Path, bool] = {}  # of these, whether they are in no commit
+        self.began = time.monotonic()  # a wait for the GPU does not count
+        self._modules: set[Path] = set()  # modules of the tree that its launches imported
+        self._known: dict[Path, bool] = {}  # for each of these, whether it is in no commit
         self._bench, self._monitor = bench, monitor
-        self._stack = stack  # closes every group at the end, whatever happens
+        self._stack = stack  # closes all groups at the end, whatever happens
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._ranks: Answers = []  # what all ranks of the case say of themselves
 
@@ -166,8 +167,8 @@ class CaseWorkers:
         return self._bench.own or tree_of_root(self._bench.root)
 
     def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
-        """Start a group, which imports from now on; see RunningLaunch. It may do so since the case
-        before this one was measured.
+        """Start a group, which then imports; see RunningLaunch. It may already have started while
+        the case before this one was measured.
         """
         spec = launch_spec(self.case, self._bench, label, alone, standby)
         environment = self._bench.environment
@@ -176,12 +177,12 @@ class CaseWorkers:
 
     @property
     def ahead(self) -> Ahead:
-        """Return what knows the case that comes next."""
+        """Return the launch of the next case."""
         return self._bench.ahead
 
     def start_ahead(self, label: str) -> None:
-        """Start the first launch of the case that comes next, if one does and no scheduler has to
-        start it.
+        """Start the first launch of the next case, unless there is none or a scheduler must start
+        it.
         """
         if self.ahead.case is not None:
             spec = launch_spec(self.ahead.case, self._bench, label)
@@ -189,12 +190,12 @@ class CaseWorkers:
                 self.ahead.begin(spec, self._bench.environment)
 
     def expect(self, *groups: WorkerGroup) -> None:
-        """Let the ranks of these groups, and no others, be on the GPUs from now on."""
+        """Let only the ranks of these groups be on the GPUs from now on."""
         if self._monitor:
             self._monitor.expect(*([*group.pids.values()] for group in groups))
 
     def poll(self) -> None:
-        """Sample the GPUs and repeat the progress, where either is due."""
+        """Sample the GPUs and repeat the progress, if they are due."""
         if self._monitor:
             self._monitor.poll()
         self.progress.tick()
@@ -205,25 +206,25 @@ class CaseWorkers:
 
     def take_description(self, ranks: Answers, spec: LaunchSpec) -> None:
         """Keep what the ranks of a launch say once their workload is built. Raises LaunchFailed for
-        another GPU, another tree's code, or ranks that run on different software.
+        another GPU, code of another tree, or ranks with different software.
         """
         self.check_sources(ranks, spec, "prepare")
         if self._monitor:
             refuse_other_gpus(ranks, self._monitor.gpus)
         refuse_unlike_ranks(ranks)
-        # One rank alone has other tokens and FLOPs than the case, which are summed over its ranks.
+        # A single rank has other tokens and FLOPs than the case, whose ranks are summed.
         if not spec.one_of_several:
             self._ranks = ranks
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
-        """Raise LaunchFailed if a rank imported what must come from the tree from elsewhere."""
+        """Raise LaunchFailed if a rank imported from another place what must come from the tree."""
         package = self.case.module.partition(".")[0]
         check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
 
     def _untracked(self) -> tuple[str, ...]:
-        """Return the modules that ran and are in no commit: nobody else has them, and the tree of
-        another revision has not. Where git does not look at them the tree is not dirty.
+        """Return the modules that ran and are in no commit: neither other clones nor another
+        revision's tree have them. If git does not look at them, the tree is not dirty.
         """
         new = self._modules - self._known.keys()
         if new and self._bench.revision.commit:
@@ -233,16 +234,16 @@ class CaseWorkers:
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
     def take_counts(self, ranks: Answers, wall_s: float) -> None:
-        """Keep what the counting pass counted, and how long it took."""
+        """Keep the counts of the counting pass, and how long it took."""
         self.counts = counts_of(ranks, wall_s)
 
     @property
     def gpu_memory_bytes(self) -> int:
-        """Return the memory of the smallest GPU; 0 where that is not known."""
+        """Return the memory of the smallest GPU; 0 if unknown."""
         return min((rank.get("memory_bytes", 0) for rank in self._ranks), default=0)
 
     def evidence(self, **measured: Any) -> Evidence:
-        """Return what was measured, with what is known of case, tree, machine and counts."""
+        """Return what was measured, with case, tree, machine and counts."""
         if self._ranks:
             first = self._ranks[0]
             measured |= {

@@ -1,8 +1,8 @@
-"""Combines the answers of a launch's ranks: counts, machine and software. Pure functions.
+"""Combine the answers of a launch's ranks: counts, machine and software. Pure functions.
 
-Ranks need not do the same: many log on the first one alone. A count is that of the rank that
-counted most; where ranks differ, the count of each is kept beside it, since a cost that the others
-gain would be hidden behind the busiest.
+Ranks need not do the same: in many loops only the first one logs. A count is that of the rank that
+counted most. If ranks differ, the count of each is kept beside it: otherwise a cost that another
+rank gains would be hidden.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Answers = list[dict[str, Any]]  # of every rank, in rank order
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
     """Raise LaunchFailed if a rank runs on another GPU than the one that is monitored for it."""
-    # Not strict: the launch of one rank alone leaves the other GPUs over.
+    # Not strict: a launch of one rank alone leaves the other GPUs unused.
     for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=False)):
         uuid = answer["fingerprint"]["device_uuid"]
         if uuid != gpu.uuid:
@@ -46,7 +46,7 @@ def refuse_unlike_ranks(ranks: Answers) -> None:
 
 
 def _platform(answer: dict[str, Any]) -> Conditions:
-    """Return what all ranks of a launch have to have in common. Their cards differ."""
+    """Return what must be equal on all ranks of a launch. Their cards differ."""
     known = answer["fingerprint"]
     software = ("torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
     steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
@@ -58,10 +58,10 @@ def _platform(answer: dict[str, Any]) -> Conditions:
 
 
 def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
-    """Return rank 0's fingerprint, on a GPU with what only the driver knows of the first one."""
+    """Return rank 0's fingerprint; on a GPU with what only the driver knows of the first one."""
     known = dict(answer["fingerprint"])
     capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
-    if not known.get("cuda"):  # a CPU, whatever GPUs the machine has besides
+    if not known.get("cuda"):  # a CPU, whatever GPUs the machine has
         return Fingerprint(**known)
     gpu, precision = gpus[0], answer["precision"]
     return Fingerprint(
@@ -73,7 +73,7 @@ def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
 
 
 def counts_of(ranks: Answers, wall_s: float) -> Counts:
-    """Return one Counts for every rank's answer to ``count``; it took ``wall_s`` seconds.
+    """Return one Counts for all ranks' answers to ``count``, which took ``wall_s`` seconds.
 
     Values and parts are those of the rank that counted most, sites those of all ranks. What is
     unstable on one rank is unstable. Information is rank 0's, the profile the mean over ranks.
@@ -114,7 +114,7 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
-    """Return the ranks' identities as one, the parts of each by its number."""
+    """Return the ranks' identities as one. Its parts have the ranks' numbers."""
     known = [
         (rank, identity) for rank, c in enumerate(counted) if (identity := c.identity) is not None
     ]
@@ -129,8 +129,8 @@ def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
 
 
 def _sites_of(name: str, counted: Sequence[Counts]) -> tuple[Site, ...]:
-    """Return each site as often as on the rank that was there most often; of equals the first. Of
-    what differs between steps they are those of the ranks where it does.
+    """Return each site with the count of the rank that has it most often; the first of equals. For
+    a metric that differs between steps only the ranks count on which it differs.
     """
     differs = [counts for counts in counted if name in counts.unstable]
     by_place: dict[tuple[str, ...], Site] = {}

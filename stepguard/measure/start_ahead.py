@@ -1,7 +1,7 @@
-"""The first launch of the case that comes next: it imports torch while this case's last one runs.
+"""The first launch of the next case: it imports torch while this case's last launch runs.
 
-It is on standby (worker/agent.py), so that no code of the tree, or that the tree imports, is loaded
-before its case begins: until then a fixture of its test may build an extension, or write a module.
+It is on standby (worker/agent.py): it loads no code of the tree, and nothing that the tree imports,
+before its case begins. Until then a fixture of its test may build an extension, or write a module.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from stepguard.machine.inherited import Inherited, inherited_now
 
 
 class Ahead:
-    """Holds at most one group, which no case has taken yet. It has no rank."""
+    """At most one group that no case has taken yet. It has no rank."""
 
     def __init__(self) -> None:
-        self.case: Case | None = None  # that comes next, if that is known
+        self.case: Case | None = None  # the next case, if known
         self._group: WorkerGroup | None = None
         self._inherited: Inherited | None = None
 
     def expect(self, case: Case | None) -> None:
-        """Say which case comes next, None if none does."""
+        """Set the next case; None if there is none."""
         self.case = case
 
     def begin(self, spec: LaunchSpec, environment: Mapping[str, str]) -> None:
-        """Start the launch in this environment, unless it is held already, in place of one that was
-        not taken.
+        """Start the launch in this environment, unless it already runs. It replaces one that no
+        case took.
         """
         waiting = replace(spec, standby=True)
         if self._group is not None and self._group.spec == waiting:
@@ -38,8 +38,8 @@ class Ahead:
         self._group = WorkerGroup(waiting, environment)
 
     def ready(self) -> bool:
-        """Tell whether nothing imports any more. A launch that failed is no longer held: its case
-        starts it again, and says what is wrong.
+        """Tell whether nothing imports any more. A failed launch is forgotten: its case starts it
+        anew, and reports what is wrong.
         """
         if self._group is None:
             return True
@@ -50,8 +50,8 @@ class Ahead:
             return True
 
     def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
-        """Return the group, if it lives and is what ``spec`` would start now in this environment;
-        its end is theirs.
+        """Return the group if it is alive and is what ``spec`` would start now in this environment;
+        else None. The caller has to end it.
         """
         if self._group is None or self._group.spec != replace(spec, standby=True):
             return None
@@ -64,7 +64,7 @@ class Ahead:
         return group
 
     def close(self) -> None:
-        """End a group that was not taken."""
+        """End a group that no case took."""
         if self._group is not None:
             self._group.close()
             self._group = None

@@ -1,8 +1,8 @@
-"""Warms a launch up until it is steady.
+"""Warm a launch up until it is steady.
 
-That is: enough load for the clocks to settle, no recompilation, no new device allocation, and
-two neighbouring stretches of windows that agree. A fixed number of warm-up steps measures a slope
-instead: an H200 gets 4 % slower within three seconds and stays so.
+Steady means: enough load for the clocks to settle, no recompilation, no new device allocation, and
+two neighbouring stretches of windows that agree. A fixed number of warm-up steps would measure a
+slope: an H200 gets 4 % slower within three seconds and stays so.
 """
 
 import math
@@ -12,8 +12,8 @@ from typing import Any
 
 from stepguard.measure.launch_durations import Protocol
 
-# Windows after the least load in which something was compiled or allocated: that does not end, and
-# the rest of the warm-up's time would say no more.
+# After the least load, so many windows in which something was compiled or allocated end the
+# warm-up: it will not stop, and more time would not help.
 RESTARTS = 6
 
 
@@ -22,7 +22,7 @@ class WarmUp:
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
-        self.windows: list[int] = []  # steps of each
+        self.windows: list[int] = []  # steps of each window
         self.seconds = 0.0
         self.step_s = 0.0
         self.problem = ""
@@ -52,23 +52,23 @@ class WarmUp:
             sum(rank.get("device_allocations", 0) for rank in ranks),
         )
         if settled != self._settled:
-            # This window does not count either: what was compiled or allocated is in its times.
+            # This window does not count either: its times contain what was compiled or allocated.
             self._restarts += self.seconds > self.protocol.warmup_min_s
             self._settled = settled
             self._window_ms, self._window_s = [], []
             return
         slowest = max(ranks, key=lambda rank: rank["wall_ms"])
-        # Medians on a CPU, and of pairs: one slow step in ten is not drift.
+        # Medians on a CPU, and for pairs: one slow step in ten is no drift.
         middle = fmean if self.protocol.of_means else median
         self._window_ms.append(middle(slowest["step_ms"]))
         self._window_s.append(wall_s)
 
     def done(self) -> bool:
-        """Tell whether it is steady, or out of time (then ``problem`` says so)."""
+        """Tell whether it is steady, or out of time. ``problem`` then says why it is not steady."""
         if self.seconds >= self.protocol.warmup_min_s and steady(
             self._window_ms, self._window_s, self.protocol.tolerance, self.protocol.share
         ):
-            self.problem = ""  # it may go on after its time, until another launch's import is over
+            self.problem = ""  # it may go on after its time, until another launch has imported
             return True
         if self._restarts >= RESTARTS:
             self.problem = (
@@ -89,9 +89,9 @@ def steady(
 ) -> bool:
     """Tell whether a warm-up has ended: two neighbouring stretches of windows agree in step time.
 
-    ``window_ms`` are step times of consecutive windows, ``window_s`` how long each took. The
-    stretches are each a ``share`` of the load so far, and at least one window: they grow with the
-    load, so that noise averages out while drift does not.
+    ``window_ms`` are step times of consecutive windows, ``window_s`` how long each took. Each
+    stretch is a ``share`` of the load so far, and at least one window. The stretches grow with the
+    load, so noise averages out and drift does not.
     """
     least_s = share * sum(window_s)
     newer, taken = _tail_mean(window_ms, window_s, least_s)
@@ -104,8 +104,8 @@ def steady(
 def _tail_mean(
     values: Sequence[float], seconds: Sequence[float], at_least_s: float
 ) -> tuple[float, int]:
-    """Return the time-weighted mean of the last windows that together last ``at_least_s``, and
-    how many these are.
+    """Return the time-weighted mean of the last windows that together last ``at_least_s``, and the
+    number of these windows.
     """
     weight = total = 0.0
     for taken, index in enumerate(range(len(values) - 1, -1, -1), start=1):

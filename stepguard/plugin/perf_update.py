@@ -1,7 +1,8 @@
-"""--perf-update in one pytest run: what is recorded at once, what when the run is over, what never.
+"""--perf-update in one pytest run: what is recorded at once, what at the end of the run, and what
+never.
 
-Counters are recorded as they come. Times wait for the last case: when all cases moved together it
-was the machine, which a case alone cannot tell.
+Counters are recorded as they come. Times wait for the last case: if all cases moved together, it
+was the machine, which a single case cannot show.
 """
 
 from collections.abc import Sequence
@@ -25,11 +26,11 @@ DEFAULT_REASON = "accepted with --perf-update"
 
 
 class Recorder:
-    """Recordings of one run, and the results that still wait to become one. ``option`` has the
-    values of pytest's options.
+    """Recordings of one run, and the results that still wait. ``option`` has the values of pytest's
+    options.
 
-    ``refused`` are sentences on what could not be recorded, which fails the run; ``notices`` have
-    them, too, and what was recorded.
+    ``refused`` are sentences on what could not be recorded; they fail the run. ``notices`` also
+    have them, and what was recorded.
     """
 
     def __init__(self, option: Any, commands: Commands) -> None:
@@ -42,14 +43,14 @@ class Recorder:
         self._waiting: list[Result] = []
 
     def record(self, result: Result) -> None:
-        """Record a result if that is wanted, or keep it until the run is over."""
+        """Record a result if that is wanted, or keep it until the end of the run."""
         verdict, case_id = result.verdict, result.case.id
         first = self._new and verdict.reason is Reason.NOT_RECORDED
         more = self._append and verdict.status is Status.SAME
         if not (self._all or first or more):
             return
         if more and not self._all and _kernels_in_doubt(verdict):
-            # It passes; but the next runs would be compared with these kernels.
+            # It passes, but the next runs would be compared with these kernels.
             self.notices.append(
                 f"{case_id}: not recorded, its kernels take longer than the recorded ones, and no "
                 "pairs say that the step does not"
@@ -59,7 +60,8 @@ class Recorder:
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
         elif JUDGED_TIME in result.case.gates:
-            # Tried now, so that the test's own word says if it is refused, not the run's end alone.
+            # Tried now, so that the test's own word already says if it is refused, not only the
+            # run's end.
             if self._accept(result, dry=True):
                 self._waiting.append(result)
                 self._recorded.add(case_id)
@@ -67,7 +69,9 @@ class Recorder:
             self._recorded.add(case_id)
 
     def record_waiting(self, verdicts: Sequence[Verdict]) -> None:
-        """Record what had to wait, or none of it when all the run's ``verdicts`` moved together."""
+        """Record what had to wait. Record none of it if all the run's ``verdicts`` moved
+        together.
+        """
         waiting, self._waiting = self._waiting, []
         accept = self._commands.called(f"stepguard accept{self._commands.in_folder()}")
         together = moved_together(verdicts, accept)
@@ -79,13 +83,13 @@ class Recorder:
                 self._recorded.discard(result.case.id)
 
     def marked(self, result: Result) -> Result:
-        """Return the result, its verdict marked if it is recorded, or is to be."""
+        """Return the result with its verdict marked if it is recorded, or will be."""
         if result.case.id not in self._recorded:
             return result
         return replace(result, verdict=structs.replace(result.verdict, recorded=True))
 
     def word(self, result: Result) -> str:
-        """Return the verdict's word, which does not call recorded what still has to wait."""
+        """Return the verdict's word. A result that still waits is not called recorded."""
         verdict = result.verdict
         if all(waiting.case.id != result.case.id for waiting in self._waiting):
             return verdict.word
@@ -95,9 +99,9 @@ class Recorder:
         return "to be recorded" if first else f"{verdict.status.value} (to be recorded)"
 
     def _accept(self, result: Result, dry: bool = False) -> bool:
-        """Record a result, or with ``dry`` only find out whether that would be refused."""
+        """Record a result. With ``dry`` only find out whether it would be refused."""
         first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
-        appends = not (self._all or first)  # to a level that is there, and opens none
+        appends = not (self._all or first)  # to an existing level; it opens none
         # Another card joins the epoch, but a machine's bad day never becomes the code's level.
         reason = "" if moved or appends else self._reason or ("" if first else DEFAULT_REASON)
         try:
@@ -105,7 +109,7 @@ class Recorder:
         except FileError as error:
             why = "not recorded, the machine changed, not the code: " if moved else ""
             if appends and isinstance(error, Refused) and (moved or _unproven(result.verdict)):
-                # It passes, and is none of its level.
+                # It passes, but does not belong to its level.
                 self.notices.append(f"{why or 'not recorded: '}{error}")
             else:
                 self._refuse(f"{why}{error}")
@@ -125,7 +129,7 @@ class Recorder:
 
 
 def _kernels_in_doubt(verdict: Verdict) -> bool:
-    """Tell whether kernels take longer and no pairs say that the step is the same."""
+    """Tell whether kernels take longer, and no pairs say that the step is the same."""
     return any(
         metric.reason is Reason.KERNELS_MOVED
         and (metric.confirmed is None or metric.confirmed.outcome is not Confirmation.STEP_SAME)
@@ -134,5 +138,5 @@ def _kernels_in_doubt(verdict: Verdict) -> bool:
 
 
 def _unproven(verdict: Verdict) -> bool:
-    """Tell whether a time is beyond its limit the good way, and no pairs confirmed it."""
+    """Tell whether a time got faster than its limit, and no pairs confirmed it."""
     return any(metric.gated and metric.reason is Reason.WITHIN_LEVEL for metric in verdict.metrics)

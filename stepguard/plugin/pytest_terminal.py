@@ -1,4 +1,6 @@
-"""The writing to pytest's terminal: the progress line, verdicts among the failures, the summary."""
+"""All that pytest's terminal shows of a run: the machine, the progress line, verdicts among the
+failures, the summary.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -7,7 +9,9 @@ from typing import Any
 import pytest
 
 from stepguard.core.case import Case
-from stepguard.core.text import printable
+from stepguard.core.text import counted, listed, printable
+from stepguard.machine.gpu.nvml import Gpu
+from stepguard.measure.suite import Result
 from stepguard.report import terminal_summary
 from stepguard.report.progress_line import (
     GUESS_S,
@@ -22,7 +26,9 @@ from stepguard.report.progress_line import (
 def progress_line(
     config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
 ) -> ProgressLine:
-    """Return the run's line on pytest's terminal; ``last_s``: what cases took, also in pairs."""
+    """Return the run's line on pytest's terminal. ``last_s``: what cases took last, also in
+    pairs.
+    """
     display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
     devices = {case.id: case.device for case in cases}
     guess_s = PAIRS_GUESS_S if pairs else GUESS_S
@@ -36,7 +42,7 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
     if reporter is None:
         return Display(lambda text: None)
     writer, file = reporter._tw, reporter._tw._file
-    with uncaptured():  # else the file may be one that pytest captures in
+    with uncaptured():  # otherwise the file may be one that pytest captures in
         terminal = has_cursor(file)
 
     def write(text: str) -> None:
@@ -44,7 +50,7 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
             if not terminal:
                 writer.write(text, flush=True)
                 return
-            # Not by the writer, which counts the columns of what pytest itself has written.
+            # Not through the writer, which counts the columns of pytest's own text.
             file.write(text)
             file.flush()
 
@@ -55,9 +61,30 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
     return Display(write, terminal, width, lambda: int(writer.width_of_current_line))
 
 
+def machine_and_judge(gpus: Sequence[Gpu], folder: str, against: str) -> str:
+    """Return on what machine a run measures, and what judges: the revision ``against``, or else the
+    ``folder`` of baselines.
+    """
+    judge = f"baselines in {folder}/"
+    if against:
+        judge = f"judged against {against}, measured beside it on this machine"
+    if not gpus:
+        return f"no GPU, smoke cases only; {judge}"
+    names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
+    return f"{names}, driver {gpus[0].driver}; {judge}"
+
+
+def interrupted_line(cases: Sequence[Case], results: Sequence[Result]) -> str:
+    """Return which cases an interrupted run has not measured."""
+    measured = {result.case.id for result in results}
+    left = [case.id for case in cases if case.id not in measured]
+    what = f"{len(left)} of {counted(len(cases), 'case')} not measured"
+    return f"interrupted: {what}{': ' if left else ''}{listed(left, 3)}"
+
+
 class VerdictText:
-    """A verdict as pytest prints it among its failures. Of a text, or of what crashed somewhere,
-    pytest's summary would show the first words.
+    """A verdict as pytest prints it among its failures. Of a plain text, or of a crash, pytest's
+    summary would show the first words.
     """
 
     def __init__(self, text: str) -> None:
@@ -67,12 +94,12 @@ class VerdictText:
         return self._text
 
     def toterminal(self, writer: Any) -> None:
-        """Print it; called by pytest, with its terminal writer."""
+        """Print it. pytest calls this with its terminal writer."""
         writer.line(self._text)
 
 
 def write_summary(reporter: pytest.TerminalReporter, run: terminal_summary.Run) -> None:
-    """Write the table and, for everything that did not pass, what to do."""
+    """Write the table, and for all that did not pass what to do."""
     reporter.section("performance")
     width = reporter._tw.fullwidth if reporter.isatty else 0  # a log has any width
     for text, markup in terminal_summary.lines(run, width):

@@ -1,8 +1,9 @@
-"""The refusal of options that could not be obeyed, and the facts of a run that the guard asks for
-before it measures: its options and its tree.
+"""Options that cannot be obeyed are refused here. Also the facts that the guard asks for before a
+run measures: its options and its tree.
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,25 +17,27 @@ from stepguard.core.shared_sentences import no_folder, uncommitted
 from stepguard.core.text import first, has_words, printable
 from stepguard.judge.guard_options import AFRESH, JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
+from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import current, git, no_commit, untracked
-from stepguard.machine.gpu.nvml import known_gpus
+from stepguard.machine.gpu.nvml import MachineError, known_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
-from stepguard.report import document_json
+from stepguard.storage import output_files
+from stepguard.storage.json_file import FileError
 
 NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
 
 
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
-    """Raise UsageError for what would pass cases unmeasured, or could not be done."""
+    """Raise UsageError for options that would pass cases unmeasured, or that cannot be obeyed."""
     for problem in _problems(config, root, baselines, gpus):
         raise pytest.UsageError(printable(problem))
 
 
 class Refused(Exception):
-    """Raised for problems that a strict run has before it measures; each is a line of pytest's."""
+    """Problems that a strict run has before it measures. Each is a line of pytest's error."""
 
     def __init__(self, problems: Sequence[Problem], *more: str) -> None:
         named = first([problem.sentence for problem in problems], SHOWN)
@@ -43,6 +46,17 @@ class Refused(Exception):
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.args))
+
+
+@contextlib.contextmanager
+def usage_errors(front: str = "") -> Iterator[None]:
+    """Raise UsageError, which ends the run before it measures, for refused options and files."""
+    try:
+        yield
+    except (FileError, LauncherError, MachineError, TreeError) as error:
+        raise pytest.UsageError(printable(f"{front}{error}")) from None
+    except Refused as error:
+        raise pytest.UsageError(*error.args) from error
 
 
 def refuse_unmeasured(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
@@ -62,21 +76,12 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     option = config.option
     texts = {name: value_of(name, config) for name in TEXTS}
     for name, value in texts.items():
-        # An empty value would quietly choose another gate, --perf-against= the stored baseline.
+        # An empty value would quietly choose another gate: --perf-against= the stored baseline.
         if value is not None and not value.strip():
             yield f"{name}={value}: empty; a variable that is not set, maybe"
     if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
         yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
-    wanted = f"--perf-require-gpus={option.perf_require_gpus}"
-    if option.perf_require_gpus < 0:
-        yield f"{wanted}: give 0 or more"
-    if gpus < option.perf_require_gpus:
-        yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
-    if option.perf_require_gpus > 0 and gpus < (known := known_gpus()):
-        yield (
-            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
-            "skipped; look at CUDA_VISIBLE_DEVICES"
-        )
+    yield from _too_few_gpus(option.perf_require_gpus, gpus)
     updates, reason = option.perf_update or option.perf_update_new, option.perf_reason
     records = updates or option.perf_append
     if reason is not None and not (has_words(reason) and reason.isprintable()):
@@ -86,7 +91,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     if all(is_typed(name, config) for name in ("--perf-strict", "--perf-no-strict")):
         yield "--perf-strict with --perf-no-strict: a run is a gate or is none; give one of the two"
     yield from _two_ways_to_record(option)
-    if not 0 < option.perf_budget < 1e6:  # NaN neither
+    if not 0 < option.perf_budget < 1e6:  # written this way so that NaN is refused, too
         yield f"--perf-budget={option.perf_budget}: minutes, above 0 and below 1,000,000"
     if option.perf_against and records:
         yield "--perf-against judges against a revision, not a baseline: record in another run"
@@ -101,8 +106,21 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     yield from _bad_documents(config.invocation_params.dir, texts)
 
 
+def _too_few_gpus(required: int, gpus: int) -> Iterator[str]:
+    wanted = f"--perf-require-gpus={required}"
+    if required < 0:
+        yield f"{wanted}: give 0 or more"
+    if gpus < required:
+        yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
+    if required > 0 and gpus < (known := known_gpus()):
+        yield (
+            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
+            "skipped; look at CUDA_VISIBLE_DEVICES"
+        )
+
+
 def _two_ways_to_record(option: argparse.Namespace) -> Iterator[str]:
-    """Yield a problem where changed levels would be recorded beside an option that leaves them."""
+    """Yield a problem if changed levels would be recorded beside an option that keeps them."""
     narrower = {"--perf-update-new": option.perf_update_new, "--perf-append": option.perf_append}
     for name, given in narrower.items():
         if option.perf_update and given:
@@ -119,7 +137,7 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         if not text:
             continue
         path = Path(folder, text)
-        if problem := document_json.unwritable(path):
+        if problem := output_files.unwritable(path):
             yield f"{name}={text}: {problem}"
         if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"
@@ -133,7 +151,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         yield f"--perf-against={rev}: {error}"
         return
     head = current(root, baselines)
-    # Spelled HEAD it is meant: its pairs say how noisy this machine is.
+    # If it is spelled HEAD, it is meant: its pairs show how noisy this machine is.
     if named.commit == head.commit and not head.dirty and rev != "HEAD":
         yield (
             f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "
@@ -142,7 +160,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
 
 
 def guarding_options(config: pytest.Config) -> list[Option]:
-    """Return the options that bear on what a run guards, by the names that are typed."""
+    """Return the options that change what a run guards, by the names that are typed."""
     option = config.option
     shows = {
         "--collect-only": option.collectonly,
@@ -166,8 +184,8 @@ def guarding_options(config: pytest.Config) -> list[Option]:
 
 
 def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -> Tree:
-    """Return how the tree, baselines included, differs from its commit, but for the documents that
-    the run has ``written``.
+    """Return how the tree, baselines included, differs from its commit. Documents that the run has
+    ``written`` do not count.
     """
     if why := no_commit(root):
         return Tree("", why)
@@ -176,7 +194,7 @@ def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -
     dirty = [path for path in revision.dirty if path not in own]
     judges = sorted(baselines.rglob("*.json"))  # waivers, too
     dirty += [os.path.relpath(path, root) for path in untracked(root, judges)]
-    # What they guard would not be missed.
+    # Nothing would report the absence of what they guard.
     tracked = (git(root, "ls-files", "-z", "--", str(baselines)) or "").split("\0")
     gone = [path for path in tracked if path and not (root / path).exists()]
     left_out = [path for path in gone if path not in dirty]

@@ -1,4 +1,4 @@
-"""Describe what a pytest run selects, and what became of every case: measured, or why not."""
+"""What a pytest run selects, and what became of every case: measured, or why not."""
 
 import os
 import re
@@ -13,14 +13,14 @@ from stepguard.core.case import Case
 from stepguard.core.run_document import CaseState, State
 from stepguard.core.text import listed, meant
 from stepguard.plugin.baseline_folder import Recorded, folders_alone
-from stepguard.plugin.items import Collected, CollectedTest
+from stepguard.plugin.declared_cases import Collected, CollectedTest
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"
 
 
 class Wanted:
-    """The cases that --perf-select names; all of them where it was not said."""
+    """The cases that --perf-select names; all cases without the option."""
 
     def __init__(self, text: str | None) -> None:
         self.text = text
@@ -37,19 +37,21 @@ class Selection:
     def __init__(self, config: pytest.Config, collection: Collected) -> None:
         self._config, self._option, self.collection = config, config.option, collection
         self.wanted = Wanted(config.option.perf_select)
-        self._kept: set[str] = set()  # what was left after deselection, by node id
-        self._unsuited: dict[str, str] = {}  # why this machine is not for it
+        self._kept: set[str] = set()  # left after deselection, by node id
+        self._unsuited: dict[str, str] = {}  # why this machine is not for a test, by node id
         self._skipped: dict[str, str] = {}
         self._ran: set[str] = set()
         self._measured: dict[str, Case] = {}
 
     @property
     def undeclared(self) -> bool:
-        """Tell whether a test is left that declares no case, and may measure any."""
+        """Tell whether a remaining test declares no case, and so may measure any."""
         return any(self.collection.tests[node].case is None for node in self._kept)
 
     def refuse_unknown(self, recorded: Collection[str]) -> None:
-        """Raise UsageError if --perf-select names what is no case, collected or ``recorded``."""
+        """Raise UsageError if --perf-select names something that is no case, neither collected nor
+        ``recorded``.
+        """
         known = sorted({*self.collection.cases, *recorded})
         for name in self.wanted.names:
             if not any(case_id in Wanted(name) for case_id in known):
@@ -57,7 +59,7 @@ class Selection:
                 raise pytest.UsageError(f"--perf-select={name}: no such case{has}")
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
-        """Take the tests that are left."""
+        """Note the tests that are left after deselection."""
         self._kept = {item.nodeid for item in items} & self.collection.tests.keys()
 
     def unsuited(self, item: pytest.Item, reason: str) -> None:
@@ -88,11 +90,11 @@ class Selection:
     def states(
         self, recorded: Mapping[str, Recorded], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
-        """Return what became of every case: of those collected, and of those ``recorded`` for
-        this machine. ``unsuited`` tells why it is not for a case.
+        """Return what became of every case, both collected and ``recorded`` for this machine.
+        ``unsuited`` tells why the machine is not for a case.
 
-        Guarded is what is recorded, and what is new and no extended case; of a selection that says
-        what it means, what it names.
+        Guarded cases are those that are recorded, and new ones that are not extended. With an
+        explicit selection they are the named ones.
         """
         core = {name for name, known in recorded.items() if not known.entry.extended}
         whole = self._whole(self._typed())
@@ -121,8 +123,8 @@ class Selection:
         return states
 
     def _whole(self, typed: Sequence[str]) -> bool:
-        """Tell whether all cases should be there. Who names files or tests, means those; a folder
-        should have all there is, also beside a file of other tests.
+        """Tell whether all cases should be there. A user who names files or tests means only those.
+        A folder should have all its cases, even beside a file of other tests.
         """
         root = self._config.rootpath.resolve()
         files = [root / test.file for test in self.collection.tests.values()]
@@ -132,7 +134,7 @@ class Selection:
 
     def _typed(self) -> list[str]:
         """Return the paths of the command itself. Those of `addopts`, `testpaths` and
-        PYTEST_ADDOPTS are meant by nobody who runs it.
+        PYTEST_ADDOPTS need not be what the person who runs it wants.
         """
         if self._config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
             return self._config.args
@@ -191,7 +193,7 @@ class Selection:
         return f"deselected by {' or '.join(said) or 'a plugin'}"
 
     def _origin(self, value: str) -> str:
-        """Return where an option comes from, if not from the command line."""
+        """Return where an option comes from, unless it is the command line."""
         if value in os.environ.get("PYTEST_ADDOPTS", ""):
             return " of PYTEST_ADDOPTS"
         return " of addopts" if value in self._config.getini("addopts") else ""

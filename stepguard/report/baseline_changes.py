@@ -13,14 +13,14 @@ from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files
 from stepguard.storage.waiver_file import load_waivers, today
 
-FIGURES = 4  # of an entry; the diff has them all
+FIGURES = 4  # shown for an entry; the diff has them all
 NONE = "none"
 Kept = TypeVar("Kept")
 
 
 def changes(old: Path, new: Path) -> list[str]:
-    """Return what the folder of baselines ``new`` has otherwise than ``old``, in the order of files
-    and cases. Raises FileError for a file of either that cannot be trusted.
+    """Return what the folder of baselines ``new`` has different from ``old``, sorted by file and
+    case. Raises FileError if a file of either cannot be trusted.
     """
     lines: list[str] = []
     for name in _names(old, new):
@@ -48,7 +48,7 @@ def _lines(
     both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
     say: Callable[[Kept | None, Kept | None], str],
 ) -> Iterator[str]:
-    """Yield a line for each entry that is not the same in both."""
+    """Yield a line for each entry that differs."""
     old, new = both
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
@@ -57,7 +57,7 @@ def _lines(
 
 
 def _entry(old: Entry | None, new: Entry | None) -> str:
-    """Return how a case's baseline differs: its level, and what the level rests on."""
+    """Return how a case's baseline differs: its level, and the recordings behind it."""
     if old is None or new is None:
         return f"{_level(old)} -> {_level(new)}"
     was, now = old.level, new.level
@@ -79,8 +79,8 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
 
 
 def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
-    """Return how many of a level's recordings are no longer there as far as they are judged: times
-    are compared with all of them. The newest one's figures are told by themselves.
+    """Return how many of a level's recordings are gone, or were edited in what is judged: times are
+    compared with all of them. The newest one is left out, since its figures are shown.
     """
 
     def origin(recording: Recording) -> object:
@@ -100,7 +100,7 @@ def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
 
 
 def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
-    """Return the judged figures that differ, the first FIGURES of them, as name, old and new."""
+    """Return the judged figures that differ as name, old and new; the first FIGURES of them."""
     was, now = (entry.newest.values() for entry in (old, new))
     names = [name for name in GATEABLE if was.get(name) != now.get(name)]
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]

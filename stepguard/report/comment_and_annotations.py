@@ -1,4 +1,4 @@
-"""Describe what GitHub shows of a run beside its page: annotations at lines of code, and a comment.
+"""What GitHub shows of a run beside its page: annotations at lines of code, and a comment.
 
 https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
@@ -11,13 +11,13 @@ from stepguard.core.status import Status
 from stepguard.core.text import markdown, printable
 from stepguard.report.markdown_page import COMMENT_BYTES, page, worst_first
 
-MOST = 10  # annotations that GitHub shows of a step
+MOST = 10  # GitHub shows no more annotations of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"
 ARTIFACT = "perf-evidence"
 Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
 _WAIVE = "If it is meant: a waiver lets it pass until a day"
-# What a pull request does with a case until a maintainer accepts what main measured; the first
-# that the run has.
+# What a pull request can do until a maintainer accepts what main measured. The first status that
+# the run has decides.
 _UNTIL_ACCEPTED = {
     Status.SLOWER: _WAIVE,
     Status.CHANGED: _WAIVE,
@@ -36,7 +36,7 @@ def error(title: str, text: str, file: str = "", line: int = 0) -> str:
 
 
 def _data(text: str) -> str:
-    # A line break is the escape that printable() makes of it.
+    # printable() turns a line break into an escape.
     return printable(text).replace("%", "%25")
 
 
@@ -45,11 +45,11 @@ def _property(text: str) -> str:
 
 
 def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
-    """Return MOST lines at most for a log of GitHub Actions: first the ``problems`` that a gate has
-    with the run, then failing cases, worst first. Each stands where the cause is, or else at the
+    """Return at most MOST lines for a log of GitHub Actions: first the ``problems`` that a gate has
+    with the run, then the failing cases, worst first. Each is at its cause's line, or else at the
     case's test.
     """
-    # A verdict that fails stands at its cause, below.
+    # A failing verdict is shown at its cause, below.
     others = [item for item in problems if item.case or item.code is not ProblemCode.FAILED]
     tests = {case.case: (case.file, case.line) for case in document.cases}
     lines = [_of_problem(problem, tests) for problem in others]
@@ -73,11 +73,11 @@ def _of_result(result: ResultDocument, tests: Tests) -> str:
 
 
 def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> str:
-    """Return what stepguard says in a pull request of the run with that number: the page, then the
-    commands that work from a clone. ``conclusion`` is the run's, which its gate decided.
+    """Return the comment on a pull request about the run with that number: the page, then commands
+    that work from a clone. ``conclusion`` is the run's, which its gate decided.
     """
     below = _commands(document, run_id)
-    # The document is what the measuring job says of itself.
+    # The document is only what the measuring job says of itself.
     is_refused = document.passed and conclusion != "success"
     refused = _REFUSED.format(log=_log(run_id)) if is_refused else ""
     shown = page(document, COMMENT_BYTES - len(below.encode()), steps=False, refused=refused)
@@ -85,7 +85,7 @@ def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> 
 
 
 def no_document(problem: str, run_id: str) -> str:
-    """Return the comment on a run that left no document that can be believed."""
+    """Return the comment on a run without a document that can be believed."""
     return (
         f"{MARKER}\n**Performance failed:** nothing was measured, or its document cannot be read.\n"
         f"\n{markdown(problem)}\n\nA pull request of a fork is not measured: a maintainer who has "

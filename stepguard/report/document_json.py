@@ -1,13 +1,10 @@
 """Results as parts of a run's document, and documents as JSON."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from stepguard.core.baseline import BaselineFile
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
@@ -17,41 +14,19 @@ from stepguard.core.run_document import (
     VerdictText,
     WaiverDocument,
 )
-from stepguard.core.text import listed, printable_document
+from stepguard.core.text import printable_document
 from stepguard.core.verdict import Verdict
 from stepguard.judge.summarise_evidence import summarise
-from stepguard.machine.git.revision import is_tracked
 from stepguard.measure.suite import Result
 from stepguard.report import verdict_text
 from stepguard.report.cause_text import sentence
 from stepguard.report.metric_notes import note
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import described
-from stepguard.storage.json_file import FileError, contents, replace_file
-
-
-class Kind(NamedTuple):
-    """What an option writes, by which an earlier file of its own is told from one of the user's."""
-
-    suffixes: tuple[str, ...]
-    begins: bytes = b""  # as each of them does
-
-
-DOCUMENT = Kind((".json", ".md", ".txt"))
-# Keys of each kind of document, whatever version wrote it.
-_MARKS = (
-    {"schema", "results", "problems"},  # --perf-json
-    {"case", "verdict", "evidence"},  # run
-    {"explanation", "before", "after"},  # trace --against
-    {"schema", "sweep", "rows"},
-)
-# Of each item of judge's, and as earlier versions wrote it.
-_VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
-_TRACED = {"ranks", "collectives"}  # trace and memory
 
 
 def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
-    """Return what a verdict says; the next ``steps`` are of a run's."""
+    """Return the text of a verdict. ``steps`` are the next steps of a run's."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
     return VerdictText(
@@ -72,7 +47,9 @@ def judged_document(verdict: Verdict) -> JudgedDocument:
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
-    """Return a case, its metrics and verdict; paths are relative to the folder of ``commands``."""
+    """Return a case with its metrics and its verdict. Paths are relative to the folder of
+    ``commands``.
+    """
     evidence, path = result.evidence, commands.relative(result.evidence_path)
     launches = [launch for launch in evidence.launches if launch.has_times()]
     return ResultDocument(
@@ -102,7 +79,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
 def waiver_documents(
     waivers: Sequence[Permission], results: Sequence[Result]
 ) -> list[WaiverDocument]:
-    """Return every waiver, with what it did where its case was measured."""
+    """Return all waivers, with their effect if their case was measured."""
     outcomes = {
         (outcome.permission.case, outcome.permission.metric): outcome.effect.value
         for result in results
@@ -122,7 +99,7 @@ def waiver_documents(
 
 
 def benchmark_info(result: Result) -> dict[str, Any]:
-    """Return what a document of pytest-benchmark has of one case beside its samples."""
+    """Return what a document of pytest-benchmark has of a case beside its samples."""
     values = summarise(result.evidence).values()
     return {
         "stepguard": {
@@ -137,90 +114,8 @@ def benchmark_info(result: Result) -> dict[str, Any]:
 
 
 def as_json(document: Any, indent: int = 1) -> str:
-    """Return a document as JSON; a number that is not finite becomes null, which most readers take,
-    and no text can steer whoever shows it. A negative ``indent`` leaves it in one line.
+    """Return a document as JSON. A number that is not finite becomes null, which most readers
+    accept. No text can steer whoever shows it. With a negative ``indent`` it is one line.
     """
     plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
-
-
-def put(path: Path, text: str) -> str:
-    """Write a document, whole or not at all; return why that failed, or nothing."""
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Return why a document may not take a path's place, or nothing: it replaces an earlier one,
-    and neither a device or a link, /dev/null for one, nor a file of the user's.
-    """
-    if not os.path.lexists(path):
-        return ""
-    if not path.is_file() or path.is_symlink():
-        return "is a link or no file, which a document would replace"
-    if not path.stat().st_size:
-        return ""
-    # An option whose own value was forgotten takes the next argument, a test file, for its path.
-    if path.suffix not in kind.suffixes:
-        known = listed(kind.suffixes, len(kind.suffixes))
-        yours = "is a file that may be yours, which a document would replace"
-        return f"{yours}: name one that ends in {known}"
-    if is_tracked(path):
-        return "is a file in git, which a document would replace: name another one"
-    content = _json_in(path) if path.suffix == ".json" else None
-    if isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}:
-        return "is a baseline, which a document would replace: name another file"
-    if not (_is_document(content) if path.suffix == ".json" else _begins(path, kind.begins)):
-        return "is no earlier document, which another one would replace: name another file"
-    return ""
-
-
-def _json_in(path: Path) -> Any:
-    """Return what a file holds; None for no JSON, and for more than is read of any document."""
-    try:
-        return msgspec.json.decode(contents(path) or b"")
-    except (FileError, msgspec.DecodeError, RecursionError):
-        return None
-
-
-def _is_document(content: Any) -> bool:
-    """Tell whether a command, or a run, wrote this as its document."""
-    if isinstance(content, list):
-        return all(
-            isinstance(item, dict) and any(item.keys() >= mark for mark in _VERDICTS)
-            for item in content
-        )
-    keys = content.keys() if isinstance(content, dict) else set()
-    # A single key is too little to know a document by, unless there is no other.
-    return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
-
-
-def _begins(path: Path, data: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(data)) == data
-    except OSError:
-        return False
-
-
-def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Make the folder of a document; return why it cannot be written there, or nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        return "a part of its path is a file: name a file in a folder"
-    except OSError as error:
-        return error.strerror or str(error)
-    # Before the run: found at its end, hours of measuring would be lost to it.
-    if path.is_dir():
-        return "is a folder: name a file in it"
-    if problem := kept_from(path, kind):
-        return problem
-    # The folder too: a file is written beside the one that it replaces.
-    for target in (path, path.parent):
-        if target.exists() and not os.access(target, os.W_OK):
-            return f"no permission to write to {target}: make it writable, or name another file"
-    return ""

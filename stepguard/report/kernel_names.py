@@ -2,7 +2,7 @@
 
 import re
 
-# Kernels that ATen has one of for many operators, and what stands between it and the operator.
+# ATen's kernels that serve many operators, and what stands between their name and the operator's.
 _GENERIC = ("elementwise_kernel", "reduce_kernel", "multi_tensor_apply_kernel")
 _WRAPPERS = (
     "ListMetadata",
@@ -15,13 +15,13 @@ _WRAPPERS = (
 
 
 def is_generic(name: str) -> bool:
-    """Tell whether a kernel is one of ATen's that many operators have."""
+    """Tell whether a kernel is one of ATen's that serve many operators."""
     return name.partition("<")[0].endswith(_GENERIC)
 
 
 def short(name: str, width: int = 36) -> str:
-    """Return a kernel's name without template arguments; a long one keeps begin and end. Of ATen's
-    generic kernels it is the operator's: FillFunctor, direct_copy_kernel_cuda.
+    """Return a kernel's name without template arguments. A long name keeps its beginning and end.
+    For ATen's generic kernels it is the operator: FillFunctor, direct_copy_kernel_cuda.
     """
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare, _, arguments = name.partition("<")

@@ -1,6 +1,7 @@
-"""A run's document as a page of Markdown: the verdict first, and as much below it as there is room.
+"""A run's document as a page of Markdown: the verdict first, and below it as much as there is room
+for.
 
-The document may be anybody's, of a fork say: every text in it is shown as it is.
+The document may be anybody's, for example a fork's: every text in it is shown as it is.
 """
 
 import re
@@ -24,12 +25,12 @@ NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED,
 def page(
     document: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = True, refused: str = ""
 ) -> str:
-    """Return the page, in UTF-8 of no more than ``limit_bytes``; next ``steps`` are for whoever has
-    the evidence, and ``refused`` is why a run that passes by its own word does not.
+    """Return the page, with at most ``limit_bytes`` of UTF-8. Next ``steps`` are for readers who
+    have the evidence. ``refused`` says why a run that passes by its own word does not pass.
 
-    In this order: the verdict, baselines that the tree changes, the problems of the run, the table,
-    a folded part for each case that has more to say, what was not measured, notices, and
-    what was measured where.
+    The page has, in this order: the verdict, baselines that the tree changes, the problems of the
+    run, the table, a folded part for each case with more to say, cases that were not measured,
+    notices, and what was measured where.
     """
     passed = document.passed and not refused
     parts = [_verdict(document, passed), *([refused] if refused else [])]
@@ -44,7 +45,7 @@ def page(
 
 
 def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
-    """Yield the parts for which there is room, and how many there was none for."""
+    """Yield the parts for which there is room, and how many had none."""
     room, left_out = limit_bytes - 200, 0
     for part in parts:
         size = len(part.encode()) + 2
@@ -65,7 +66,7 @@ def _verdict(document: RunDocument, passed: bool) -> str:
 
 
 def _base(document: RunDocument) -> Iterator[str]:
-    """Yield what the tree changes in the baselines, which did not judge it."""
+    """Yield what the tree changes in the baselines. These changes did not judge it."""
     if document.base_changes:
         yield (
             "**This change edits baselines or waivers.** "
@@ -102,7 +103,7 @@ def _code(text: str) -> str:
 
 
 def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
-    """Yield the table, if anything was measured: the columns that have a cell, the worst cases."""
+    """Yield the table, if anything was measured: columns that have a cell, worst cases first."""
     rows = [row.cells for row in table.rows([result.verdict for result in document.results])]
     kept = [at for at in range(len(table.COLUMNS)) if any(row[at] for row in rows)]
     cells = [[table.COLUMNS[at] for at in kept], ["---"] * len(kept)]
@@ -127,13 +128,15 @@ def _speaks(result: ResultDocument) -> bool:
 
 
 def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> str:
-    """Return what a verdict rests on, unless it is ``reported``, and what to do next, folded."""
+    """Return, folded, what a verdict is based on (unless it is ``reported``) and what to do
+    next.
+    """
     reference, next_steps = reported.reference(result.verdict), result.text.steps if steps else []
     lines = [reference, *next_steps[:1]] if reference else [*result.text.lines, *next_steps]
     body = printable_lines("\n".join(lines))
     # Longer than any in the text: a docstring in a traceback may contain a fence.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
-    # As code, where neither "@" nor "#" is a link.
+    # As code, where neither "@" nor "#" makes a link.
     headline = f"<code>{markdown(result.text.headline)}</code>"
     if not body:
         return headline
@@ -156,7 +159,7 @@ def _bullets(lines: list[str]) -> list[str]:
 
 
 def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:
-    """Yield a list of at most LISTED lines, under a title that is folded, if there are any."""
+    """Yield a list of at most LISTED lines, if there are any, under a title that folds it."""
     if not lines:
         return
     text = "\n".join(first(lines, LISTED, "* "))

@@ -1,4 +1,4 @@
-"""The metrics of one case, for a person: what a run measured, and what a baseline holds."""
+"""The metrics of one case, for a reader: those that a run measured, and those of a baseline."""
 
 from collections.abc import Iterator, Mapping
 from statistics import geometric_mean
@@ -16,8 +16,8 @@ from stepguard.report.table import aligned, figure
 from stepguard.report.verdict_text import change, happens, operator_move
 from stepguard.storage.accept_recording import Accepted, Action
 
-MOVES = 9  # lines; with the one above them ten
-PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
+MOVES = 9  # lines; ten with the one above them
+PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -32,7 +32,9 @@ COLUMNS = (
 
 
 def figures(result: Result) -> Iterator[str]:
-    """Yield every metric that was measured, a line each; under a counter its places or parts."""
+    """Yield all metrics that were measured, a line each. Below a counter come its places or
+    parts.
+    """
     values = summarise(result.evidence).values()
     width = max((len(name) for name in values), default=0)
     for name in (name for name in METRICS if name in values):
@@ -41,7 +43,7 @@ def figures(result: Result) -> Iterator[str]:
 
 
 def _made_of(name: str, counts: Counts) -> Iterator[str]:
-    """Yield where a counter happens; else what it is made of, the largest first."""
+    """Yield where a counter happens; if that is unknown, its parts, the largest first."""
     sites = counts.sites.get(name, ()) if name != OPERATORS else ()
     for site in sites:
         text = happens(site, METRICS[name].unit)
@@ -53,21 +55,21 @@ def _made_of(name: str, counts: Counts) -> Iterator[str]:
 
 
 def accepted_line(done: Accepted, commands: Commands) -> str:
-    """Return what was done with evidence that was accepted, in a line."""
+    """Return in one line what was done with evidence that was accepted."""
     figures = {"path": commands.relative(done.path), "number": done.number, "reason": done.reason}
     return f"{done.case_id}: {done.action.value.format(**figures)}"
 
 
 def moves(done: Accepted) -> list[str]:
-    """Return old -> new of each metric whose level was changed, the cause first, in MOVES lines at
-    most; of a level that nothing is compared with what is accepted that a good step does not have.
+    """Return old -> new of each metric whose level changed, causes first, in at most MOVES lines.
+    If nothing was compared, return what was accepted that a good step does not have.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
         wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
         return [f"  accepted as it is: {', '.join(wasted)}"] if wasted else []
     lines = [
-        # Which parts moved, where their sum did not.
+        # If the sum did not move, the parts that did.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
         for m in moved
     ]
@@ -75,7 +77,7 @@ def moves(done: Accepted) -> list[str]:
 
 
 def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
-    """Yield a table of cases' baselines: which level it is, and its newest recording."""
+    """Yield a table of cases' baselines: the number of the level, and its newest recording."""
     rows = []
     for case_id, entry in cases.items():
         level, count = str(len(entry.epochs)), str(len(entry.level.recordings))
@@ -85,7 +87,9 @@ def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
 
 
 def lines(entry: Entry) -> Iterator[str]:
-    """Yield every epoch with its recordings, oldest first; then the newest one's counters."""
+    """Yield all epochs with their recordings, oldest first; then the newest recording's
+    counters.
+    """
     for number, epoch in enumerate(entry.epochs, start=1):
         yield f"  level {number}: {epoch.reason}"
         rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
@@ -102,7 +106,7 @@ def lines(entry: Entry) -> Iterator[str]:
 
 def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
     times = recording.times_ms.get(JUDGED_TIME, [])
-    # The first: a level may creep by steps that are each within the limit.
+    # The first one counts: a level may creep by steps that are each within the limit.
     first = epoch.recordings[0].times_ms.get(JUDGED_TIME, [])
     change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
     return (
@@ -119,4 +123,4 @@ def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
 
 def _figure(recording: Recording, name: str) -> str:
     value = recording.values().get(name)
-    return "" if value is None else format_value(name, value)  # a column of nothing is left out
+    return "" if value is None else format_value(name, value)  # an empty column is left out

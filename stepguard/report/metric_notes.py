@@ -1,4 +1,4 @@
-"""What else a report says of a metric: parts and ranks that moved, and what pairs found."""
+"""Notes of a report on a metric: parts and ranks that moved, and what pairs found."""
 
 from collections.abc import Iterable
 
@@ -17,18 +17,18 @@ from stepguard.core.verdict import (
 )
 
 FARTHEST_PCT = 10_000.0  # of an interval that is shown: beyond it nothing is known
-NOTE_PARTS = 3  # how many moved operators a note names
+NOTE_PARTS = 3  # so many moved operators are named
 
 
 def note(metric: MetricVerdict) -> str:
-    """Return what else is to be said of a metric: parts and ranks that moved, what pairs said."""
+    """Return the note on a metric: parts and ranks that moved, what pairs said."""
     within = f"{metric.slow_steps.text}; " if metric.slow_steps else ""
     if metric.confirmed:
         return within + _confirmation(metric.confirmed)
     if metric.reason is Reason.IDENTICAL_STEP:
         within += "the same kernels, generated code, operands and settings, bound by the GPU; "
     if metric.pairs and metric.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
-        # Few pairs outside the plan: neither its interval nor what it could find is what decided.
+        # A few pairs outside the plan decided: its interval and its smallest slowdown did not.
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
     if metric.pairs:
@@ -59,8 +59,8 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
 
 
 def _settings(moved: Iterable[PartMove]) -> list[str]:
-    """Return "get_float32_matmul_precision high -> default": what a side lacks is as it was before
-    the workload.
+    """Return "get_float32_matmul_precision high -> default". A setting that a side lacks has the
+    value from before the workload.
     """
     sides: dict[str, tuple[str, str]] = {}
     for part in moved:
@@ -71,7 +71,9 @@ def _settings(moved: Iterable[PartMove]) -> list[str]:
 
 
 def pairs_text(measured: PairsFinding) -> str:
-    """Return a decision in words: interval, pairs, and what could have been found."""
+    """Return a decision in words: the interval, the pairs, and the slowdown that could have been
+    found.
+    """
     by = measured.decision
     return (
         f"{interval(by)} {_over(measured)}; smallest detectable slowdown "
@@ -80,7 +82,7 @@ def pairs_text(measured: PairsFinding) -> str:
 
 
 def _over(measured: PairsFinding) -> str:
-    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else is to know."""
+    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else matters."""
     by, margins = measured.decision, measured.margins
     how = "" if measured.together else ", one launch after the other"
     most = f" of {measured.most} at most" if measured.most else ""

@@ -10,8 +10,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.pair_statistics import deciding_margins
-from stepguard.judge.permission_rules import suggested_sizes
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.waiver_rules import suggested_sizes
 from stepguard.machine.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
@@ -22,20 +22,20 @@ NEW_LEVEL = " --reason '...'"
 class Commands:
     """Commands of a project, as the reader of its report types them."""
 
-    folder: Path = Path()  # where they are typed
-    python: str = "python"  # how this interpreter is called there
-    baselines: str = ""  # the folder of the baselines, where it is not the usual one
+    folder: Path = Path()  # the folder where they are typed
+    python: str = "python"  # how to call this interpreter from there
+    baselines: str = ""  # the folder of baselines, unless it is the usual one
 
     def relative(self, path: Path) -> str:
         """Return a path as it is typed."""
         return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
 
     def in_folder(self, option: str = "--baselines ") -> str:
-        """Return the option for a folder of baselines that is not the usual one; else nothing."""
+        """Return the option for a folder of baselines; empty if it is the usual one."""
         return f" {option}{shlex.quote(self.baselines)}" if self.baselines else ""
 
     def called(self, words: str) -> str:
-        """Return a command of a module by this project's interpreter."""
+        """Return the command that runs a module with this project's interpreter."""
         return called(self.python, words)
 
     @property
@@ -44,12 +44,12 @@ class Commands:
         return self.called(f"pytest perf_tests{self.in_folder('--perf-baselines=')}")
 
     def accept(self, case_id: str) -> str:
-        """Return the command that records a case's evidence; a new level needs a reason, too."""
+        """Return the command that records a case's evidence. A new level also needs a reason."""
         return self.called(f"stepguard accept {shlex.quote(case_id)}{self.in_folder()}")
 
     def waive(self, verdict: Verdict) -> str:
-        """Return the command that waives all that fails, as large as it is, ready but for reason
-        and days; empty where a failing metric cannot be waived.
+        """Return the command that waives all that fails, as large as it is, complete except for
+        reason and days. Empty if a failing metric cannot be waived.
         """
         if not suggested_sizes(verdict):
             return ""
@@ -68,18 +68,18 @@ class Commands:
 
     @property
     def doctor(self) -> str:
-        """Return the step that looks at the machine."""
+        """Return the step that examines the machine."""
         return "see if the machine is fit: " + self.called("stepguard doctor")
 
 
 def next_steps(
     verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool = False
 ) -> list[str]:
-    """Return what to do, the likeliest first: accept or waive it, or look closer.
+    """Return what to do, the likeliest first: accept it, waive it, or look closer.
 
     Evidence of a ``dirty`` tree cannot be accepted: the command then comes after a commit.
     """
-    # Against a revision there is no baseline, and its evidence cannot be accepted.
+    # Beside a revision there is no baseline, and the evidence cannot be accepted.
     if verdict.against and verdict.status is not Status.SAME:
         steps = _after_comparison(verdict, commands)
     elif verdict.status is Status.SAME:
@@ -89,7 +89,7 @@ def next_steps(
     worst = verdict.worst
     rose = worst is not None and worst.metric in SYNCS and worst.status is Status.CHANGED
     syncs = worst.sites if worst and rose else ()
-    # A comment at the line that calls a library would allow all that the library does.
+    # A comment at a line that calls a library would allow everything that the library does.
     if any(not site.via for site in syncs):
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
     if _stays(verdict):
@@ -124,16 +124,16 @@ def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str
     if verdict.status is Status.FASTER:
         return [f"keep the gain: {accept}{NEW_LEVEL}"]
     if verdict.status is Status.NO_BASELINE:
-        # A case that has recordings gets a new level, which accept() takes with a reason only.
+        # A case with recordings gets a new level, which accept() takes only with a reason.
         lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
         return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
     if verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:
-        return []  # a workload that raises is no matter of the machine
+        return []  # the machine is not the cause if a workload raises
     return [commands.doctor]
 
 
 def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
-    """Return what to do after an A/B comparison, which has no baseline to accept into."""
+    """Return what to do after an A/B comparison. There is no baseline to accept into."""
     if verdict.status is Status.FASTER and not verdict.waived_until:
         return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
@@ -157,7 +157,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 
 
 def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
-    """Return what would decide an undecided time: more pairs, a new draw, or wider margins."""
+    """Return what would decide an undecided time: more pairs, new pairs, or wider margins."""
     pairs = verdict.worst.pairs if verdict.worst else None
     if pairs is None or pairs.decision.pairs < MOST_PAIRS:
         return ["give it more time: --perf-budget=MIN"]
@@ -171,7 +171,7 @@ def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
 
 
 def _declarations(verdict: Verdict, first: str) -> Iterator[str]:
-    """Yield a line for each failing metric: a commit has to declare all of them."""
+    """Yield a line for each failing metric, since a commit has to declare all of them."""
     failing = () if verdict.whole else verdict.gated("failed")
     said = f"{first} in the message of a commit", *["and"] * len(failing)
     for words, metric in zip(said, failing, strict=False):

@@ -1,11 +1,11 @@
-"""Permissions in sentences: how far one goes, and what it did in a run."""
+"""Permissions in sentences: how far each goes, and its effect in a run."""
 
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.permission_rules import largest_value, uncovered_count
+from stepguard.judge.waiver_rules import largest_value, uncovered_count
 from stepguard.report.next_steps import Commands
 
 TYPED_ANYWHERE = Commands()
@@ -35,13 +35,13 @@ def described(permission: Permission) -> str:
 
 
 def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[str]:
-    """Return what each waiver of the case did, a sentence each."""
+    """Return the effect of each waiver of the case, a sentence each."""
     mine = [outcome for outcome in verdict.permissions if not outcome.permission.is_trailer]
     return [_of_waiver(outcome, verdict, commands) for outcome in mine]
 
 
 def of_trailers(verdict: Verdict) -> list[str]:
-    """Return what each trailer of the range that is about the case did, a sentence each."""
+    """Return the effect of each trailer of the range that is about the case, a sentence each."""
     mine = [outcome for outcome in verdict.permissions if outcome.permission.is_trailer]
     return [f"{_OF_TRAILERS[outcome.effect]}: {described(outcome.permission)}" for outcome in mine]
 
@@ -61,7 +61,7 @@ def _effect(
 ) -> str:
     waiver, effect = outcome.permission, outcome.effect
     against = f" against {verdict.against}" if verdict.against else ""
-    # Beside another revision not: the recordings may still need it.
+    # Not beside another revision: the recordings may still need the waiver.
     remove = "" if against else f" (remove it: {commands.unwaive(waiver)})"
     if effect is Effect.ALLOWED:
         return "waived"
@@ -82,7 +82,7 @@ def _effect(
 
 
 def _uncovered(waiver: Permission, metric: MetricVerdict) -> str:
-    """Return by how much the metric is further off than is waived."""
+    """Return by how much the metric is worse than waived."""
     missed = None if waiver.value is None else uncovered_count(waiver, metric)
     old, new = missed or (metric.old, metric.new)
     now = format_value(waiver.metric, new)

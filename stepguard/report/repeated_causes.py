@@ -1,4 +1,4 @@
-"""Causes that several cases of a run share: a report has them in full for the first case alone."""
+"""Causes that several cases of a run share. A report shows them in full only for the first case."""
 
 from collections.abc import Hashable
 
@@ -8,14 +8,14 @@ from stepguard.core.verdict import Verdict
 
 
 class ReportedCauses:
-    """The causes that a report has by now, each with the first case that has it."""
+    """The causes that a report has shown so far, each with its first case."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, str] = {}
 
     def reference(self, verdict: Verdict) -> str:
-        """Return a line that refers to the case whose verdict was reported with the same cause;
-        empty where this one is the first, also when it is reported again.
+        """Return a line that refers to the case that was reported with the same cause. Empty if
+        this case is the first, even if it is reported twice.
         """
         cause = _cause(verdict)
         first = self._first.setdefault(cause, verdict.case_id) if cause else verdict.case_id
@@ -25,8 +25,8 @@ class ReportedCauses:
 
 
 def _cause(verdict: Verdict) -> Hashable:
-    """Return what a verdict rests on: the places where counters moved, or a traceback. None where
-    each case has more to say: of its times, of its waivers.
+    """Return what a verdict is based on: the places where counters moved, or a traceback. None if
+    each case has more to say, of its times or its waivers.
     """
     moved = verdict.moved
     places = {site.key for metric in moved for site in metric.sites}

@@ -1,7 +1,8 @@
-"""Says that a step whose time is not gated got several times slower since the machine's last run.
+"""A sentence if a step whose time is not gated got several times slower since the machine's last
+run.
 
-A CPU's times gate nothing against recordings, since a shared machine should stop no merge. A step
-that takes three times as long is worth a sentence all the same: counters may all be equal.
+A CPU's times are not gated against recordings, since a shared machine should stop no merge. But a
+step that takes three times as long is worth a sentence: all counters may be equal.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,9 @@ from stepguard.judge.rules.several_times import SEVERAL_TIMES
 
 
 def several_times_slower(now: Evidence, then: Evidence | None) -> str:
-    """Return that a step takes SEVERAL_TIMES as long as ``then``, and what Python it runs more;
-    empty if it does not, if pairs or recordings judge its time, or if another machine measured.
+    """Return that a step takes SEVERAL_TIMES as long as ``then``, and which Python lines it runs
+    more. Empty if it does not, if pairs or recordings judge its time, or if another machine
+    measured.
     """
     if then is None or JUDGED_TIME in now.gates or _machine(now) != _machine(then):
         return ""
@@ -34,7 +36,7 @@ def _machine(evidence: Evidence) -> tuple[object, ...]:
 
 
 def _step_ms(evidence: Evidence) -> float:
-    """Return the median step of all launches; 0 where a launch has no times."""
+    """Return the median step of all launches; 0 if a launch has no times."""
     launches = evidence.launches
     if not launches or not all(launch.has_times() for launch in launches):
         return 0.0

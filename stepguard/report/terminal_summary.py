@@ -1,4 +1,4 @@
-"""The summary at the end of a run: the table, then what needs a person, a headline each."""
+"""The summary at the end of a run: the table, then a headline for each case that needs a reader."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,16 +24,18 @@ class Run:
 
     results: Sequence[Result]
     commands: Commands
-    first: Sequence[str] = ()  # what a reader has to know before the verdicts
+    first: Sequence[str] = ()  # what a reader must know before the verdicts
     notices: Sequence[str] = ()  # sentences about the run as a whole
-    blocks: bool = True  # whether pytest shows a block for every case that fails
-    # Reasons for which tests of cases were skipped that nobody else tells, and how many were.
+    blocks: bool = True  # pytest shows a block for every case that fails
+    # Reasons why tests of cases were skipped that nothing else shows, with the number of tests.
     skipped: Mapping[str, int] = field(default_factory=dict)
     problems: Sequence[Problem] = ()  # that fail the run, whatever its verdicts are
 
 
 def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
-    """Yield the summary, each line with its colour; table and headlines fit a ``width`` but 0."""
+    """Yield the summary, each line with its colour. Table and headlines fit into ``width``; 0 is
+    any width.
+    """
     verdicts = [result.verdict for result in run.results]
     yield from ((text, {"yellow": True}) for text in run.first)
     if verdicts:
@@ -64,7 +66,7 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
     markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
     head = verdict_text.headline(verdict, width)
     yield head, markup
-    # Its block, among pytest's failures, has it all.
+    # Its block, among pytest's failures, has everything.
     if verdict.outcome != "passed" and run.blocks:
         return
     yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
@@ -76,33 +78,33 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
-    """Yield a line for the cases that have the same problem."""
+    """Yield a line for all cases that have the same problem."""
     for text, alike in grouped(problems, lambda problem: problem.text).items():
         shown = listed([problem.case for problem in alike], 3)
         yield f"{shown}: {text}" if shown else text, {"red": True}
 
 
 def _beside(result: Result) -> Iterator[str]:
-    """Yield what a reader judges beside the table."""
+    """Yield what a reader should see beside the table."""
     case_id, verdict = result.case.id, result.verdict
     # Deliberate syncs with their reasons, on every run.
     for site in (s for sites in result.evidence.counted.sites.values() for s in sites):
         if site.allowed:
             yield f"allowed in {case_id}: {site.count} x {site.described()}: {site.allowed}"
-    # Places that are new although a counter is equal: one thing was put for another.
+    # Places that are new although the counter is equal: one thing replaced another.
     for metric in verdict.metrics:
         for site in metric.sites if metric.reason is Reason.EQUAL else ():
             yield f"moved in {case_id}: {metric.metric} is equal, now at {site.location()}"
     if problem := result.evidence.one_rank_problem:
         yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
-    # What a `same` against another revision rests on: how slow it may be. A notice says it itself.
+    # For `same` against another revision: how much slower it may be. A notice already says it.
     if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
         lines = verdict_text.times(verdict) or ["counters alone, its times are not gated"]
         yield from (f"{case_id} against {verdict.against}: {line}" for line in lines)
 
 
 def colour(status: Status | None) -> Markup:
-    """Return a verdict's colour, which only helps: the word says it. None is the header's."""
+    """Return a verdict's colour. It only helps: the word says everything. None is the header's."""
     if status is None:
         return {"bold": True}
     if status is Status.SAME:
@@ -113,5 +115,6 @@ def colour(status: Status | None) -> Markup:
 
 
 def _may_judge_times(result: Result) -> bool:
-    beside = bool(result.verdict.against)  # another revision, where a CPU's are judged, too
+    # Another revision, beside which a CPU's times are judged, too.
+    beside = bool(result.verdict.against)
     return beside or is_gpu(result.case.device) or gates_times(result.case)

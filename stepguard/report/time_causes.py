@@ -9,20 +9,19 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
-from stepguard.report.cause_text import how, named
-from stepguard.report.explanation_text import refused_because
+from stepguard.report.cause_text import how, named, refused_because
 from stepguard.report.kernel_names import is_generic
 from stepguard.report.metric_notes import on_ranks
 
-# A cause that is named before the time makes up at least this share of what the time moved by; a
-# kernel comes before a wait that the source names from the next one on.
+# A cause is named before the time if it makes up at least this share of the change. A kernel comes
+# before a wait that the source names from the next share on.
 NAMED_SHARE = 0.25
 MAIN_SHARE = 0.5
-# Profiles are of one launch on each side, and under a profiler one launch's host was 15 ms later in
-# a step of 72 ms than another's of the same tree. Pairs would have seen it.
+# Each side's profile is of one launch. Under a profiler one launch's host was 15 ms later in a step
+# of 72 ms than another's of the same tree. Pairs would have shown such a difference.
 MOST_IDLE_SHARE = 1.5
 SHOWN = 3
-# Costs of which the host or the compiler says the line, and which make a step slower by themselves.
+# Costs whose line the host or the compiler knows, and which make a step slower by themselves.
 _LINES = ("graph_breaks", "recompiles")
 _WAITS = (
     "host_syncs_per_step",
@@ -30,9 +29,10 @@ _WAITS = (
     "device_allocations_per_step",
     COLLECTIVES,
 )
-_BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)  # kernels; a wait says why
+# Time between kernels; a wait explains it better.
+_BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
-# An operator's name, and in it what that of its kernels has, too, in either pass: aten.addmm has
+# An operator's name, and the part that its kernels' names also have, in both passes: aten.addmm has
 # aten::mm, aten._scaled_dot_product_efficient_attention has aten::_efficient_attention_backward.
 _OPERATOR = re.compile(
     r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
@@ -41,7 +41,7 @@ _OPERATOR = re.compile(
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
-    """Return what explains the time that decided a verdict, if that is known."""
+    """Return what explains the time that decided a verdict; None if unknown."""
     time = verdict.worst
     if time is None or verdict.whole or time.metric != JUDGED_TIME or not time.old or not time.new:
         return None
@@ -69,7 +69,7 @@ def _rise(metric: MetricVerdict) -> float:
 
 
 def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
-    """Return the longest cause in the direction of the change, if it is a good part of it."""
+    """Return the longest cause in the direction of the change, if it explains a good part of it."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     most_idle_us = MOST_IDLE_SHARE * abs(change_us)
     of_work = (
@@ -83,9 +83,9 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
 
 
 def moved(cause: Cause, verdict: Verdict) -> list[str]:
-    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in ever fewer words; with a
-    line and with the ranks that it is of where these are known. Times are of a step, over all
-    launches, on average over ranks.
+    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in fewer and fewer words,
+    with its line and its ranks if known. Times are of a step, over all launches, as a mean over
+    ranks.
     """
     text = f"{named(cause)} {_figures(cause.before, cause.after)}"
     site = site_of(cause, verdict)
@@ -100,7 +100,7 @@ def _operators(verdict: Verdict) -> MetricVerdict | None:
 
 def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
     """Return the ranks that call the operators at a site more or less often, or the one that got
-    slower against itself; empty where all did.
+    slower than before; empty if all did.
     """
     operators = _operators(verdict)
     if site and operators and operators.ranks:
@@ -109,12 +109,12 @@ def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
 
 
 def site_of(cause: Cause, verdict: Verdict) -> Site | None:
-    """Return the line of an operator that a kernel does and that one function alone calls more or
-    less often than before. Of a kernel of the backward pass it is the forward operator's, not the
-    one that starts the pass.
+    """Return the line of the operator that a kernel runs, if only one function calls it more or
+    less often than before. For a kernel of the backward pass it is the forward operator's line, not
+    the line that starts the pass.
     """
     operators = _operators(verdict)
-    # What fell is no reason why something got slower.
+    # What fell does not explain why something got slower.
     matching = [
         (site, common)
         for site in (operators.sites if operators else ())
@@ -126,7 +126,7 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
 
 
 def _run(place: str, site: Site) -> str:
-    """Return the operator at a site, without its pass, if a kernel launched at a place does it,
+    """Return the operator at a site, without its pass, if a kernel launched at a place runs it;
     else "". The compiler names its kernels after their operators.
     """
     launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(site.what)
@@ -137,7 +137,9 @@ def _run(place: str, site: Site) -> str:
 
 
 def _where(cause: Cause) -> str:
-    """Return the phase and the place, unless that is an operator which the kernel's name says."""
+    """Return the phase and the place. An operator that the kernel's name already says is left
+    out.
+    """
     is_needed = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
     place = cause.place if is_needed else ""
     return ", ".join(filter(None, (cause.phase, place)))
@@ -150,7 +152,7 @@ def _figures(before: Side, after: Side) -> str:
 
 
 def lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the first causes and the straggler, a line each; nothing where all is `same`."""
+    """Yield the first causes and the straggler, a line each; nothing if all is `same`."""
     if verdict.status is Status.SAME and verdict.reason is not Reason.KERNELS_MOVED:
         return
     if straggler := verdict.straggler:

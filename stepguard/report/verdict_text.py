@@ -1,4 +1,4 @@
-"""Verdicts for a reader: one line that fits a terminal, the evidence under it, what to do next."""
+"""Verdicts for a reader: one line that fits a terminal, the evidence below it, what to do next."""
 
 import re
 from collections import Counter
@@ -33,7 +33,7 @@ from stepguard.report.permission_text import of_trailers, of_waivers
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more
 PLACES_SHOWN = 5  # of operators and of bytes
-# What operators make a device do; no line is known of it but theirs.
+# What operators make a device do. Its only known lines are the operators'.
 DONE_BY_OPERATORS = (
     "launches_per_step",
     "copies_per_step",
@@ -44,7 +44,7 @@ DONE_BY_OPERATORS = (
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
 
-# Frames of a traceback between a rank's main() and the user's code, with the source under each: the
+# Frames of a traceback between a rank's main() and the user's code, each with its source below: the
 # engine's, and those of an import.
 _OURS = re.compile(
     r'^  File "(?:.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib).*\n?'
@@ -54,10 +54,10 @@ _OURS = re.compile(
 
 
 def headline(verdict: Verdict, width: int = 0) -> str:
-    """Return a verdict as one line: case, verdict, cause. What does not fit a ``width`` other than
-    0 gives way in this order: figures, folders, the case's name, the place; and the cause last.
+    """Return a verdict as one line: case, verdict, cause. If it does not fit into ``width`` (0:
+    any), it loses, in this order: figures, folders, the case's name, the place, and last the cause.
     """
-    waived = " (waived)" if verdict.waived_until else ""  # the day is in the lines below
+    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
     causes = _causes(verdict)
     ids = (verdict.case_id, *(shortened(verdict.case_id, shown) for shown in ID_WIDTHS))
     fronts = [f"{name}: {verdict.status.value}{waived}: " for name in ids]
@@ -70,11 +70,11 @@ def headline(verdict: Verdict, width: int = 0) -> str:
 
 
 def _causes(verdict: Verdict) -> list[str]:
-    """Return what a verdict rests on in ever fewer words."""
+    """Return what a verdict is based on, in fewer and fewer words."""
     worst = verdict.worst
     if verdict.whole or worst is None:
         text = (verdict.message or verdict.reason.phrase).split("\n")[0]
-        # Other work: the operators that make it, and where they are called.
+        # Other work: the operators that it consists of, and where they are called.
         calling = (m for m in _moved(verdict) if m.metric == OPERATORS and m.moved)
         calls = [words for metric in calling for words in _of_metric(metric)]
         return [*(f"{words}; {text}" for words in calls), *calls] or [text]
@@ -93,7 +93,7 @@ def _causes(verdict: Verdict) -> list[str]:
 
 
 def _of_metric(worst: MetricVerdict) -> list[str]:
-    """Return a metric that moved in ever fewer words, its ranks and its place with it."""
+    """Return a metric that moved in fewer and fewer words, with its ranks and its place."""
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
     here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
@@ -131,7 +131,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
-    """Return the operators that moved with what a device does more of, or less."""
+    """Return the operators that moved together with what a device does more of, or less."""
     if worst.metric not in DONE_BY_OPERATORS or worst.place or worst.old is None:
         return None
     rises = (worst.new or 0) > worst.old
@@ -161,8 +161,8 @@ def operator_move(metric: MetricVerdict) -> str:
 
 
 def _names(sites: Sequence[Site]) -> dict[str, str]:
-    """Return what to call each operator: "aten.clone" for "aten.clone.default", whose overload says
-    nothing to a reader, unless it is all that two of them differ by.
+    """Return how to call each operator: "aten.clone" for "aten.clone.default". The overload stays
+    only if two operators differ in it alone.
     """
     known = {site.what for site in sites}
     alike = Counter(map(_bare, known))
@@ -174,7 +174,7 @@ def _bare(name: str) -> str:
 
 
 def times(verdict: Verdict) -> list[str]:
-    """Return what pairs with another revision say of the step time, or nothing."""
+    """Return what pairs with another revision say of the step time; empty without pairs."""
     return [
         f"{metric.metric}: {text}"
         for metric in verdict.metrics
@@ -183,7 +183,7 @@ def times(verdict: Verdict) -> list[str]:
 
 
 def place(verdict: Verdict) -> Site | None:
-    """Return the line of what decided a verdict, or of what explains it, if it is known."""
+    """Return the line of what decided a verdict, or of what explains it; None if unknown."""
     if verdict.whole:
         site = verdict.figures.site if isinstance(verdict.figures, Failed) else None
         of_metrics = (metric.place for metric in _moved(verdict))
@@ -200,7 +200,9 @@ def place(verdict: Verdict) -> Site | None:
 
 
 def places(verdict: Verdict) -> list[str]:
-    """Return where the metric that decided moved, a line each: site, phase, what happens there."""
+    """Return where the deciding metric moved, a line each: the site, its phase, what happens
+    there.
+    """
     worst = verdict.worst
     return [f"  {line}" for line in _where(worst)] if worst and not verdict.whole else []
 
@@ -208,7 +210,8 @@ def places(verdict: Verdict) -> list[str]:
 def _where(metric: MetricVerdict) -> list[str]:
     """Return where a metric moved, a line each."""
     unit = METRICS[metric.metric].unit
-    if metric.metric == PEAK:  # no bytes are of a line: what lives longest has others beside it
+    # Bytes belong to no single line: the longest-living tensor shares the peak with others.
+    if metric.metric == PEAK:
         lines = [f"called here now: {happens(site)}" for site in metric.sites]
     elif metric.metric not in OPERATOR_METRICS:
         lines = [happens(site, unit) for site in metric.sites]
@@ -224,7 +227,9 @@ def _where(metric: MetricVerdict) -> list[str]:
 
 
 def _short(name: str, value: float) -> str:
-    """Format a value in few characters, for the headline: 2.62 G; the lines below have it whole."""
+    """Format a value in few characters for the headline: 2.62 G. The lines below have it in
+    full.
+    """
     if METRICS[name].unit == "B" or abs(value) < 1e6:
         return format_value(name, value)
     scales = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -235,14 +240,14 @@ def _short(name: str, value: float) -> str:
 def change(metric: MetricVerdict, digits: int = 2) -> str:
     """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
 
-    ``digits`` are those of the percentages; a move too small for them is given in units.
+    ``digits`` are those of the percentages. A move that is too small for them is given in units.
     """
     name, unit = metric.metric, METRICS[metric.metric].unit
     if metric.old is None or metric.new is None:
         return f"{name} {format_value(name, metric.new)}"
     show = _short if digits < 2 else format_value
     old, new = show(name, metric.old), show(name, metric.new)
-    if old == new and metric.old != metric.new and unit == "B":  # the move is under the last digit
+    if old == new and metric.old != metric.new and unit == "B":  # the move is below the last digit
         old, new = f"{metric.old:,.0f}", f"{metric.new:,.0f} B"
     text = f"{name} {old} -> {new}"
     if metric.limit_pct is not None and metric.change_pct is not None:
@@ -258,8 +263,8 @@ def change(metric: MetricVerdict, digits: int = 2) -> str:
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:
-    """Return what the verdict rests on, a line each, of any width; the cause before what follows
-    from it, as that no waiver applies.
+    """Return what the verdict is based on, in lines of any width. A cause comes before what follows
+    from it, such as that no waiver applies.
     """
     lines, moved = [], _moved(verdict)
     if verdict.libraries and moved:
@@ -280,8 +285,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
 
 
 def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:
-    """Return a metric that moved: its figures, where it moved, which parts, how noisy it is. What
-    is said of the one ``above`` it is not said again.
+    """Return a metric that moved: its figures, its places, its parts, and its noise. What is said
+    of the one ``above`` is not repeated.
     """
     row = METRICS[metric.metric]
     line = f"  {metric.metric} [{row.unit}]: {change(metric)[len(metric.metric) + 1 :]}"
@@ -290,7 +295,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     line += "" if follows else f", {metric.reason.phrase}"
     line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
     lines = [line, *(f"    {where}" for where in _where(metric))]
-    # Of collectives no line has the size.
+    # No line of a collective has its size.
     text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
     if text and (row.kind == "time" or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
@@ -305,11 +310,11 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
 
 def detail(verdict: Verdict) -> str:
     """Return a worker's traceback or last output, or where a count is unstable. A traceback is cut
-    to the user's frames; the evidence has them all.
+    to the user's frames; the evidence has all of them.
     """
     if isinstance(verdict.figures, Unstable) and verdict.figures.sites:
         return "".join(f"{site.described()}\n" for site in verdict.figures.sites)
-    if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says it all
+    if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says all
         return users_frames(verdict.detail)
     if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):
         return users_frames(verdict.detail) or verdict.detail
@@ -317,11 +322,11 @@ def detail(verdict: Verdict) -> str:
 
 
 def users_frames(traceback: str) -> str:
-    """Return a traceback less the engine's frames, from the factory inwards; empty if it has frames
-    and all are the engine's.
+    """Return a traceback without the engine's frames, from the factory inwards. Empty if it only
+    has frames of the engine.
     """
     kept, dropped = _OURS.subn("", traceback)
-    # Without a frame of the user's only the exception is left, and the message has that.
+    # Without a frame of the user's only the exception is left, which the message already has.
     return kept.rstrip("\n") if not dropped or '  File "' in kept else ""
 
 
@@ -347,7 +352,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
 
 
 def remarks(evidence: Evidence) -> list[str]:
-    """Return what a verdict does not show of how it was measured, a sentence each."""
+    """Return how it was measured, as far as a verdict does not show it, a sentence each."""
     texts, lost = [], evidence.disturbances
     if lost:
         texts.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
@@ -366,13 +371,13 @@ def block(
     dirty: bool = False,
     reference: str = "",
 ) -> str:
-    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS; what
-    another one says already is a line of ``reference``.
+    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS. What
+    another block already says is a line of ``reference``.
     """
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
     head, text = headline(verdict), verdict.message
     if reference:
         return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))
-    # A headline is one line; a message of several is said whole.
+    # A headline is one line; a message of several lines is shown in full.
     full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
     return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))

@@ -1,6 +1,6 @@
-"""Accepting: evidence becomes a recording in a baseline file, in its place, or is refused.
+"""Accepting: evidence becomes a recording in a baseline file, or is refused.
 
-What must never be recorded is stepguard/judge/refuse_recording.py's to say.
+stepguard/judge/refuse_recording.py says what must never be recorded.
 """
 
 import shlex
@@ -39,9 +39,10 @@ class Refused(FileError):
 
 
 class Action(Enum):
-    """The action that accepting evidence leads to, in words with the fields of Accepted."""
+    """What accepting evidence does, in words with the fields of Accepted."""
 
-    NOTHING_TO_ADD = "equal to what {path} holds, nothing to add"  # it has counters alone
+    # Only for a case that has nothing but counters.
+    NOTHING_TO_ADD = "equal to what {path} holds, nothing to add"
     FIRST_RECORDING = "first recording in {path}"
     APPENDED = "recording {number} of its level in {path}"
     FIRST_OF_SOFTWARE = "first under this software in {path}"
@@ -50,19 +51,21 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Accepted:
-    """The result of accepting one case's evidence; of a dry run, what it would be."""
+    """The result of accepting one case's evidence. For a dry run: what it would be."""
 
     case_id: str
     action: Action
-    path: Path  # of the baseline file
-    number: int = 1  # of the recording in its epoch, or of the epoch that was opened
-    reason: str = ""  # of an epoch that was opened
-    # Gated metrics whose level this changes; they follow from the evidence.
+    path: Path  # the baseline file
+    number: int = 1  # the number of the recording in its epoch, or of the new epoch
+    reason: str = ""  # of a new epoch
+    # Gated metrics whose level this changes. They follow from the evidence.
     moved: tuple[MetricVerdict, ...] = field(default=(), compare=False)
 
 
 def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises Refused, with the reason, if it must not be."""
+    """Return the evidence as a recording. Raises Refused, with the reason, if it must not be
+    one.
+    """
     if problem := unfit_to_record(evidence):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     return stored(evidence)
@@ -77,33 +80,28 @@ def accept(
     where: str = "",
     machine_moved: bool = False,
 ) -> Accepted:
-    """Make the evidence a recording of its case in ``path``; return what was done.
+    """Make the evidence a recording of its case in ``path``. Return what was done.
 
-    `same` (and the first under new software) appends to the epoch; a change of level or of
-    parameters opens one. Raises Refused or FileError; the file is then unchanged. With
-    ``dry`` it is unchanged in any case. ``where`` is the option that names the folder of baselines
-    to a command. ``machine_moved``: pairs found that a time differs by the machine alone.
+    Evidence that is `same`, and the first under new software, joins the epoch. Another level, or
+    other parameters, open a new epoch. Raises Refused or FileError; the file is then unchanged.
+    With ``dry`` it is never changed. ``where`` is the command's option for the folder of baselines.
+    ``machine_moved``: pairs found that only the machine changed a time.
     """
     recording, machine = recording_of(evidence), machine_of(evidence)
     content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
-    verdict = judge(evidence, entry)
-    # Where a time moved on a card that was recorded, one more recording would be as far from the
-    # others, and widen their limit: it needs a reason, and is a level of its own.
-    if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
-        answer = Answer(evidence.commit, same_code=True)
-        verdict = verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
+    verdict = _verdict(evidence, entry, machine_moved)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
-    # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
+    # Counters are exact: an equal recording adds nothing, and every CPU run would add one.
     exact = not (recording.times_ms or recording.differences_pct)
     if exact and same and guards:
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
-    # The newest parameters: older epochs are history, only the last one is compared with.
+    # With the newest parameters: only the last epoch is compared with.
     fresh = Entry(case=evidence.case, epochs=epochs, **guard)
     if not dry:
         cases = content.cases | {evidence.case_id: fresh}
@@ -113,6 +111,19 @@ def accept(
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
 
 
+def _verdict(evidence: Evidence, entry: Entry | None, machine_moved: bool) -> Verdict:
+    """Return the verdict that the recording rests on: by the recordings alone, but for a time that
+    ``machine_moved`` says is `same`.
+    """
+    verdict = judge(evidence, entry)
+    # Where a time moved on a card that was recorded, one more recording would be as far from the
+    # others, and widen their limit: it needs a reason, and is a level of its own.
+    if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
+        answer = Answer(evidence.commit, same_code=True)
+        return verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
+    return verdict
+
+
 def _is_of_own_card(metric: MetricVerdict) -> bool:
     return isinstance(metric.figures, OwnLimit) and metric.figures.own_card
 
@@ -120,14 +131,14 @@ def _is_of_own_card(metric: MetricVerdict) -> bool:
 def _content(path: Path, machine: str) -> BaselineFile:
     """Return a file's content, or that of a new one. Raises FileError."""
     content = load_for(path, machine)
-    if content is None and is_tracked(path):  # a new one would have no other case, and no level
+    if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
         raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
     return content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
-    """Return what a strict run expects of the case: which gates, by which margins, and whether it
-    is measured.
+    """Return what a strict run expects of the case: its gates, its margins, and whether it must be
+    measured.
     """
     entry = Entry(case=evidence.case, epochs=[Epoch(reason="-", recordings=[recording])])
     fewer = not entry.required_gates <= set(evidence.gates)
@@ -156,11 +167,11 @@ def _place(
     last = entry.level
     known = alike(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
-    # The times are still those of the level that other cards and days tell of.
+    # The times still belong to the level that other cards and days confirmed.
     more = has_words(reason) and _only_adds_metrics(verdict, last)
     joins = verdict.status is Status.SAME or not known or more
     if entry.case == evidence.case and joins and not drift:
-        # Places and parts are compared with the newest recording alone.
+        # Places and parts are only compared with the newest recording.
         software = recording.software
         older = [_without_detail(r) if r.software == software else r for r in last.recordings]
         kept = [*_kept(older), recording]
@@ -174,7 +185,7 @@ def _place(
         )
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
         raise Refused(f"{why}; a new level needs a reason: {command}")
-    # Nothing is compared with an older epoch: only what moved is new in the file.
+    # Older epochs are never compared with, so the file changes only where something moved.
     older = [_without_detail(r) for r in last.recordings]
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
     epochs = [*before, Epoch(reason=reason, recordings=[recording])]
@@ -186,7 +197,8 @@ def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> No
     known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
     if (recording.date, recording.commit, recording.device_uuid) in known:
         raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
-    # By metric: beside one that is SLOWER or CHANGED the case's verdict does not show it.
+    # Each metric is looked at: if another one is SLOWER or CHANGED, the case's verdict does not
+    # show that this one is undecided.
     undecided = [m.metric for m in verdict.moved if m.status is Status.INCONCLUSIVE]
     if undecided:
         what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
@@ -194,8 +206,9 @@ def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> No
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
-    """Tell whether nothing that the epoch knows moved, and a metric came that it does not know:
-    none of its recordings, since the newest may lack what an older one had at another value.
+    """Tell whether the run only adds metrics: nothing that the epoch knows moved, and a metric is
+    new to all of its recordings. The newest recording alone may lack a metric that an older one has
+    at another value.
     """
     known = {name for recording in epoch.recordings for name in recording.values()}
     new = {m.reason for m in verdict.moved} == {Reason.METRIC_NOT_RECORDED}
@@ -203,7 +216,9 @@ def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
 
 
 def _moved(verdict: Verdict) -> str:
-    """Return what makes it another level, in figures: the verdict of a run may be another one."""
+    """Return what makes it another level, in figures. The run's own verdict may have been another
+    one.
+    """
     worst = verdict.worst
     if verdict.whole or worst is None:
         return verdict.message
@@ -218,7 +233,7 @@ def _moved(verdict: Verdict) -> str:
 def _kept(older: list[Recording]) -> list[Recording]:
     """Return the recordings that stay when one is appended, oldest first.
 
-    The first under each software stays, since the drift is measured from it.
+    The first one of each software stays, since drift is measured from it.
     """
     software = [recording.software for recording in older]
     first = {software.index(name) for name in software}
@@ -229,7 +244,9 @@ def _kept(older: list[Recording]) -> list[Recording]:
 
 
 def _drift(evidence: Evidence, known: list[Recording]) -> str:
-    """Return how far the evidence is from how the epoch began, if that is too far."""
+    """Return how far the evidence is from the epoch's first recording; empty unless that is too
+    far.
+    """
     drift = drifted(evidence, known)
     if drift is None:
         return ""
@@ -238,12 +255,13 @@ def _drift(evidence: Evidence, known: list[Recording]) -> str:
 
 
 def _other_software(recording: Recording, last: Epoch) -> str:
-    """Return what the first recording under new software would change unseen.
+    """Return what the first recording under new software would change unseen; empty if nothing.
 
-    Versions cannot be compared exactly, but a build that does other work, that waits or leaks where
-    none did, or is slower by more than the limit is not the level that the epoch was opened for.
+    Figures of different versions cannot be compared exactly. But a build that does other work, that
+    waits or leaks where the old one did not, or that is slower by more than the limit, is another
+    level.
     """
-    # The first, not the newest: small steps of many upgrades would else add up.
+    # The first recording, not the newest: otherwise small steps of many upgrades would add up.
     older = last.recordings[0]
     moves = []
     old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
@@ -265,6 +283,6 @@ def _other_software(recording: Recording, last: Epoch) -> str:
 
 
 def _without_detail(recording: Recording) -> Recording:
-    """Return the recording less what is read of the newest one alone."""
+    """Return the recording without what is only read of the newest one."""
     unset = {"operators": msgspec.UNSET, "profile": msgspec.UNSET}
     return msgspec.structs.replace(recording, detail={}, sites={}, **unset)

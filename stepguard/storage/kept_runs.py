@@ -1,4 +1,4 @@
-"""The evidence of past runs, kept under .stepguard/ so that a number can be accepted unmeasured.
+"""The evidence of past runs, kept under .stepguard/, so that a figure can be accepted later.
 
 .stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
 .stepguard/runs/.../<case>/comparison.json                    with another revision's tree
@@ -29,7 +29,7 @@ from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, contents, replace_file
 
 KEPT_RUNS = 20
-KEPT_EXTENSIONS = 4  # of this tree, and of other revisions', whose trees no later run has
+KEPT_EXTENSIONS = 4  # of this tree, and of other revisions'; no later run uses those trees
 STAMP = "%Y%m%dT%H%M%S.%fZ"
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
@@ -37,7 +37,7 @@ Kept = TypeVar("Kept")
 
 
 def root_of(folder: Path) -> Path:
-    """Return the nearest folder upwards that has pytest.ini, pyproject.toml or .git."""
+    """Return the nearest folder, upwards, that has pytest.ini, pyproject.toml or .git."""
     for candidate in (folder, *folder.parents):
         if any((candidate / name).exists() for name in ("pytest.ini", "pyproject.toml", ".git")):
             return candidate
@@ -45,23 +45,23 @@ def root_of(folder: Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the folder of what is kept for a user, in whatever checkout."""
+    """Return the folder for what is kept for a user, in all checkouts."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "stepguard")
 
 
 def cache_of(folder: Path) -> Path:
-    """Return where a checkout's compile caches are: in ``folder``, where a compiler can be given
-    that path; else in the user's own cache, by a digest of it.
+    """Return the folder of a checkout's compile caches. It is inside ``folder`` if a compiler
+    accepts that path, else in the user's cache, named by a digest of the path.
     """
     inside = folder.absolute() / "cache"
-    # The compiler's command line is not quoted: at a blank, for one, it would fall apart.
+    # The compiler's command line is not quoted: a blank, for example, would split it.
     if re.fullmatch(r"[\w./+@,-]+", str(inside), re.ASCII):
         return inside
     return user_cache() / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
 
 
 def _used_at(extensions: Path) -> float:
-    """Return when a tree's extensions were used last: torch locks each by a file in its folder."""
+    """Return when a tree's extensions were last used: torch locks each by a file in its folder."""
     with contextlib.suppress(OSError):  # another run removes it
         return max(path.stat().st_mtime for path in (extensions, *extensions.iterdir()))
     return 0.0
@@ -76,8 +76,8 @@ class Store:
         self.runs = self.folder / "runs"
 
     def new_run(self) -> Path:
-        """Make a folder for a run that begins, and remove the oldest beyond KEPT_RUNS, with the
-        extensions that were used last before KEPT_EXTENSIONS others.
+        """Make a folder for a new run. Remove the oldest runs beyond KEPT_RUNS, and all but the
+        KEPT_EXTENSIONS last used extensions.
 
         Raises FileError when the folder cannot be made.
         """
@@ -115,14 +115,14 @@ class Store:
         return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
 
     def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
-        """Write what was measured in two trees, beside the case's own evidence, as keep() does.
+        """Write what was measured in two trees beside the case's own evidence, as keep() does.
 
-        It is no evidence to accept: parked groups are no launches of the protocol.
+        It cannot be accepted: the launches of pairs are not those of a usual run.
         """
         return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
 
     def comparisons_of(self, slug: str) -> Iterator[Comparison]:
-        """Yield a case's comparisons that are kept and can be read, newest first."""
+        """Yield a case's kept comparisons that can be read, newest first."""
         for run in reversed(self._runs()):
             with contextlib.suppress(FileError, OSError):
                 yield read_comparison(run / slug / COMPARISON)
@@ -132,20 +132,21 @@ class Store:
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
 
     def newest(self) -> dict[str, Path]:
-        """Return the newest evidence file of every case that can be read, by case id. A case's
-        folder has the same name in every run, so that older evidence need not be decoded.
+        """Return the newest readable evidence file of each case, by case id. A case's folder has
+        the same name in all runs, so older evidence need not be read.
         """
         newest: dict[str, Path] = {}
         for path in (p for run in reversed(self._runs()) for p in evidence_files(run)):
             if path.parent.name not in {known.parent.name for known in newest.values()}:
-                # Damaged, or of an older schema: then the one before it is the newest.
+                # A damaged file, or one of an older schema, is skipped: the one before it counts.
                 with contextlib.suppress(FileError):
                     newest[read_evidence(path).case_id] = path
         return newest
 
     def last_run(self) -> list[Path]:
-        """Return the evidence files of the newest run that left any, or comparisons alone: then
-        none. One that was interrupted before, or records a trace, left neither.
+        """Return the evidence files of the newest run that left evidence or comparisons; empty if
+        it left only comparisons. A run that was interrupted early, or that records a trace, left
+        neither.
         """
         return evidence_files(self._last())
 
@@ -160,16 +161,16 @@ class Store:
         return self.runs
 
     def comparisons(self) -> Iterator[Comparison]:
-        """Yield every comparison that is kept and can be read, oldest run first."""
+        """Yield all kept comparisons that can be read, oldest run first."""
         return _readable(self.runs)
 
     def measured_cases(self) -> set[str]:
-        """Return the ids of the cases of all that is kept and can be read."""
+        """Return the ids of all cases with kept evidence or comparisons that can be read."""
         return {*self.newest(), *(comparison.head.case_id for comparison in self.comparisons())}
 
     def last_against(self) -> tuple[str, Path]:
-        """Return the other revision of the run of last_run() and its folder, if that left
-        comparisons and no evidence; else no revision.
+        """If the run of last_run() left only comparisons, return its other revision and its folder;
+        else no revision, and the folder.
         """
         run = self._last()
         if evidence_files(run):
@@ -177,7 +178,9 @@ class Store:
         return next((comparison.against for comparison in _readable(run)), ""), run
 
     def last_evidence(self, case: Case) -> Evidence | None:
-        """Return the newest evidence of a case with the same parameters that measured it whole."""
+        """Return the newest complete evidence of a case with the same parameters; None if there is
+        none.
+        """
         sound = (_sound(run / case.slug, case) for run in self._newest_first())
         return next(filter(None, sound), None)
 
@@ -185,7 +188,7 @@ class Store:
         return [*reversed(self._runs())]
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
-        """Return the seconds that each of these cases took the last time, alone or in ``pairs``."""
+        """Return the seconds that each of these cases took last, alone or in ``pairs``."""
         runs, took_s = self._newest_first(), {}
         for case in cases:
             walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
@@ -204,7 +207,7 @@ def _sound(folder: Path, case: Case) -> Evidence | None:
 
 
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
-    """Return how long a case took; None for a run that says nothing of it."""
+    """Return how long a case took; None if the run does not show it."""
     try:
         if pairs:
             both = read_comparison(folder / COMPARISON)
@@ -213,8 +216,8 @@ def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
             sides = [read_evidence(folder / EVIDENCE)]
     except FileError:
         return None
-    # A run that failed ended early, or waited for a deadline. One with other parameters, under
-    # the same id, says nothing either.
+    # A run that failed ended early, or waited for a deadline. A run with other parameters under the
+    # same id took another time.
     asked = case.as_dict().items()
     sound = all(not side.faults and asked <= side.case.items() for side in sides)
     return sides[0].wall_s if sound else None
@@ -226,8 +229,8 @@ def evidence_files(run: Path) -> list[Path]:
 
 
 def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
-    """Return the evidence below a folder, and the comparisons that are beside none: those of runs
-    that judged beside another revision. A file is taken for evidence.
+    """Return the evidence below a folder, and the comparisons that have none beside them: those of
+    runs that judged beside another revision. A single file counts as evidence.
     """
     if not source.is_dir():
         return [source], []
@@ -244,29 +247,29 @@ def _readable(folder: Path) -> Iterator[Comparison]:
 
 
 def read_evidence(path: Path) -> Evidence:
-    """Return the evidence that a file holds. Raises FileError for anything else."""
+    """Return the evidence in a file. Raises FileError for anything else."""
     return _read(path, from_json)
 
 
 def read_comparison(path: Path) -> Comparison:
-    """Return the comparison that a file holds. Raises FileError for anything else."""
+    """Return the comparison in a file. Raises FileError for anything else."""
     return _read(path, comparison_from_json)
 
 
 def pairs_beside(evidence: Path) -> Comparison | None:
-    """Return the pairs that were kept beside a case's evidence, if there were any.
+    """Return the pairs that were kept beside a case's evidence; None if there are none.
 
-    Raises FileError for a file that cannot be read.
+    Raises FileError if the file cannot be read.
     """
     beside = evidence.with_name(COMPARISON)
     return read_comparison(beside) if beside.is_file() else None
 
 
 def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparison | None]:
-    """Return the newest evidence of a case below a folder, and the pairs beside it: these alone,
-    where another revision judged.
+    """Return the newest evidence of a case below a folder, and the pairs beside it. If another
+    revision judged, there are only pairs.
 
-    Raises FileError where there is neither, or a file cannot be read.
+    Raises FileError if there is neither, or a file cannot be read.
     """
     seen = set[str]()
     # Names of runs sort by time.

@@ -1,4 +1,4 @@
-"""The document of a run as a file: read strictly, since whoever wrote it may be anybody."""
+"""The document of a run as a file. It is read strictly, since anybody may have written it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -13,14 +13,15 @@ from stepguard.core.run_document import SCHEMA, RunDocument
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, read
 
-# Sentences and rounded figures there, data here; the lines of its text say the same.
+# Data here; in schema 2 they were sentences and rounded figures. The lines of its text say the
+# same.
 _TEXT_OF_SCHEMA_2 = ("waivers", "expectations", "explanation")
 
 
 def load_document(path: Path) -> RunDocument:
     """Return the document of a run.
 
-    Raises FileError where there is none, and for anything that is not exactly such a document.
+    Raises FileError if there is none, or if it is not exactly such a document.
     """
     measure = as_typed("pytest perf_tests --perf-json=PATH")
     remedy = f"make it anew: {measure}"
@@ -32,7 +33,7 @@ def load_document(path: Path) -> RunDocument:
 
 
 def _problems(document: RunDocument) -> Iterator[str]:
-    """Yield what is wrong with a document although every field has its type."""
+    """Yield what is wrong with a document whose fields all have their types."""
     yield from (
         f"{case_id!r} has two results" for case_id in _twice(r.case for r in document.results)
     )
@@ -55,8 +56,9 @@ def _problems(document: RunDocument) -> Iterator[str]:
 
 
 def _of_schema_2(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a document of schema 2 in this schema: statuses, reasons and texts. In it a result's
-    verdict was data and texts in one, and the sentence of a whole case had no figures.
+    """Return a document of schema 2 in this schema, with its statuses, reasons and texts. In schema
+    2 a result's verdict had data and texts together, and the sentence of a whole case had no
+    figures.
     """
     results = raw.get("results")
     if isinstance(results, list):
@@ -66,7 +68,7 @@ def _of_schema_2(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _result_of_schema_2(raw: Any) -> Any:
     verdict = raw.get("verdict") if isinstance(raw, dict) else None
-    if not isinstance(verdict, dict):  # which this schema's types refuse
+    if not isinstance(verdict, dict):  # this schema's types refuse it
         return raw
     result = {name: value for name, value in raw.items() if name != "steps"}
     texts = ("headline", "message", "detail", "lines", "place")

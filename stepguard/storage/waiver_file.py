@@ -12,7 +12,7 @@ from stepguard.core.metrics import GATEABLE
 from stepguard.core.permission import Permission
 from stepguard.core.recording import Count, Text
 from stepguard.core.text import meant
-from stepguard.judge.permission_rules import MAX_PCT, may_cover, problem_of
+from stepguard.judge.waiver_rules import MAX_PCT, may_cover, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 
@@ -22,7 +22,7 @@ SCHEMA = 1
 class WaiverRow(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A waiver as the file has it; permission.py says what each field is."""
+    """A waiver as the file has it. permission.py explains the fields."""
 
     case: Text
     metric: Text
@@ -45,15 +45,15 @@ class BadWaiver(FileError):
 
 
 def today() -> date:
-    """Return the day that waivers expire by, in UTC: the same on every machine."""
+    """Return the day that waivers expire by. It is UTC's, the same on every machine."""
     return datetime.now(UTC).date()
 
 
 def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
-    """Return the waivers of a folder of baselines; none where there is no file.
+    """Return the waivers of a folder of baselines; empty if there is no file.
 
-    Raises FileError, which names the place, for a file that is not exactly one, and for a waiver
-    that is too long, without a limit or there twice. Cases are not looked up: see unknown().
+    Raises FileError, which names the place, if the file is not exactly a waiver file, or if a
+    waiver lasts too long, has no limit, or is there twice. Cases are not looked up: see unknown().
     """
     path = folder / WAIVERS
     content = read(path, WaiverFile, SCHEMA, "stepguard waive CASE --reason '...' --days N")
@@ -76,7 +76,9 @@ def _key(waiver: Permission) -> tuple[str, str]:
 
 
 def unknown(folder: Path, waivers: Sequence[Permission], known: Collection[str]) -> list[str]:
-    """Return cases of waivers that no baseline has and that are not ``known``: misspelt ones."""
+    """Return the cases of waivers that neither a baseline has nor ``known`` contains: typing
+    errors.
+    """
     recorded = _recorded(folder) if waivers else set()
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 
@@ -90,7 +92,9 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
 
 
 def _idle(folder: Path, waiver: Permission) -> str:
-    """Return why a waiver lets nothing pass, whatever its case measures; else empty."""
+    """Return why a waiver can never let anything pass, whatever its case measures; empty if
+    it can.
+    """
     every = (cases.cases.get(waiver.case) for cases in _baselines(folder))
     entries = [entry for entry in every if entry]
     if not entries:
@@ -114,10 +118,10 @@ def _idle(folder: Path, waiver: Permission) -> str:
 
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
-    """Remove the case's waiver of a metric, or all of its waivers where that is empty, from the
-    folder's file; one that is left empty stays.
+    """Remove the case's waiver of a metric from the folder's file, or all of its waivers if
+    ``metric`` is empty. An empty file stays.
 
-    Raises FileError where there is none of it, or the file is not sound.
+    Raises FileError if there is no such waiver, or the file is not sound.
     """
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
     kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
@@ -130,10 +134,10 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
 
 @one_at_a_time
 def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
-    """Write the waiver into the folder's file, in place of an older one of the same metric.
+    """Write the waiver into the folder's file. It replaces an older one of the same metric.
 
-    Raises BadWaiver when it is not sound, or of a case that no baseline has and that is not
-    ``known`` either, FileError when the file is not; the file is then unchanged.
+    Raises BadWaiver if it is not sound, or if neither a baseline has its case nor ``known``
+    contains it. Raises FileError if the file is not sound. The file is then unchanged.
     """
     path = folder / WAIVERS
     problem = problem_of(waiver, day)
@@ -143,7 +147,7 @@ def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[st
     if problem := problem or _idle(folder, waiver):
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
     others = [row for row in load_waivers(folder, day) if _key(row) != _key(waiver)]
-    # Sorted, so that a diff shows the waiver that was written and no other one.
+    # Sorted, so that a diff shows only the waiver that was written.
     _save(path, sorted([*others, waiver], key=_key))
     return path
 

@@ -1,5 +1,5 @@
-"""Names of CUDA's and HIP's API calls, by what they do, and bytes of the element types that traces
-name. Another vendor's calls go into these tables.
+"""Names of CUDA's and HIP's API calls, by what they do, and sizes of the element types in traces.
+Calls of another vendor belong into these tables.
 """
 
 API_CATEGORIES = ("cuda_runtime", "cuda_driver")  # of trace events: calls of the host
@@ -55,7 +55,8 @@ SYNC_CALLS = {
     "hipMemcpyHtoD": "copy",
 }
 
-# What orders the work of streams, by its begin: cudaEventRecordWithFlags, too.
+# Calls that order the work of streams, by the beginning of their names: cudaEventRecordWithFlags,
+# too.
 _ORDERING = tuple(
     f"{api}{call}"
     for api in ("cuda", "cu", "hip")
@@ -84,7 +85,7 @@ DTYPE_BYTES = {
 
 
 def works(call: str) -> bool:
-    """Return whether the API call makes the GPU do something."""
+    """Return whether the API call gives the GPU work."""
     return call in LAUNCH_CALLS or is_copy(call) or is_memset(call)
 
 

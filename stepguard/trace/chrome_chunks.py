@@ -1,8 +1,8 @@
 """Cut a Chrome trace into lists of events, a few megabytes at a time.
 
 A trace is one JSON object (or one list) that may be larger than memory. It is cut where an event
-ends: a prefix that decodes as a list of events was cut at the right place, since brackets and
-quotes of any other cut do not balance.
+ends. If the part before a cut decodes as a list of events, the cut is right: after any other cut
+brackets and quotes do not match.
 """
 
 import math
@@ -22,29 +22,29 @@ try:  # it unpacks in a third of the time
 except ImportError:
     _unpacker, _DAMAGED = zlib.decompressobj, zlib.error
 
-CHUNK_BYTES = 1 << 18  # larger ones leave the cache: 1 MiB takes a tenth longer
-# No event is larger: the longest that were seen hold a shape list of some hundred KiB.
+CHUNK_BYTES = 1 << 18  # larger chunks do not fit into the cache: 1 MiB takes a tenth longer
+# No event is larger: the longest known ones have a shape list of some hundred KiB.
 MAX_EVENT_BYTES = 256 << 20
 _GZIP, _GZIP_WBITS = b"\x1f\x8b", 31
-_PACKED_BYTES = 1 << 15  # unpacked these are a chunk or two
+_PACKED_BYTES = 1 << 15  # unpacked, these are one or two chunks
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 _END = re.compile(rb"[}\[]\s*,?\s*\](?=\s*(?:\}|,\s*\"|$))")
-# Kineto has written these; JSON has no such numbers.
+# Kineto has written these, which are no JSON numbers.
 _NO_NUMBER = re.compile(rb'("\s*:\s*)-?(?:nan|inf(?:inity)?)\b', re.IGNORECASE)
 _CONTROL = bytes(range(32))
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError)
-# What msgspec says where the list ends and more follows.
+# msgspec's messages if the list ends and more text follows.
 _AT_THE_END = ("trailing characters", "trailing comma in array")
-_TRIES = 8  # of cuts in one chunk: text that looks like a border may stand in a name
-_UNDECIDED_BYTES = 8 << 20  # read on this far where no cut holds
+_TRIES = 8  # cuts tried in one chunk: a name may contain text that looks like a border
+_UNDECIDED_BYTES = 8 << 20  # so much more is read if no cut is right
 
 
 NO_JSON = msgspec.Raw(b"")
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read, or that cannot be right; one sentence."""
+    """A trace that cannot be read, or that cannot be right. One sentence."""
 
 
 class CutOffError(TraceError):
@@ -56,7 +56,7 @@ Triple = tuple[int, ...] | str | None  # "grid(100,)" of an operator that launch
 
 
 class Scalar(msgspec.Struct, frozen=True, gc=False):
-    """The arguments of an event that are used; all others are skipped undecoded."""
+    """The arguments of an event that are used. All others are skipped without decoding."""
 
     correlation: Plain = None
     external: Plain = msgspec.field(name="External id", default=None)
@@ -83,7 +83,7 @@ Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]  # PHP's way to write
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One event as it stands in the file; times in us."""
+    """One event as the file has it; times in us."""
 
     name: Plain = None
     ph: str | None = None
@@ -96,7 +96,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class Details(Scalar, frozen=True, gc=False):
-    """The arguments of which a step's counts and identity are made, beside those of Scalar."""
+    """More arguments, beside those of Scalar, from which a step's counts and identity are made."""
 
     correlation: int | float | None = None
     elements_in: int | float | None = msgspec.field(name="In msg nelems", default=None)
@@ -114,7 +114,7 @@ NO_DETAILS = Details()
 
 
 class DetailedEvent(Event, frozen=True, gc=False):
-    """An event of a rank's own profile. What it lacks cannot be mistaken for a figure."""
+    """An event of a rank's own profile. A missing field cannot be mistaken for a figure."""
 
     name: str = ""
     cat: str = ""
@@ -125,15 +125,15 @@ class DetailedEvent(Event, frozen=True, gc=False):
 
 E = TypeVar("E", bound=Event)
 Decode = Callable[[bytes], list[E]]
-# Files of any size are decoded without details, which cost up to a tenth of the decoding.
+# Files of any size are decoded without details, which would take up to a tenth longer.
 EVENTS: Decode[Event] = msgspec.json.Decoder(list[Event]).decode
 DETAILED: Decode[DetailedEvent] = msgspec.json.Decoder(list[DetailedEvent]).decode
 
 
 class Chunks(Generic[E]):
-    """Iterates over lists of events; afterwards ``head`` has what stands beside them in the file.
+    """Iterates over lists of events. Afterwards ``head`` has the file's other fields.
 
-    Raises TraceError where the file is no trace, is cut off, or cannot be decoded.
+    Raises TraceError if the file is no trace, is cut off, or cannot be decoded.
     """
 
     def __init__(self, file: BinaryIO, decode: Decode[E], chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -151,7 +151,7 @@ class Chunks(Generic[E]):
             if cut is None:
                 if len(buffer) > MAX_EVENT_BYTES:
                     raise TraceError(f"no event ends in {MAX_EVENT_BYTES >> 20} MiB: not a trace")
-                wanted = len(buffer)  # to decode twice as much, not each chunk again
+                wanted = len(buffer)  # decode twice as much next time, not each chunk twice
                 continue
             wanted = 0
             events, buffer = cut
@@ -160,7 +160,9 @@ class Chunks(Generic[E]):
         yield self._last(buffer, is_list)
 
     def _more(self, least: int) -> bytes:
-        """Return the next chunk, or chunks of at least so many bytes; b"" at the end."""
+        """Return the next chunk, or several with at least so many bytes together; b"" at the
+        end.
+        """
         parts: list[bytes] = []
         while more := self._pull():
             parts.append(more)
@@ -169,7 +171,7 @@ class Chunks(Generic[E]):
         return b"".join(parts)
 
     def _open(self) -> tuple[bytes, bool]:
-        """Read up to the first event; return what follows, and whether the file is a bare list."""
+        """Read up to the first event. Return what follows, and whether the file is a bare list."""
         buffer = b""
         while more := self._more(len(buffer)):
             buffer += more
@@ -184,20 +186,21 @@ class Chunks(Generic[E]):
         raise CutOffError('it has no list "traceEvents": not a Chrome trace, or cut off before it')
 
     def _cut(self, buffer: bytes) -> tuple[list[E], bytes] | None:
-        """Return the events up to the last border that holds, and the bytes behind it."""
+        """Return the events up to the last right border, and the bytes behind it."""
         try:
             return _up_to_a_border(buffer, self._decode)
         except ValueError as error:
-            # The list may end in here, with more behind it: the end of the file decides.
+            # The list may end within this text, with more text behind it. The end of the file
+            # decides.
             if len(buffer) < _UNDECIDED_BYTES and not _is_final(error):
                 return None
             raise TraceError(f"after {self._events:,} events: {error}") from None
 
     def _last(self, buffer: bytes, is_list: bool) -> list[E]:
-        """Return the events of the rest of the file, whose end closes the list and the object."""
+        """Return the events in the rest of the file, whose end closes the list and the object."""
         error: Exception | None = None
         for end in reversed(list(_END.finditer(b"[" + buffer))):
-            inside = buffer[: max(0, end.start())]  # in ``buffer``, begins one byte earlier
+            inside = buffer[: max(0, end.start())]  # ``buffer`` begins one byte earlier
             tail = buffer[end.end() - 1 :].strip()
             if (tail != b"") if is_list else not self._closes(tail):
                 continue
@@ -207,13 +210,13 @@ class Chunks(Generic[E]):
                 error = error or problem
         if error:
             raise TraceError(f"after {self._events:,} events: {error}")
-        if is_list:  # Chrome's format lets a list go without its bracket
+        if is_list:  # Chrome's format allows a list without its closing bracket
             with suppress(*_UNDECODED):
                 return _events(buffer.rstrip().removesuffix(b","), self._decode)
         raise CutOffError(f"it is cut off after {self._events:,} events: the list has no end")
 
     def _closes(self, tail: bytes) -> bool:
-        """Return whether the bytes behind the list end the object; keep what they hold."""
+        """Return whether the bytes behind the list end the object. Their fields are kept."""
         return tail[:1] in (b",", b"}") and self._keep(b'{"_":0' + tail)
 
     def _keep(self, text: bytes) -> bool:
@@ -226,7 +229,7 @@ class Chunks(Generic[E]):
 
 
 def _source(file: BinaryIO, size: int) -> Callable[[], bytes]:
-    """Return a function that returns the next ``size`` bytes or so, unpacked if they are gzip."""
+    """Return a function that returns about the next ``size`` bytes, unpacked if they are gzip."""
     packed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
     if not packed:
@@ -236,8 +239,8 @@ def _source(file: BinaryIO, size: int) -> Callable[[], bytes]:
 
 
 def _unpacked(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Yield what the members of a gzip file hold, at most ``size`` bytes at a time. What follows
-    the last member and is none is left alone, as gunzip does.
+    """Yield the content of the members of a gzip file, at most ``size`` bytes at a time. Bytes
+    after the last member are ignored, as by gunzip.
     """
     packed = file.read(_PACKED_BYTES)
     while packed.startswith(_GZIP):
@@ -259,7 +262,7 @@ def _unpacked(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 def _last_borders(buffer: bytes) -> list[tuple[int, int]]:
-    """Return the last places where an event may end, as (its brace, the next brace), last first."""
+    """Return the last places where an event may end, last first, as (its brace, the next brace)."""
     window = 1 << 12
     while True:
         begin = max(0, len(buffer) - window)
@@ -270,9 +273,9 @@ def _last_borders(buffer: bytes) -> list[tuple[int, int]]:
 
 
 def _up_to_a_border(buffer: bytes, decode: Decode[E]) -> tuple[list[E], bytes] | None:
-    """Return the events up to the last border, and what is behind it; None where there is none.
+    """Return the events up to the last border, and the bytes behind it; None if there is no border.
 
-    Raises ValueError if no border is one, as the file stands and with its faults mended.
+    Raises ValueError if no border is right, with the text as it is and with its faults mended.
     """
     borders = _last_borders(buffer)
     if not borders:
@@ -293,7 +296,9 @@ def _up_to_a_border(buffer: bytes, decode: Decode[E]) -> tuple[list[E], bytes] |
 
 
 def _is_final(error: ValueError) -> bool:
-    """Tell whether text stays wrong whatever follows it: malformed, and not by the list's end."""
+    """Tell whether text stays wrong whatever follows: it is malformed, and not because the list
+    ended.
+    """
     words = str(error)
     wrong = "malformed" in words and not any(end in words for end in _AT_THE_END)
     return wrong or isinstance(error, msgspec.ValidationError)
@@ -311,6 +316,6 @@ def _events(text: bytes, decode: Decode[E]) -> list[E]:
 
 
 def _mended(text: bytes) -> bytes:
-    """Return JSON without raw control characters, bytes that are no UTF-8, and NaN."""
+    """Return JSON without raw control characters, bytes that are not UTF-8, and NaN."""
     blank = text.translate(bytes.maketrans(_CONTROL, b" " * len(_CONTROL)))
     return _NO_NUMBER.sub(rb"\1null", blank).decode("utf-8", "replace").encode()

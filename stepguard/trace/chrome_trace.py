@@ -3,7 +3,7 @@
     with open("trace.json.gz", "rb") as file:
         trace = read_chrome(file)
 
-Memory is what the columns need, 60 to 100 bytes an event, and a few chunks of text.
+It takes memory for the columns, 60 to 100 bytes an event, and for a few chunks of text.
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import numpy as np
 
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 from stepguard.trace.chrome_chunks import (
     CHUNK_BYTES,
     DETAILED,
@@ -51,7 +51,7 @@ from stepguard.trace.columns import (
 )
 from stepguard.trace.flops_of_launches import Inputs, is_known, work_of
 
-# Lower case: before 2023 Kineto wrote "Kernel", "Runtime", "Operator".
+# In lower case: before 2023 Kineto wrote "Kernel", "Runtime", "Operator".
 _HOST = {
     "cpu_op": OPERATOR,
     "operator": OPERATOR,
@@ -83,7 +83,7 @@ class _Ranks(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """Describe what a trace says beside its events, as far as it is used."""
+    """The other fields of a trace, as far as they are used."""
 
     devices: list[_Device] | None = msgspec.field(name="deviceProperties", default=None)
     ranks: _Ranks | None = msgspec.field(name="distributedInfo", default=None)
@@ -96,8 +96,8 @@ _SOFTWARE = ("cuda_driver_version", "cuda_runtime_version", "cupti_version")
 def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
     """Return the trace in an open binary file.
 
-    Raises TraceError, one sentence, for a file that is no trace, is cut off, has an event that ends
-    before it begins, or whose GPU records cannot be told from each other.
+    Raises TraceError, one sentence, if the file is no trace or is cut off, if an event ends before
+    it begins, or if its GPU records cannot be told apart.
     """
     chunks = Chunks(file, EVENTS, chunk_bytes)
     return _in_columns(chunks, chunks.head)
@@ -105,16 +105,16 @@ def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Hold a file that was decoded once, of which a step's counts, identity and profile are made:
-    1 KB an event, where columns need 60 to 100 bytes.
+    """A file that was decoded once. A step's counts, identity and profile are made of it. It takes
+    1 KB an event, while columns take 60 to 100 bytes.
     """
 
-    parts: list[list[DetailedEvent]]  # of the file, as it was read
+    parts: list[list[DetailedEvent]]  # the lists of events, as read
     head: dict[str, object]
 
     @property
     def events(self) -> list[DetailedEvent]:
-        """Return the events that last."""
+        """Return the events that have a length."""
         return [event for part in self.parts for event in part]
 
     def trace(self) -> Trace:
@@ -123,7 +123,7 @@ class Decoded:
 
 
 def decode_all(file: BinaryIO) -> Decoded:
-    """Return all that lasts in a trace of this process's own, from an open file.
+    """Return all events with a length of a trace that this process made, from an open file.
 
     Raises TraceError as ``read_chrome`` does, and for an event without begin or length.
     """
@@ -146,7 +146,7 @@ def _in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Tr
 
 
 class _Columns:
-    """The columns in the making; whole lists at a time, since a loop over events takes thrice."""
+    """Builds the columns, whole lists at a time: a loop over events takes three times as long."""
 
     def __init__(self) -> None:
         self._names, self._threads, self._shapes = Numbers(), Numbers(), Numbers()
@@ -159,7 +159,7 @@ class _Columns:
         self._allocations: list[tuple[Any, ...]] = []
 
     def add(self, events: Iterable[Event]) -> None:
-        """Append the events that last, of the kinds that are read."""
+        """Append the events that have a length, of the kinds that are used."""
         by_category: defaultdict[str | None, list[Event]] = defaultdict(list)
         for event in events:
             if event.ph == "X":
@@ -238,7 +238,9 @@ class _Columns:
         return [names[str(row.name)] for row in rows], begins, lengths  # type: ignore[return-value]
 
     def _externals(self, args: list[Scalar]) -> list[int]:
-        """Return the column of external ids; keep messages and hashes of code noted with them."""
+        """Return the column of external ids. Note the messages and hashes of code that belong to
+        them.
+        """
         ids = _numbers([a.external_old if a.external is None else a.external for a in args])
         noted = [at for at, arg in enumerate(args) if arg.collective is not None or arg.code]
         for arg, external in ((args[at], ids[at]) for at in noted if ids[at] != NONE):
@@ -249,10 +251,10 @@ class _Columns:
         return ids
 
     def trace(self, machine: Machine) -> Trace:
-        """Return the columns in order of time, from the earliest begin."""
+        """Return the columns sorted by time, which begins at 0."""
         host = [np.frombuffer(column, dtype=column.typecode) for column in self._host]
         gpu = [np.frombuffer(column, dtype=column.typecode) for column in self._gpu]
-        self._host, self._gpu = [], []  # each column is freed when it has been sorted
+        self._host, self._gpu = [], []  # each column is freed once it is sorted
         if not len(host[0]) + len(gpu[0]):
             raise TraceError("it has no operator, call or GPU record: no trace of torch.profiler")
         began = min((float(part[2].min()) for part in (host, gpu) if len(part[2])), default=0.0)
@@ -283,7 +285,9 @@ def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:
 
 
 def _ordered(columns: list[Any], began: float) -> list[Any]:
-    """Return the columns sorted by begin (the longer first), counted from ``began``, with ends."""
+    """Return the columns sorted by begin, longer events first, with times relative to ``began``,
+    and with the column of ends.
+    """
     order = np.lexsort((-columns[3], columns[2]))
     columns.reverse()
     sorted_columns = [columns.pop()[order] for _ in range(len(columns))]
@@ -293,7 +297,7 @@ def _ordered(columns: list[Any], began: float) -> list[Any]:
 
 
 def _numbers(values: list[Any]) -> list[int]:
-    """Return whole numbers: NONE for what is missing or is no number."""
+    """Return whole numbers, with NONE for what is missing or is no number."""
     numbers = [NONE if value is None else value for value in values]
     if set(map(type, numbers)) <= {int}:
         return numbers
@@ -301,12 +305,12 @@ def _numbers(values: list[Any]) -> list[int]:
 
 
 def _sizes(value: Triple) -> tuple[int, ...]:
-    """Return the blocks or threads along each axis; () where the file has no list of them."""
+    """Return the blocks or threads along each axis; () if the file does not list them."""
     return value if isinstance(value, tuple) else ()
 
 
 def _number(value: Plain) -> int:
-    """Return a number that may be written as another type, NONE for what is none."""
+    """Return a number, which may be written as another type; NONE if it is none."""
     if isinstance(value, int | float):
         return int(value)
     return int(value) if value is not None and value.lstrip("-").isdigit() else NONE

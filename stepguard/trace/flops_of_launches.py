@@ -1,8 +1,12 @@
 """FLOPs and bytes of launches, from the shapes of the operators that launched them.
 
-Known are matrix products, of 2 M N K FLOPs, whose three matrices are moved once each; fused
-attention, of two products forward and five backward, half of them where it is causal; and kernels
-that Triton generated, whose tensors are moved once each. Of others nothing is said.
+The work of these is known:
+
+* Matrix products: 2 M N K FLOPs, and each of the three matrices is moved once.
+* Fused attention: two products forward and five backward, and half of that if it is causal.
+* Kernels that Triton generated: each tensor is moved once.
+
+The work of all others is unknown.
 """
 
 from collections.abc import Sequence
@@ -12,11 +16,11 @@ from typing import Annotated
 
 import msgspec
 
-from stepguard.core.roofline import Work, type_of
+from stepguard.core.work_and_peaks import Work, type_of
 from stepguard.trace.api_calls import DTYPE_BYTES
 
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
-# Index of the query, of the causal flag, of the dimension of tokens.
+# Index of the query, of the causal flag, and of the dimension of tokens.
 _ATTENTION = {
     "aten::_flash_attention_forward": (0, 8, 1),
     "aten::_flash_attention_backward": (1, 11, 1),
@@ -31,7 +35,7 @@ Shape = list[Annotated[int, msgspec.Meta(ge=0)]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an operator was called with, as it stands in the file: JSON."""
+    """The inputs of an operator, as JSON, as the file has them."""
 
     operator: str
     dims: bytes
@@ -40,12 +44,12 @@ class Inputs:
 
 
 def is_known(operator: str) -> bool:
-    """Return whether something can be said of an operator's work."""
+    """Return whether the work of an operator is known."""
     return operator in _PRODUCTS or operator in _ATTENTION or operator.startswith(_TRITON)
 
 
 def work_of(inputs: Inputs) -> Work:
-    """Return the work of one call; nothing where shapes and types are not as they should be."""
+    """Return the work of one call; none if shapes and types are not as expected."""
     try:
         dims = msgspec.json.decode(inputs.dims)
         types = msgspec.json.decode(inputs.types, type=list[str])
@@ -57,14 +61,14 @@ def work_of(inputs: Inputs) -> Work:
             return Work(bytes=_bytes([_shape(dim) for dim in dims], types))
         first, causal, tokens = _ATTENTION[inputs.operator]
         query, key = (_shape(dim) for dim in dims[first : first + 2])
-        products = 5 if first else 2  # backward its first input is the gradient
+        products = 5 if first else 2  # the first input of the backward pass is the gradient
         return _attention(query, key, tokens, products, types[first], values[causal] == "True")
     except (msgspec.MsgspecError, TypeError, ValueError, LookupError, OverflowError):
         return Work()
 
 
 def _shape(dim: object) -> Shape:
-    """Return a tensor's shape. Raises ValidationError for what is none, such as a list of them."""
+    """Return a tensor's shape. Raises ValidationError if it is none, such as a list of shapes."""
     return msgspec.convert(dim, type=Shape)
 
 
@@ -73,7 +77,7 @@ def _size(dtype: str) -> int:
 
 
 def _bytes(dims: Sequence[Shape], types: Sequence[str]) -> float:
-    # What is no tensor has the shape [], and counts as nothing.
+    # Inputs that are no tensors have the shape [] and do not count.
     both = zip(dims, types, strict=True)
     return float(sum(prod(shape) * _size(dtype) for shape, dtype in both if shape))
 
@@ -91,6 +95,6 @@ def _attention(
     query: Shape, key: Shape, tokens: int, products: int, dtype: str, causal: bool
 ) -> Work:
     flops = products * 2.0 * prod(query) * key[tokens] * (0.5 if causal else 1.0)
-    # Query, key, value and output; backward the gradients of all four besides.
+    # Query, key, value and output; in the backward pass also the gradients of these four.
     moved = (prod(query) + prod(key)) * (2 if products == 2 else 4) * _size(dtype)
     return Work(flops, float(moved), type_of(dtype))

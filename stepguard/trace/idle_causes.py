@@ -1,8 +1,8 @@
-"""Say why the GPU was idle: the cause of every gap between two records.
+"""Why the GPU was idle: the cause of every gap between two records.
 
 A gap ends with a record. If that record's launch began before the gap, the GPU had work: a short
-gap is the pause between two kernels, a long one a stream that waits for another. If not, the host
-was late, and what the host did at that moment says why.
+gap is the pause between two kernels, a long one a stream that waits. If not, the host was late, and
+what it did at that moment is the cause.
 """
 
 from dataclasses import dataclass
@@ -19,36 +19,37 @@ from stepguard.trace.step_windows import Windows, queue_depth
 
 
 class Idle(StrEnum):
-    """Say why the GPU had nothing to do."""
+    """Why the GPU had nothing to do."""
 
-    SYNC = "sync"  # the host waited for the GPU, and only then launched again
+    SYNC = "sync"  # the host waited for the GPU, and only then launched more
     INPUT = "input wait"  # the host waited for data
     PROFILER = "profiler"  # the profiler emptied its buffers
     HOST = "host late"  # the host was slower than the GPU
     GAP = "between kernels"  # work was queued; the GPU took this long to begin it
-    STREAM = "stream wait"  # work was queued, and its stream waited: for another, an event, memory
+    # Work was queued, but its stream waited: for another stream, an event, memory.
+    STREAM = "stream wait"
 
 
 CAUSES = tuple(Idle)
 _SYNC = CAUSES.index(Idle.SYNC)
-BETWEEN_US = 50.0  # 16,485 pauses on H200s: 1.6 us in the median, 19.4 at the most
-AHEAD = 16  # launches that wait: the host is ahead of the GPU again
-CATCH_UP_SHARE = 0.05  # of a step; a host that needs longer is slow, whatever came before
+BETWEEN_US = 50.0  # 16,485 pauses on H200s: median 1.6 us, longest 19.4
+AHEAD = 16  # with so many launches waiting the host is ahead of the GPU
+CATCH_UP_SHARE = 0.05  # share of a step; a host that takes longer to get ahead is slow by itself
 
 
-_IN_ORDER = (Idle.STREAM, Idle.GAP, Idle.INPUT, Idle.SYNC, Idle.PROFILER)  # the first that holds
+_IN_ORDER = (Idle.STREAM, Idle.GAP, Idle.INPUT, Idle.SYNC, Idle.PROFILER)  # the first that applies
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Every gap inside the steps; one item a gap."""
+    """Every gap inside the steps; one item for each gap."""
 
     begin_us: Floats
     us: Floats
     step: Ints
     cause: Ints  # into CAUSES
-    sync: Ints  # row in ``Windows.calls`` of the call that caused it, NONE without one
-    record: Ints  # the record that ended it, a row in ``Windows.gpu``
+    sync: Ints  # row in ``Windows.calls`` of the call that caused it; NONE without one
+    record: Ints  # row in ``Windows.gpu`` of the record that ended it
 
 
 def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
@@ -85,8 +86,9 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
 
 
 def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Ints:
-    """Return the sync of each gap, also of those in which the host, after a sync, was late again
-    until it was ahead. One that does not get ahead soon is late for reasons of its own.
+    """Return the sync of each gap. After a sync the host may be late several times until it is
+    ahead of the GPU: those gaps have the same sync. If it does not get ahead soon, it is late for
+    another reason.
     """
     waits = np.flatnonzero(cause == _SYNC)
     ahead = np.flatnonzero(queue_depth(windows) >= AHEAD)
@@ -103,7 +105,9 @@ def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Int
 
 
 def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> Ints:
-    """Return the wait that was under way when the GPU ran dry and over before the launch."""
+    """Return the wait that was going on when the GPU ran out of work and that ended before the
+    launch.
+    """
     rows = np.flatnonzero(np.isin(calls.name, trace.named(SYNC_CALLS)))
     rows = rows[np.argsort(calls.end_us[rows], kind="stable")]
     if not len(rows):
@@ -116,7 +120,7 @@ def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> In
 
 
 def _mostly(busy: Union, begin: Floats, launch: Floats, late: Bools) -> Bools:
-    """Return where the union covers at least half of the time from the begin to the launch."""
+    """Return whether the union covers at least half of the time from the begin to the launch."""
     end = np.where(late, launch, begin)
     covered: Bools = late & (2 * busy.inside(begin, end) >= end - begin)
     return covered

@@ -1,4 +1,6 @@
-"""Classify kernels and ranges by name: the table kernel_classes.toml and what users add to it."""
+"""Classes of kernels and ranges, by name: the table kernel_classes.toml, and what users add
+to it.
+"""
 
 import re
 import tomllib
@@ -11,7 +13,8 @@ from typing import Any
 COMMUNICATION = "communication"
 OTHER = "other"
 INPUT = "input"  # the phase in which the host waits for data
-# The first that occurs; a user's own range of this kind lies inside the profiler's.
+# The first of these that occurs marks the steps. A user's own range of this kind lies inside the
+# profiler's.
 STEPS = (r"^ProfilerStep#\d+$", r"^stepguard\.step$", r"^step[_ #]?\d+$")
 _KEYS = {"kernel": "class", "canonical": "name", "phase": "name"}
 _Rules = tuple[tuple[re.Pattern[str], str], ...]
@@ -19,7 +22,7 @@ _Rules = tuple[tuple[re.Pattern[str], str], ...]
 
 @dataclass(frozen=True)
 class Classes:
-    """Rules in order; the first whose pattern is found in a name decides."""
+    """Rules in order. The first rule whose pattern is found in a name decides."""
 
     kernels: _Rules
     canonical: _Rules
@@ -28,7 +31,7 @@ class Classes:
 
     @cache  # noqa: B019  # there is one table a process, and its rules are asked again and again
     def kernel(self, name: str) -> str:
-        """Return the kernel's class, OTHER where no rule knows it."""
+        """Return the kernel's class; OTHER if no rule knows it."""
         return _first(self.kernels, name) or OTHER
 
     def canonical_name(self, name: str) -> str:
@@ -38,7 +41,7 @@ class Classes:
         return name.removeprefix("void ").strip()
 
     def phase(self, name: str) -> str | None:
-        """Return the phase that a profiler's range is, None where it is none of the known ones."""
+        """Return the phase of a profiler's range; None if it is unknown."""
         return _first(self.phases, name)
 
 
@@ -48,13 +51,13 @@ def _first(rules: _Rules, name: str) -> str | None:
 
 @cache
 def usual_classes() -> Classes:
-    """Return the rules that come with stepguard."""
+    """Return stepguard's own rules."""
     folder = resources.files("stepguard.trace")
     return parse_classes(folder.joinpath("kernel_classes.toml").read_text(encoding="utf-8"))
 
 
 def with_more(text: str) -> Classes:
-    """Return the rules of a user's file (TOML), before the usual ones. Raises ValueError."""
+    """Return the rules of a user's file (TOML), followed by the usual ones. Raises ValueError."""
     mine, usual = parse_classes(text), usual_classes()
     return Classes(
         mine.kernels + usual.kernels,

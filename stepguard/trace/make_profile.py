@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 from stepguard.trace.columns import (
     ANNOTATION,
     KERNEL,
@@ -45,16 +45,16 @@ COPIES = "copies and fills"
 
 @dataclass(frozen=True)
 class Analysis:
-    """One rank's trace, taken apart; all pages are made of it."""
+    """One rank's trace, taken apart. All pages are made of it."""
 
     trace: Trace
     classes: Classes
     windows: Windows
     passes: tuple[Pass, ...]
-    pass_of_record: Ints  # that it was launched in, NONE outside all
-    phase: Ints  # of each record, into ``phases``
+    pass_of_record: Ints  # the pass that it was launched in; NONE outside all
+    phase: Ints  # the phase of each record, into ``phases``
     phases: tuple[str, ...]
-    kind: Ints  # of each record, into ``kinds``
+    kind: Ints  # the class of each record, into ``kinds``
     kinds: tuple[str, ...]
     gaps: Gaps
 
@@ -74,14 +74,15 @@ class Analysis:
 
 
 def analyse(trace: Trace, classes: Classes) -> Analysis:
-    """Take a trace apart. Raises TraceError where it has no complete step."""
+    """Take a trace apart. Raises TraceError if it has no complete step."""
     windows = find_windows(trace, classes)
     passes = find_passes(trace, classes)
     gpu = windows.gpu
-    # A record without its call in the file was launched before the file begins.
+    # A record whose call is not in the file was launched before the file begins.
     passed = pass_at(passes, taken(windows.calls.start_us, windows.call_of_record, -1.0))
     phases = ("", *dict.fromkeys(span.path for span in passes))
-    of_pass = np.array([phases.index(span.path) for span in passes] + [0])  # the last: outside all
+    # The last one is outside all passes.
+    of_pass = np.array([phases.index(span.path) for span in passes] + [0])
     kinds = (*dict.fromkeys(name for _, name in classes.kernels), OTHER, COPIES)
     of_name = np.full(len(trace.names), len(kinds) - 1)
     for name in np.unique(gpu.name[~is_memory(gpu)]).tolist():
@@ -171,15 +172,15 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
 
 
 def _grouped(key: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the columns that there are, where each is first, and which one each column is."""
+    """Return the different columns, the first position of each, and the number of each column."""
     groups, first, member = np.unique(key, axis=1, return_index=True, return_inverse=True)
     return groups, first, member.reshape(-1)
 
 
 def _works(analysis: Analysis, rows: Ints) -> tuple[list[Work], Ints]:
-    """Return the works that launches have, and which one each record has. An operator's is that of
-    its longest kernel, since the others only prepare it: longest on average, or one launch's chance
-    would tell it from the next one's.
+    """Return the works that launches have, and the number of each record's work. The work of an
+    operator belongs to its longest kernel, since its others only prepare it. Lengths are averages:
+    in a single launch chance could make another kernel the longest.
     """
     gpu, known = analysis.windows.gpu, analysis.trace.work
     works = [Work(), *dict.fromkeys(known.values())]
@@ -196,13 +197,13 @@ def _works(analysis: Analysis, rows: Ints) -> tuple[list[Work], Ints]:
 
 
 def _on(kernel: str, work: Work) -> Work:
-    """Return the work as a kernel does it: single precision may be TF32 on a GPU."""
+    """Return the work as a kernel does it: on a GPU single precision may be TF32."""
     tf32 = work.dtype == "fp32" and any(mark in kernel for mark in _TF32)
     return replace(work, dtype="tf32") if tf32 else work
 
 
 def _operators(analysis: Analysis, records: Ints) -> list[str]:
-    """Return the operator that launched each record, "" where the file does not say."""
+    """Return the operator that launched each record; "" if the file does not say."""
     operators = analysis.trace.operators
     order = np.argsort(operators.external, kind="stable")
     at = look_up(operators.external[order], order, analysis.windows.gpu.external[records])
@@ -210,14 +211,18 @@ def _operators(analysis: Analysis, records: Ints) -> list[str]:
 
 
 def _source(analysis: Analysis, call: int) -> str:
-    """Return the innermost frame outside libraries around a CUDA call, "" without call or stack."""
+    """Return the innermost frame around a CUDA call that is in no library; "" without a call or a
+    stack.
+    """
     if call == NONE or not analysis.has_stack:
         return ""
     return own_line([name for kind, name in _around(analysis, call) if kind == PYTHON])
 
 
 def own_line(frames: Sequence[str]) -> str:
-    """Return the innermost of frames, the outermost first, that is of no library; "" without."""
+    """Return the last frame that is in no library; "" if there is none. Frames begin with the
+    outermost.
+    """
     mine = [name for name in frames if not any(part in f"/{name}" for part in _LIBRARIES)]
     return mine[-1] if mine else ""
 
@@ -234,7 +239,7 @@ def _around(analysis: Analysis, call: int) -> list[tuple[int, str]]:
     when, step = calls.start_us[call], 0.0
     if marks := np.flatnonzero(analysis.windows.mark_us <= when).tolist():
         step = float(analysis.windows.mark_us[marks[-1]])
-    # What began before the step is around all of it, and says nothing of a place in it.
+    # What began before the step is around all of it, so it does not tell a place in the step.
     lo, hi = np.searchsorted(host.start_us, [step, when])
     rows = np.arange(lo + 1 if analysis.windows.has_marks else lo, hi)
     rows = rows[(host.end_us[rows] >= when) & (host.thread[rows] == calls.thread[call])]

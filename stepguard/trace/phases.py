@@ -1,7 +1,8 @@
-"""Phases of a step: what the host was in when it launched, from annotations and autograd's thread.
+"""Phases of a step: what the host was doing when it launched, from annotations and autograd's
+thread.
 
-A phase is a path of annotations, "micro_step_0/forward"; marks of steps and the collectives' own
-ranges are none. Work that autograd's thread launches outside every annotation is "backward".
+A phase is a path of annotations, "micro_step_0/forward". Marks of steps and the collectives' own
+ranges are not phases. Work that autograd's thread launches outside all annotations is "backward".
 """
 
 import re
@@ -12,8 +13,9 @@ import numpy as np
 from stepguard.trace.columns import NONE, Floats, Ints, Trace
 from stepguard.trace.kernel_classes import Classes
 
-# Ranges of libraries. Around an exchange: its kernels have a class of their own. The compiler's:
-# their names have hashes and numbers, which differ wherever the code does.
+# Ranges of libraries that are no phases. Those around an exchange: its kernels have their own
+# class. Those of the compiler: their names contain hashes and numbers, which differ where the code
+# does.
 LIBRARIES = re.compile(
     r"^(nccl|gloo|c10d|ucc):|^nccl[A-Z]|^## Call CompiledFxGraph|_inductor_wrapper_call$"
     r"|^Torch-Compiled Region|^(TorchDynamo|TORCHDYNAMO|AOTDispatcher|Pregraph)\b|\(dynamo_timed\)$"
@@ -31,7 +33,7 @@ class Pass:
 
 
 def find_passes(trace: Trace, classes: Classes) -> tuple[Pass, ...]:
-    """Return the passes through phases, in order of their begin."""
+    """Return the passes through phases, sorted by their begin."""
     ignored = re.compile("|".join((*classes.steps, LIBRARIES.pattern)))
     rows = trace.annotations
     passes = []
@@ -43,7 +45,7 @@ def find_passes(trace: Trace, classes: Classes) -> tuple[Pass, ...]:
 
 
 def _nested(flat: list[Pass]) -> list[Pass]:
-    """Return the passes with their paths; a phase inside itself is the same pass."""
+    """Return the passes with their paths. A phase inside itself is one pass."""
     nested: list[Pass] = []
     around: list[Pass] = []
     for span in sorted(flat, key=lambda span: (span.start_us, -span.end_us)):
@@ -58,7 +60,9 @@ def _nested(flat: list[Pass]) -> list[Pass]:
 
 
 def _of_operators(trace: Trace, classes: Classes) -> list[Pass]:
-    """Return phases that only operators show, such as autograd's, joined to passes."""
+    """Return phases that only operators show, such as autograd's. Operators close to each other are
+    one pass.
+    """
     phase = [classes.phase(name) or "" for name in trace.names]
     rows = trace.operators.where(np.array([bool(text) for text in phase])[trace.operators.name])
     by_phase: dict[str, list[Pass]] = {}
@@ -74,11 +78,12 @@ def _of_operators(trace: Trace, classes: Classes) -> list[Pass]:
 
 
 def pass_at(passes: tuple[Pass, ...], when_us: Floats) -> Ints:
-    """Return for each moment the innermost pass that it is in, NONE outside all."""
+    """Return the innermost pass at each moment; NONE outside all."""
     order = np.argsort(when_us, kind="stable")
     ordered = when_us[order]
     painted = np.full(len(ordered), NONE, np.int64)
-    for number, span in enumerate(passes):  # inner ones begin later, so they paint over outer ones
+    # Inner passes begin later, so they paint over outer ones.
+    for number, span in enumerate(passes):
         painted[slice(*np.searchsorted(ordered, [span.start_us, span.end_us]))] = number
     passes_at = np.empty(len(when_us), np.int64)
     passes_at[order] = painted

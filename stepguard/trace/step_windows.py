@@ -1,8 +1,8 @@
-"""The steps of a trace: marked on the host, and as windows of the GPU's time.
+"""The steps of a trace: as marked on the host, and as windows of the GPU's time.
 
-A record belongs to the step that launched it. The GPU is late by up to a whole step, so its step k
-lasts from the first record launched in step k to the first one launched in step k + 1. The last
-marked step has no such end and is left out, unless it is the only one.
+A record belongs to the step that launched it. The GPU lags behind the host by up to a whole step.
+So step k lasts on the GPU from the first record launched in step k to the first one launched in
+step k + 1. The last marked step has no such end and is left out, unless it is the only one.
 """
 
 import re
@@ -29,30 +29,30 @@ from stepguard.trace.columns import (
 )
 from stepguard.trace.kernel_classes import COMMUNICATION, Classes
 
-LOST_AT_MOST = 0.005  # of a step's launches: a lost record reads as idle time
+LOST_AT_MOST = 0.005  # share of a step's launches; a lost record looks like idle time
 
 
 @dataclass(frozen=True)
 class Windows:
-    """The complete steps of a trace, and what belongs to each; one item a step."""
+    """The complete steps of a trace, and what belongs to each; one item for each step."""
 
     mark_us: Floats  # begin on the host
     mark_end_us: Floats
     begin_us: Floats  # on the GPU
     end_us: Floats
-    gpu: Gpu  # all records of the device, of the steps or not
-    step_of_record: Ints  # by correlation; NONE for those that no complete step launched
+    gpu: Gpu  # all records of the device, inside and outside the steps
+    step_of_record: Ints  # by correlation; NONE for a record that no complete step launched
     calls: Host  # all CUDA calls
-    call_of_record: Ints  # row in ``calls``, NONE where the call is not in the file
+    call_of_record: Ints  # row in ``calls``; NONE if the call is not in the file
     marked: int  # steps in the file that launch something
-    incomplete: int  # ... left out since their launches lack records
+    incomplete: int  # ... of those left out because launches have no record
     launches: int  # of the complete steps
     lost: int  # ... without a record
     has_marks: bool = True
 
     @property
     def steps(self) -> int:
-        """The number of complete steps."""
+        """Return the number of complete steps."""
         return len(self.begin_us)
 
     @property
@@ -61,15 +61,14 @@ class Windows:
         return self.end_us - self.begin_us
 
     def marked_at(self, when_us: Floats) -> Ints:
-        """Return the step that the host is in at each moment, NONE outside all."""
+        """Return the step that the host is in at each moment; NONE outside all."""
         return step_at(when_us, self.mark_us, self.mark_end_us)
 
 
 def find_windows(trace: Trace, classes: Classes) -> Windows:
-    """Return the complete steps of a trace, or all of it as one where nothing marks steps.
+    """Return the complete steps of a trace. If nothing marks steps, the whole trace is one step.
 
-    Raises TraceError where nothing can be said: no record of a GPU, or no step whose launches all
-    have one.
+    Raises TraceError if there is no record of a GPU, or no step whose launches all have one.
     """
     gpu = _main_device(trace.gpu)
     calls, call_of_record = trace.calls, launched_by(trace.calls, gpu.correlation)
@@ -80,7 +79,7 @@ def find_windows(trace: Trace, classes: Classes) -> Windows:
     if not len(calls.kind):
         raise TraceError("it has marked steps and no CUDA call: no kernel can be put into a step")
     launched = step_at(calls.start_us, begin, end)
-    step_of_record = np.append(launched, NONE)[call_of_record]  # NONE is the last
+    step_of_record = np.append(launched, NONE)[call_of_record]  # NONE, -1, selects the last value
     launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
     gpu_begin, gpu_end = _on_gpu(gpu, trace.names, classes, step_of_record, launches)
     whole = np.isfinite(gpu_begin) & (gpu_end > gpu_begin)
@@ -108,7 +107,7 @@ def find_windows(trace: Trace, classes: Classes) -> Windows:
 
 
 def _main_device(gpu: Gpu) -> Gpu:
-    """Return the records of the device with most of them."""
+    """Return the records of the device that has most of them."""
     devices, counts = np.unique(gpu.device[gpu.kind == KERNEL], return_counts=True)
     if not len(devices):
         raise TraceError(
@@ -127,13 +126,15 @@ def marked(trace: Trace, patterns: tuple[str, ...]) -> Ints:
 
 
 def annotations_in(trace: Trace) -> str:
-    """Return the names of a trace's annotations, "ProfilerStep#N, forward"; empty without any."""
+    """Return the names of a trace's annotations, "ProfilerStep#N, forward"; empty if there are
+    none.
+    """
     names = {re.sub(r"\d+", "N", trace.names[at]) for at in np.unique(trace.annotations.name)}
     return listed(sorted(names), 6)
 
 
 def step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:
-    """Return the mark that each moment is in, NONE outside all."""
+    """Return the mark that contains each moment; NONE outside all."""
     at = np.searchsorted(begin_us, when_us, side="right") - 1
     inside = (at >= 0) & (when_us < end_us[np.maximum(at, 0)])
     return np.where(inside, at, NONE)
@@ -142,8 +143,8 @@ def step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:
 def _lost(
     trace: Trace, calls: Host, launched: Ints, recorded: Ints, steps: int
 ) -> tuple[Ints, Ints]:
-    """Return launches, copies and fills called in each step, and those without a record. A fill
-    without one is neither: whole files lack them, and a fill takes microseconds.
+    """Return the launches, copies and fills called in each step, and those without a record. A fill
+    without a record is not counted at all: whole files lack them, and a fill takes microseconds.
     """
     rows = np.array([works(name) for name in trace.names], bool)[calls.name] & (launched != NONE)
     without = rows & ~np.isin(calls.correlation, recorded)
@@ -156,11 +157,12 @@ def _lost(
 def _on_gpu(
     gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, launches: Ints
 ) -> tuple[Floats, Floats]:
-    """Return begin and end of each step on the GPU, NaN for what has none: from its first record on
-    the stream that computes most to the next step's; of the only one that launches to its last
-    record.
+    """Return begin and end of each step on the GPU; NaN for a step that launches nothing. A step
+    begins with its first record on the stream that computes most, and ends where the next one
+    begins. If only one step launches something, it ends with its last record.
 
-    A copy on a stream of its own may run ahead, in the step before; the computing stream does not.
+    A copy on a stream of its own may run ahead, during the step before; the computing stream does
+    not.
     """
     kernels = gpu.kind == KERNEL
     used = np.unique(gpu.name[kernels]).tolist()

@@ -1,16 +1,16 @@
-"""Times blocks of steps.
+"""Time blocks of steps.
 
-On a GPU a step's end is known only to the device, so events are recorded at step borders and read
-after the block; the host's clock brackets the block, synchronize to synchronize. Nothing inside the
-block waits for the device. Timestamps are time.perf_counter_ns (CLOCK_MONOTONIC on Linux), which
-the host shares: it finds the telemetry of a block by them.
+On a GPU only the device knows when a step ends. So events are recorded at the borders of steps and
+read after the block. The host's clock measures the whole block, from synchronization to
+synchronization. Nothing inside the block waits for the device. Timestamps are time.perf_counter_ns
+(CLOCK_MONOTONIC on Linux), which the host shares and uses to find a block's telemetry.
 
-Clocks, events and the synchronization are bound here and in device.py, before a workload is
-imported: one that replaces time.perf_counter_ns or torch.cuda.Event.elapsed_time does not change
-what is read. The host times every block too (launch/host_channel.py).
+Clocks, events and the synchronization are bound here and in torch_device.py before a workload is
+imported. A workload that replaces time.perf_counter_ns or torch.cuda.Event.elapsed_time does not
+change what is read. The host times every block, too (launch/host_channel.py).
 
-Several ranks line up as the last thing before a block. What one of them still did after that, its
-garbage collection say, the others would wait for in their first exchange: on two H200s up to 83 ms
+Several ranks line up as the last thing before a block. If a rank did anything after that, such as a
+garbage collection, the others would wait for it in their first exchange: on two H200s up to 83 ms
 in a block of 2.1 s, 4 %.
 """
 
@@ -31,16 +31,16 @@ class Collector:
     """Keeps Python's garbage collector out of timed blocks, unless their steps need it."""
 
     def __init__(self) -> None:
-        self.needed = False  # what steps left would have set it off within a block
+        self.needed = False  # steps left enough to start a collection within a block
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Collect garbage, and stop collecting, since a collection can outlast a step. A workload
-        that collects by itself, or never, finds the collector as it left it.
+        """Collect garbage, and then stop collecting, since a collection can last longer than a
+        step. A workload that collects by itself, or never, finds the collector's setting unchanged.
 
-        The collector goes on where an earlier block left it work. The user's loop pays for that
-        work; and garbage of a whole block would take memory that the loop uses again, and would be
-        collected between this clock's last look and the host's (5.7 s of 8,192 objects a step).
+        If an earlier block left garbage, the collector stays on. The user's loop pays for that
+        work, too. And garbage of a whole block would take memory that the loop reuses, and would be
+        collected between this clock's last reading and the host's (5.7 s for 8,192 objects a step).
         """
         collects = gc.isenabled()
         gc.collect()
@@ -57,7 +57,7 @@ class Collector:
 
 
 class HostEvent:
-    """A CUDA event's counterpart on a CPU, where a step has ended when it returns."""
+    """A CPU's counterpart of a CUDA event. On a CPU a step has ended when it returns."""
 
     def record(self) -> None:
         """Note the time."""
@@ -83,13 +83,13 @@ class Clock:
         before_step: Callable[[int], None],
         line_up: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
-        """Run ``steps`` steps; return their times in ms, by events and by the host's clock."""
+        """Run ``steps`` steps. Return their times in ms, by events and by the host's clock."""
         while len(self._events) < steps + 1:
             self._events.append(TimingEvent() if self._gpu else HostEvent())
         events = self._events[: steps + 1]
         with self.collector.quiet():
             synchronize(self._device)
-            # Last: for what a rank does after this, the others would wait in their first step.
+            # This must be last: the others wait in their first step for what a rank does after it.
             line_up()
             began = perf_counter_ns()
             events[0].record()
@@ -108,7 +108,7 @@ class Clock:
             "began_ns": began,
             "ended_ns": ended,
             "wall_ms": wall_ms,
-            # A CPU's events are the same clock: it cannot disagree with itself.
+            # On a CPU both are one clock, which cannot disagree with itself.
             "events_ms": events[0].elapsed_time(events[-1]) if self._gpu else wall_ms,
             "step_ms": [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)],
             "enqueue_ms": (first_enqueued - began) / 1e6 if self._gpu else None,

@@ -1,14 +1,14 @@
-"""Bounds what ranks print: a workload that prints a tensor in each step would fill a disk.
+"""Limit what ranks print: a workload that prints a tensor in each step would fill a disk.
 
-A rank writes to its files by itself, so that to print costs it what it costs without the engine.
-The agent looks at them from time to time, and takes out the middle of one that has grown too large.
-Standard library.
+A rank writes to its files directly, so printing costs what it costs without the engine. The agent
+looks at the files from time to time, and removes the middle of a file that is too large. Standard
+library.
 """
 
 import os
 from pathlib import Path
 
-MOST_BYTES = 1 << 20  # of a file, before its middle is taken out
+MOST_BYTES = 1 << 20  # of a file, above which its middle is removed
 KEPT_BYTES = 1 << 17  # of its beginning, and of its end
 _SAYS = "\n[stepguard: {} bytes of output are left out here, more than {} were printed]\n"
 
@@ -17,15 +17,15 @@ class Printed:
     """Files that ranks append to."""
 
     def __init__(self) -> None:
-        self._left_out: dict[Path, int] = {}  # bytes, so far
+        self._left_out: dict[Path, int] = {}  # bytes removed so far
 
     def add(self, path: Path) -> None:
         """Look at this file, too."""
         self._left_out[path] = 0
 
     def bound(self) -> None:
-        """Take the middle out of each file that is too large. What a rank writes in this very
-        moment may be lost with it.
+        """Remove the middle of each file that is too large. What a rank writes at that moment may
+        be lost with it.
         """
         for path, before in self._left_out.items():
             if path.exists() and (size := path.stat().st_size) > MOST_BYTES:
@@ -33,8 +33,10 @@ class Printed:
 
 
 def _cut(path: Path, size: int, before: int) -> int:
-    """Take out the middle of a file of so many bytes; return how many of the rank's they are."""
-    # In this place from the first time on.
+    """Remove the middle of a file of so many bytes. Return how many of the rank's bytes that
+    were.
+    """
+    # The notice is in this place from the first time on.
     said = len(_SAYS.format(before, MOST_BYTES)) if before else 0
     left_out = size - 2 * KEPT_BYTES - said
     with path.open("r+b") as file:
@@ -47,5 +49,5 @@ def _cut(path: Path, size: int, before: int) -> int:
 
 
 def open_to_append(path: Path) -> int:
-    """Return the descriptor of a file that still ends where its middle was taken out."""
+    """Return the descriptor of a file that still ends where its middle was removed."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

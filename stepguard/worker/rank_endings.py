@@ -1,6 +1,6 @@
-"""Notes and reads how ranks ended: a line for each, written by the agent that they are children of.
+"""Notes on how ranks ended. The agent, their parent, writes a line for each.
 
-The agent ends the others when it has seen one fail. These are its victims.
+When the agent has seen one rank fail, it ends the others. These are its victims.
 """
 
 import json
@@ -9,36 +9,36 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGABRT, SIGTERM
 
-_FOLLOWING = (SIGABRT, SIGTERM)  # NCCL aborts, workloads and schedulers terminate
+_FOLLOWING = (SIGABRT, SIGTERM)  # NCCL aborts; workloads and schedulers terminate
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Describe how one rank ended."""
+    """How one rank ended."""
 
     pid: int
     status: int  # of its exit; negative: the signal that ended it
-    victim: bool = False  # of its agent
+    victim: bool = False  # its agent ended it
 
     @property
     def killed(self) -> bool:
-        """Tell whether a signal ended it that no other rank's end brings about."""
+        """Tell whether a signal ended it that does not follow from another rank's end."""
         return self.status < 0 and -self.status not in _FOLLOWING
 
 
 class Endings:
-    """A launch's file of one node."""
+    """A launch's file of endings on one node."""
 
     def __init__(self, folder: Path, node: int) -> None:
         self._path = folder / f"endings-{node}.jsonl"
 
     def note(self, ending: Ending) -> None:
-        """Add one."""
+        """Add an ending."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(ending)) + "\n")
 
     def read(self) -> list[Ending]:
-        """Return those noted so far, in their order."""
+        """Return the endings noted so far, in their order."""
         try:
             lines = self._path.read_text().splitlines(keepends=True)
         except OSError:
@@ -47,6 +47,8 @@ class Endings:
 
 
 def first(endings: Collection[Ending]) -> Ending | None:
-    """Return the one that the others follow from: one that was killed, else the earliest noted."""
+    """Return the ending that the others follow from: of a rank that was killed, else the first one
+    noted.
+    """
     own = [ending for ending in endings if not ending.victim]
     return min(own, key=lambda ending: not ending.killed, default=None)

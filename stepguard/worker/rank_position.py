@@ -1,8 +1,8 @@
-"""Notes and reads where a rank is: command, step and phase.
+"""A rank's position: command, step and phase. The rank writes it, and fault reports read it.
 
-A rank that hangs inside a kernel or a collective cannot answer questions, so it writes its position
-into a small memory-mapped file as it goes (about half a microsecond each time, no system call). The
-phase comes from the workload, which may call ``on_phase``; the counting pass listens to it too.
+A rank that hangs inside a kernel or a collective cannot answer. So it writes its position into a
+small memory-mapped file as it goes, in about half a microsecond and without a system call. The
+workload may call ``on_phase`` to give the phase; the counting pass listens to it, too.
 """
 
 import mmap
@@ -21,7 +21,7 @@ class Note:
     def __init__(self, path: Path) -> None:
         path.write_bytes(b" " * _SIZE)
         with path.open("r+b") as file:
-            # What is written to a shared map outlives this process, however it is killed.
+            # A shared map outlives this process, however it is killed.
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._command, self._step = "start", -1
         self.phase("")
@@ -39,7 +39,7 @@ class Note:
     def phase(self, name: str) -> None:
         """Begin a phase of the step."""
         text = f"{self._command}|{self._step}|{name}"[:_SIZE].ljust(_SIZE)
-        # "replace" makes a byte of every character, so that the length is the map's whatever comes.
+        # "replace" makes one byte of every character, so the length always fits the map.
         self._map[:] = text.encode("ascii", "replace")
 
 
@@ -80,7 +80,7 @@ class Phases:
 
     @property
     def path(self) -> str:
-        """Return the phase in its micro-step: "micro_step_0/forward", "clip_grad"."""
+        """Return the phase within its micro-step: "micro_step_0/forward", "clip_grad"."""
         return f"{self.micro_step}/{self.current}" if self.micro_step else self.current
 
     def begin_step(self) -> None:
@@ -90,7 +90,7 @@ class Phases:
 
     @contextmanager
     def heard_by(self, listener: OnPhase) -> Iterator[None]:
-        """Pass phases to ``listener`` too, inside the block."""
+        """Pass phases to ``listener``, too, inside the block."""
         self.listener = listener
         try:
             yield

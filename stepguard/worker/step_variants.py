@@ -1,9 +1,9 @@
-"""Variants of a step, by name: what two of them differ in is what a difference measures.
+"""Variants of a step, by name. A difference measures what two of them differ in.
 
 pipelined         the step as it is
 synced            the host waits for the device after every step
 no_gradient_sync  ranks exchange nothing; their replicas diverge, so nothing may be measured on
-                  them afterwards. The workload offers it: an attribute ``gradient_sync``,
+                  them afterwards. The workload offers it by an attribute ``gradient_sync``,
                   which is True unless it is set to False
 """
 
@@ -32,10 +32,9 @@ def alternate(
     """Return the mean step time in ms of each segment: ``steps`` steps of one of ``variants``, in
     the ``order`` of their indices.
 
-    Segments follow each other with nothing but a synchronization between them: a card under its
-    power cap answers even a short pause with seconds of other clocks. Several ranks ``line_up``
-    before each: after steps without exchange a fast rank is ahead, and would wait for the others in
-    the next segment's time.
+    Between segments there is only a synchronization: a card at its power cap answers even a short
+    pause with seconds of other clocks. Several ranks ``line_up`` before each segment: after steps
+    without exchange a fast rank is ahead, and would wait for the others in the next segment's time.
     """
     segments_ms = []
     with collector.quiet():
@@ -84,13 +83,13 @@ def _no_gradient_sync(workload: Any, device: torch.device) -> Step:
 
 
 def _exchanges(step: Step) -> list[str]:
-    """Return what a step calls to exchange with other ranks, DDP's own calls included."""
+    """Return what a step calls to exchange with other ranks, with DDP's own calls."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         step()
     return sorted({e.name for e in record.events() if e.name.startswith(EXCHANGES)})
 
 
-# Each makes, of a workload, a function that runs one step. Raises ValueError if it cannot.
+# Each makes, from a workload, a function that runs one step. Raises ValueError if it cannot.
 VARIANTS: dict[str, Callable[[Any, torch.device], Step]] = {
     "pipelined": lambda workload, device: workload.step,
     "synced": _synced,

@@ -1,8 +1,8 @@
-"""The mean on a CPU, of a case that gates no time: only a slowdown beyond doubt fails.
+"""The mean on a CPU, for a case that gates no time: it fails only for a slowdown beyond doubt.
 
-This rule can only say `same`, so it adds no false alarm. It needs at least LEAST_PAIRS: with fewer,
-every slowdown is still in doubt. Pairs that scatter by more than what matters say little, so then
-it needs MOST_PAIRS.
+This rule only says `same`, so it adds no false alarm. It ends the comparison early, once more pairs
+could hardly show such a slowdown. Pairs that scatter by more than what matters show little, so then
+it waits for DOUBTED_PAIRS.
 """
 
 import math
@@ -14,14 +14,14 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
-# Two pairs that show no slowdown on average end the comparison, unless they scatter. Eight pairs
-# end it, too, where they leave a slowdown in doubt.
-LEAST_PAIRS, MOST_PAIRS = 2, 8
+# With LEAST_PAIRS or more it ends if they agree and their mean shows no slowdown. With
+# DOUBTED_PAIRS it ends in doubt, too.
+LEAST_PAIRS, DOUBTED_PAIRS = 2, 8
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """End early what only a slowdown decides: as soon as the pairs' mean shows none, and where it
-    is in doubt after a few, unless the mean itself would matter.
+    """Say `same` if the mean of the pairs is within the ignore margin. After DOUBTED_PAIRS say it
+    also up to the matter margin. Else return None: then the sequential plan goes on.
     """
     if not comparison.glance:
         return None
@@ -29,10 +29,10 @@ def rule(comparison: Comparison) -> Decision | None:
         return None
     figures = mean_of_pairs.measured(comparison)
     margins, slower_pct, pairs = comparison.margins, figures.estimate_pct, comparison.pairs
-    enough = LEAST_PAIRS if own_sd_pct(comparison) <= margins.matter_pct else MOST_PAIRS
+    enough = LEAST_PAIRS if own_sd_pct(comparison) <= margins.matter_pct else DOUBTED_PAIRS
     if pairs >= enough and slower_pct <= margins.ignore_pct:
         return figures.say(Status.SAME, Reason.NO_SLOWDOWN)
-    if pairs >= MOST_PAIRS and slower_pct <= margins.matter_pct:
+    if pairs >= DOUBTED_PAIRS and slower_pct <= margins.matter_pct:
         return figures.say(Status.SAME, Reason.MAYBE_SLOWER)
     return None
 

@@ -14,7 +14,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
-SEVERAL_TIMES = 3.0  # a busy machine of two cores slows a step to half its pace
+SEVERAL_TIMES = 3.0  # a busy machine of two cores runs a step at half its pace
 # With fewer, blocks that are disturbed by so much, each by a chance of its own, look like it in
 # more than ALPHA of comparisons.
 LEAST_PAIRS = 3

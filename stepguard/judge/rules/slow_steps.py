@@ -1,4 +1,6 @@
-"""Late and periodic slowdowns: HEAD is SLOWER by steps of its launches, whatever the mean says."""
+"""Late and periodic slowdowns: HEAD is SLOWER because of some steps of its launches, whatever the
+mean of all steps says.
+"""
 
 import math
 
@@ -10,9 +12,9 @@ from stepguard.judge.slow_step_patterns import REASONS, of_pairs
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """Say SLOWER where steps of HEAD are slower from some step on, or every so many steps, and
-    those of the other tree are not. If the mean is SLOWER by more
-    than the slow steps add to it, the mean is the reason.
+    """Say SLOWER if HEAD's steps are slower from some step on, or at every n-th step, and the other
+    tree's are not. If the mean is SLOWER by more than the slow steps add to it, the mean is the
+    reason.
     """
     slow = of_pairs(comparison)
     if slow is None:

@@ -1,4 +1,4 @@
-"""The throttle reasons of a GPU that spoil a block, by the driver's bits. Pure."""
+"""Throttle reasons of a GPU that spoil a block, by the driver's bits. Pure."""
 
 # Bits of nvmlDeviceGetCurrentClocksThrottleReasons (nvml.h). The software power cap, 0x4, does not
 # count as a slowdown: a big GPU runs at its cap all the time, also in the recordings.
@@ -11,5 +11,7 @@ SLOWDOWN_BITS = {
 
 
 def slowdown(bits: int) -> str:
-    """Return the slowdowns among the driver's throttle reasons, in words; empty for none."""
+    """Return the slowdowns among the driver's throttle reasons, in words; empty if there are
+    none.
+    """
     return ", ".join(text for bit, text in SLOWDOWN_BITS.items() if bits & bit)

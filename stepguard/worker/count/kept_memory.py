@@ -1,8 +1,8 @@
-"""Finds where bytes that outlive their step were allocated: what is alive when it ends, and of a
+"""Find where bytes that outlive their step were allocated: all that is alive at its end, and for a
 leak the storages of some steps that outlive later ones.
 
-Runs without the compiler, whose regions a dispatch mode cannot see into. What was allocated beside
-torch's operators has no line.
+The compiler is off, since a dispatch mode cannot see into its regions. What torch's operators did
+not allocate has no line.
 """
 
 import contextlib
@@ -18,21 +18,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.core.site import Site
 from stepguard.worker.count.memory_counters import LEAK_STEPS, PERIOD, gradients
-from stepguard.worker.count.placement import storages
 from stepguard.worker.count.syncs import by_place, site_here
 from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.count.tensor_devices import storages
 from stepguard.worker.rank_position import Phases
 
 LEAK = "leaked_bytes_per_step"
 PLACES = 5  # the largest
-_LIFTED = "aten.lift_fresh.default"  # the first operator that is seen of torch.tensor()
+_LIFTED = "aten.lift_fresh.default"  # the first operator of torch.tensor() that can be seen
 
 
 def locate_kept(tally: Tally, counted: RankStep) -> None:
-    """Add the lines of what lives between steps, and of the leak that was counted, if any: a Site's
-    count is bytes, of a leak a step.
+    """Add the lines of what lives between steps, and of a leak that was counted. A Site's count is
+    bytes, for a leak bytes a step.
     """
-    if BETWEEN_STEPS not in tally.values:  # nor any leak: several ranks on a CPU
+    if BETWEEN_STEPS not in tally.values:  # then there is no leak either: several ranks on a CPU
         return
     leaked = tally.values.get(LEAK, 0)
     any_leaked = counted.any_rank(leaked > 0)
@@ -40,7 +40,7 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
     quiet = () if counted.world_size > 1 else (torch.OutOfMemoryError,)
     with contextlib.suppress(*quiet), torch.compiler.set_stance("force_eager"):
         of_one_step = _made_by(1, counted)
-        # Not counted, wherever a step drops them; and no name here keeps them from being freed.
+        # Gradients do not count, wherever a step drops them. No variable here keeps them alive.
         kind = counted.device.type
         excluded = {storage._cdata for storage in gradients(counted.frozen, kind).values()}
         if sites := of_one_step.by_operator(excluded, len(counted.phases.micro_steps)):
@@ -48,7 +48,7 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
         if not any_leaked:
             return
         made = _made_by(LEAK_STEPS, counted)
-        for _ in range(PERIOD):  # after which two buffers that alternate are others
+        for _ in range(PERIOD):  # after them two buffers that alternate are different ones
             counted.step()
         gc.collect()
         if leaked and (sites := made.left(len(counted.phases.micro_steps))):
@@ -56,7 +56,7 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
 
 
 def _made_by(steps: int, counted: RankStep) -> "_Made":
-    """Run steps; return what they allocated."""
+    """Run steps. Return what they allocated."""
     made = _Made(counted.phases, counted.device.type)
     for _ in range(steps):
         counted.phases.begin_step()
@@ -66,12 +66,12 @@ def _made_by(steps: int, counted: RankStep) -> "_Made":
 
 
 class _Made(TorchDispatchMode):  # type: ignore[misc]
-    """Notes every storage that an operator allocates on a device, and the line that called it."""
+    """Notes every storage that an operator allocates on a device, with the line that called it."""
 
     def __init__(self, phases: Phases, device: str) -> None:
         super().__init__()
         self._phases, self._device = phases, device
-        # The weak reference keeps the address from being given to another storage.
+        # The weak reference prevents that the address is given to another storage.
         self._made: dict[int, tuple[StorageWeakRef, Site]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -94,8 +94,8 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
         ]
 
     def by_operator(self, without: Collection[int], micro_steps: int) -> list[Site]:
-        """Return the places of what still lives but some storages, each operator of a line for
-        itself: one more that autograd calls must not make the whole line another site.
+        """Return the places of what still lives, ``without`` some storages. Each operator of a line
+        has its own site, so that one more operator of autograd's does not change the whole line's.
         """
         operators: dict[str, list[Site]] = {}
         for site in self._alive(without):
@@ -103,7 +103,7 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
         return [site for alike in operators.values() for site in by_place(alike, micro_steps)]
 
     def left(self, micro_steps: int) -> list[Site]:
-        """Return the places of what still lives, bytes a step, the largest first."""
+        """Return the places of what still lives, in bytes a step, the largest first."""
         each = [
             replace(site, count=-(-site.count // LEAK_STEPS))
             for site in by_place(self._alive(), micro_steps)

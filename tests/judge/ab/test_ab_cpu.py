@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from test_ab_rules import decided, metric, turns
+from test_judge_pairs import decided, metric, turns
 
 from stepguard import Case
-from stepguard.core.comparison import glances, judged
+from stepguard.core.comparison import judged, judges_ungated_time
 from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
@@ -42,9 +42,9 @@ def outcome(draw, pct, sd_pct, modes=0.0):
 def test_a_cpu_case_is_judged_by_its_step_time_too():
     """By counters and by a glance at the step; a GPU's case only by what it gates."""
     case = Case("a", "m:f", device="cpu", gates=("graph_breaks",))
-    assert judged(case) == ("step_ms", "graph_breaks") and glances(case)
-    assert not glances(Case("a", "m:f", device="cpu", gates=("step_ms",)))
-    assert not glances(Case("a", "m:f", gates=("graph_breaks",)))
+    assert judged(case) == ("step_ms", "graph_breaks") and judges_ungated_time(case)
+    assert not judges_ungated_time(Case("a", "m:f", device="cpu", gates=("step_ms",)))
+    assert not judges_ungated_time(Case("a", "m:f", gates=("graph_breaks",)))
 
 
 def test_a_step_several_times_as_long_is_slower():
@@ -70,7 +70,7 @@ def test_two_pairs_without_a_slowdown_end_it():
 def test_pairs_that_scatter_by_more_than_matters_say_nothing_yet(scatter):
     """Up to eight pairs, whatever their mean says; a budget that ends before is no pass."""
     ratios = [scatter - 0.05, -scatter - 0.05] * 4
-    for count in range(2, mean_on_cpu.MOST_PAIRS):
+    for count in range(2, mean_on_cpu.DOUBTED_PAIRS):
         few = turns(ratios[:count], **HOW)
         assert mean_on_cpu.own_sd_pct(few) > 20 and wants_another_pair(few)
         late = judge_ab(turns(ratios[:count], out_of_time=True, **HOW))
@@ -83,7 +83,7 @@ def test_what_stays_in_doubt_passes_with_a_notice():
     """Eight pairs, slower on average, and scattered: no error for a busy machine."""
     ratios = [0.3, -0.1] * 4
     assert all(
-        wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, mean_on_cpu.MOST_PAIRS)
+        wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, mean_on_cpu.DOUBTED_PAIRS)
     )
     verdict = judge_ab(turns(ratios, **HOW))
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MAYBE_SLOWER)
@@ -95,7 +95,7 @@ def test_too_few_pairs_decide_nothing(ratios):
     """A budget that ends after a pair, or while a slowdown is in doubt, passes none."""
     late = judge_ab(turns(ratios, out_of_time=True, **HOW))
     assert (late.status, late.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
-    assert f" of {mean_on_cpu.MOST_PAIRS} at most" in times(late)[0]
+    assert f" of {mean_on_cpu.DOUBTED_PAIRS} at most" in times(late)[0]
 
 
 def test_a_mean_that_would_matter_does_not_pass_in_doubt():
@@ -120,7 +120,7 @@ def test_unchanged_code_on_a_busy_cpu_is_not_red(sd_pct, modes):
     draw = np.random.default_rng(18)
     found = [outcome(draw, 0.0, sd_pct, modes) for _ in range(30)]
     assert {verdict.outcome for verdict, _ in found} == {"passed"}
-    few = 4.5 if sd_pct + modes < 20 else mean_on_cpu.MOST_PAIRS
+    few = 4.5 if sd_pct + modes < 20 else mean_on_cpu.DOUBTED_PAIRS
     assert mean_on_cpu.LEAST_PAIRS <= np.mean([pairs for _, pairs in found]) <= few
 
 

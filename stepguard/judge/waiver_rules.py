@@ -1,8 +1,7 @@
-"""Rules of permissions: which metrics that fail pass all the same. Pure: no I/O, no clock.
+"""Rules of waivers and trailers: which failing metrics pass all the same. Pure: no I/O, no clock.
 
-A permission is of one metric of one case. It never covers what could not be measured, compared or
-decided. Against another revision a waiver's limit is compared with the change against that
-revision.
+A permission is for one metric of one case. It never covers what could not be measured, compared or
+decided. Beside another revision, a waiver's limit applies to the change against that revision.
 """
 
 import math
@@ -18,11 +17,12 @@ from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Verdict
 
-MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
+MAX_DAYS = 90  # the last day may be so far ahead; a change that lasts longer is a new level
 MAX_PCT = 50
-LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
+# The most that may be waived where next to nothing is recorded.
+LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20
 _FAILING = (Status.SLOWER, Status.CHANGED)
-Size = tuple[float | None, int | None]  # limit_pct and value of a waiver, which has one of them
+Size = tuple[float | None, int | None]  # a waiver's limit_pct and value; it has one of them
 
 
 def permitted(
@@ -32,12 +32,13 @@ def permitted(
     unsound: bool,
     today: date,
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-    """Return a case's metrics under its permissions, and what each of these did. No permission
-    applies to a case that was judged as a ``whole``, and no waiver to one that is ``unsound``.
+    """Return a case's metrics under its permissions, and the effect of each permission. No
+    permission applies to a case that was judged as a ``whole``, and no waiver to one that is
+    ``unsound``.
 
-    Only SLOWER and CHANGED are ever permitted. What a waiver allows keeps its status and is marked
-    with the waiver's last day. What a trailer allows is `same`, as a notice. Trailers come first: a
-    waiver of the same metric is then not needed.
+    Only SLOWER and CHANGED are ever permitted. A metric that a waiver allows keeps its status and
+    gets the waiver's last day. One that a trailer allows becomes `same`, with a notice. Trailers
+    come first: a waiver of the same metric is then not needed.
     """
     trailers = [permission for permission in permissions if permission.is_trailer]
     waivers = [permission for permission in permissions if not permission.is_trailer]
@@ -53,8 +54,8 @@ def _applied(
     today: date,
     allowed: Callable[[MetricVerdict, Permission], MetricVerdict],
 ) -> tuple[tuple[MetricVerdict, ...], list[PermissionOutcome]]:
-    """Return the metrics with those that pass replaced by ``allowed``, and each permission's
-    outcome.
+    """Return the metrics, where ``allowed`` replaces those that pass, and the outcome of each
+    permission.
     """
     known = {metric.metric: metric for metric in metrics}
     outcomes = [
@@ -88,14 +89,14 @@ def _as_waived(metric: MetricVerdict, permission: Permission) -> MetricVerdict:
 
 
 def effect_of(permission: Permission, metric: MetricVerdict | None, today: date) -> Effect:
-    """Return what a permission does to a metric; ``found`` is None where the case has none."""
+    """Return a permission's effect on a metric; ``metric`` is None if the case does not have it."""
     if metric is None or not metric.gated:
         return Effect.NOT_GATED
     if metric.status not in _FAILING:
         return Effect.NOT_NEEDED
-    if permission.is_trailer:  # whoever approves the commit approves the figure beside it
+    if permission.is_trailer:  # whoever approves the commit also approves the figure in its message
         return Effect.ALLOWED
-    # After NOT_NEEDED: an expired waiver of what passes is only stale.
+    # NOT_NEEDED comes before: an expired waiver of a metric that passes does no harm.
     if permission.expires is None or permission.expires < today:
         return Effect.EXPIRED
     if permission.limit_pct is not None:
@@ -103,7 +104,7 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
         return Effect.ALLOWED if known else Effect.EXCEEDED
     if permission.value is None or metric.new is None:
         return Effect.EXCEEDED
-    # A count of a million is no limit beside ten: the waiver would pass anything.
+    # A value of a million is no limit for a count of ten: such a waiver would pass anything.
     limits = METRICS[permission.metric].role == "work" or permission.value <= largest_value(metric)
     if not limits:
         return Effect.TOO_WIDE
@@ -112,8 +113,8 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
 
 
 def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, float] | None:
-    """Return the recorded and the present count of a rank that the waiver's value does not cover,
-    or None. Only the ranks that fail are asked.
+    """Return the recorded and the present count of a failing rank that the waiver's value does not
+    cover; None if it covers all of them.
     """
     assert waiver.value is not None
     counts = _failing_counts(metric)
@@ -122,13 +123,13 @@ def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, f
 
 def _covers(value: int, metric: str, old: float, new: float) -> bool:
     if METRICS[metric].role == "work":
-        # Equal totals that are CHANGED are of other operators.
+        # CHANGED with equal totals means other operators, which no total covers.
         return new == value and new != old
     return new <= value
 
 
 def may_cover(value: int, metric: str, old: float) -> bool:
-    """Tell whether there is a count that fails beside ``old`` and that the value covers."""
+    """Tell whether the value covers any failing count, if ``old`` is recorded."""
     return value != old if METRICS[metric].role == "work" else value > old
 
 
@@ -137,16 +138,18 @@ def _failing_counts(metric: MetricVerdict) -> tuple[tuple[float, float], ...]:
 
 
 def largest_value(metric: MetricVerdict) -> float:
-    """Return the largest value that is still a limit: twice what each failing rank recorded, or a
-    little where that is next to nothing.
+    """Return the largest value that still limits something: twice the recorded count of each
+    failing rank, or LITTLE_CALLS or LITTLE_BYTES where next to nothing is recorded.
     """
     little = LITTLE_BYTES if METRICS[metric.metric].unit == "B" else LITTLE_CALLS
-    # The smallest of the ranks': twice the busiest one's count may be a thousand times another's.
+    # The smallest over the ranks: twice the busiest one's count may be a thousand times another's.
     return min(max(2 * old, little) for old, _ in _failing_counts(metric))
 
 
 def suggested_size(metric: MetricVerdict) -> Size | None:
-    """Return the size that covers a failing metric, a time with room of 0.5 %; None if none can."""
+    """Return the size that covers a failing metric; a time gets 0.5 % to spare. None if no size
+    does.
+    """
     if metric.status not in _FAILING or metric.new is None:
         return None
     if METRICS[metric.metric].kind == "counter":
@@ -158,13 +161,14 @@ def suggested_size(metric: MetricVerdict) -> Size | None:
     change = metric.change_pct or 0
     if not 0 < change <= MAX_PCT:
         return None
-    # Up to the next half percent, then one more half: the same code measures otherwise next time.
+    # Round up to half a percent, then add half a percent: the same code measures a little
+    # differently next time.
     return min(math.ceil(2 * change + 1) / 2, MAX_PCT), None
 
 
 def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
-    """Return the size, by metric, that covers each failing one as it is; none where one cannot be
-    waived: the case would fail all the same.
+    """Return the size for each failing metric that covers it as it is. Empty if one of them cannot
+    be waived, since the case would fail all the same.
     """
     sizes = {m.metric: suggested_size(m) for m in verdict.gated("failed")}
     known = {name: size for name, size in sizes.items() if size}
@@ -172,8 +176,8 @@ def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
 
 
 def problem_of(waiver: Permission, today: date) -> str:
-    """Return what is wrong with a waiver, its case aside, or the empty string."""
-    # People edit the file, so every rule is checked when it is read, not by the command alone.
+    """Return what is wrong with a waiver, except for its case; empty if nothing is."""
+    # People edit the file by hand, so reading it checks every rule.
     if waiver.metric not in GATEABLE:
         return not_gateable(waiver.metric)
     counts = METRICS[waiver.metric].kind == "counter"
