@@ -139,6 +139,12 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "and by how much. It is `SLOWER` if the other revision's steps are not, else a notice.",
         "Look for what happens every so many steps: logging, a checkpoint, `empty_cache`.",
     ),
+    Reason.GROWING_SLOWDOWN: Help(
+        "In every launch steps take longer and longer; the note says by how much over the timed "
+        "steps. It is `SLOWER` if the other revision's steps do not, else a notice. Lines of "
+        "Python that become more are a counter, `growing_python_lines_per_step`.",
+        "Look for what the step adds to and goes through: a list, a dictionary, a cache, a graph.",
+    ),
     Reason.BASE_LACKS: Help(
         "The other revision has no such factory or parameter, or its step raised; the message "
         "says which.",

@@ -245,6 +245,57 @@ def test_a_pause_of_the_host_that_a_gpu_hides_is_found(seed, count):
     assert "every 11 steps" in headline(verdict)
 
 
+def growing(by, both=0.0, count=2, seed=0, cv=0.015):
+    """Pairs whose steps grow by a share over 320 steps, in HEAD alone or on both sides."""
+    draw, sides = np.random.default_rng(seed), ([], [])
+    for number in range(1, count + 1):
+        for side, rise in zip(sides, (by + both, both), strict=True):
+            plain = launch(draw, FAR, number, cv=cv)
+            blocks = tuple(
+                block_of(
+                    [ms * (1 + rise * step / 320) for step, ms in enumerate(b.step_ms, b.ran)],
+                    b.ran,
+                )
+                for b in plain.blocks
+            )
+            side.append(replace(plain, blocks=blocks))
+    made = (
+        evidence((), launches=tuple(s), gates=GATES, **(SOUND | {"planned_launches": 1}))
+        for s in sides
+    )
+    head, base = made
+    return Comparison("main", replace(head, commit="f" * 40), replace(base, commit="0" * 40))
+
+
+@pytest.mark.parametrize("by", [0.3, 1.0])
+def test_steps_that_grow_in_head_alone_are_slower(by):
+    """Two pairs; the text says from where to where, and by how much."""
+    found = growing(by)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.GROWING_SLOWDOWN)
+    assert not wants_another_pair(found)
+    assert "step_ms grows from step to step, +" in headline(verdict)
+    slow = verdict.worst.slow_steps
+    assert (slow.begin, slow.after) == (47, 319)
+    assert slow.slower_pct == pytest.approx(100 * by * 272 / (320 + 47 * by), rel=0.25)
+
+
+def test_steps_that_grow_on_both_sides_are_said_once():
+    """No change, and a notice of the step time."""
+    found = growing(0.0, both=0.5, count=24)
+    assert of_pairs(found) is None and of_head_alone(found) is None
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.GROWING_SLOWDOWN)
+    assert verdict.has_notice
+    assert sum(metric.slow_steps is not None for metric in verdict.metrics) == 1
+
+
+def test_a_level_is_no_line_and_a_line_no_level():
+    """What begins at a step is late, also where all launches have it; what grows is not."""
+    assert of_launches(launches(late=(150, 0.3))).kind == "late"
+    assert of_launches(growing(0.5).head.launches).kind == "growing"
+
+
 def test_head_without_it_is_not_slower():
     """Only the other tree's steps become slower."""
     assert of_pairs(pairs(4, base={"late": (150, 0.12)})) is None

@@ -213,20 +213,20 @@ def cpu_pairs(ratios, **changes):
     return replace(found, **sides, **changes)
 
 
-def series(draw, late=0.0, every=0.0):
-    """A launch whose steps scatter by 1.5 %: slower from step 150 on, or every 16 steps."""
+def series(draw, late=0.0, every=0.0, grows=0.0):
+    """A launch whose steps scatter by 1.5 %: slower from step 150 on, each 16th, or ever more."""
     blocks = []
     for steps in (np.arange(46, 93), np.arange(273, 320)):
         logs = 0.015 * draw.standard_normal(len(steps)) + late * (steps >= 150)
-        logs += every * (steps % 16 == 5)
+        logs += every * (steps % 16 == 5) + grows * steps / 320
         blocks.append(block_of([43.0 * math.exp(one) for one in logs], int(steps[0])))
     return tuple(blocks)
 
 
-def within(both=None, **head):
+def within(both=None, count=2, **head):
     """Two pairs whose steps slow down within HEAD's launches, or within ``both`` sides'."""
     draw, sides = np.random.default_rng(7), ([], [])
-    for number in (1, 2):
+    for number in range(1, count + 1):
         for side, how in zip(sides, (both or head, both or {}), strict=True):
             side.append(launch(index=number, blocks=series(draw, **how)))
     new, old = (

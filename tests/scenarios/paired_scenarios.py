@@ -174,6 +174,20 @@ PAIRED = (
         Run(pairs=within(every=0.66)),
     ),
     Scenario(
+        "pairs-growing-slowdown",
+        "Two pairs in which HEAD's steps take longer and longer.",
+        "SLOWER",
+        "GROWING_SLOWDOWN",
+        Run(pairs=within(grows=0.6)),
+    ),
+    Scenario(
+        "pairs-growing-on-both-sides",
+        "Both trees' steps take longer and longer: no change, and said once.",
+        "same",
+        "GROWING_SLOWDOWN",
+        Run(pairs=within(both={"grows": 0.6}, count=24)),
+    ),
+    Scenario(
         "pairs-late-on-both-sides",
         "Both trees are slower from step 150 on: HEAD did not do it.",
         "INCONCLUSIVE",
