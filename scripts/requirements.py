@@ -4,7 +4,8 @@
     python scripts/requirements.py check perf   # 1, with the pip command, if any is missing here
 
 `perf` is what the suite needs; `test` adds what the project's own tests and linters need; `gate` is
-the part of it that reading documents needs, without torch.
+the part of it that reading documents needs, without torch. `history` is `gate` and what the history
+needs; `docs` is what the site of docs/ is made with.
 """
 
 import re
@@ -15,7 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SUITE = ("traces", "model")
-GROUPS = {"perf": SUITE, "test": (*SUITE, "test", "lint", "plot"), "gate": ()}
+GROUPS = {"perf": SUITE, "test": (*SUITE, "history", "test", "lint", "plot"), "gate": ()}
+GROUPS |= {"history": ("history",), "docs": ("docs",)}
 GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
 OLDEST_PYTHON = (3, 11)
 
@@ -26,8 +28,10 @@ def required(what):
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = list(project["project"]["dependencies"])
-    if what == "gate":
+    if what in ("gate", "history"):
         lines = [line for line in lines if line.partition(">=")[0] in GATE]
+    if what == "docs":  # built without the package
+        lines = []
     groups = project["project"]["optional-dependencies"] | project["dependency-groups"]
     for group in GROUPS[what]:
         lines += groups[group]

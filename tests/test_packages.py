@@ -46,6 +46,16 @@ def test_the_version_is_one():
     assert stepguard.__version__ == project()["version"]
 
 
+def test_the_second_name_is_the_same_release():
+    """pytest-stepguard installs the stepguard of its own version, and has nothing else in it."""
+    alias = tomllib.loads((ROOT / "packaging/pytest-stepguard/pyproject.toml").read_text())
+    assert alias["project"]["name"] == "pytest-stepguard"
+    assert alias["project"]["version"] == project()["version"]
+    assert alias["project"]["dependencies"] == [f"stepguard=={project()['version']}"]
+    assert alias["project"]["requires-python"] == project()["requires-python"]
+    assert alias["tool"]["setuptools"] == {"packages": []}
+
+
 def test_types_are_told():
     """Whoever checks types finds the marker beside the package."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]

@@ -125,7 +125,7 @@ class Session:
         folder = self._commands.relative(self._baselines)
         line = machine_and_judge(self._gpus, folder, self._option.perf_against or "")
         base = self._base.lines() if self._base else ()
-        return [f"stepguard: {line}", *(f"stepguard: {one}" for one in base)]
+        return [f"stepguard: {line}", *(f"stepguard: {text}" for text in base)]
 
     @cached_property
     @usage_errors()
