@@ -43,6 +43,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.judge import first_step
 from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
@@ -128,8 +129,9 @@ def wants_another_pair(comparison: Comparison) -> bool:
     # Without a pair the evidence has no launches, so only these two can be known.
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
-    decided = decision(comparison)
-    return decided is not None and not decided.final and refusal(comparison) is None
+    decided = decision(comparison), first_step.decision(comparison)
+    undecided = any(time is not None and not time.final for time in decided)
+    return undecided and refusal(comparison) is None
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
@@ -244,6 +246,9 @@ def _compared(comparison: Comparison) -> Findings:
         for name in METRICS
         if name in values
     ]
+    if start := first_step.decision(comparison):
+        judged = first_step.verdict(comparison, start)
+        compared = [judged if metric.metric == judged.metric else metric for metric in compared]
     status = decided.status if decided and comparison.head.on_gpu else None
     metrics = tuple(beside_time(metric, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None
