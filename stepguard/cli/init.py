@@ -44,6 +44,7 @@ from stepguard.core.shared_sentences import uncommitted
 from stepguard.machine.git.revision import current, git, no_commit, run_git
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
+from stepguard.machine.requirements import require_torch
 from stepguard.storage.json_file import replace_file
 
 PLUGIN = "stepguard.plugin"
@@ -66,6 +67,7 @@ def _init(options: argparse.Namespace) -> int:
     if options.factory is None and not options.script:
         return _without_factory(root, python)
     case = _wanted_case(options)
+    require_torch()
     if case.device == GPU and not visible_gpus():
         raise UsageError(
             "this machine shows no GPU, so that nothing could be measured; nothing was written: "

@@ -30,6 +30,7 @@ from stepguard.machine.git.trailers import trailers
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.machine.gpu.nvml import Gpu, visible_gpus
 from stepguard.machine.interpreter import interpreter
+from stepguard.machine.requirements import require_torch
 from stepguard.measure.beside_base import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baseline_folder import (
@@ -202,6 +203,8 @@ class Session:
             if nodes := spread(case, self._launcher):
                 # For its error, before anything is measured: nodes that cannot share the ranks.
                 nodes.per_node(case)
+        if self._cases and not self._option.collectonly:
+            require_torch()
 
     def measure(self, item: pytest.Item, case: Case) -> Result:
         """Measure and judge a test's case. Record it if that was asked for.
@@ -369,7 +372,7 @@ class Session:
             notices=self._notices,
             waivers=self._waivers,
         )
-        return write(self._option, self._commands.folder, document)
+        return write(self._option, self._commands.folder, document, self._root)
 
     def summary(self, lists_skips: bool) -> Run | None:
         """Return the run for its summary. None if it measured nothing and had nothing to measure,

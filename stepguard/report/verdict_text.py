@@ -105,6 +105,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
             return [f"{part}, {bare}", part]
         where = f"{part} in {place.function}"
         return [
+            *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
             f"{where} ({place.place})",
             f"{where} ({_file(place)})",
             f"{part} {_file(place)}",
@@ -119,10 +120,9 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         # It was there before the steps whose lines are counted.
         what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
         return [*what, moved, bare]
-    short, via = _file(worst.place), worst.place.via
-    library = [f"{moved} {worst.place.place} via {via}"] if via else []
+    short, reached = _file(worst.place), worst.place.reached
     return [
-        *library,
+        *([f"{moved} {worst.place.place}{reached}"] if reached else []),
         f"{moved} {worst.place.place}",
         f"{bare} {worst.place.place}",
         f"{bare} {short}",
@@ -221,6 +221,7 @@ def _where(metric: MetricVerdict) -> list[str]:
         names = _names(metric.sites)
         lines = [
             f"{site.count:+,d} {names[site.what]} in {site.function} ({site.place})"
+            + (site.reached if site.caller else "")
             for site in metric.sites
         ]
     return first(lines, PLACES_SHOWN)
@@ -297,7 +298,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     lines = [line, *(f"    {where}" for where in _where(metric))]
     # No line of a collective has its size.
     text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
-    if text and (row.kind == "time" or metric.status is Status.INCONCLUSIVE):
+    if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")

@@ -187,7 +187,7 @@ PAIRED = (
     ),
     Scenario(
         "pairs-first-step-slower",
-        "As fast, and each launch takes four times as long to its first step, which the case gates.",
+        "As fast, and launches take four times as long to the first step, which the case gates.",
         "SLOWER",
         "BEYOND_MARGIN",
         Run(pairs=starting(4.0)),
