@@ -85,14 +85,19 @@ def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
     """
     changes: Counter[str] = Counter()
     for part in moved:
-        packet = _packet(part.name)
-        alike = _VIEW.search(packet) or _ALIKE.search(packet)
-        changes[packet if alike else part.name] += part.new - part.old
-    views = all(_VIEW.search(name) for name, change in changes.items() if change)
+        name = packet(part.name)
+        alike = is_view(name) or _ALIKE.search(name)
+        changes[name if alike else part.name] += part.new - part.old
+    views = all(is_view(name) for name, change in changes.items() if change)
     return bool(moved) and views and abs(changes.total()) <= VIEWS_PCT / 100 * calls
 
 
-def _packet(name: str) -> str:
+def is_view(name: str) -> bool:
+    """Tell whether an operator only makes a view: it computes nothing."""
+    return bool(_VIEW.search(packet(name)))
+
+
+def packet(name: str) -> str:
     """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
     # The profiler writes "aten::sum". What overloads of another library do is unknown.
     overloaded = name.startswith("aten.") and name.count(".") > 1
@@ -175,9 +180,9 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
         if site.key[1:] in lines:
             left[site.what] += max(0, site.count - calls.get(site.key, 0))
     return tuple(
-        msgspec.structs.replace(site, what=_packet(site.what))
+        msgspec.structs.replace(site, what=packet(site.what))
         for site in _with_library(added(old, new), now)
-        if left[site.what] >= site.count and not site.phase and not _VIEW.search(_packet(site.what))
+        if left[site.what] >= site.count and not site.phase and not is_view(site.what)
     )
 
 

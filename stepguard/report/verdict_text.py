@@ -298,7 +298,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     lines = [line, *(f"    {where}" for where in _where(metric))]
     # No line of a collective has its size.
     text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
-    if text and (row.kind == "time" or metric.status is Status.INCONCLUSIVE):
+    if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
