@@ -184,7 +184,10 @@ def change_chart(
     ``bands`` are margins in percent and their names, the narrowest first.
     """
     bounds = [bound for margin, _ in bands for bound in (-margin, margin)]
-    values = (*changes, interval.estimate, interval.low, interval.high, *bounds)
+    # An interval of two pairs may reach beyond 1,000 %: it ends at the edge.
+    most = 4 * max(map(abs, (*changes, interval.estimate, *bounds)))
+    ends = (max(-most, interval.low), min(most, interval.high))
+    values = (*changes, interval.estimate, *ends, *bounds)
     across = Scale(*_padded(values), LABELS / 2, WIDTH - 2.4 * RIGHT)
     rows = min(130.0, 9.0 * len(changes))
     height = TOP + rows + 34 + BOTTOM
