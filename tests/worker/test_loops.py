@@ -303,7 +303,7 @@ ENDS = {
     ),
     "asks for a password": (
         "import getpass\ngetpass.getpass('key: ')\n",
-        "train.py asks for input before its first step had ended (train.py:14), where nobody can",
+        "train.py asks for input before its first step had ended (train.py:13), where nobody can",
     ),
     "bad arguments": (
         "import argparse\nargparse.ArgumentParser().parse_args(['--no-such'])\n",
