@@ -4,10 +4,9 @@
     python -m benchmarks.loop_switch --turns 41 --out switch.json
 
 A script trains a small model. It runs as Python runs it and as a rank does, in turns, each time in
-a process of its own. The script takes its own time, so that both sides mean the same: its thread's CPU time, which
-other processes hardly change. What a step
-takes longer with stepguard is set in relation to a step of 25 ms, which is short for a GPU. No GPU
-is needed.
+a process of its own. The script takes its own time, so that both sides mean the same: the CPU time
+of its thread, which other processes hardly change. What a step takes longer with stepguard is set
+in relation to a step of 25 ms, which is short for a GPU. No GPU is needed.
 """
 
 import argparse

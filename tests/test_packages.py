@@ -38,7 +38,7 @@ def test_what_is_installed_is_what_the_gate_imports():
     names = {line.partition(">=")[0] for line in project()["dependencies"]}
     imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy"}
     assert names == imports | {"nvidia-ml-py", "pytest-benchmark"}
-    assert project()["optional-dependencies"].keys() == {"torch", "traces"}
+    assert project()["optional-dependencies"].keys() == {"torch", "traces", "history", "report"}
 
 
 def test_the_version_is_one():
@@ -50,6 +50,16 @@ def test_the_version_is_one():
         done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
         assert done.stdout == f"stepguard {project()['version']}\n", done.stderr
     assert stepguard.__version__ == project()["version"]
+
+
+def test_the_second_name_is_the_same_release():
+    """pytest-stepguard installs the stepguard of its own version, and has nothing else in it."""
+    alias = tomllib.loads((ROOT / "packaging/pytest-stepguard/pyproject.toml").read_text())
+    assert alias["project"]["name"] == "pytest-stepguard"
+    assert alias["project"]["version"] == project()["version"]
+    assert alias["project"]["dependencies"] == [f"stepguard=={project()['version']}"]
+    assert alias["project"]["requires-python"] == project()["requires-python"]
+    assert alias["tool"]["setuptools"] == {"packages": []}
 
 
 def test_types_are_told():

@@ -126,7 +126,7 @@ class Session:
         folder = self._commands.relative(self._baselines)
         line = machine_and_judge(self._gpus, folder, self._option.perf_against or "")
         base = self._base.lines() if self._base else ()
-        return [f"stepguard: {line}", *(f"stepguard: {one}" for one in base)]
+        return [f"stepguard: {line}", *(f"stepguard: {text}" for text in base)]
 
     @cached_property
     @usage_errors()
@@ -372,7 +372,7 @@ class Session:
             notices=self._notices,
             waivers=self._waivers,
         )
-        return write(self._option, self._commands.folder, document)
+        return write(self._option, self._commands.folder, document, self._root)
 
     def summary(self, lists_skips: bool) -> Run | None:
         """Return the run for its summary. None if it measured nothing and had nothing to measure,
