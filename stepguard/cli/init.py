@@ -186,7 +186,7 @@ def _commit(root: Path, paths: list[Path]) -> str:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
             return f"git {arguments[0]} failed ({last[-1] if last else 'no answer'}); do: {typed}"
     new = [name for name in names if ours[name] in dirty]
-    say(f"committed {', '.join(new)}: a recording names its commit")
+    say(f"committed {', '.join(new)}: a recording names the commit that it is of")
     return ""
 
 

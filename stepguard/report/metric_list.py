@@ -67,7 +67,7 @@ def moves(done: Accepted) -> list[str]:
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
         wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
-        return [f"  accepted as it is: {', '.join(wasted)}"] if wasted else []
+        return [f"  recorded as normal, more will fail: {', '.join(wasted)}"] if wasted else []
     lines = [
         # If the sum did not move, the parts that did.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")

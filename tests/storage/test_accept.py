@@ -198,7 +198,7 @@ def test_waste_that_comes_with_other_software_needs_a_reason(path, metric):
     done = accept(path, more, "so it is")
     (line,) = moves(done)
     assert done.action is Action.EPOCH_OPENED
-    assert line.startswith("  accepted as it is: ") and f" {metric} 2,048" in line
+    assert line.startswith("  recorded as normal, more will fail: ") and f" {metric} 2,048" in line
 
 
 def test_upgrades_do_not_add_up(path):
