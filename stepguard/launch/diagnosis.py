@@ -29,7 +29,7 @@ from stepguard.worker.rank_endings import Ending, Endings, first
 from stepguard.worker.rank_position import read_position
 
 SHOWN_STACKS = 2  # ranks; the others usually are at the same place as one of these
-_WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
+_WAITS = re.compile(r'/worker/rank_channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
 TAIL_BYTES = 1 << 16  # stacks are looked for in so many bytes at the end of a log
 STACKS_S = 5.0  # for faulthandler to write all stacks
@@ -40,6 +40,11 @@ _LOST_PEER = re.compile(
 )
 RankError = tuple[int, dict[str, Any]]  # a rank and the error that it wrote
 Cause = tuple[int, str]  # a rank and how it ended
+# A script's first steps are a part of its preparation: they may load data, and compile.
+LONG_PREPARATION = (
+    ", before its first step had ended; if it loads or compiles for so long, give the case a "
+    "larger time_limit_s"
+)
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
 ENDINGS_S = 5.0  # for agents to note how a rank ended
 
@@ -112,6 +117,8 @@ def no_answer(scene: Scene) -> Fault:
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     positions = "; ".join(f"rank {rank} in {scene.position(rank)}" for rank in scene.ranks)
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions}"
+    if any(scene.position(rank) == "prepare" for rank in scene.ranks):
+        message += LONG_PREPARATION
     return Fault(code, message, _stacks(scene) or scene.agent_log(), scene.during)
 
 
