@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stepguard.core.comparison import gates_times
 from stepguard.core.device import is_gpu
+from stepguard.core.metrics import METRICS
 from stepguard.core.profile import grouped
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem
@@ -86,13 +87,17 @@ def _beside(result: Result) -> Iterator[str]:
     """Yield what a reader judges beside the table."""
     case_id, verdict = result.case.id, result.verdict
     # Deliberate syncs with their reasons, on every run.
-    for site in (s for sites in result.evidence.counted.sites.values() for s in sites):
-        if site.allowed:
-            yield f"allowed in {case_id}: {site.count} x {site.described()}: {site.allowed}"
+    for name, sites in result.evidence.counted.sites.items():
+        for site in (site for site in sites if site.allowed):
+            what = words.happens(site, METRICS[name].unit)
+            yield f"allowed in {case_id}: {what}: {site.allowed}"
     # Places that are new although a counter is equal: one thing was put for another.
-    for metric in verdict.metrics:
-        for site in metric.sites if metric.reason is Reason.EQUAL else ():
-            yield f"moved in {case_id}: {metric.metric} is equal, now at {site.location()}"
+    equal = [m for m in verdict.metrics if m.reason is Reason.EQUAL]
+    new = [(site.location(), m.metric) for m in equal for site in m.sites]
+    for location, alike in grouped(new, lambda one: one[0]).items():
+        names = list(dict.fromkeys(name for _, name in alike))
+        are = "is" if len(names) == 1 else "are"
+        yield f"moved in {case_id}: {listed(names, len(names))} {are} equal, now at {location}"
     if problem := result.evidence.one_rank_problem:
         yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
     # What a `same` against another revision rests on: how slow it may be. A notice says it itself.

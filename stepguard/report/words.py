@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from stepguard.core.evidence import Evidence
 from stepguard.core.explanation import Cause
 from stepguard.core.figures import Failed, Unstable
@@ -119,14 +121,25 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
         return [*what, moved, bare]
     short, via = _file(worst.place), worst.place.via
-    library = [f"{moved} {worst.place.place} via {via}"] if via else []
+    placed = f"{moved}{_share(worst)} {worst.place.place}"
+    library = [f"{placed} via {via}"] if via else []
     return [
         *library,
-        f"{moved} {worst.place.place}",
+        placed,
         f"{bare} {worst.place.place}",
         f"{bare} {short}",
         bare,
     ]
+
+
+def _share(found: MetricVerdict) -> str:
+    """Return ", 4 at", the part of a move that is of its first place; empty if it is the only one,
+    or nobody knows its part.
+    """
+    places = [site for site in found.sites if site.file]
+    if len(places) < 2 or found.metric == PEAK or METRICS[found.metric].kind != "counter":
+        return ""
+    return f", {format_value(found.metric, places[0].count)} at"
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
@@ -143,7 +156,9 @@ def _file(site: Site) -> str:
 
 
 def operator_move(found: MetricVerdict) -> str:
-    """Return the first operator that moved: "+4 aten.clone", "+4 aten.silu for aten.gelu"."""
+    """Return the operator that moved at the first place, and how often there: "+4 aten.clone"; or
+    "+4 aten.silu for aten.gelu", where its function calls as many fewer of another one.
+    """
     if found.sites:
         main, names = found.sites[0], _names(found.sites)
         here: Counter[str] = Counter()
@@ -151,7 +166,7 @@ def operator_move(found: MetricVerdict) -> str:
             if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):
                 here[site.what] += site.count
         count = here.pop(main.what)
-        text = f"{count:+,d} {names[main.what]}"
+        text = f"{main.count:+,d} {names[main.what]}"
         if [*here.values()] == [-count] and count > 0:
             return f"{text} for {names[next(iter(here))]}"
         return text
@@ -209,7 +224,7 @@ def _where(found: MetricVerdict) -> list[str]:
     if found.metric == PEAK:  # no bytes are of a line: what lives longest has others beside it
         lines = [f"called here now: {happens(site)}" for site in found.sites]
     elif found.metric not in OPERATOR_METRICS:
-        lines = [happens(site, unit) for site in found.sites]
+        lines = [happens(site, unit) for site in _with_count_before(found)]
         if unit != "B":
             return lines
     else:
@@ -219,6 +234,19 @@ def _where(found: MetricVerdict) -> list[str]:
             for site in found.sites
         ]
     return first(lines, PLACES_SHOWN)
+
+
+def _with_count_before(found: MetricVerdict) -> tuple[Site, ...]:
+    """Return the places. One that has more than the counter rose by is an edited line, or has come
+    in place of others: then it says how many there were.
+    """
+    rise = (found.new or 0) - (found.old or 0)
+    counts = METRICS[found.metric].kind == "counter"
+    if not counts or len(found.sites) != 1 or not 0 < rise < found.sites[0].count:
+        return found.sites
+    (site,) = found.sites
+    what = f"{site.what} ({format_value(found.metric, site.count - rise)} before)"
+    return (structs.replace(site, what=what),)
 
 
 def _short(name: str, value: float) -> str:
