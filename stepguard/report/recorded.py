@@ -1,14 +1,24 @@
 """The metrics of one case, for a person: what a run measured, and what a baseline holds."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import geometric_mean
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS, WASTE, format_value
+from stepguard.core.metrics import (
+    GARBAGE,
+    GRAPH_NODES,
+    GROWING_LINES,
+    JUDGED_TIME,
+    METRICS,
+    OPERATORS,
+    WASTE,
+    format_value,
+)
 from stepguard.core.recording import Recording
-from stepguard.core.text import first
-from stepguard.core.verdict import cause_first
+from stepguard.core.text import first, listed
+from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.report.commands import Commands
@@ -18,6 +28,20 @@ from stepguard.storage.accepting import Accepted, Action
 
 MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
+PLACES = 3  # of what is recorded as normal, and of what informs
+_WASTED = {  # a counter of WASTE: what its number is of
+    "host_syncs_per_step": "{} waits of the host for the GPU a step",
+    "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
+    "pageable_copies_per_step": "{} copies a step from or to pageable memory",
+    "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
+    "graph_breaks": "{} graph breaks",
+    "recompiles": "{} recompiles",
+    "uncached_graphs": "{} graphs that the compile cache does not keep",
+    "leaked_bytes_per_step": "{} that each step leaves behind",
+    GRAPH_NODES: "{} nodes of autograd's graph that each step leaves behind",
+    GARBAGE: "{} objects a step that only Python's garbage collector frees",
+    GROWING_LINES: "{} lines of Python more in each step than in the one before",
+}
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -43,6 +67,8 @@ def figures(result: Result) -> Iterator[str]:
 def _made_of(name: str, counts: Counts) -> Iterator[str]:
     """Yield where a counter happens; else what it is made of, the largest first."""
     sites = counts.sites.get(name, ()) if name != OPERATORS else ()
+    if METRICS[name].kind == "information":
+        sites = sites[:PLACES]
     for site in sites:
         text = happens(site, METRICS[name].unit)
         yield f"    {text}" + (f" (allowed: {site.allowed})" if site.allowed else "")
@@ -60,18 +86,29 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 def moves(done: Accepted) -> list[str]:
     """Return old -> new of each metric whose level was changed, the cause first, in MOVES lines at
-    most; of a level that nothing is compared with what is accepted that a good step does not have.
+    most; of a level that nothing is compared with what is recorded that a good step does not have.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
-        wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
-        return [f"  accepted as it is: {', '.join(wasted)}"] if wasted else []
+        return [_normal(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
     lines = [
         # Which parts moved, where their sum did not.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
         for m in moved
     ]
     return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
+
+
+def _normal(found: MetricVerdict) -> str:
+    """Return "Recorded as normal: 6 calls a step that would wait on a GPU (2 x .item() train.py:8
+    and 1 more). More will fail."
+    """
+    amount = partial(format_value, found.metric)
+    of = "of" if METRICS[found.metric].unit == "B" else "x"
+    at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in found.sites]
+    where = f" ({listed(at, PLACES)})" if at else ""
+    recorded = _WASTED[found.metric].format(amount(found.new))
+    return f"  Recorded as normal: {recorded}{where}. More will fail."
 
 
 def listing(cases: Mapping[str, Entry]) -> Iterator[str]:

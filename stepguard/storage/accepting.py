@@ -109,8 +109,16 @@ def accept(
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     opened = action is Action.EPOCH_OPENED
-    moved = tuple(verdict.moved)
+    moved = tuple(_placed(one, recording) for one in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _placed(found: MetricVerdict, recording: Recording) -> MetricVerdict:
+    """Return a metric that nothing was compared with, with the places that are recorded of it."""
+    if found.old is not None:
+        return found
+    sites = (site for site in recording.sites.get(found.metric, ()) if not site.allowed)
+    return msgspec.structs.replace(found, sites=tuple(sites))
 
 
 def _is_of_own_card(found: MetricVerdict) -> bool:
