@@ -31,11 +31,13 @@ from stepguard.core.metrics import GRAPH_NODES, GROWING_LINES, JUDGED_TIME, METR
 from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
+from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
 from stepguard.judge.by_profile import straggler
 from stepguard.judge.counters import compare
 from stepguard.judge.findings import Findings, Permits, verdict_of
+from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.identical_step import not_enough
 from stepguard.judge.rules.mean_of_pairs import explanation
@@ -282,9 +284,19 @@ def _time(
         said.change_pct,
         said.limit_pct,
         noise_pct=found.sd_pct,
+        sites=_risen_python(comparison, found),
         pairs=pairs_finding(comparison, found),
         slow_steps=said.slow_steps,
     )
+
+
+def _risen_python(comparison: Comparison, found: Decision) -> tuple[Site, ...]:
+    """Return the functions that run more lines of Python, where HEAD's step may be slower for it.
+    They explain: a time alone decides.
+    """
+    if found.status not in (Status.SLOWER, Status.INCONCLUSIVE) or found.estimate_pct <= 0:
+        return ()
+    return risen_python(comparison.head.counted, comparison.base.counted)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from stepguard.worker.clock import Step
 from stepguard.worker.count.locate import is_machinery, locate, site_at
 from stepguard.worker.count.tally import Tally
 
-PLACES = 3  # that run most
+PLACES = 10  # that run most: in pairs those that run more lines say where a slower step is so
 Lines = Counter[CodeType]
 
 
