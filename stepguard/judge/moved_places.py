@@ -28,6 +28,8 @@ _COLLECTIVE = re.compile(r"^_?c10d")
 # Of a step's lines of Python, that can be why it is slower: refactors move fewer.
 LEAST_LINES = 100
 LEAST_LINES_SHARE = 0.1
+EDITED = "edited line"  # what there is of a line that calls nothing more
+FEW_LINES = 3  # that an edit touched; of more of them nobody knows which one it is
 _Line = tuple[str, str, str]  # file, function, text
 
 
@@ -53,7 +55,7 @@ def moved_places(
     if metric == OPERATORS:
         return _moved_operators(moved, now, past)
     if metric == PEAK:
-        return _calls_at_other_lines(now, past) if rise > 0 else ()
+        return _lines_of_a_peak(now, past) if rise > 0 else ()
     if metric == COLLECTIVES:
         return _moved_collectives(moved, now, past, rise < 0)
     return _moved_sites(metric, now, past, rise < 0)
@@ -115,6 +117,19 @@ def _moved_collectives(
         replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
         for site in _moved_operators(these, now, past)
     )
+
+
+def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
+    """Return the lines that now call what another one did; before untouched ones the lines that the
+    change touched, if these are few: `backward(retain_graph=True)` calls nothing more, and keeps.
+    """
+    new, old = now.operator_sites(), past.operator_sites()
+    touched, calls = _touched(new, old), _calls_at_other_lines(now, past)
+    if any(map(touched, calls)):
+        return tuple(sorted(calls, key=lambda site: not touched(site)))
+    edited = {_line(site): site for site in new if touched(site)}
+    few = edited.values() if len(edited) <= FEW_LINES else ()
+    return (*(replace(site, what=EDITED, count=1, phase="") for site in few), *calls)
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:

@@ -27,6 +27,7 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, first, listed, printable, shortened
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
+from stepguard.judge.moved_places import EDITED
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.notes import note, on_ranks, parts
@@ -222,7 +223,8 @@ def _where(found: MetricVerdict) -> list[str]:
     """Return where a metric moved, a line each."""
     unit = METRICS[found.metric].unit
     if found.metric == PEAK:  # no bytes are of a line: what lives longest has others beside it
-        lines = [f"called here now: {happens(site)}" for site in found.sites]
+        known = ("" if site.what == EDITED else "called here now: " for site in found.sites)
+        lines = [f"{how}{happens(site)}" for how, site in zip(known, found.sites, strict=True)]
     elif found.metric not in OPERATOR_METRICS:
         lines = [happens(site, unit) for site in _with_count_before(found)]
         if unit != "B":

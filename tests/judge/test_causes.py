@@ -345,6 +345,34 @@ def test_a_peak_names_what_another_line_calls_now():
     assert "called here now: aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
 
 
+@pytest.mark.parametrize(("edited", "shown"), [(1, True), (3, True), (4, False)])
+def test_a_peak_names_the_lines_that_were_edited(edited, shown):
+    """`backward(retain_graph=True)` calls nothing more, and a relu whose call moved from one line
+    to another, both untouched, comes after it. Of many edited lines none is named.
+    """
+
+    def sites(front, *relu):
+        lines = [f"{front}{n}.backward()" for n in range(edited)]
+        calls = [
+            at(9 + n, "step", line, what="mul", phase="backward") for n, line in enumerate(lines)
+        ]
+        return [*calls, *(at(40 + n, text=f"relu(x{n})", count=c, what="relu") for n, c in relu)]
+
+    parts = {"mul": edited, "relu": 3}
+    then, now = (
+        counted(*found, **parts)
+        for found in (sites("x", (0, 2), (1, 1)), sites("y", (0, 1), (1, 2)))
+    )
+    higher = {PEAK: now.counts.values[PEAK] * 2}
+    now = replace(now, counts=replace(now.counts, values=now.counts.values | higher))
+    verdict = judge(now, entry(epochs=[epoch(recordings=[stored(then)])]))
+    lines = [site.line for site in verdict.worst.sites]
+    assert lines == [*(range(9, 9 + edited) if shown else ()), 41]
+    text = "\n".join(evidence_lines(verdict))
+    assert ("    edited line: y0.backward() in step (model/gpt.py:9)\n" in text) == shown
+    assert "    called here now: aten.relu: relu(x1) in Block.forward (model/gpt.py:41)" in text
+
+
 def test_collectives_have_the_lines_of_their_operators():
     """Where they are called now, and of fewer where they were: its line is the other side's."""
     metric, name = "collectives_per_step", "c10d.allreduce_.default"
