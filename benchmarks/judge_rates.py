@@ -32,8 +32,8 @@ from benchmarks.shared import ROOT, Document, about, binomial_bounds
 from stepguard.core.evidence import Block, Launch
 from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
-from stepguard.judge.pairs import bounds
-from stepguard.judge.rules.identical_step import TAIL_LIMIT, lopsided
+from stepguard.judge.pair_statistics import bounds
+from stepguard.judge.rules.identical_step import TAIL_LIMIT, tail_excess
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
 
 SDS_PCT = (0.05, 0.15, 0.3)
@@ -215,7 +215,7 @@ def odd_share(case: str, every: int = 1, share: float = 0.0) -> float:
             head = longer(one["blocks_ms"], every, share, first)
             base = launch_of(other["blocks_ms"])
             moved = share and abs(math.log(head.step_ms / base.step_ms)) > 0.004
-            found.append(bool(moved) or lopsided(head, base) > TAIL_LIMIT)
+            found.append(bool(moved) or tail_excess(head, base) > TAIL_LIMIT)
     return fmean(found)
 
 

@@ -24,9 +24,9 @@ from benchmarks.shared import ROOT, Document, about
 from stepguard.core.evidence import from_json
 from stepguard.core.profile import IdleRow, KernelRow, Profile, mean
 from stepguard.core.recording import RecordedProfile, Recording
-from stepguard.judge.by_profile import against_recordings, risen_us
+from stepguard.judge.compare_profiles import against_recordings, risen_us
 from stepguard.judge.recorded_profile import restored
-from stepguard.judge.summary import stored
+from stepguard.judge.summarise_evidence import stored
 
 KEPT = ROOT / "studies" / "other_card" / "profiles_2026-11-23.json"
 LONGEST = 10  # kernels of a step that are made longer, one at a time

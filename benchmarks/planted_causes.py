@@ -29,8 +29,8 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Block, Evidence, Launch, from_json
 from stepguard.core.profile import Profile, mean
 from stepguard.explain.causes import explain
-from stepguard.judge.decision import judge_ab
-from stepguard.report.words import headline
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.report.verdict_text import headline
 
 KEPT = ROOT / "studies" / "planted_causes" / "data"
 PAIRS = 6

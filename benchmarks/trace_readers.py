@@ -59,9 +59,9 @@ def with_stepguard(path: str) -> Reader:
 
     from stepguard.lab.exchanges import exchanges
     from stepguard.lab.trace_summary import summary
-    from stepguard.trace.classes import usual_classes
-    from stepguard.trace.profiles import analyse
-    from stepguard.trace.read.chrome import read_chrome
+    from stepguard.trace.chrome_trace import read_chrome
+    from stepguard.trace.kernel_classes import usual_classes
+    from stepguard.trace.make_profile import analyse
 
     classes = usual_classes()  # a table in a file: loaded once, as modules are
 
@@ -111,9 +111,9 @@ def in_their_terms(found: Any) -> Figures:
     """
     import numpy as np
 
-    from stepguard.trace.classes import COMMUNICATION
     from stepguard.trace.columns import NONE
-    from stepguard.trace.windows import is_memory
+    from stepguard.trace.kernel_classes import COMMUNICATION
+    from stepguard.trace.step_windows import is_memory
 
     def length_us(rows: Any) -> float:
         union = found.busy(rows)

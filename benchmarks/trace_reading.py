@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.chrome_trace import decode_all, read_chrome
 from stepguard.trace.host_steps import read_steps
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse, profile
 from stepguard.trace.operator_identity import identity_of
-from stepguard.trace.profiles import analyse, profile
-from stepguard.trace.read.chrome import decode_all, read_chrome
 
 MARK = "stepguard.step"
 OPERATORS = 1000  # a step, each with a launch, a kernel and the arrow between them

@@ -4,7 +4,7 @@ python -m stepguard run -- train.py --batch_size=12     # a training script, as 
 pytest perf_tests                                       # the suite
 """
 
-from stepguard.core.allow import allow_sync
+from stepguard.core.allow_sync import allow_sync
 from stepguard.core.case import Case, Loop
 from stepguard.core.loop_mark import step
 from stepguard.core.metrics import default_gates

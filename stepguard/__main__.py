@@ -1,4 +1,4 @@
-"""python -m stepguard, and the command stepguard that an installation brings."""
+"""python -m stepguard, and the command stepguard of an installation."""
 
 import os
 import select
@@ -17,7 +17,7 @@ def run() -> int:
         try:
             return main()
         finally:
-            # Here, inside the try: at the interpreter's end nothing could catch a broken pipe.
+            # Inside the try: at the interpreter's end nothing could catch a broken pipe.
             if sys.stdout is not None:  # closed from the beginning
                 sys.stdout.flush()
     except BrokenPipeError:
@@ -28,7 +28,7 @@ def run() -> int:
 
 
 def _to_install(missing: ModuleNotFoundError) -> str:
-    """Return what to say of a package that is not there."""
+    """Return what to say of a package that is missing."""
     clone = Path(__file__).resolve().parents[1]
     source = shlex.quote(str(clone)) if (clone / "pyproject.toml").is_file() else "stepguard"
     return (
@@ -38,9 +38,9 @@ def _to_install(missing: ModuleNotFoundError) -> str:
 
 
 def _nobody_reads() -> bool:
-    """Tell whether the reader of standard output, `head` say, has closed it."""
+    """Tell whether the reader of standard output, such as `head`, has closed it."""
     output = select.poll()
-    output.register(1, 0)  # errors alone are reported
+    output.register(1, 0)  # only errors are reported
     return bool(output.poll(0))
 
 

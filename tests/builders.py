@@ -16,9 +16,9 @@ from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import JUDGED_TIME, METRICS, default_gates
 from stepguard.core.recording import Recording
-from stepguard.judge.counters import compare
-from stepguard.judge.series import of_launches
-from stepguard.judge.summary import notes, summarise
+from stepguard.judge.compare_metric import compare
+from stepguard.judge.slow_step_patterns import of_launches
+from stepguard.judge.summarise_evidence import notes, summarise
 
 
 def replace(value, /, **changes):

@@ -4,10 +4,10 @@ import json
 from io import BytesIO
 
 from stepguard.core.roofline import Peaks
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.chrome_trace import decode_all, read_chrome
 from stepguard.trace.columns import Trace
-from stepguard.trace.profiles import Analysis, analyse
-from stepguard.trace.read.chrome import decode_all, read_chrome
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import Analysis, analyse
 
 MAIN, AUTOGRAD, STREAM, COMMS = 1, 2, 7, 19
 PEAKS = Peaks(

@@ -18,14 +18,14 @@ from builders import replace
 from stepguard.core.case import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Block, Launch
-from stepguard.launch import diagnosis, group, torchrun
+from stepguard.launch import diagnosis, torchrun, worker_group
 from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine import inherited
-from stepguard.measure import launches, pair_run, protocol, workers
+from stepguard.measure import case_workers, launch_durations, launches, pair_run
+from stepguard.measure.case_workers import Bench, CaseWorkers
+from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import PairTiming
-from stepguard.measure.protocol import Protocol
-from stepguard.measure.workers import Bench, CaseWorkers
 
 PROTOCOL = Protocol(
     warmup_min_s=0.05,
@@ -95,8 +95,8 @@ def fork_agents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up nothing early, however slow the machine is."""
-    monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
-    for module in (group, torchrun):
+    monkeypatch.setattr(worker_group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
+    for module in (worker_group, torchrun):
         monkeypatch.setattr(module, "GONE_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(run_launcher, "ASK_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(diagnosis, "STACKS_S", 60.0)
@@ -107,7 +107,7 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     """Make the launches of this process short and patient. ``compiler``: all workloads import a
     part of it, for an optimizer, as the model's do.
     """
-    whole = workers.launch_spec
+    whole = case_workers.launch_spec
 
     def spec(case: Case, bench: Bench, label: str, *how: bool) -> LaunchSpec:
         # The agent imports once for all ranks, and in half the time that it takes while what builds
@@ -118,12 +118,12 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
             shared += ["torch._inductor.compile_fx"] if case.params.get("compile") else []
         return replace(whole(case, bench, label, *how), shared=tuple(shared))
 
-    monkeypatch.setattr(workers, "launch_spec", spec)
+    monkeypatch.setattr(case_workers, "launch_spec", spec)
     given = filter(None, [os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*given, str(Path(__file__).parent)]))
     # As if pytest had been started with it.
     monkeypatch.setattr(inherited, "STARTED", inherited.inherited_now())
-    monkeypatch.setitem(protocol.PROTOCOLS, "cpu", PROTOCOL)
+    monkeypatch.setitem(launch_durations.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(pair_run.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)
     fork_agents(monkeypatch)

@@ -15,10 +15,10 @@ from stepguard.core.run_document import (
     RunDocument,
     State,
 )
-from stepguard.judge.screen import judge
+from stepguard.judge.judge_recordings import judge
 from stepguard.measure.suite import Result
-from stepguard.report.commands import Commands
-from stepguard.report.result_documents import result_document
+from stepguard.report.document_json import result_document
+from stepguard.report.next_steps import Commands
 
 COMMIT = "a" * 40
 OLD = '{"schema": 1, "results": [], "problems": []}'  # what a run before left, of some version

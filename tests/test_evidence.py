@@ -31,10 +31,10 @@ from stepguard.core.evidence import (
     from_json,
     to_json,
 )
-from stepguard.core.figures import BlockWithoutTimes
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS, default_gates
 from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.core.reason_sentences import BlockWithoutTimes
 from stepguard.core.reasons import Reason
 from stepguard.core.strict_json import LARGEST
 

@@ -17,8 +17,8 @@ from stepguard.lab.roofs import class_roofs
 from stepguard.report.explanation_text import lines
 from stepguard.storage import measured_peaks as storage
 from stepguard.storage.json_file import FileError
-from stepguard.trace.profiles import profile
-from stepguard.trace.work import Inputs, work_of
+from stepguard.trace.flops_of_launches import Inputs, work_of
+from stepguard.trace.make_profile import profile
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_today
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.text import has_words, printable, short_hash
-from stepguard.judge.acceptance import moved_together
+from stepguard.judge.refuse_recording import moved_together
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.machine.git.revision import current, no_commit
+from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.permission_text import of_waivers
-from stepguard.report.recorded import accepted_line, moves
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.accepting import Refused, accept
+from stepguard.storage.accept_recording import Refused, accept
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store, evidence_files, read_evidence
+from stepguard.storage.kept_runs import Store, evidence_files, read_evidence
 from stepguard.storage.waiver_file import load_waivers, today
 
 
@@ -34,12 +34,12 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def accept_evidence(options: argparse.Namespace) -> int:
-    """Make the evidence that the options name recordings; return the exit status."""
+    """Make the evidence that the options name recordings. Return the exit status."""
     refused, commands = 0, commands_of(options)
     waivers = load_waivers(options.baselines, today())
     for path, evidence in wanted_evidence(options, named_files(options)[0]):
         try:
-            # In the loop: one case that is refused does not stop the others.
+            # Inside the loop: a case that is refused does not stop the others.
             _refuse_without_git(evidence, options)
             _refuse_older(path, evidence, options)
             _refuse_foreign(path, evidence, options)
@@ -47,7 +47,7 @@ def accept_evidence(options: argparse.Namespace) -> int:
             target = baseline.path_of(options.baselines, evidence)
             done = accept(target, evidence, options.reason, where=commands.in_folder())
             say(accepted_line(done, commands), *moves(done))
-            # By the new level, whose figures may be what a waiver was for.
+            # By the new level, whose figures a waiver may have been for.
             verdict = verdict_today(evidence, options.baselines, waivers)
             say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
         except FileError as error:
@@ -57,19 +57,20 @@ def accept_evidence(options: argparse.Namespace) -> int:
 
 
 def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for evidence of no commit where the tree still has none, by what is the case of
-    all that can be; when it has one by now, what measured the evidence is not known.
+    """Raise Refused for evidence without a commit. If the tree still has none, the message says
+    why. If it has one by now, it is unknown what the evidence measured.
     """
     if not evidence.commit and (why := no_commit(options.root)):
         raise Refused(f"{evidence.case_id}: not recorded, {why}; then measure again")
 
 
 def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for evidence of an older run if it is of another commit than HEAD: what the
-    last run measured may have left none, and an older one was not meant. A path names it.
+    """Raise Refused for evidence of an older run, if it is of another commit than HEAD: the last
+    run may have left none of this case, and then an older one was not meant. Naming its path
+    accepts it.
     """
     last = not options.case and Store(options.root).is_newest(path)
-    # That of a dirty tree is refused below, named or not: there, with what mends it.
+    # Evidence of a dirty tree is refused below, with what mends it, whether named or not.
     if options.evidence or last or evidence.of_no_commit:
         return
     head = current(options.root, options.baselines).commit
@@ -83,7 +84,7 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
 
 def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
     """Raise Refused for evidence that this checkout did not measure, unless the main branch has its
-    commit: a level is confirmed by that commit, so it has to stay, and to be what was reviewed.
+    commit. That commit confirms the level later, so it must stay, and be the reviewed one.
     """
     if not options.evidence or path.resolve().is_relative_to(Store(options.root).runs.resolve()):
         return
@@ -100,15 +101,17 @@ def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace)
 
 
 def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
+    """Raise Refused, without a reason, if this time is from a run in which all times moved
+    alike.
+    """
     if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
         return
-    beside = [read_evidence(one) for one in {path, *evidence_files(path.parents[1])}]
-    # A folder may hold what another run left.
+    beside = [read_evidence(file) for file in {path, *evidence_files(path.parents[1])}]
+    # A folder may also contain what another run left.
     this = evidence.commit, evidence.command
-    run = [one for one in beside if (one.commit, one.command) == this]
-    verdicts = [verdict_today(one, options.baselines) for one in run]
+    run = [kept for kept in beside if (kept.commit, kept.command) == this]
+    verdicts = [verdict_today(kept, options.baselines) for kept in run]
     commands = commands_of(options)
-    again = commands.called(f"stepguard accept{commands.in_folder()}")
-    if problem := moved_together(verdicts, again):
+    command = commands.called(f"stepguard accept{commands.in_folder()}")
+    if problem := moved_together(verdicts, command):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")

@@ -15,7 +15,7 @@ from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.core.baseline import Entry
 from stepguard.core.text import counted, meant, printable_document
 from stepguard.machine.interpreter import as_typed
-from stepguard.report import recorded
+from stepguard.report import metric_list
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import restore
 
@@ -28,30 +28,32 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _baselines(options: argparse.Namespace) -> int:
-    """Print a table of the cases of each file; ``show`` has the recordings of each case."""
-    action, found = options.action, _found(options)
+    """Print a table of the cases of each file; with ``show`` the recordings of each case."""
+    action, files = options.action, _found(options)
     if options.json and action != "show":
         raise UsageError(f"baselines {action} --json: only show has a document")
     if action == "prune" and not options.case:
         raise UsageError("baselines prune: name the case whose recordings go")
-    for path, cases in found.items():
+    for path, cases in files.items():
         if action == "list" and (cases or not options.case):
-            say(path.name, *(recorded.listing(cases) if cases else ["no case"]))
+            say(path.name, *(metric_list.listing(cases) if cases else ["no case"]))
         for case_id, entry in cases.items():
             if action == "prune":
-                count = counted(sum(len(one.recordings) for one in entry.epochs), "recording")
+                count = counted(sum(len(epoch.recordings) for epoch in entry.epochs), "recording")
                 baseline.remove(path, case_id)
                 say(f"{case_id}: {count} removed from {path}; commit it, or {restore(path)}")
             elif action == "show" and not options.json:
-                say(f"{path.name}  {case_id}", *recorded.lines(entry))
+                say(f"{path.name}  {case_id}", *metric_list.lines(entry))
     if options.json:
-        document = {path.name: msgspec.to_builtins(cases) for path, cases in found.items() if cases}
+        document = {path.name: msgspec.to_builtins(cases) for path, cases in files.items() if cases}
         say(*json.dumps(printable_document(document), indent=1, sort_keys=True).splitlines())
     return 0
 
 
 def _found(options: argparse.Namespace) -> dict[Path, dict[str, Entry]]:
-    """Return what is recorded of the case, or of all, by file. Raises ValueError without any."""
+    """Return what is recorded of the case, or of all cases, by file. Raises ValueError if nothing
+    is.
+    """
     folder, case = options.baselines, options.case
     contents = {path: baseline.load(path) for path in baseline.files(folder)}
     if not contents:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import add_parser, say
-from stepguard.report import github
+from stepguard.report import comment_and_annotations
 from stepguard.storage.json_file import FileError
-from stepguard.storage.read_documents import load_document
+from stepguard.storage.run_document_file import load_document
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -23,8 +23,10 @@ def add_command(commands: Any, root: Path) -> None:
 def _comment(options: argparse.Namespace) -> int:
     run_id = str(options.run)
     try:
-        text = github.comment(load_document(options.document), run_id, options.conclusion)
+        text = comment_and_annotations.comment(
+            load_document(options.document), run_id, options.conclusion
+        )
     except FileError as error:
-        text = github.no_document(str(error), run_id)
+        text = comment_and_annotations.no_document(str(error), run_id)
     say(*text.splitlines())
     return 0

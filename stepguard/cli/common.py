@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.core.sentences import no_folder
+from stepguard.core.shared_sentences import no_folder
 from stepguard.core.text import printable
 from stepguard.launch.nodes.scheduler import Launcher
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
 from stepguard.measure.suite import Suite
-from stepguard.report import result_documents
-from stepguard.report.commands import Commands
+from stepguard.report import document_json
+from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
-STDOUT = "-"  # in place of a file's path: the last line that is printed
+STDOUT = "-"  # in place of a file's path: print the document as the last line
 
 
 class UsageError(ValueError):
-    """An error in the command line itself, whatever the state of the tree: exit status 2."""
+    """An error in the command line itself, whatever the tree: exit status 2."""
 
 
 def say(*lines: object) -> None:
-    """Print lines, none of which can steer the terminal or the CI log that shows them."""
+    """Print lines. None of them can steer the terminal or the CI log that shows them."""
     for line in lines:
         print(printable(line), flush=True)
 
@@ -38,13 +38,15 @@ def complain(problem: object) -> None:
 
 
 def suite_of(root: Path, launcher: Launcher | None = None) -> Suite:
-    """Return what measures for a command in the project ``root``, on this machine's GPUs."""
+    """Return the suite that measures for a command in the project ``root``, on this machine's
+    GPUs.
+    """
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     return Suite(root, baseline.usual(root), tuple(visible_gpus()), typed, launcher=launcher)
 
 
 def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
-    """Return a line on standard error for these cases of a command in the project ``root``."""
+    """Return a progress line on standard error for these cases, in the project ``root``."""
 
     def write(text: str) -> None:
         sys.stderr.write(text)
@@ -56,52 +58,54 @@ def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
 
 
 def page_width() -> int:
-    """Return how wide a page may be that is printed: COLUMNS, the terminal's width, or 80."""
+    """Return the width of printed pages: COLUMNS, the terminal's width, or 80."""
     return columns(sys.stdout)
 
 
 def table_width() -> int:
-    """Return how wide a table may be that is printed; 0 for any width, in a file."""
+    """Return the width of printed tables; 0, for any width, in a file."""
     return columns(sys.stdout) if sys.stdout.isatty() else 0
 
 
 def add_parser(
     commands: Any, root: Path, name: str, call: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:
-    """Add and return the parser of a command that works on the baselines of the project ``root``;
-    ``commands`` is what argparse's add_subparsers() gave.
+    """Add and return the parser of a command that works on the baselines of the project ``root``.
+    ``commands`` is the result of argparse's add_subparsers().
     """
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     usual = "folder of the baseline files (%(default)s)"
     folder = baseline.usual(root)
-    # The default may be missing: a new repository has none before its first recording.
+    # The default may not exist: a new repository has no baselines before its first recording.
     command.add_argument("--baselines", type=_there, default=folder, metavar="DIR", help=usual)
     command.set_defaults(root=root, call=call)
     return command
 
 
 def _there(text: str) -> Path:
-    """Return the folder of that name; argparse refuses a misspelt one, which would be created."""
+    """Return the folder of that name. argparse refuses a misspelt one, which would otherwise be
+    made.
+    """
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(printable(f"{text}: {no_folder(text)}"))
     return Path(text)
 
 
 def commands_of(options: argparse.Namespace) -> Commands:
-    """Return commands as they are typed here, about this command's folder of baselines."""
+    """Return commands as typed here, for this command's folder of baselines."""
     usual = baseline.usual(options.root)
     named = "" if options.baselines == usual else str(options.baselines)
     return Commands(Path.cwd(), interpreter(Path.cwd()), named)
 
 
 def add_top(command: argparse.ArgumentParser, usual: int) -> None:
-    """Add the option for the rows of a command's tables."""
+    """Add the option for the number of rows of a command's tables."""
     text = "rows (%(default)s)"
     command.add_argument("--top", type=_rows, default=usual, metavar="N", help=text)
 
 
 def _rows(text: str) -> int:
-    """Return a number of rows; argparse refuses one that shows none, or leaves out the last."""
+    """Return a number of rows. argparse refuses a number below 1."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(printable(f"{text!r}: give a number of rows, at least 1"))
     return int(text)
@@ -116,36 +120,36 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def refuse_target(
     target: str | Path | None,
     option: str = "--json",
-    kind: result_documents.Kind = result_documents.DOCUMENT,
+    kind: document_json.Kind = document_json.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
-    """Raise UsageError for a file that the option cannot write, before hours of measuring, and for
-    one of the ``inputs``, which would be lost.
+    """Raise UsageError, before hours of measuring, if the option's file cannot be written, or if it
+    is one of the ``inputs``, which would be lost.
     """
     if not target or target == STDOUT:
         return
     path = Path(target)
-    if path.exists() and any(one.exists() and one.samefile(path) for one in inputs):
+    if path.exists() and any(source.exists() and source.samefile(path) for source in inputs):
         raise UsageError(f"{option} {target}: is a file that is read: name another one")
-    if problem := result_documents.unwritable(path, kind):
+    if problem := document_json.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")
 
 
 def put_json(document: Any, target: str | None) -> None:
-    """Write the document where it was asked for: into a file, or as the last line that is printed.
+    """Write the document where it was asked for: into a file, or as the last printed line.
 
-    Raises ValueError for a file that cannot be written.
+    Raises ValueError if a file cannot be written.
     """
     if not target:
         return
-    text = result_documents.as_json(document, indent=-1)
+    text = document_json.as_json(document, indent=-1)
     if target == STDOUT:
         say(text)
-    elif problem := result_documents.put(Path(target), text + "\n"):
+    elif problem := document_json.put(Path(target), text + "\n"):
         raise ValueError(f"--json {target}: {problem}; the evidence is kept")
 
 
 def put_text(text: str, target: Path, option: str) -> None:
-    """Write the text of an option's file. Raises ValueError for one that cannot be written."""
-    if problem := result_documents.put(target, text):
+    """Write the text of an option's file. Raises ValueError if that fails."""
+    if problem := document_json.put(target, text):
         raise ValueError(f"{option} {target}: {problem}; name another file")

@@ -29,9 +29,9 @@ from packaging.requirements import Requirement
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
 from stepguard.core.roofline import Peaks
-from stepguard.core.sentences import uncommitted
+from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
@@ -59,7 +59,7 @@ TOOLS = {
     "nvcc": "the CUDA toolkit: https://developer.nvidia.com/cuda-downloads",
     **COMES_WITH,
 }
-LITTLE_BYTES = 100e6  # free: a choice, no measurement
+LITTLE_BYTES = 100e6  # of free space; a choice, not a measurement
 Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
 
@@ -72,7 +72,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    """Print what is found, errors last; return 1 if there is any."""
+    """Print the findings, errors last. Return 1 if there is an error."""
     parts = [_packages(), _machine(options.root, options.baselines), _host(), _tools()]
     parts += [_waivers(options.baselines), _tree(options.root, options.baselines)]
     if options.launcher is not None:
@@ -88,7 +88,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
-    """Return the findings of a part of the examination; the error that ends it is one, too."""
+    """Return the findings of a part of the examination. An exception that ends it becomes an
+    error.
+    """
     try:
         yield from part
     except (FileError, LauncherError, MachineError) as error:
@@ -96,14 +98,14 @@ def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def requirements() -> list[Requirement]:
-    """Return the packages needed, as the source tree, or else the installation, declares them."""
+    """Return the needed packages, as the source tree declares them, or else the installation."""
     declared = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if declared.is_file():
         listed = tomllib.loads(declared.read_text())["project"]["dependencies"]
     else:
         listed = metadata.requires("stepguard") or []
-    found = [Requirement(text) for text in listed]
-    return [one for one in found if one.marker is None or one.marker.evaluate()]
+    parsed = [Requirement(text) for text in listed]
+    return [item for item in parsed if item.marker is None or item.marker.evaluate()]
 
 
 def _packages() -> Iterator[Finding]:
@@ -142,7 +144,7 @@ def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
 
 
 def _no_bytecode(torch: Path) -> str:
-    """Say what it costs that Python finds no bytecode of torch, and how it gets some."""
+    """Return the cost of missing bytecode of torch, and how to get it."""
     mend = "unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$HOME/.cache/bytecode"
     if os.access(torch, os.W_OK):
         python = interpreter(Path.cwd())
@@ -165,7 +167,7 @@ def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
 
 
 def _nodes(text: str, root: Path) -> Iterator[Finding]:
-    """Describe every node that a launcher starts on, and what keeps them from measuring."""
+    """Describe every node that a launcher starts on, and what keeps it from measuring."""
     nodes = describe_nodes(text, root).nodes
     for node in nodes:
         gpus = Counter(f"{gpu.name}, driver {gpu.driver}" for gpu in node.gpus)
@@ -187,13 +189,13 @@ def _ask_torch(root: Path) -> dict[str, Any]:
 
 
 def _last_line(command: list[str], failure: str, root: Path) -> str:
-    """Return what a process that imports torch, as a launch of the tree at ``root`` does, prints
-    last. Raises MachineError, which begins with ``failure``.
+    """Return the last line that a process prints which imports torch as a launch of the tree at
+    ``root`` does. Raises MachineError, whose text begins with ``failure``.
     """
     theirs = os.environ.get("PYTHONPATH", "")
     try:
         with tempfile.TemporaryDirectory() as folder:
-            paths = engine.import_path(Path(folder, "engine"), root, theirs, ())
+            paths = callers_engine.import_path(Path(folder, "engine"), root, theirs, ())
             env = os.environ | {"PYTHONPATH": paths}
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=120, check=False, env=env
@@ -203,7 +205,7 @@ def _last_line(command: list[str], failure: str, root: Path) -> str:
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise MachineError(f"{failure}: {last[0]}")
-    # The last line: an import may print lines of its own before it.
+    # Only the last line: an import may print lines before it.
     return done.stdout.splitlines()[-1]
 
 
@@ -216,48 +218,48 @@ def _baseline(path: Path) -> Finding:
 
 
 def _host() -> Iterator[Finding]:
-    """Say what else the host does, and whether it can compile."""
+    """Report what else the host does, and whether it can compile."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     busy = f"load {load:.1f} on {cores} cores"
     if load > cores / 2:
         yield "note", f"{busy}: a busy host slows a step; counters do not mind"
     else:
         yield "ok", busy
-    # As torch's inductor looks for one, by default.
+    # torch's inductor looks for a compiler in the same way, by default.
     wanted = os.environ.get("CXX") or "g++"
-    if found := shutil.which(wanted):
-        yield "ok", f"C++ compiler {found}"
+    if compiler := shutil.which(wanted):
+        yield "ok", f"C++ compiler {compiler}"
     else:
         yield "note", f"no C++ compiler ({wanted}): torch.compile fails on a CPU; install g++"
 
 
 def _tools() -> Iterator[Finding]:
-    """Say which of NVIDIA's tools are there; none is needed to measure."""
+    """Report which of NVIDIA's tools are installed. None is needed to measure."""
     for tool, origin in TOOLS.items():
-        if (found := shutil.which(tool)) is None:
+        if (program := shutil.which(tool)) is None:
             yield "note", f"no {tool}: it comes with {origin}"
             continue
-        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
         version = re.search(r"\d+\.\d[\w.]*", done.stdout)
-        yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {found}"
+        yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {program}"
 
 
 def _peaks(root: Path) -> Iterator[Finding]:
     """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
-    line = _last_line(engine.command(_PEAKS), "the peaks cannot be measured", root)
-    found = msgspec.json.decode(line, type=Peaks)
-    path = measured_peaks.save(found)
-    rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in found.flops_per_s.items())
-    copied = f"copy {found.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
-    card = f"{found.device_name} {found.device_uuid}".rstrip()  # a CPU has no UUID
+    line = _last_line(callers_engine.command(_PEAKS), "the peaks cannot be measured", root)
+    peaks = msgspec.json.decode(line, type=Peaks)
+    path = measured_peaks.save(peaks)
+    rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in peaks.flops_per_s.items())
+    copied = f"copy {peaks.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
+    card = f"{peaks.device_name} {peaks.device_uuid}".rstrip()  # a CPU has no UUID
     yield "ok", f"{card}: {copied}; products, TFLOP/s: {rates}"
     yield "ok", f"kept in {path}"
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:
-    """Read the waivers, without which nothing is judged."""
-    if found := load_waivers(baselines, today()):
-        yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(found), 'waiver')}"
+    """Read the waivers. Without them nothing is judged."""
+    if waivers := load_waivers(baselines, today()):
+        yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(waivers), 'waiver')}"
 
 
 def _tree(root: Path, baselines: Path) -> Iterator[Finding]:

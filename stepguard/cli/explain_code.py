@@ -26,8 +26,9 @@ _PAGE = """\
 # Reason codes
 
 Every verdict has a reason. The JSON (`--perf-json`) has it under `verdict.reason` and in
-`verdict.metrics[].reason`. The rules that choose it are in `stepguard/judge/screen.py`, in the
-order in which they apply; the first that applies decides.
+`verdict.metrics[].reason`. The rules that choose it are in
+`stepguard/judge/judge_recordings.py`, in the order in which they apply; the first that applies
+decides.
 `python -m stepguard explain-code REASON` prints a row of this page, `explain-code --page` makes it.
 """
 _RUNS = """\
@@ -65,7 +66,7 @@ def page() -> str:
             (_quoted(r), _verdicts(r), its.means, its.remedy) for r, its in section.codes.items()
         ]
         parts.append(_table(("reason", "verdict", *_COLUMNS), rows))
-    problems = [(_quoted(one), one.means, one.remedy) for one in ProblemCode]
+    problems = [(_quoted(code), code.means, code.remedy) for code in ProblemCode]
     parts += [_RUNS, _table(("code", *_COLUMNS), problems)]
     return "\n".join(parts)
 
@@ -84,7 +85,7 @@ def _verdicts(reason: Reason) -> str:
 
 
 def codes() -> list[Code]:
-    """Return all codes in the page's order; a code may be there for a case and for a run."""
+    """Return all codes in the page's order. A code may be there for a case and for a run."""
     rows: list[tuple[str, ...]] = [
         (reason, _verdicts(reason), its.means, its.remedy)
         for section in OF_REASONS
@@ -107,19 +108,19 @@ def _explain(options: argparse.Namespace) -> int:
     today: list[str] = [
         now[wanted] for now in (FORMER_CODES, FORMER_PROBLEM_CODES) if wanted in now
     ]
-    found = [code for code in known if code.name in (today or [wanted])]
+    asked = [code for code in known if code.name in (today or [wanted])]
     verdict = wanted.replace("_", " ")
-    if not found and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
+    if not asked and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
         say(f"{verdict} is a verdict; its reasons:")
         for code in its:
             say(code.name, *_both(code))
         return 0
-    if not found:
+    if not asked:
         verdicts = {v.replace(" ", "_") for code in known for v in code.verdict.split(", ")}
         names = [code.name for code in known] + sorted(filter(str.isupper, verdicts))
         (nearest,) = get_close_matches(wanted, names, n=1, cutoff=0)
         raise UsageError(f"{options.code!r} is no reason; the nearest is {nearest}")
-    for code in found:
+    for code in asked:
         say(f"{code.name} ({code.verdict})", *_both(code))
     return 0
 

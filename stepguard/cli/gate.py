@@ -21,15 +21,15 @@ from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
-from stepguard.judge.gate_facts import expected, gate
+from stepguard.judge.gate_decision import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.machine.git.trailers import trailers
 from stepguard.machine.interpreter import as_typed
-from stepguard.report import github
+from stepguard.report import comment_and_annotations
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
-from stepguard.storage.read_documents import load_document
+from stepguard.storage.run_document_file import load_document
 from stepguard.storage.waiver_file import load_waivers, today
 
 
@@ -64,11 +64,11 @@ def _gate(options: argparse.Namespace) -> int:
     if options.gpus < 0:
         raise UsageError(f"--gpus {options.gpus}: 0 or more")
     try:
-        found = load_document(options.document)
+        document = load_document(options.document)
     except FileError as error:
-        _annotate([github.error("no document", str(error))])
+        _annotate([comment_and_annotations.error("no document", str(error))])
         raise
-    declared = _declared(found, options)
+    declared = _declared(document, options)
     base = Base(
         commit=options.commit,
         gpus=options.gpus,
@@ -77,30 +77,30 @@ def _gate(options: argparse.Namespace) -> int:
         against=options.against,
         permissions=(*load_waivers(options.baselines, today()), *declared),
     )
-    say(*(f"declared: {one.case} {described(one)}" for one in declared))
-    if problems := gate(found, base):
+    say(*(f"declared: {permission.case} {described(permission)}" for permission in declared))
+    if problems := gate(document, base):
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
-        say(*(f"{one.code.value}: {one.sentence}" for one in problems))
+        say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
-        _annotate(github.annotations(found, problems))
+        _annotate(comment_and_annotations.annotations(document, problems))
         return 1
-    say(_passed(found, len(expected(found, base))))
+    say(_passed(document, len(expected(document, base))))
     return 0
 
 
-def _declared(found: RunDocument, options: argparse.Namespace) -> list[Permission]:
-    """Return what the commits of the range declare, by their own messages and not the document's
-    word. They are read only where there is a range: the clone has to have its commits.
+def _declared(document: RunDocument, options: argparse.Namespace) -> list[Permission]:
+    """Return what the commits of the range declare, by their own messages, not by the document.
+    They are read only if there is a range: the clone must have its commits.
     """
-    metrics = (one for result in found.results for one in result.verdict.metrics)
-    if not options.against or not any(one.reason == Reason.EXPECTED for one in metrics):
+    metrics = (metric for result in document.results for metric in result.verdict.metrics)
+    if not options.against or not any(metric.reason == Reason.EXPECTED for metric in metrics):
         return []
     head = options.head or options.commit
     return trailers(Path.cwd(), options.against, head, notice=complain)
 
 
 def _annotate(lines: Sequence[str]) -> None:
-    # Not by say(), which takes such lines apart.
+    # Not by say(), which breaks up such lines.
     if os.environ.get("GITHUB_ACTIONS") == "true":
         sys.stdout.writelines(f"{line}\n" for line in lines)
 
@@ -114,10 +114,10 @@ def _recorded(folder: Path) -> dict[str, dict[str, Entry]]:
     return recorded
 
 
-def _passed(found: RunDocument, guarded: int) -> str:
-    statuses = Counter(result.verdict.status.value for result in found.results)
+def _passed(document: RunDocument, guarded: int) -> str:
+    statuses = Counter(result.verdict.status.value for result in document.results)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     return (
-        f"the gate passes: {counted(guarded, 'case')}, all that the base has for {found.machine}, "
-        f"measured at {short_hash(found.commit)}: {words}"
+        f"the gate passes: {counted(guarded, 'case')}, all that the base has for "
+        f"{document.machine}, measured at {short_hash(document.commit)}: {words}"
     )

@@ -21,11 +21,11 @@ from stepguard.core.permission import KEY
 from stepguard.core.status import Status
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import Verdict
-from stepguard.report import table, words
+from stepguard.report import table, verdict_text
+from stepguard.report.document_json import judged_document
 from stepguard.report.permission_text import of_waivers
-from stepguard.report.result_documents import judged_document
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store, pairs_beside, read_comparison
+from stepguard.storage.kept_runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waiver_file import load_waivers, today, unknown
 
 
@@ -42,9 +42,11 @@ def _judge(options: argparse.Namespace) -> int:
     waivers = load_waivers(options.baselines, today())
     paths, alone = named_files(options)
     read = map(read_comparison, alone)
-    pairs_alone = [one for one in read if not options.case or one.head.case_id in options.case]
-    wanted = wanted_evidence(options, paths, {found.head.case_id for found in pairs_alone})
-    # A new case has no baseline yet, but may have a waiver; to know all takes reading all runs.
+    pairs_alone = [
+        pairs for pairs in read if not options.case or pairs.head.case_id in options.case
+    ]
+    wanted = wanted_evidence(options, paths, {pairs.head.case_id for pairs in pairs_alone})
+    # A new case may have a waiver and no baseline yet. Only reading all runs shows such cases.
     known = Store(options.root).measured_cases() if waivers else set()
     known |= {evidence.case_id for _, evidence in wanted}
     for case_id in unknown(options.baselines, waivers, known):
@@ -56,10 +58,10 @@ def _judge(options: argparse.Namespace) -> int:
         verdicts.append(verdict_of_run(evidence, pairs, options.baselines, waivers))
         commit = short_hash(evidence.commit) or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
-    for found in pairs_alone:
-        verdicts.append(verdict_of_run(None, found, options.baselines, waivers))
-        with_base = f"in pairs with {found.named}, {KEY} of its commits is not applied"
-        say(f"{found.head.case_id}: measured {found.head.date}, {with_base}")
+    for comparison in pairs_alone:
+        verdicts.append(verdict_of_run(None, comparison, options.baselines, waivers))
+        with_base = f"in pairs with {comparison.named}, {KEY} of its commits is not applied"
+        say(f"{comparison.head.case_id}: measured {comparison.head.date}, {with_base}")
     _say(verdicts)
     put_json([judged_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
@@ -69,6 +71,6 @@ def _say(verdicts: list[Verdict]) -> None:
     say(*(text for text, _ in table.lines(table.rows(verdicts), table_width())))
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
-            say(words.headline(verdict), *words.evidence_lines(verdict))
+            say(verdict_text.headline(verdict), *verdict_text.evidence_lines(verdict))
         else:
             say(*(f"{verdict.case_id}: {text}" for text in of_waivers(verdict)))

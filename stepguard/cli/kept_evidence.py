@@ -1,4 +1,4 @@
-"""Kept evidence that a command is about: which files, and what today's baselines say of it."""
+"""Kept evidence for a command: which files, and what today's baselines say of it."""
 
 import argparse
 import os
@@ -13,25 +13,25 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import Answer, alarm_of, settled
-from stepguard.judge.decision import judge_ab
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import alike, screen
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import alike, screen
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store, kept_files, read_evidence
+from stepguard.storage.kept_runs import Store, kept_files, read_evidence
 from stepguard.storage.waiver_file import today
 
 
 def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
-    """Add the cases and the evidence that a command is about; ``cases`` are the default."""
+    """Add the arguments for cases and evidence. ``cases`` says which are the default."""
     command.add_argument("case", nargs="*", metavar="CASE", help=f"default: {cases}")
     command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
 
 
 def verdict_today(evidence: Evidence, folder: Path, waivers: Sequence[Permission] = ()) -> Verdict:
-    """Return what today's baseline, and waivers, say of the evidence, without pairs."""
-    found = screen(evidence, _entry_today(evidence, folder))
-    return verdict_of(found, Permits.of(found, waivers, today()))
+    """Return what today's baseline and waivers say of the evidence, without pairs."""
+    findings = screen(evidence, _entry_today(evidence, folder))
+    return verdict_of(findings, Permits.of(findings, waivers, today()))
 
 
 def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
@@ -46,52 +46,53 @@ def verdict_of_run(
     folder: Path,
     waivers: Sequence[Permission],
 ) -> Verdict:
-    """Return the verdict as a run ends with it, by today's baselines and waivers; ``pairs`` are
-    those that were kept of its confirmation. Without evidence they alone judge.
+    """Return the verdict that a run would end with, by today's baselines and waivers. ``pairs`` are
+    those kept of its confirmation. Without evidence they alone judge.
     """
     if evidence is None:
         assert pairs is not None, "nothing was measured"
         return judge_ab(pairs, waivers, today())
     entry = _entry_today(evidence, folder)
-    found = screen(evidence, entry)
-    permits = Permits.of(found, waivers, today())
+    findings = screen(evidence, entry)
+    permits = Permits.of(findings, waivers, today())
     recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
-    # Another commit in place of the recording's own, or of a level since, excuses nothing.
-    own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
+    # Pairs with another commit than the recording's, or with one from a later level, clear nothing.
+    recorded_at = [recording.commit for recording in recordings[:1]]
+    own = pairs is not None and [pairs.base.commit] == recorded_at
     answer = Answer(pairs.named, pairs, own) if pairs is not None else None
-    if not own and alarm_of(found, permits) is None:
+    if not own and alarm_of(findings, permits) is None:
         answer = None
-    return verdict_of(settled(found, permits, answer, evidence.timed_steps), permits)
+    return verdict_of(settled(findings, permits, answer, evidence.timed_steps), permits)
 
 
 def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
-    """Return the files of evidence that the options name, and the comparisons beside none."""
+    """Return the files of evidence that the options name, and the comparisons without evidence."""
     if options.evidence:
         return kept_files(Path(options.evidence))
     store = Store(options.root)
-    # A named case's newest, of whatever run: the last run may have measured other cases only.
+    # For a named case the newest evidence of any run: the last run may have measured other cases.
     return list(store.newest().values()) if options.case else store.last_run(), []
 
 
 def wanted_evidence(
     options: argparse.Namespace, paths: Sequence[Path], judged: Collection[str] = ()
 ) -> list[tuple[Path, Evidence]]:
-    """Return the evidence in these files of named_files() that is of the cases in the options, by
-    file: a case may have some of several machines. Those that are ``judged`` by something else need
-    not have any.
+    """Return, by file, the evidence in the files of named_files() that belongs to the cases in the
+    options. A case may have evidence of several machines. Cases that are ``judged`` by something
+    else need none.
 
-    Raises ValueError when there is none, or a case is unknown, FileError for a file that is none.
+    Raises ValueError if there is none, or a case is unknown; FileError if a file is no evidence.
     """
     store = Store(options.root)
     source = str(Path(options.evidence) if options.evidence else store.runs)
     if not options.evidence and paths and not options.case and not store.is_newest(paths[0]):
         say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
-    found = [(path, read_evidence(path)) for path in paths]
-    known = {*judged, *(evidence.case_id for _, evidence in found)}
+    kept = [(path, read_evidence(path)) for path in paths]
+    known = {*judged, *(evidence.case_id for _, evidence in kept)}
     unknown = [case_id for case_id in options.case if case_id not in known]
     against, folder = ("", store.runs) if options.evidence else store.last_against()
-    # Before the other errors: they would send the reader looking for evidence that never was.
-    if against and (unknown or not found):
+    # Before the other errors, which would make the reader look for evidence that never existed.
+    if against and (unknown or not kept):
         raise ValueError(
             f"{source}: the last run judged against {against}, which leaves nothing to accept; "
             f"measure: {as_typed('pytest perf_tests')}; what it said: "
@@ -104,4 +105,4 @@ def wanted_evidence(
     if unknown:
         listed = ", ".join(sorted(known))
         raise ValueError(f"no evidence of {unknown[0]!r} in {source}; it has: {listed}")
-    return [item for item in found if item[1].case_id in (options.case or known)]
+    return [item for item in kept if item[1].case_id in (options.case or known)]

@@ -37,7 +37,7 @@ from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import root_of
+from stepguard.storage.kept_runs import root_of
 
 COMMANDS = (  # modules with add_command(), which adds the parser
     init,
@@ -51,7 +51,7 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     gate,
     explain_code,
 )
-# The lab's commands. They are loaded by name: no module of the gate imports the lab.
+# The lab's commands, loaded by name: no module of the gate imports the lab.
 LAB = ("trace", "analyze", "memory", "nsight", "compare", "refresh", "sweep")
 
 
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         complain("interrupted")
-        return 130  # 128 + SIGINT, as shells give it
+        return 130  # 128 + SIGINT, as shells return it
 
 
 def every_command() -> tuple[ModuleType, ...]:
@@ -83,37 +83,37 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
     """Give a command's help the text and the examples of its module, unless it has its own."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     text = parser.description or text.partition(": ")[2]
-    parser.description = "\n\n".join(_block(one) for one in text.strip().split("\n\n"))
+    parser.description = "\n\n".join(_block(paragraph) for paragraph in text.strip().split("\n\n"))
 
 
 def _block(text: str) -> str:
-    """Return examples indented, as they are, and a paragraph as wide as argparse's own text."""
+    """Return examples unchanged but indented, and a paragraph as wide as argparse's own text."""
     if text.lstrip().startswith(("python ", "pytest ")):
         return indent(dedent(text), "  ")
     return fill(text, get_terminal_size().columns - 2)
 
 
 def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
-    """Return a command's options; of one that runs workloads, what follows -- is a script's."""
+    """Return a command's options. If it runs workloads, all that follows -- belongs to a script."""
     script: list[str] = []
     if command.get_default("script") is not None and "--" in arguments:
         border = arguments.index("--")
         arguments, script = arguments[:border], arguments[border + 1 :]
         if not script:
             command.error("a script is missing behind --")
-    found: argparse.Namespace = command.parse_intermixed_args(arguments)
+    parsed: argparse.Namespace = command.parse_intermixed_args(arguments)
     if script:
-        found.script = tuple(script)
-    elif command.get_default("needs_workload") and found.factory is None:
+        parsed.script = tuple(script)
+    elif command.get_default("needs_workload") and parsed.factory is None:
         command.error("name a workload: -- train.py, package.module:function, or a case")
-    return found
+    return parsed
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options of the command that the first argument names.
 
-    The command's own parser is called, since argparse offers intermixing only where there are no
-    commands below: options and words may then be in any order.
+    The command's own parser is called, since argparse only accepts options and words in any order
+    if there are no commands below.
     """
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     parser.add_argument("--version", action="version", version=f"stepguard {__version__}")

@@ -20,15 +20,15 @@ from stepguard.cli.common import (
     say,
     suite_of,
 )
-from stepguard.cli.record import add_trace_options, record, refuse_trace_options
+from stepguard.cli.record_traces import add_trace_options, record, refuse_trace_options
 from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.nodes.scheduler import survey
 from stepguard.machine.interpreter import interpreter
-from stepguard.report import words
-from stepguard.report.commands import Commands
-from stepguard.report.recorded import figures
-from stepguard.report.result_documents import result_document
+from stepguard.report import verdict_text
+from stepguard.report.document_json import result_document
+from stepguard.report.metric_list import figures
+from stepguard.report.next_steps import Commands
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -65,6 +65,6 @@ def _run(options: argparse.Namespace) -> int:
         say(f"evidence: {evidence}")
     else:
         commands = Commands(python=interpreter(Path.cwd()))
-        sys.stderr.write(words.block(result.verdict, evidence, commands) + "\n")
+        sys.stderr.write(verdict_text.block(result.verdict, evidence, commands) + "\n")
     put_json(result_document(result, Commands(options.root)), options.json)
     return 0 if measured else 1

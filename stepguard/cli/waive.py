@@ -17,11 +17,11 @@ from typing import Any
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.cli.kept_evidence import verdict_of_run
 from stepguard.core.permission import Permission
-from stepguard.judge.permit import MAX_DAYS, Size, suggested_sizes
+from stepguard.judge.permission_rules import MAX_DAYS, Size, suggested_sizes
 from stepguard.machine.git.revision import git
 from stepguard.report.permission_text import described
-from stepguard.report.words import headline
-from stepguard.storage.runs import Store, last_measured
+from stepguard.report.verdict_text import headline
+from stepguard.storage.kept_runs import Store, last_measured
 from stepguard.storage.waiver_file import (
     BadWaiver,
     add_waiver,
@@ -89,9 +89,9 @@ def _waive(options: argparse.Namespace) -> int:
 
 
 def _as_measured(options: argparse.Namespace) -> dict[str, Size]:
-    """Return limit and value of all that the case failed for when it was measured last.
+    """Return limit and value of all that the case failed for when it was last measured.
 
-    Raises ValueError where it passed, or failed for what no waiver covers.
+    Raises ValueError if it passed, or failed for something that no waiver covers.
     """
     source = Path(options.evidence) if options.evidence else Store(options.root).runs
     evidence, pairs = last_measured(source, options.case)

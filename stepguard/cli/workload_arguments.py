@@ -35,7 +35,7 @@ RUNNERS = ("python", "python3", "torchrun", "accelerate")
 
 
 def add_workload(command: argparse.ArgumentParser) -> None:
-    """Add the options that choose a workload, and on what it runs."""
+    """Add the arguments that choose a workload, and what it runs on."""
     text = "package.module:function, or the id of a case that has a baseline"
     command.add_argument("factory", nargs="?", metavar="CASE", help=text)
     command.set_defaults(needs_workload=True)  # see main.py
@@ -43,7 +43,7 @@ def add_workload(command: argparse.ArgumentParser) -> None:
 
 
 def add_parameters(command: argparse.ArgumentParser) -> None:
-    """Add the workload's parameters, on what it runs, and what is a step of a loop."""
+    """Add the workload's parameters, what it runs on, and what a step of a loop is."""
     text = "the function's parameters"
     command.add_argument("params", nargs="*", default=[], metavar="key=value", help=text)
     command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
@@ -63,7 +63,7 @@ def add_parameters(command: argparse.ArgumentParser) -> None:
 
 
 def loop_of(options: argparse.Namespace) -> Loop | None:
-    """Return what is a step, where the options are about a loop. Raises UsageError."""
+    """Return what a step is, if the options are about a loop. Raises UsageError."""
     step_at, every, tokens = (getattr(options, name, None) for name in LOOP_OPTIONS)
     if (step_at, every, tokens) == (None, None, None):
         return None
@@ -75,8 +75,8 @@ def loop_of(options: argparse.Namespace) -> Loop | None:
 
 
 def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """Return the script behind ``--``, by its path in the project or as ``-m module``, and its
-    arguments. Raises UsageError for one that is not there, or not alone.
+    """Return the script behind ``--``, as its path in the project or as ``-m module``, and its
+    arguments. Raises UsageError if it does not exist, or if a factory is given, too.
     """
     path, arguments = options.script[0], options.script[1:]
     if options.factory is not None:
@@ -100,16 +100,18 @@ def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
 
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
-    """Return the parameters, and the device that is among them, an option, or what there is."""
+    """Return the parameters, and the device: from the parameters, from an option, or the
+    machine's.
+    """
     params = parse_params(options.params)
     device = params.pop("device", None) or options.device
     return params, str(device or (GPU if visible_gpus() else CPU))
 
 
 def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
-    """Return the case that the options of add_workload() choose; on a GPU it has ``launches`` (3).
+    """Return the case that the options of add_workload() choose. On a GPU it has ``launches`` (3).
 
-    Raises UsageError for one that cannot be.
+    Raises UsageError if there can be no such case.
     """
     params, device = parameters(options)
     if options.gpus is not None and options.gpus < 1:
@@ -124,7 +126,7 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
         else:
             case = Case("run", options.factory, params, device, options.gpus or 1)
             case = replace(case, loop=loop_of(options), gates=())
-        # On a CPU times are not gated, so that one launch is enough for the counters.
+        # On a CPU times are not gated, so one launch is enough for the counters.
         usual = 3 if is_gpu(case.device) else 1
         case = replace(case, launches=usual if launches is None else launches)
     except ValueError as error:
@@ -135,8 +137,8 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
 
 
 def _on_device(options: argparse.Namespace, device: str) -> Case:
-    """Return the recorded case that the options name; of several machines' the one for the device,
-    of another device's only where none was asked for.
+    """Return the recorded case that the options name. If several machines have it, return the one
+    for the device. One for another device is returned only if no device was asked for.
     """
     known = _recorded(options.factory, options.root)
     case = known.get(device) or next(iter(known.values()))
@@ -155,8 +157,8 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
 
 
 def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
-    """Return the case with these parameters and ranks: if they are others than its own, it is
-    another case, which is never recorded as this one.
+    """Return the case with these parameters and ranks. If they differ from its own, it is another
+    case, and is never recorded as this one.
     """
     params, ranks = {**case.params, **params}, gpus or case.world_size
     own = (params, ranks) == (case.params, case.world_size)
@@ -165,26 +167,26 @@ def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
 
 
 def _recorded(case_id: str, root: Path) -> dict[str, Case]:
-    """Return a case of the baseline files by its id, for each device that it is recorded for."""
-    found, known = {}, set()
+    """Return a case of the baseline files, by its id, for each device that it is recorded for."""
+    cases, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)
         known |= set(content.cases) if content else set()
         if content and case_id in content.cases:
             case = from_dict(content.cases[case_id].case)
-            found[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
-    if not found:
+            cases[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
+    if not cases:
         hint = meant(case_id, known)
-        cases = as_typed("stepguard baselines list")
+        listing = as_typed("stepguard baselines list")
         factory = "a factory is package.module:function key=value"
         hint = hint or with_colon(case_id, root)
-        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
-    return found
+        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {listing}; {factory}")
+    return cases
 
 
 def with_colon(name: str, root: Path) -> str:
-    """Return " (did you mean a.b:c?)" for a.b, or its file, that is a module with factories, and
-    for the a.b.c that is one; empty for anything else.
+    """Return " (did you mean a.b:c?)" if the name is a.b, or its file, and has factories, or if it
+    is a.b.c. Empty for anything else.
     """
     module = name.removesuffix(".py").replace("/", ".")
     if named := [f"{module}:{function}" for function in _factories(module, root)]:
@@ -197,47 +199,49 @@ def with_colon(name: str, root: Path) -> str:
 
 
 def _factories(module: str, root: Path) -> list[str]:
-    """Return the functions of a module that are defined in its source and take a device."""
+    """Return the functions that a module's source defines and that take a device."""
     spec = _spec(module.split("."), [str(root), *sys.path])
     if spec is None or not (spec.origin or "").endswith(".py"):
         return []
     tree = _parsed(Path(str(spec.origin)).read_text(errors="replace"))
     functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
-    return [one.name for one in functions if "device" in _names(one) and one.name[0] != "_"]
+    return [node.name for node in functions if "device" in _names(node) and node.name[0] != "_"]
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
-    """Return {"batch": 64} for "batch=64". Values are JSON scalars, anything else is a string.
+    """Return {"batch": 64} for "batch=64". Values are JSON scalars; anything else is a string.
 
-    Raises UsageError for an argument without "=" or a key given twice.
+    Raises UsageError for an argument without "=", or a key given twice.
     """
-    found: dict[str, Scalar] = {}
+    params: dict[str, Scalar] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise UsageError(f"{pair!r}: write key=value")
-        if key in found:
+        if key in params:
             raise UsageError(f"{key} is given twice")
         try:
             value = json.loads(text.lower() if text in ("True", "False") else text)
         except ValueError:
             value = text
-        found[key] = value if isinstance(value, Scalar) else text
-    return found
+        params[key] = value if isinstance(value, Scalar) else text
+    return params
 
 
 def _as_typed(value: Scalar) -> str:
-    """Return a value as parse_params() reads it back: bare where a text is none of JSON's."""
+    """Return a value as parse_params() reads it: without quotes, unless JSON would read the text as
+    another value.
+    """
     if isinstance(value, str) and parse_params([f"x={value}"]) == {"x": value}:
         return value
     return json.dumps(value)
 
 
 def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:
-    """Return what a rank that starts in ``root`` would not find of "package.module:function", or
-    of a script, or which of ``params`` a factory would not take; empty where all is there, or where
-    the source does not tell. Nothing is imported, since torch alone takes seconds. Raises
-    ValueError for what is no such name.
+    """Return what a rank that starts in ``root`` would not find of "package.module:function" or of
+    a script, or which of ``params`` a factory would not take. Empty if all is there, or if the
+    source does not show it. Nothing is imported, since torch alone takes seconds. Raises ValueError
+    if the text is no such name.
     """
     if workload.startswith("-m "):
         return _no_module(workload.removeprefix("-m "), root)
@@ -250,7 +254,7 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
         return problem
     spec = _spec(module.split("."), [str(root), *sys.path])
     if spec and spec.origin and spec.origin.endswith(".py"):
-        # Its name, wherever: a function may be imported there, or made by another one.
+        # Any mention of its name counts: a function may be imported there, or made by another one.
         text = Path(spec.origin).read_text(errors="replace")
         if function not in text:
             defined = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
@@ -260,7 +264,7 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
 
 
 def _no_module(module: str, root: Path) -> str:
-    """Return what to say of a module that is not there; empty for one that is."""
+    """Return what to say of a module that does not exist; empty if it does."""
     path = [str(root), *sys.path]
     if _spec(module.split("."), path):
         return ""
@@ -270,7 +274,7 @@ def _no_module(module: str, root: Path) -> str:
 
 
 def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
-    """Return which parameters a function that is defined in the source lacks, or does not take."""
+    """Return which parameters a function in the source lacks, or does not take."""
     for node in _parsed(source):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             return "" if node.decorator_list else _unlike(node, params)
@@ -278,7 +282,7 @@ def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
 
 
 def _parsed(source: str) -> list[ast.stmt]:
-    """Return a source's statements; none where it has an error, as whoever imports it says."""
+    """Return a source's statements. None if it has an error, which importing it reports."""
     with contextlib.suppress(SyntaxError):
         return ast.parse(source).body
     return []
@@ -287,14 +291,14 @@ def _parsed(source: str) -> list[ast.stmt]:
 def _names(node: ast.FunctionDef) -> list[str]:
     """Return a function's parameters."""
     taken = node.args
-    return [one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+    return [argument.arg for argument in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
 
 
 def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
     taken, names = node.args, _names(node)
     needed = names[: len(names) - len(taken.kwonlyargs) - len(taken.defaults)]
     kwonly = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
-    needed += [one.arg for one, default in kwonly if default is None]
+    needed += [argument.arg for argument, default in kwonly if default is None]
     wrong = [key for key in params if key not in names and taken.kwarg is None]
     if wrong:
         return f"{node.name} takes no {wrong[0]}{meant(wrong[0], names)}"
@@ -305,9 +309,10 @@ def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
 
 
 def _beside(module: str, root: Path) -> str:
-    """Return " (did you mean a.b?)" of the modules that lie where ``module`` would."""
+    """Return " (did you mean a.b?)" with the modules in the folder where ``module`` would be."""
     package, dot, _ = module.rpartition(".")
-    names = [one.name for one in iter_modules([str(root.joinpath(*package.split(".")))])]
+    folder = root.joinpath(*package.split("."))
+    names = [module.name for module in iter_modules([str(folder)])]
     return meant(module, [package + dot + name for name in names])
 
 

@@ -1,1 +1,1 @@
-"""The nouns of the project, and its words; whoever knows these can read the rest."""
+"""The nouns of the project. Whoever knows these can read the rest."""

@@ -1,7 +1,7 @@
-"""The layout of a baseline file, as frozen types; storage/baseline_files.py reads and writes it.
+"""The layout of a baseline file, as frozen types. storage/baseline_files.py reads and writes it.
 
-A file holds cases; a case holds epochs, oldest first; an epoch holds the recordings of one level.
-An accepted change of level opens an epoch, and only the last one is compared with.
+A file holds cases. A case holds epochs, oldest first. An epoch holds the recordings of one level.
+An accepted change of level opens a new epoch. Only the last epoch is compared with.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording, Text
 
 SCHEMA = 1
-KEPT_RECORDINGS = 20  # of an epoch: the first under each software, and the newest
+KEPT_RECORDINGS = 20  # in an epoch: the first of each software, and the newest ones
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,13 +32,13 @@ class Entry(
 
     case: dict[str, Any]
     epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
-    extended: bool = False  # beyond the core suite: a run may leave it out
-    gates: list[str] = []  # where they are fewer than what is recorded; else empty
-    margins_pct: list[float] = []  # of the case itself, where not its device's; else empty
+    extended: bool = False  # not in the core suite: a run may leave it out
+    gates: list[str] = []  # empty if the case gates all that is recorded
+    margins_pct: list[float] = []  # the case's own margins; empty if they are its device's
 
     @property
     def level(self) -> Epoch:
-        """Return the last epoch, the only one that is compared with."""
+        """Return the last epoch. Only this one is compared with."""
         return self.epochs[-1]
 
     @property
@@ -48,29 +48,31 @@ class Entry(
 
     @property
     def required_gates(self) -> frozenset[str]:
-        """Return the metrics that the case has to gate, so that it guards what it did."""
+        """Return the metrics that the case must gate to guard as much as when it was recorded."""
         newest = self.newest
-        found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
-        return frozenset(self.gates or found)
+        recorded = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
+        return frozenset(self.gates or recorded)
 
     @property
     def margins(self) -> Margins:
-        """Return the margins that the case may have at most, so that it guards what it did."""
+        """Return the widest margins with which the case still guards as much as when it was
+        recorded.
+        """
         return margins_of(self.margins_pct, self.case["device"])
 
     @property
     def digest(self) -> str:
-        """Return what tells it from an entry with any other figure, part or field."""
+        """Return a hash of the whole entry: any other figure, part or field changes it."""
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
-        """Return the metrics that a case with these gates has to gate, too, on that device."""
+        """Return the metrics that a case on that device must still gate, beside these."""
         missing = self.required_gates - set(gates)
-        return [n for n, one in METRICS.items() if n in missing and one.exists(device, ranks)]
+        return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
 
 
 class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole file: one kind of machine."""
+    """A whole file: the cases of one kind of machine."""
 
     schema: int
     machine: Text  # "NVIDIA H200", or "CPU"

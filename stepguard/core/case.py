@@ -27,7 +27,7 @@ MOST_RANKS = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WORKLOAD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _SCRIPT = re.compile(r"([^\0-\x1f:/\\]+/)*[A-Za-z0-9_][A-Za-z0-9._-]*\.py")
-_AS_MODULE = re.compile(r"-m ([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*")  # as it stands behind python
+_AS_MODULE = re.compile(r"-m ([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*")  # as in python -m a.b
 _STEP_AT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 BY_OPTIMIZER = "optimizer"
 TOKENS = "tokens_per_step"
@@ -35,15 +35,15 @@ TOKENS = "tokens_per_step"
 
 @dataclass(frozen=True)
 class Loop:
-    """What is one step of a loop. Raises ValueError, naming the field, for anything malformed.
+    """Which part of a loop is one step. Raises ValueError that names the field if one is malformed.
 
-    ``step_at``: a step ends when all optimizers have stepped, or where the loop calls
-    ``stepguard.step()``; or after each call of the function that ``module:qualname`` names.
+    ``step_at``: by default a step ends when all optimizers have stepped, or where the loop calls
+    ``stepguard.step()``. With ``module:qualname`` it ends after each call of that function.
     """
 
     step_at: str = BY_OPTIMIZER
-    every: int = 1  # so many of them are one step, 10 where each tenth is logged
-    tokens_per_step: int = 0  # of one rank; 0: nobody said, so that no table shows tokens
+    every: int = 1  # so many of them count as one step: 10 if every tenth step is logged
+    tokens_per_step: int = 0  # of one rank; 0 if unknown: then no table shows tokens
 
     def __post_init__(self) -> None:
         if self.step_at != BY_OPTIMIZER and not _STEP_AT.fullmatch(self.step_at):
@@ -56,31 +56,32 @@ class Loop:
                 raise ValueError(f"Loop.{name} {value!r}: a number from {least} is needed")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a baseline must match."""
+        """Return the fields that must equal those of the baseline."""
         given = {"tokens_per_step": self.tokens_per_step} if self.tokens_per_step else {}
         return {"step_at": self.step_at, "every": self.every} | given
 
 
 @dataclass(frozen=True)
 class Case:
-    """One guarded workload. Raises ValueError, naming the field, for anything malformed."""
+    """One guarded workload. Raises ValueError that names the field if one is malformed."""
 
-    name: str  # what distinguishes it from the factory's other cases, "124m-bf16"
+    name: str  # tells it from other cases of the workload, "124m-bf16"
     workload: (
         str  # the factory or loop, "package.module:function", or the script: "train.py", "-m a.b"
     )
-    params: Mapping[str, Scalar] = field(default_factory=dict)  # what the function is called with
+    params: Mapping[str, Scalar] = field(default_factory=dict)  # arguments of the function
     device: str = GPU  # one of DEVICES
     world_size: int = 1  # ranks, one per GPU
-    # Timed launches at the least; a launch is the unit of evidence. More follow where it is close.
+    # The least number of timed launches. A launch is the unit of evidence. More follow if the
+    # result is close to its limit.
     launches: int = 2
-    gates: tuple[str, ...] = ()  # metrics that decide; empty means the device's default
+    gates: tuple[str, ...] = ()  # metrics that decide; empty for the device's usual ones
     extended: bool = False  # left out of the core suite
-    margins_pct: tuple[float, ...] = ()  # of the judge, ignore and matter; empty: the device's
-    difference_pairs: int = 6  # of segments, for each difference that is gated
-    time_limit_s: float = 900.0  # for one launch, its compilation included
+    margins_pct: tuple[float, ...] = ()  # ignore and matter margin; empty for the device's
+    difference_pairs: int = 6  # pairs of segments for each gated difference
+    time_limit_s: float = 900.0  # for one launch, with its compilation
     args: tuple[str, ...] = ()  # of a script
-    loop: Loop | None = None  # what a script's step is, or that of a function that runs a loop
+    loop: Loop | None = None  # which part of a script, or of a loop, is one step
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -94,13 +95,13 @@ class Case:
             raise ValueError(f"Case.launches {self.launches}: at least 2 on a GPU, 1 on a CPU")
         if self.difference_pairs < 2:
             raise ValueError(f"Case.difference_pairs {self.difference_pairs}: at least 2")
-        if not self.time_limit_s > 0:  # NaN neither
+        if not self.time_limit_s > 0:  # written this way so that NaN is refused, too
             raise ValueError(f"Case.time_limit_s {self.time_limit_s}: a positive number of seconds")
         for key, value in self.params.items():
-            # NaN and infinities are no JSON; NaN alone differs from itself.
+            # JSON has no NaN and no infinity. Only NaN differs from itself.
             if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
                 raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
-        # The class is frozen; params are copied, since a dict of the caller's may change later.
+        # The class is frozen. params are copied, since the caller may change its dict later.
         object.__setattr__(self, "gates", self._checked_gates())
         object.__setattr__(self, "margins_pct", self._checked_margins())
         object.__setattr__(self, "params", dict(self.params))
@@ -113,7 +114,7 @@ class Case:
                 f"Case.workload {self.workload!r}: write 'package.module:function', or a script's "
                 "path in the project, 'train.py', or '-m package.module'"
             )
-        if isinstance(self.args, str) or not all(isinstance(one, str) for one in self.args):
+        if isinstance(self.args, str) or not all(isinstance(arg, str) for arg in self.args):
             raise ValueError(f"Case.args {self.args!r}: write a tuple of texts, ('--steps=50',)")
         if script and self.params:
             raise ValueError(f"Case.params {dict(self.params)!r}: a script has args")
@@ -158,7 +159,9 @@ class Case:
 
     @property
     def margins(self) -> Margins:
-        """Return the slowdown that counts as nothing, and the one that must not be missed."""
+        """Return the margins: the slowdown that counts as nothing, and the one that must not be
+        missed.
+        """
         return Margins(*self.margins_pct)
 
     @property
@@ -168,7 +171,7 @@ class Case:
 
     @property
     def function(self) -> str:
-        """Return the name of the factory or the loop, or the script's without its suffix."""
+        """Return the name of the factory or the loop; of a script its name without the suffix."""
         if self.is_script:
             last = self.workload.removesuffix(".py").rpartition("/")[2]
             return last.rpartition(".")[2] if self.workload.startswith("-m ") else last
@@ -190,41 +193,43 @@ class Case:
         return self.id.removesuffix("]").replace("[", "-")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what the case's figures depend on, as JSON: what a baseline must match."""
+        """Return all that the case's figures depend on, as JSON. It must equal the baseline's."""
         # Launches, gates and margins are left out: they change how it is judged, not what runs.
-        found = {
+        parameters = {
             "workload": self.workload,
             "params": dict(sorted(self.params.items())),
             "device": self.device,
             "world_size": self.world_size,
         }
         arguments = {"args": shlex.join(self.args)} if self.args else {}
-        return found | arguments | (self.loop.as_dict() if self.loop else {})
+        return parameters | arguments | (self.loop.as_dict() if self.loop else {})
 
 
-_OF_A_LOOP = ("args", "step_at", "every", "tokens_per_step")
+_OF_A_LOOP = ("step_at", "every", "tokens_per_step")
 
 
 def from_dict(
-    found: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
+    parameters: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
 ) -> Case:
-    """Return the case that as_dict() described, in a file of whatever origin and without its name;
-    "nodes" may say on how many its ranks were. Raises ValueError for anything else.
+    """Return the case that as_dict() described; its name is lost. The file may be of any origin.
+    "nodes" may say how many nodes its ranks were on. Raises ValueError for anything else.
     """
-    known = {key: value for key, value in found.items() if key not in ("nodes", *_OF_A_LOOP)}
+    apart = ("nodes", "args", *_OF_A_LOOP)
+    known = {key: value for key, value in parameters.items() if key not in apart}
     needed = {"workload", "params", "device", "world_size"}
     if known.keys() != needed:
         raise ValueError(f"a case has {', '.join(sorted(needed))}, not {', '.join(sorted(known))}")
-    for key, most in (("world_size", MOST_RANKS), ("nodes", found["world_size"])):
-        if key in found and not (type(found[key]) is int and 1 <= found[key] <= most):
-            raise ValueError(f"{key} {found[key]!r}: a number from 1 to {most!r} is needed")
+    for key, most in (("world_size", MOST_RANKS), ("nodes", parameters["world_size"])):
+        number = parameters.get(key, 1)
+        if type(number) is not int or not 1 <= number <= most:
+            raise ValueError(f"{key} {number!r}: a number from 1 to {most!r} is needed")
     try:
-        # How many launches there were the evidence itself says.
-        args = tuple(shlex.split(found.get("args", "")))
-        of_loop = {key: found[key] for key in _OF_A_LOOP if key in found and key != "args"}
+        # The number of launches is in the evidence itself.
+        args = tuple(shlex.split(parameters.get("args", "")))
+        of_loop = {key: parameters[key] for key in _OF_A_LOOP if key in parameters}
         loop = Loop(**of_loop) if of_loop else None
         return Case(
             "x", **known, gates=gates, margins_pct=margins_pct, launches=2, args=args, loop=loop
         )
-    except (AttributeError, TypeError) as error:  # a key holds something else
+    except (AttributeError, TypeError) as error:  # a key holds a value of another type
         raise ValueError(f"no case: {error}") from None

@@ -1,4 +1,4 @@
-"""An A/B comparison: one case, measured in two trees in pairs on the same machine."""
+"""An A/B comparison: one case, measured in pairs in two trees on one machine."""
 
 import math
 from collections.abc import Iterator
@@ -16,11 +16,12 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class LaunchPair:
-    """A pair: a launch of each side."""
+    """A pair: one launch of each side."""
 
     head: Launch
     base: Launch
-    compiled: bool = False  # in a timed block, by one side, what later pairs take from the cache
+    # A side compiled in a timed block; later pairs take the result from the cache.
+    compiled: bool = False
 
     @property
     def log_ratio(self) -> float:
@@ -30,28 +31,31 @@ class LaunchPair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """HEAD's tree and the other one, measured.
+    """HEAD's tree and the other tree, measured.
 
-    Launch ``i`` of ``head`` and launch ``i`` of ``base`` ran alternately: they are a pair.
+    Launch ``i`` of ``head`` and launch ``i`` of ``base`` ran in turns: they are a pair.
     """
 
     against: str  # the other revision, as it was asked for
     head: Evidence
     base: Evidence
-    alpha: float = ALPHA  # the chance of SLOWER where nothing changed, over all analyses
-    together: bool = True  # both groups alive, one of them parked; else one after the other
-    out_of_time: bool = False  # there were to be more pairs, and the budget was spent
-    # Whose blocks were out of line, so that others were measured in their place: for the record.
+    alpha: float = ALPHA  # the chance of SLOWER although nothing changed, over all analyses
+    # Both groups were alive, one of them parked; else one ran after the other.
+    together: bool = True
+    out_of_time: bool = False  # more pairs were planned, but the budget was used up
+    # Pairs whose blocks were out of line. Others were measured in their place; these are kept for
+    # the record.
     again: tuple[LaunchPair, ...] = ()
-    glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
-    files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
-    fresh: bool = False  # measured although an earlier run said SLOWER: that was asked for
-    stays: str = ""  # the day and time of the run that measured it, where its SLOWER stays
+    # On a CPU, of a case that gates no time: only a slowdown beyond doubt counts.
+    glance: bool = False
+    files: tuple[str, ...] | None = None  # files that differ between the trees; None: not known
+    fresh: bool = False  # measured on request, although an earlier run said SLOWER
+    stays: str = ""  # if its SLOWER still holds: the day and time of the run that measured it
     schema: int = SCHEMA
 
     @property
     def margins(self) -> Margins:
-        """Return the margins that judge: the case's own."""
+        """Return the case's margins, which judge the pairs."""
         return margins_of(self.head.margins_pct, self.head.case["device"])
 
     @property
@@ -61,7 +65,9 @@ class Comparison:
 
     @property
     def same_commit(self) -> bool:
-        """Tell whether both sides are one commit: then the truth is zero, and the rest noise."""
+        """Tell whether both sides are one commit: then the true change is zero, and all else is
+        noise.
+        """
         # The base is a checkout of its own and never dirty.
         return self.head.commit == self.base.commit and not self.head.dirty
 
@@ -77,24 +83,24 @@ class Comparison:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Return the gates that another revision is judged by: the case's counters, and the step time.
+    """Return the gates that another revision is judged by: the case's counters and the step time.
 
-    A difference of two variants of the step would cost as much again, and is in the step's time,
-    which is judged in its place.
+    The step time stands for the differences of two variants of the step. To measure them, too,
+    would double the cost, and the step's time contains them.
     """
-    times = (JUDGED_TIME,) if gates_times(case) or glances(case) else ()
+    times = (JUDGED_TIME,) if gates_times(case) or judges_ungated_time(case) else ()
     return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
 
 
-def glances(case: Case) -> bool:
+def judges_ungated_time(case: Case) -> bool:
     """Tell whether the case is on a CPU and gates no time. Beside another revision its step time is
-    judged all the same, but only for a slowdown that is beyond doubt.
+    still judged, but only a slowdown beyond doubt fails.
     """
     return not is_gpu(case.device) and not gates_times(case)
 
 
 def gates_times(case: Case) -> bool:
-    """Tell whether a time, or a difference of times, is among a case's gates."""
+    """Tell whether the case gates a time, or a difference of times."""
     return any(METRICS[name].kind in ("time", "difference") for name in case.gates)
 
 
@@ -103,11 +109,12 @@ def from_json(data: bytes, source: str) -> Comparison:
     return decode(data, Comparison, SCHEMA, source, _problems)
 
 
-def _problems(found: Comparison) -> Iterator[str]:
-    """Yield what is wrong with a comparison although every field has its type."""
-    for side, evidence in (("head", found.head), ("base", found.base)):
+def _problems(comparison: Comparison) -> Iterator[str]:
+    """Yield what is wrong with a comparison whose fields all have their types."""
+    head, base = comparison.head, comparison.base
+    for side, evidence in (("head", head), ("base", base)):
         yield from (f"{side}: {problem}" for problem in problems(evidence))
-    if not 0 < found.alpha <= ALPHA:
-        yield f"its level is {found.alpha}, not more than 0 and at most {ALPHA}"
-    if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
-        yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
+    if not 0 < comparison.alpha <= ALPHA:
+        yield f"its level is {comparison.alpha}, not more than 0 and at most {ALPHA}"
+    if (head.case_id, head.case) != (base.case_id, base.case):
+        yield f"{head.case_id} is compared with another case, {base.case_id}"

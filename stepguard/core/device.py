@@ -1,7 +1,7 @@
-"""Devices that a case runs on: the names of the two kinds, as torch and a case write them.
+"""The two kinds of devices that a case runs on, named as torch and a case name them.
 
-Every GPU that torch drives through ``torch.cuda`` is called "cuda", AMD's too. What a vendor's own
-interfaces say is kept to three places: gpu/ (driver), trace/calls.py (names of API calls) and
+torch calls every GPU that it drives through ``torch.cuda`` "cuda", AMD's too. Only three places
+know a vendor's own interfaces: machine/gpu/ (driver), trace/api_calls.py (names of API calls) and
 worker/torch_device.py (torch's interface to the device).
 """
 

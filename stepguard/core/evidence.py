@@ -1,8 +1,8 @@
-"""Evidence: everything that one run measured of one case, raw samples included.
+"""Evidence: all that one run measured of one case, with the raw samples.
 
-Workers send rank reports; measure/ makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
-verdict reads nothing else. All of it is frozen and turns into JSON and back without loss. Its
-figures are taken once, by judge/summary.py.
+Workers send rank reports. measure/ makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
+judge reads nothing else. Evidence is frozen and survives JSON without loss.
+judge/summarise_evidence.py computes its figures, once.
 """
 
 import math
@@ -16,7 +16,10 @@ import msgspec
 
 from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
-from stepguard.core.figures import (
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.metrics import METRICS
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.reason_sentences import (
     BadTime,
     BlockWithoutTimes,
     ClockGap,
@@ -24,9 +27,6 @@ from stepguard.core.figures import (
     HostGap,
     NoneMeasured,
 )
-from stepguard.core.fingerprint import Fingerprint
-from stepguard.core.metrics import METRICS
-from stepguard.core.profile import Parts, Profile
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Count
 from stepguard.core.site import Site
@@ -37,8 +37,8 @@ from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 SCHEMA = 2
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
 EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
-# The same of a block's wall clock and the time that the host took: it waits for every rank's answer
-# and may be late for it. Only a clock that was replaced is far off.
+# A block's wall clock and the host's time must agree as well. The host's may be longer: it waits
+# for the answers of all ranks, and may be late. Only a clock that was replaced is far off.
 OUTSIDE_AGREE_SHARE = 0.05
 OUTSIDE_AGREE_MS = 500.0
 Steps = Annotated[int, msgspec.Meta(le=10**9)]
@@ -54,33 +54,39 @@ class Disturbance:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive timed steps between two synchronizations, on every rank."""
+    """Consecutive timed steps between two synchronizations, on all ranks."""
 
     steps: Steps
     wall_ms: tuple[float, ...]  # by rank: synchronize to synchronize
-    events_ms: tuple[float, ...]  # by rank: first to last event; equals wall_ms on a CPU
+    events_ms: tuple[float, ...]  # by rank: first to last event; on a CPU equal to wall_ms
     step_ms: tuple[float, ...]  # single steps of the slowest rank
-    enqueue_ms: float | None = None  # host time for the first step, of the slowest host; GPUs only
-    energy_j: float | None = None  # of all GPUs, between the two synchronizations
-    sm_clock_mhz: float | None = None  # median of the samples taken during the block
+    # Host time to launch the first step, of the slowest host; only on GPUs.
+    enqueue_ms: float | None = None
+    energy_j: float | None = None  # of all GPUs, between the synchronizations
+    sm_clock_mhz: float | None = None  # median of the samples in the block
     temperature_c: float | None = None
     power_w: float | None = None
-    disturbance: Disturbance | None = None  # such a block is measured again and does not count
-    ran: Steps | None = None  # steps of its launch before it, behind the first; None: not known
-    outside_ms: float | None = None  # by the host's clock; None: measured before it took the time
+    # If set, the block was measured again and does not count.
+    disturbance: Disturbance | None = None
+    # How many steps came between its launch's first one and the block; None: not known.
+    ran: Steps | None = None
+    # By the host's clock; None in evidence from before it was taken.
+    outside_ms: float | None = None
 
     @property
     def mean_ms(self) -> float:
-        """Return the step time of the slowest rank: its wall clock over the steps."""
+        """Return the step time of the slowest rank: its wall clock divided by the steps."""
         return max(self.wall_ms) / self.steps
 
     @property
     def timed_steps(self) -> range:
-        """Return the steps of its launch that it timed, counted like ``ran``; none if unknown."""
+        """Return the numbers of the steps that it timed, counted like ``ran``; empty if unknown."""
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
     def bad_times(self) -> BlockWithoutTimes | BadTime | None:
-        """Return what is wrong with its times: one is missing, or not a positive finite number."""
+        """Return what is wrong with its times: one is missing, or is not a positive finite
+        number.
+        """
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
             times = len(self.step_ms) if self.wall_ms else 0
             return BlockWithoutTimes(steps=self.steps, times=times)
@@ -90,8 +96,8 @@ class Block:
         return None
 
     def clock_gap(self) -> ClockGap | None:
-        """Return the first rank whose wall clock and events disagree, with both times; or the
-        slowest one's and the host's time.
+        """Return the clocks that disagree, if any: wall clock and events of the first such rank, or
+        the slowest rank's wall clock and the host's.
         """
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
@@ -106,19 +112,19 @@ class Block:
 
 @dataclass(frozen=True)
 class Launch:
-    """One fresh worker group that ran the case: its warm-up and its blocks."""
+    """One fresh worker group that ran the case, with its warm-up and its blocks."""
 
     index: int
     blocks: tuple[Block, ...]
-    compile_s: float  # the first step, to synchronization
+    compile_s: float  # the first step, up to its synchronization
     warmup_s: float
     warmup_steps: int
-    steady: str  # empty when the warm-up ended in a steady state, else why not
-    wall_s: float  # the whole launch, start and teardown included
+    steady: str  # why the warm-up did not reach a steady state; empty if it did
+    wall_s: float  # of the whole launch, with its start and its end
     discarded: tuple[Block, ...] = ()  # disturbed blocks, kept for the record
 
     def has_times(self) -> bool:
-        """Tell whether there is a block, and every block has a time for each of its steps."""
+        """Tell whether there is a block, and all blocks have a time for each step."""
         return bool(self.blocks) and not any(block.bad_times() for block in self.blocks)
 
     @property
@@ -135,35 +141,41 @@ class Launch:
 
 @dataclass(frozen=True)
 class Counts:
-    """The counting pass' result. ``unstable`` says why a metric is missing from ``values``."""
+    """The result of the counting pass. ``unstable`` says why a metric is not in ``values``."""
 
     values: dict[str, int]
     unstable: dict[str, str] = field(default_factory=dict)
     detail: dict[str, dict[str, int]] = field(default_factory=dict)  # metric -> what -> count
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)  # metric -> where
-    by_rank: dict[str, tuple[int, ...]] = field(default_factory=dict)  # where the ranks differ
-    information: dict[str, float] = field(default_factory=dict)  # beside the counts, never judged
+    # Metric -> the count of each rank, if ranks differ.
+    by_rank: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # Shown beside the counts, never judged.
+    information: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None  # the mean over ranks; None on a CPU
-    profile_problem: str = ""  # why a GPU's step has none
-    parts_by_rank: tuple[Parts, ...] = ()  # ... of the step, where there are several ranks
-    identity: StepIdentity | None = None  # of the step, all ranks; None on a CPU
+    profile_problem: str = ""  # why there is no profile on a GPU
+    parts_by_rank: tuple[Parts, ...] = ()  # of each rank's step, if there are several ranks
+    identity: StepIdentity | None = None  # of the step on all ranks; None on a CPU
     wall_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Two variants of the same step, segment beside segment in one launch: (plain, other) in ms.
+    """Two variants of the same step, measured in turns, segment by segment, in one launch: (plain,
+    other) in ms.
 
-    ``name`` is the difference's. "sync_overhead": the other variant synchronizes after every step.
-    "exposed_comm": the plain variant exchanges nothing between ranks, the other is the step as is.
+    ``name`` says which. "sync_overhead": the other variant synchronizes after every step.
+    "exposed_comm": the plain variant exchanges nothing between ranks, the other one is the usual
+    step.
     """
 
     name: str
     pairs_ms: tuple[tuple[float, float], ...]
-    plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain variant on each rank
+    plain_by_rank_ms: tuple[float, ...] = ()  # the plain variant's mean on each rank
 
     def bad_times(self) -> NoneMeasured | BadTime | None:
-        """Return what is wrong with its times: there is none, or not a positive finite number."""
+        """Return what is wrong with its times: there are none, or one is not a positive finite
+        number.
+        """
         if not self.pairs_ms:
             return NoneMeasured(what=f"pair of blocks of {self.name}")
         for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
@@ -174,23 +186,23 @@ class Difference:
 
 @dataclass(frozen=True)
 class Fault:
-    """A failed measurement."""
+    """A measurement that failed."""
 
     code: Reason
     message: str  # one sentence
     detail: str = ""  # traceback or the tail of stderr
     during: str = ""  # "launch 2, block"
-    site: Site | None = None  # that raised it; without a file where none is known
+    site: Site | None = None  # where it was raised; without a file if that is unknown
 
     def __post_init__(self) -> None:
-        # Both quote a workload, whose exception may print a whole tensor.
+        # Both quote the workload, and its exception may print a whole tensor.
         object.__setattr__(self, "message", bounded(self.message, MESSAGE_CHARACTERS))
         object.__setattr__(self, "detail", bounded(self.detail, DETAIL_CHARACTERS))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that one run measured of a case."""
+    """All that one run measured of a case."""
 
     case_id: str
     case: dict[str, Any]
@@ -204,18 +216,20 @@ class Evidence:
     launches: tuple[Launch, ...] = ()
     counts: Counts | None = None
     differences: tuple[Difference, ...] = ()
-    one_rank: Launch | None = None  # the same case as one rank alone; none of its launches
+    one_rank: Launch | None = None  # the same case on one rank alone; not among the launches
     one_rank_tokens_per_step: Count = 0
-    one_rank_problem: str = ""  # why there is none, one sentence
+    one_rank_problem: str = ""  # why that was not measured, in one sentence
     faults: tuple[Fault, ...] = ()
-    tokens_per_step: Count = 0  # all ranks
-    flops_per_step: float = 0.0  # by formula, all ranks
-    floor_flops_per_step: float = 0.0  # fewest that do the step, one rank
+    tokens_per_step: Count = 0  # of all ranks
+    flops_per_step: float = 0.0  # of all ranks, by formula
+    floor_flops_per_step: float = 0.0  # of one rank: the fewest with which the step can be done
     wall_s: float = 0.0
-    extended: bool = False  # a case beyond the core suite
-    tree_changed: bool = False  # while it was measured: launches may be of different code
-    untracked: tuple[str, ...] = ()  # modules of the tree that it ran and git ignores
-    margins_pct: tuple[float, ...] = ()  # of the case itself, never widened; empty: the device's
+    extended: bool = False  # the case is not in the core suite
+    # Files changed while it was measured: launches may have run different code.
+    tree_changed: bool = False
+    untracked: tuple[str, ...] = ()  # modules of the tree that it ran and that git ignores
+    # The case's own margins, never widened; empty for the device's.
+    margins_pct: tuple[float, ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -229,27 +243,31 @@ class Evidence:
         return int(self.case["world_size"])
 
     def software_key(self) -> dict[str, str]:
-        """Return the software that must be equal in recordings that this is compared with."""
+        """Return the versions that must equal those of a recording for a comparison."""
         assert self.fingerprint is not None
         return self.fingerprint.software_key(self.world_size)
 
     @property
     def counted(self) -> Counts:
-        """Return the counts, empty ones where nothing was counted."""
+        """Return the counts; empty counts if nothing was counted."""
         return self.counts or Counts({})
 
     @property
     def of_no_commit(self) -> bool:
-        """Tell whether its tree had changes that are in no commit, or was changed meanwhile."""
+        """Tell whether its tree had changes that no commit has, or changed while it was
+        measured.
+        """
         return bool(self.dirty) or self.tree_changed
 
     def samples_ms(self) -> list[float]:
-        """Return every single step of every launch's blocks."""
+        """Return all single steps of all blocks of all launches."""
         return [ms for launch in self.launches for block in launch.blocks for ms in block.step_ms]
 
     @property
     def timed_steps(self) -> range:
-        """Return the first to the last step that any launch timed, counted like ``Block.ran``."""
+        """Return the range from the first to the last step that any launch timed, counted like
+        ``Block.ran``.
+        """
         blocks = [block for launch in self.launches for block in launch.blocks]
         timed = [block.timed_steps for block in blocks if block.timed_steps]
         first = min((steps.start for steps in timed), default=0)
@@ -257,31 +275,33 @@ class Evidence:
 
     @property
     def disturbances(self) -> list[str]:
-        """Return why blocks were measured again, one for each."""
+        """Return for each block that was measured again the reason."""
         blocks = [block for launch in self.launches for block in launch.discarded]
         return [block.disturbance.text for block in blocks if block.disturbance]
 
     def floor_ms(self) -> float | None:
-        """Return the step time below which the result contradicts the hardware, None if unknown."""
+        """Return the step time that the hardware cannot beat; None if unknown."""
         if self.fingerprint is None or not self.fingerprint.floor_flops:
             return None
         return self.floor_flops_per_step / self.fingerprint.floor_flops * 1e3
 
 
 def to_json(kept: object) -> bytes:
-    """Return evidence, or a comparison, as one JSON document, keys in order of definition."""
+    """Return evidence, or a comparison, as a JSON document with the keys in order of definition."""
     return msgspec.json.format(msgspec.json.encode(kept), indent=1)
 
 
 def from_json(text: bytes, source: str) -> Evidence:
-    """Read what to_json wrote. Raises ValueError naming ``source`` and what is wrong with it."""
+    """Read what to_json wrote. Raises ValueError that names ``source`` and what is wrong."""
     return decode(text, Evidence, SCHEMA, source, problems)
 
 
 def decode(
     data: bytes, kind: type[Content], schema: int, source: str, check: Check[Content]
 ) -> Content:
-    """Read a document of that kind that ``check`` passes. Raises ValueError naming ``source``."""
+    """Read a document of that kind, and let ``check`` look at it. Raises ValueError that names
+    ``source``.
+    """
     name = kind.__name__.lower()
     try:
         return parse(data.decode(), kind, schema, check)
@@ -292,8 +312,8 @@ def decode(
 
 
 def problems(evidence: Evidence) -> Iterator[str]:
-    """Yield what is wrong with evidence although every field has its type: it could not be judged.
-    What is wrong with a measurement is for the judge to say, not here.
+    """Yield why evidence whose fields all have their types cannot be judged. Whether the
+    measurement is sound is left to the judge.
     """
     # METRICS is looked up by these names.
     unknown = (gate for gate in evidence.gates if gate not in METRICS)
@@ -305,11 +325,13 @@ def problems(evidence: Evidence) -> Iterator[str]:
         return
     for launch in (*evidence.launches, *filter(None, [evidence.one_rank])):
         yield from _problems_of_launch(launch)
-    for one in evidence.differences:
-        metric = METRICS.get(f"{one.name}_pct")
+    for difference in evidence.differences:
+        metric = METRICS.get(f"{difference.name}_pct")
         if metric is None or metric.kind != "difference":
-            yield f"{one.name!r} is no difference"
-        yield from _unlikely((*chain.from_iterable(one.pairs_ms), *one.plain_by_rank_ms))
+            yield f"{difference.name!r} is no difference"
+        yield from _unlikely(
+            (*chain.from_iterable(difference.pairs_ms), *difference.plain_by_rank_ms)
+        )
     yield from _problems_of_counts(evidence.counted, ranks)
 
 
@@ -321,7 +343,7 @@ def _problems_of_launch(launch: Launch) -> Iterator[str]:
 
 
 def _unlikely(times_ms: Iterable[float]) -> Iterator[str]:
-    """Yield times that no clock gives; one that is not positive is for the judge."""
+    """Yield times that no clock measures. Times that are not positive are left to the judge."""
     yield from (f"a time of {ms!r} ms" for ms in times_ms if 0 < ms < 1e-6 or abs(ms) > 1e12)
 
 

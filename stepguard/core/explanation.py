@@ -1,4 +1,5 @@
-"""An explanation: why one profile's step takes longer than another's, as causes whose sum closes.
+"""An explanation: why one profile's step takes longer than another's. Its causes add up to the
+difference.
 
 explain/ makes it, report/ puts it into words.
 """
@@ -11,12 +12,12 @@ from msgspec.structs import replace
 
 from stepguard.core.roofline import Work
 
-MOST_CAUSES = 40  # of a verdict's explanation
-MOST_NAMES = 20  # of a cause on one side, and of its launch shapes
+MOST_CAUSES = 40  # in a verdict's explanation
+MOST_NAMES = 20  # kernels of a cause on one side, and launch shapes
 
 
 class Refusal(StrEnum):
-    """Say why nothing is explained."""
+    """Why two profiles cannot be compared."""
 
     GPU = "gpu"
     RANKS = "ranks"
@@ -26,7 +27,7 @@ class Refusal(StrEnum):
 
 
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One reason, with what was found on both sides."""
+    """One reason, with the values of both sides."""
 
     reason: Refusal
     before: str
@@ -34,7 +35,7 @@ class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kind(StrEnum):
-    """Describe what a cause is."""
+    """The kind of a cause."""
 
     IDLE = "idle"
     CALLS = "calls"  # a kernel is launched more or less often
@@ -43,47 +44,47 @@ class Kind(StrEnum):
     REPLACED = "replaced"
     ADDED = "added"
     REMOVED = "removed"
-    MOVED = "moved"  # came and went in one phase, or changed its phase
-    CLOCK = "clock"  # several classes by one ratio
+    MOVED = "moved"  # came and went within one phase, or changed its phase
+    CLOCK = "clock"  # several classes changed by one ratio
     COMMUNICATION = "exposed communication"
     COPIES = "exposed copies"
-    OVERLAP = "overlap"  # kernels run beside each other more or less
+    OVERLAP = "overlap"  # kernels run beside each other more, or less
 
 
 class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describe what a cause is made of on one side."""
+    """What a cause consists of on one side."""
 
     names: tuple[str, ...]  # kernels, the longest first
     calls: float  # a step
     us: float  # a step
     shapes: tuple[tuple[int, ...], ...] = ()  # grids
-    begin_us: float | None = None  # in the file: where to look
-    work: Work = Work()  # of a launch, the mean, where it is known of all
+    begin_us: float | None = None  # time in the file, where to look
+    work: Work = Work()  # the mean of a launch; known only if it is known of all
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One term of the difference."""
 
     kind: Kind
-    us: float  # of the step's difference
+    us: float  # its share of the step's difference
     what: str  # a kernel, a class, a CUDA call or a cause of idle time
     phase: str
-    place: str  # source line or operators, "" where the profile does not say
+    place: str  # source line or operators; empty if the profile has none
     before: Side
     after: Side
-    other_code: bool = False  # than before, of what the compiler generated
+    other_code: bool = False  # the compiler generated other code than before
 
 
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Say why ``after`` takes longer than ``before``; the causes are in order of their time."""
+    """Why ``after`` takes longer than ``before``. The causes are sorted by their time."""
 
     refused: tuple[Refused, ...]
     before_us: float = 0.0  # a step
     after_us: float = 0.0
     causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)] = ()
-    scatter_us: float = 0.0  # the sum of what is within the scatter between steps
+    scatter_us: float = 0.0  # the sum of all that is within the scatter of steps
     scatter_parts: tuple[tuple[str, float], ...] = ()  # ... by class or part, the largest first
-    scatter_known: bool = True  # or a side has one step, and the causes are all differences
+    scatter_known: bool = True  # False if a side has one step: then all differences are causes
     calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
     software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
     smaller: int = 0  # causes beyond MOST_CAUSES ...
@@ -91,16 +92,16 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def change_us(self) -> float:
-        """The difference of the steps."""
+        """Return the difference of the steps, in us."""
         return self.after_us - self.before_us
 
     @property
     def explained_us(self) -> float:
-        """The sum of the causes."""
+        """Return the sum of the causes, in us."""
         return sum(cause.us for cause in self.causes) + self.smaller_us
 
     def bounded(self) -> "Explanation":
-        """Return it with the MOST_CAUSES largest causes, and the sum of the smaller ones."""
+        """Return it with the MOST_CAUSES largest causes and the sum of the others."""
         kept, smaller = self.causes[:MOST_CAUSES], self.causes[MOST_CAUSES:]
         return replace(
             self,

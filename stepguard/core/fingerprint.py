@@ -1,8 +1,10 @@
-"""Fingerprints: the hardware and software that measured, and which must be equal to compare."""
+"""Fingerprints: the hardware and software that measured. Some of it must be equal for a
+comparison.
+"""
 
 from dataclasses import dataclass, field
 
-# Variables that change what runs, not only where: with other values figures are not comparable.
+# Variables that change what runs, not only where. With other values figures cannot be compared.
 STEERING = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_",
@@ -20,8 +22,8 @@ STEERING = (
     "TORCH_COMPILE_",
 )
 
-# What steers only how several GPUs exchange. Not among it: how a host names its network
-# (NCCL_SOCKET_IFNAME, NCCL_IB_HCA), and what is only printed (NCCL_DEBUG).
+# Variables that steer how several GPUs exchange. Those that only name a host's network
+# (NCCL_SOCKET_IFNAME, NCCL_IB_HCA) or print (NCCL_DEBUG) are not among them.
 EXCHANGE = (
     "NCCL_ALGO",
     "NCCL_BUFFSIZE",
@@ -38,9 +40,9 @@ EXCHANGE = (
     "NCCL_PROTO",
     "NCCL_SHM_",
 )
-SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # whatever they exchange by
+SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # for any way of exchanging
 
-# What runs a loop, or a part of a step, for its user.
+# Libraries that run a loop, or a part of a step, for their user.
 LIBRARIES = (
     "accelerate",
     "deepspeed",
@@ -58,13 +60,15 @@ LIBRARIES = (
 
 
 def steers(variable: str) -> bool:
-    """Tell whether an environment variable may change what runs, on any number of ranks."""
+    """Tell whether an environment variable may change what runs, with any number of ranks."""
     return variable.startswith((*STEERING, *SEVERAL_RANKS, *EXCHANGE))
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The hardware and software that measured; ``software_key()`` must be equal to compare."""
+    """The hardware and software that measured. ``software_key()`` must be equal for a
+    comparison.
+    """
 
     device_name: str  # "NVIDIA H200", or the CPU's name
     device_uuid: str
@@ -80,12 +84,13 @@ class Fingerprint:
     peak_flops: float | None = None  # nominal dense peak at the case's precision
     floor_flops: float | None = None  # peak at the highest clock the card can run
     environment: dict[str, str] = field(default_factory=dict)  # TORCH_*, NCCL_* ... that were set
-    # Versions of those that the workload imported. They explain a change, and forbid no comparison.
+    # Versions of libraries that the workload imported. They explain a change, and never forbid a
+    # comparison.
     libraries: dict[str, str] = field(default_factory=dict)
 
     def software_key(self, ranks: int) -> dict[str, str]:
-        """Return the versions under which stored figures of so many ranks may be compared."""
-        # The local part names the build: +cu130 is in `cuda` already.
+        """Return the versions that must be equal to compare stored figures of so many ranks."""
+        # The local part names the build, "+cu130", which is in `cuda` too.
         torch = self.torch.partition("+")[0]
         steering: tuple[str, ...] = STEERING
         if ranks > 1:
@@ -93,7 +98,7 @@ class Fingerprint:
         known = sorted(self.environment.items())
         chosen = [f"{key}={value}" for key, value in known if key.startswith(steering)]
         steered = {"environment": " ".join(chosen)} if chosen else {}
-        if not self.cuda:  # a CPU: what a build brings along for GPUs does not matter there
+        if not self.cuda:  # on a CPU what a build has for GPUs does not matter
             return {"torch": torch, "arch": self.arch} | steered
         return (
             {

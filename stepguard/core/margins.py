@@ -1,4 +1,4 @@
-"""Margins, by which another revision may be slower, and the noise that pairs are expected to have.
+"""Margins for judging another revision, and the noise that pairs are expected to have.
 
 Formulas: Smyth 2004 (moderated variance).
 """
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from stepguard.core.device import CPU, GPU
 
-BUDGET_MIN = 30.0  # of pairs in a run, unless it says otherwise
-ALPHA = 0.001  # the chance that a step is called slower although nothing changed at all
+BUDGET_MIN = 30.0  # minutes of pairs in a run, by default
+ALPHA = 0.001  # the chance that a step is called slower although nothing changed
 
 
 @dataclass(frozen=True)
 class Margins:
-    """The slowdown that is ignored, and the one that must not be missed; percent of a step time.
+    """The slowdown that is ignored, and the one that must not be missed, in percent of a step time.
 
-    Between the two either answer is right, and without that gap a change equal to the one margin
-    would want pairs for ever. Raises ValueError unless ``0 <= ignore_pct < matter_pct``, finite.
+    Between the two either answer is right. Without that gap, a change as large as the margin would
+    need endless pairs. Raises ValueError unless ``0 <= ignore_pct < matter_pct``, finite.
     """
 
     ignore_pct: float = 0.2
@@ -45,10 +45,10 @@ class Margins:
 
 @dataclass(frozen=True)
 class Prior:
-    """The noise of a machine's own A/A pairs, and how many pairs that knowledge is worth.
+    """The noise of a machine's own A/A pairs, and how many pairs that knowledge counts for.
 
     ``sd_pct`` is the standard deviation of 100 * d. The default is that of H200s: pairs on six of
-    them scattered by 0.13 to 0.34 %, 0.24 % all together. Raises ValueError unless both are
+    them scattered by 0.13 to 0.34 %, and by 0.24 % all together. Raises ValueError unless both are
     positive and finite.
     """
 
@@ -60,11 +60,12 @@ class Prior:
             raise ValueError(f"{self}: both must be positive and finite")
 
     def moderated(self, sample_variance: float, pairs: int) -> tuple[float, float]:
-        """Return the standard deviation of d and its degrees of freedom, with the prior taken in.
+        """Return the standard deviation of d and its degrees of freedom, moderated by the prior.
 
-        Smyth's ``(f0 * s0**2 + (n - 1) * s**2) / (f0 + n - 1)`` on ``f0 + n - 1`` degrees, but f0
-        is multiplied by ``(s0 / s)**4`` once the sample's s exceeds s0: a prior that the pairs
-        contradict would else make noise look like proof (up to 24 times the nominal level).
+        This is Smyth's ``(f0 * s0**2 + (n - 1) * s**2) / (f0 + n - 1)`` with ``f0 + n - 1``
+        degrees. Once the sample's s exceeds s0, f0 is multiplied by ``(s0 / s)**4``: otherwise a
+        prior that the pairs contradict would make noise look like proof (up to 24 times the nominal
+        level).
         """
         prior = (self.sd_pct / 100) ** 2
         weight = self.degrees * min(1.0, prior / max(sample_variance, prior)) ** 2
@@ -74,14 +75,14 @@ class Prior:
 
 
 MARGINS = Margins()
-# By device, where a case says nothing. A CPU's clock and its other work move a step by percents.
+# By device, for a case that states none. A CPU's clock and its other work move a step by percents.
 MARGINS_PCT = {GPU: (MARGINS.ignore_pct, MARGINS.matter_pct), CPU: (5.0, 20.0)}
 PRIOR = Prior()
 
 
 def margins_of(percents: Sequence[float], device: str) -> Margins:
-    """Return the two percentages as margins; where there are none, the device's. Raises ValueError
-    for what are no margins.
+    """Return the two percentages as margins; the device's if there are none. Raises ValueError if
+    they are no margins.
     """
     ignore, matter = percents or MARGINS_PCT[device]
     return Margins(ignore, matter)

@@ -1,13 +1,13 @@
-"""Every metric there is, in one table: its unit, which way is better, and how it is judged.
+"""All metrics in one table: the unit, which direction is better, and how each is judged.
 
-Kinds: a ``time`` is judged against a limit in percent; a ``counter`` is an exact count, of which
-every unit counts; a ``difference`` of two variants of the step is judged in percentage points of a
-step; ``information`` is shown and never judged.
+Kinds: a ``time`` is judged against a limit in percent. A ``counter`` is an exact count, and every
+unit counts. A ``difference`` of two variants of the step is judged in percentage points of a step.
+``information`` is shown and never judged.
 
-A counter has a role. ``work`` is what the step does (FLOPs, operator calls): a move either way
-means that it is no longer the same step. ``cost`` is what it pays (launches, peak memory): a rise
-fails, a fall is an improvement. Of times and differences less is better. What each of them counts
-is in docs/method.md.
+A counter has a role. ``work`` is what the step does (FLOPs, operator calls): if it moves either
+way, it is no longer the same step. ``cost`` is what the step pays (launches, peak memory): a rise
+fails, a fall is an improvement. Less is better for times and differences. docs/method.md says what
+each of them counts.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Literal
 
 from stepguard.core.device import is_gpu
 
-ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
+ALLOCATION_BYTES = 512  # CUDA's caching allocator rounds requests up to multiples of it
 PEAK = "peak_allocated_bytes"
 COLLECTIVES = "collectives_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
@@ -39,14 +39,14 @@ class Scope(Enum):
     GPU = "a case on a GPU"
     CPU = "a case on a CPU"
     SEVERAL_RANKS = "a case of several ranks"
-    # A CPU's profile has only what the profiling thread frees, and with several ranks gloo's
-    # threads free tensors, too.
+    # On a CPU the profile shows only frees of the profiling thread. With several ranks the threads
+    # of gloo free tensors, too.
     EXACT_MEMORY = "a case on a GPU, or of one rank on a CPU,"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One row of the table. ``digits`` is for display; stored values are never rounded to it."""
+    """One row of the table. ``digits`` is for display only; stored values are not rounded to it."""
 
     name: str
     unit: str
@@ -54,16 +54,16 @@ class Metric:
     kind: Kind = "information"
     role: Role = ""  # of a counter
     digits: int = 0
-    slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
-    floor: int = 0  # counters: a move of fewer units is still `same`, either way
-    parts: bool = False  # counters: what it is made of is judged too, not only how much it is
-    # Counters: recordings may be older than the row. It is counted, and compared as soon as one has
-    # it; the row loses the mark when every file of the project's own baselines does.
+    slack_pct: float = 0.0  # a counter may rise by this much and is still `same`
+    floor: int = 0  # a counter may move by fewer units, either way, and is still `same`
+    parts: bool = False  # of a counter: its parts are judged too, not only their sum
+    # Recordings may be older than this counter. It is shown, and judged as soon as a recording has
+    # it. The mark is removed once all of the project's own baselines have it.
     new: bool = False
 
     @property
     def tolerant(self) -> bool:
-        """Return whether a counter may rise and still be `same`."""
+        """Return whether the counter may rise and still be `same`."""
         return bool(self.slack_pct or self.floor)
 
     def exists(self, device: str, world_size: int) -> bool:
@@ -109,7 +109,8 @@ _TABLE = (
         PEAK,
         "B",
         _EXACT,
-        # Two summands that change places moved it by 0.02 %: backward passes run in another order.
+        # Two summands that changed places moved it by 0.02 %: backward passes then run in another
+        # order.
         slack_pct=0.05,
         floor=ALLOCATION_BYTES,
     ),
@@ -139,7 +140,7 @@ _TABLE = (
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information")
-# A good step has none of these: a first recording of one that has takes them for its level.
+# A good step has none of these. A first recording takes whatever the step has as its level.
 WASTE = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
@@ -153,13 +154,15 @@ WASTE = (
     GARBAGE,
     GROWING_LINES,
 )
-# The only one of its kind: what costs time moves the mean, and at half the noise of the median.
+# The only time that is judged: all that costs time moves the mean, which has half the noise of the
+# median.
 JUDGED_TIME = "step_ms"
 
 
 def not_gateable(metric: str) -> str:
-    """Return what is wrong with a metric's name that is none that a case can gate."""
-    # A project without cases, whose plugins import this module, does not pay for it.
+    """Return why a case cannot gate this name."""
+    # Imported here so that a project without cases, whose plugins import this module, does not pay
+    # for it.
     from stepguard.core.text import meant
 
     hint = meant(metric, GATEABLE) or f"; there are: {', '.join(GATEABLE)}"
@@ -167,10 +170,10 @@ def not_gateable(metric: str) -> str:
 
 
 def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
-    """Return what a case gates unless it says otherwise: counters everywhere, times on GPUs.
+    """Return what a case gates by default: counters everywhere, times on GPUs.
 
-    A time on a shared CPU says nothing that should stop a merge. A difference has a launch's worth
-    of blocks of its own to pay for, so a case has to ask for it.
+    A time on a shared CPU should not stop a merge. A difference costs as many blocks as a launch,
+    so a case has to ask for it.
     """
     times = (JUDGED_TIME,) if is_gpu(device) else ()
     counters = (metric for metric in METRICS.values() if metric.kind == "counter")
@@ -178,18 +181,18 @@ def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
 
 
 def setting(name: str, value: object) -> str:
-    """Return a setting and its value as a part of SETTINGS; ``setting_of`` reads it."""
+    """Return a setting and its value as a part of SETTINGS. ``setting_of`` reads it back."""
     return f"{name} = {value}"
 
 
 def setting_of(part: str) -> tuple[str, str]:
-    """Return name and value of a setting."""
+    """Return the name and the value of a setting."""
     name, _, value = part.partition(" = ")
     return name, value
 
 
 def format_value(name: str, value: float | None) -> str:
-    """Format a value as a person reads it: thousands separated, bytes in GiB or MiB, no unit."""
+    """Format a value for a reader: thousands separated, bytes in GiB or MiB, without a unit."""
     if value is None:
         return "-"
     metric = METRICS[name]
@@ -203,7 +206,7 @@ def format_value(name: str, value: float | None) -> str:
 
 
 def unit_behind(name: str, value: float) -> str:
-    """Return a metric's unit as it is written behind a value: 2 calls, 1 call."""
+    """Return a metric's unit as written after a value: 2 calls, 1 call."""
     metric = METRICS[name]
     if metric.kind != "counter" or abs(value) != 1:
         return metric.unit

@@ -1,7 +1,7 @@
 """A profile: what a few steps of one workload did on the GPU, small enough to keep with a run.
 
-Every figure is given for each profiled step, so that two profiles are compared with their scatter.
-The identity closes for each step: compute + exposed communication + exposed copies + idle = step.
+Every figure has a value for each profiled step, so that two profiles can be compared with their
+scatter. In each step: compute + exposed communication + exposed copies + idle = step.
 """
 
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
@@ -10,54 +10,54 @@ from typing import Any, TypeVar
 
 from stepguard.core.roofline import Work
 
-Series = tuple[float, ...]  # one item a step
+Series = tuple[float, ...]  # one item for each step
 Row = TypeVar("Row")
 Key = TypeVar("Key", bound=Hashable)
-LONGEST_US = 1e12  # of a step: eleven days
+LONGEST_US = 1e12  # of a step; eleven days
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All launches of one kernel in one shape, for one work, from one phase."""
+    """All launches of one kernel with one shape, for one amount of work, from one phase."""
 
     name: str
-    canonical: str  # without what differs from build to build
+    canonical: str  # the name without what differs from build to build
     kind: str  # the class: "GEMM", "attention", ...
     phase: str
-    calls: Series  # a step
-    us: Series  # summed over the calls of a step
+    calls: Series  # launches in each step
+    us: Series  # the sum of the launches in each step
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
-    operator: str = ""  # that launched it
-    source: str = ""  # "model/gpt.py(166): forward", where the stack was recorded
-    code: str = ""  # hash of the source that the compiler generated for it; "" for others
-    begin_us: float = 0.0  # of the first one, in the file
-    work: Work = Work()  # of a launch, where the operators' shapes were recorded
+    operator: str = ""  # the operator that launched it
+    source: str = ""  # "model/gpt.py(166): forward", if the stack was recorded
+    code: str = ""  # hash of the source that the compiler generated; empty for other kernels
+    begin_us: float = 0.0  # time of the first launch in the file
+    work: Work = Work()  # of one launch, if the operators' shapes were recorded
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what tells it from the other rows of a profile."""
+        """Return the fields that tell it from the other rows of a profile."""
         return self.name, self.grid, self.block, self.phase, self.work
 
 
 @dataclass(frozen=True)
 class IdleRow:
-    """Idle time of one cause at one place."""
+    """Idle time with one cause at one place."""
 
     cause: str  # a value of trace.idle.Idle
-    call: str  # that made the host wait, "" without one
-    place: str  # the operators or the phase around it, or the source line
-    count: Series  # gaps a step
+    call: str  # the call that made the host wait; empty without one
+    place: str  # the source line, or the operators or the phase around it
+    count: Series  # gaps in each step
     us: Series
-    begin_us: float = 0.0  # of the first one, in the file
+    begin_us: float = 0.0  # time of the first gap in the file
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Split the step's time on the GPU, us for each step; the parts sum up to ``step_us``."""
+    """The parts of a step's time on the GPU, in us for each step. They add up to ``step_us``."""
 
     step_us: Series
-    compute_us: Series  # at least one kernel that is no communication
+    compute_us: Series  # at least one kernel runs that is no communication
     exposed_communication_us: Series  # communication while nothing computes
     exposed_copies_us: Series  # copies and fills while nothing else runs
     idle_us: Series
@@ -73,64 +73,71 @@ class Profile:
     kernels: tuple[KernelRow, ...]
     idle: tuple[IdleRow, ...]
     calls: dict[str, Series] = field(default_factory=dict)  # CUDA calls a step, by name
-    lost_share: float = 0.0  # of the launches of these steps, those without a record
-    incomplete: int = 0  # steps that were left out since launches of theirs lack records
+    lost_share: float = 0.0  # share of these steps' launches that have no record
+    incomplete: int = 0  # steps that were left out because launches of them have no record
     software: tuple[tuple[str, str], ...] = ()
 
     @property
     def steps(self) -> int:
-        """The number of profiled steps."""
+        """Return the number of profiled steps."""
         return len(self.parts.step_us)
 
     def problem(self) -> str:
-        """Return what is wrong with it although every field has its type, "" if nothing."""
+        """Return what is wrong with a profile whose fields all have their types; empty if
+        nothing.
+        """
         series = [getattr(self.parts, name) for name in _PARTS] + [*self.calls.values()]
         for row in self.kernels:
             series += [row.calls, row.us]
         for gap in self.idle:
             series += [gap.count, gap.us]
-        if any(len(one) != self.steps for one in series):
+        if any(len(values) != self.steps for values in series):
             return f"not every figure of its profile is of {self.steps} steps"
-        if not all(-1 <= value <= LONGEST_US for one in series for value in one):
+        if not all(-1 <= value <= LONGEST_US for values in series for value in values):
             return "its profile has a time that no profiler measures"
         return ""
 
 
 def over_ranks(profiles: Sequence[Profile]) -> Profile:
-    """Return the mean of several ranks' profiles, step by step; what a rank lacks counts as 0."""
+    """Return the mean of several ranks' profiles, step by step. What a rank lacks counts as 0."""
     if len(profiles) == 1:
         return profiles[0]
-    steps = min(one.steps for one in profiles)
+    steps = min(profile.steps for profile in profiles)
 
     def mean_of(rows: Sequence[Series]) -> Series:
         return tuple(total / len(profiles) for total in added([row[:steps] for row in rows]))
 
-    kernels = grouped([row for one in profiles for row in one.kernels], lambda row: row.key)
+    kernels = grouped([row for profile in profiles for row in profile.kernels], lambda row: row.key)
     idle = grouped(
-        [gap for one in profiles for gap in one.idle], lambda gap: (gap.cause, gap.call, gap.place)
+        [gap for profile in profiles for gap in profile.idle],
+        lambda gap: (gap.cause, gap.call, gap.place),
     )
     return replace(
         profiles[0],
         parts=Parts(*(mean_of([getattr(p.parts, name) for p in profiles]) for name in _PARTS)),
         kernels=tuple(
-            replace(one[0], calls=mean_of([r.calls for r in one]), us=mean_of([r.us for r in one]))
-            for one in kernels.values()
+            replace(
+                rows[0], calls=mean_of([r.calls for r in rows]), us=mean_of([r.us for r in rows])
+            )
+            for rows in kernels.values()
         ),
         idle=tuple(
-            replace(one[0], count=mean_of([r.count for r in one]), us=mean_of([r.us for r in one]))
-            for one in idle.values()
+            replace(
+                rows[0], count=mean_of([r.count for r in rows]), us=mean_of([r.us for r in rows])
+            )
+            for rows in idle.values()
         ),
         calls={
-            name: mean_of([one.calls[name] for one in profiles if name in one.calls])
-            for name in sorted({name for one in profiles for name in one.calls})
+            name: mean_of([profile.calls[name] for profile in profiles if name in profile.calls])
+            for name in sorted({name for profile in profiles for name in profile.calls})
         },
-        lost_share=max(one.lost_share for one in profiles),
-        incomplete=max(one.incomplete for one in profiles),
+        lost_share=max(profile.lost_share for profile in profiles),
+        incomplete=max(profile.incomplete for profile in profiles),
     )
 
 
 def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
-    """Return rows with these fields, those that nothing else tells apart as one."""
+    """Return the rows with these field values. Rows that are then alike become one."""
     return tuple(
         replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
         for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
@@ -138,14 +145,14 @@ def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
 
 
 def merged_by_name(profile: Profile) -> Profile:
-    """Return a profile with one row for each kernel's name, whatever its phases and shapes."""
+    """Return a profile with one row for each kernel name, whatever the phases and shapes."""
     rows = merged(profile.kernels, phase="", grid=(), block=(), code="", work=Work())
     return replace(profile, kernels=tuple(sorted(rows, key=lambda row: -sum(row.us))))
 
 
 def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:
-    """Return a profile of the ``most`` longest kernels and those whose keys are ``kept``; the other
-    kernels are a row for each class and phase, other idle time a row for each cause.
+    """Return a profile of the ``most`` longest kernels, and those whose keys are ``kept``. All
+    other kernels become one row for each class and phase, other idle time one row for each cause.
     """
     alone: list[KernelRow] = []
     others: list[KernelRow] = []
@@ -165,19 +172,19 @@ def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profil
 
 
 OTHERS = "other kernels of the class "  # a row of all that a bounded profile does not name
-_PARTS = tuple(one.name for one in fields(Parts))
+_PARTS = tuple(part.name for part in fields(Parts))
 
 
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
     """Return the rows of each key, in their order."""
-    found: dict[Key, list[Row]] = {}
+    by_key: dict[Key, list[Row]] = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
+        by_key.setdefault(key(row), []).append(row)
+    return by_key
 
 
 def by_class(profile: Profile) -> dict[str, float]:
-    """Return the us a step of each class of kernels; those that overlap count twice."""
+    """Return the us a step of each class of kernels. Kernels that overlap count twice."""
     kinds = grouped(profile.kernels, lambda row: row.kind)
     return {kind: sum(mean(row.us) for row in rows) for kind, rows in kinds.items()}
 
@@ -187,9 +194,9 @@ def mean(series: Sequence[float]) -> float:
     return sum(series) / len(series) if series else 0.0
 
 
-def less(one: Series, other: Series) -> Series:
+def less(whole: Series, other: Series) -> Series:
     """Return the difference of two figures, step by step."""
-    return tuple(a - b for a, b in zip(one, other, strict=True))
+    return tuple(a - b for a, b in zip(whole, other, strict=True))
 
 
 def added(rows: Sequence[Series]) -> Series:

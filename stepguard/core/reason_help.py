@@ -1,5 +1,5 @@
-"""Help on reasons: what each means and what to do about it, section by section of
-docs/reason-codes.md, which is made of it. In Markdown; links are the page's.
+"""Help on reasons: what each means, and what to do about it. docs/reason-codes.md is made of it,
+section by section. The texts are Markdown, with the page's links.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ class Help:
 
 @dataclass(frozen=True)
 class Section:
-    """The reasons of a section of the page, and what stands above them."""
+    """The reasons of one section of the page, and the text above them."""
 
     title: str
     codes: Mapping[Reason, Help]
@@ -323,7 +323,7 @@ OF_REASONS = (
         "An A/B comparison was made",
         _IN_PAIRS,
         "With `--perf-against`, or when a stored baseline's SLOWER or FASTER is confirmed. The "
-        "rules are in\n`stepguard/judge/decision.py`, `stepguard/judge/rules/` and "
+        "rules are in\n`stepguard/judge/judge_pairs.py`, `stepguard/judge/rules/` and "
         "`stepguard/judge/alarm.py`; [judge.md](judge.md) explains them.",
     ),
     Section("There is nothing to compare with", _NOTHING_TO_COMPARE),

@@ -1,13 +1,13 @@
-"""Reasons: why a verdict or a fault is what it is, a row each.
+"""Reasons: why a verdict or a fault is what it is. Each is a row of a table.
 
-A row is the code, a phrase, the statuses that it comes with, and the figures of its sentences when
-a case as a whole has it. The code is the value, which evidence and documents hold. What a code
-means and what mends it is in reason_help.py.
+A row has a code, a phrase, the statuses that the reason comes with, and, if a case as a whole can
+have it, the figures of its sentences. Evidence and documents hold the code. reason_help.py says
+what a code means and what mends it.
 """
 
 from enum import StrEnum
 
-from stepguard.core.figures import (
+from stepguard.core.reason_sentences import (
     BadTime,
     BelowFloor,
     BlockWithoutTimes,
@@ -39,7 +39,7 @@ class Reason(StrEnum):
 
     phrase: str
     statuses: tuple[Status, ...]
-    figures: tuple[type[Figures], ...]  # of its sentences; none where the phrase says it all
+    figures: tuple[type[Figures], ...]  # of its sentences; none if the phrase says all
 
     def __new__(
         cls, code: str, phrase: str, statuses: Status | tuple[Status, ...], *figures: type[Figures]
@@ -223,8 +223,8 @@ class Reason(StrEnum):
     NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
 
 
-# Codes that kept evidence and documents may hold, and what they are today. A reason that is
-# renamed, or merged into another one, leaves its code here.
+# Former codes, which kept evidence and documents may hold, with today's reason. A reason that is
+# renamed or merged leaves its code here.
 FORMER_CODES: dict[object, Reason] = {
     "AGENT_DIED": Reason.KILLED,
     "GPU_LOCKED": Reason.FOREIGN_PROCESS,
@@ -233,8 +233,7 @@ FORMER_CODES: dict[object, Reason] = {
     "TOO_FEW_LAUNCHES": Reason.NOTHING_MEASURED,
     "UNPROVEN": Reason.UNDECIDED,
 }
-# What is shown although it passes: the machine changed, counters that a time outweighs, a slowdown
-# within launches that the other side has too, or of which nobody knows whether it had.
+# Reasons that are shown although the case passes.
 NOTICES = (
     Reason.MACHINE_MOVED,
     Reason.TIME_DECIDES,

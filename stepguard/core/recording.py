@@ -1,4 +1,4 @@
-"""A recording: one evidence, summarised (judge/summary.py), so that like is compared with like.
+"""A recording: the figures of one evidence. judge/summarise_evidence.py makes it.
 
 This run's figures and those of a baseline file (baseline.py) have this one type.
 """
@@ -22,15 +22,15 @@ class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     """A difference of two variants of the step, in percent of a step."""
 
     mean: float
-    half_width: Annotated[float, msgspec.Meta(ge=0)]  # of its 95 % interval
+    half_width: Annotated[float, msgspec.Meta(ge=0)]  # half of its 95 % interval
 
 
-# Launches a step, or gaps, then us in each profiled step.
+# Launches in a step, or gaps; then the us of each profiled step.
 ProfileRow = Annotated[list[float], msgspec.Meta(min_length=1, max_length=50)]
 
 
 class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a profile says (stepguard/core/profile.py), a line for each kernel:
+    """A profile as a recording keeps it (stepguard/core/profile.py), with a line for each kernel:
 
     "backward": {"GEMM": {"nvjet_sm90_tst_256x128 2x66x1 384x1x1": [74, 35135, 34601, ...]}}
     """
@@ -43,65 +43,68 @@ class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One evidence, summarised."""
+    """The figures of one evidence."""
 
     date: Text  # UTC, ISO 8601
     commit: Text
     device_uuid: str
     software: dict[str, str]  # versions that must be equal for a comparison
     driver: str
-    tokens_per_step: Count  # 0: of a loop of which nobody said
-    times_ms: dict[str, list[Milliseconds]]  # metric -> one value a launch
+    tokens_per_step: Count  # 0: the loop did not say it
+    times_ms: dict[str, list[Milliseconds]]  # metric -> the time of each launch
     counters: dict[str, Count]
     information: dict[str, float]  # shown beside the verdict, never judged
-    # metric -> operator, call or graph break -> count; only in the newest of its software
+    # metric -> operator, call or graph break -> count. Of a level's recordings under one software
+    # only the newest has it.
     detail: dict[str, dict[str, Count]]
-    # metric -> the places that its count is made of; only in the newest, too
+    # metric -> the places that its count consists of; only in that newest one, too
     sites: dict[str, list[Site]] = {}
     differences_pct: dict[str, RecordedDifference] = {}
-    # line of source -> operator of the eager step -> calls; unset but in the newest
+    # line of source -> operator of the eager step -> calls; unset except in that newest one
     operators: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
-    # metric -> what each rank counted, where ranks differ; unset for one rank, and in old files
+    # metric -> the count of each rank, if ranks differ; unset for one rank, and in old files
     by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
-    # of a GPU's step; unset but in the newest of its software
+    # The profile of a GPU's step; unset except in the newest recording of its software.
     profile: RecordedProfile | msgspec.UnsetType = msgspec.UNSET
 
-    # of what the workload imported; unset for none, and in old files
+    # Versions of what the workload imported; unset if there are none, and in old files.
     libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
     def unlike_ranks(self) -> dict[str, list[int]]:
-        """Return ``by_rank``, empty where ranks were not kept apart."""
+        """Return ``by_rank``; empty if the counts of ranks are unknown."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
 
     def operator_sites(self) -> list[Site]:
-        """Return where the eager step calls its operators: of a baseline without line numbers."""
+        """Return where the eager step calls its operators. Places from a baseline have no line
+        numbers.
+        """
         return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
 
     def values(self) -> dict[str, float]:
-        """Return one figure for each metric that it holds, by name."""
-        found: dict[str, float] = dict(self.counters)
-        found |= self.information
-        found |= {name: one.mean for name, one in self.differences_pct.items()}
-        if self.tokens_per_step:  # 0 also where a run failed before it knew
-            found["tokens_per_step"] = self.tokens_per_step
-        # The level at which ratios of launches average out.
-        found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
-        return found
+        """Return one figure for each metric that the recording has."""
+        values: dict[str, float] = dict(self.counters)
+        values |= self.information
+        values |= {name: difference.mean for name, difference in self.differences_pct.items()}
+        if self.tokens_per_step:  # 0 if the run failed before it was known, too
+            values["tokens_per_step"] = self.tokens_per_step
+        # A geometric mean, since launches differ by ratios.
+        values |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
+        return values
 
 
 def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
-    """Return operators by "file function: source", without line numbers, which move."""
-    found: dict[str, dict[str, int]] = {}
+    """Return operators by "file function: source". Line numbers are left out, since they move."""
+    by_place: dict[str, dict[str, int]] = {}
     for site in sites:
-        calls = found.setdefault(f"{site.file} {site.function}: {site.text}", {})
+        calls = by_place.setdefault(f"{site.file} {site.function}: {site.text}", {})
         calls[site.what] = calls.get(site.what, 0) + site.count
-    return found
+    return by_place
 
 
 def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
-    found = []
+    sites = []
     for line, calls in lines.items():
         place, _, text = line.partition(": ")
         file, _, function = place.rpartition(" ")
-        found += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
-    return found
+        sites += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
+    return sites

@@ -1,9 +1,9 @@
-"""The roofline: how far a kernel is from what its GPU can do, by measured peaks.
+"""The roofline: how close a kernel is to the limits of its GPU, by measured peaks.
 
 A kernel cannot be faster than its products at the peak rate of their type, nor than its bytes at
-the peak rate of memory. The larger of the two shares of its time is its utilisation (Triton's
-profiler Proton has the formula): 1 means that it is at its roof, and which one is the larger says
-what bounds it. Peaks are measured by a matrix product and a copy (doctor --peaks).
+the peak rate of memory. Each of the two is a share of its time. The larger one is its utilisation,
+and says what bounds it; 1 means that the kernel is at its roof. Triton's profiler Proton has the
+same formula. Peaks are measured with a matrix product and a copy (doctor --peaks).
 """
 
 from dataclasses import dataclass
@@ -16,30 +16,30 @@ _WORDS = {"bfloat16": "bf16", "half": "fp16", "float": "fp32"}
 
 
 class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one card reached."""
+    """The peaks that one card reached."""
 
     device_name: str
-    device_uuid: str  # "" for a CPU
+    device_uuid: str  # empty for a CPU
     date: str
     torch: str
-    copy_bytes_per_s: Positive  # read and written
+    copy_bytes_per_s: Positive  # bytes read and written
     flops_per_s: dict[str, Positive]  # of matrix products, by type: "bf16"
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch has to do at least; 0 where that is not known."""
+    """The least that a launch has to do; 0 if unknown."""
 
     flops: float = 0.0
     bytes: float = 0.0
-    dtype: str = ""  # of the products, as Peaks names it
+    dtype: str = ""  # the type of the products, named as in Peaks
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where a kernel is under the roof."""
+    """The position of a kernel under the roof."""
 
-    flops_share: float  # of its time that its products need at the peak
+    flops_share: float  # share of its time that its products need at the peak
     bytes_share: float
 
     @property
@@ -54,7 +54,7 @@ class Position:
 
 
 def position(work: Work, us: float, peaks: Peaks) -> Position | None:
-    """Return the position of work that took ``us``; None where it or its peak is not known."""
+    """Return the position of work that took ``us``; None if the work or its peak is unknown."""
     peak = peaks.flops_per_s.get(work.dtype)
     if us <= 0 or not (work.bytes or work.flops) or (work.flops and peak is None):
         return None
@@ -64,5 +64,5 @@ def position(work: Work, us: float, peaks: Peaks) -> Position | None:
 
 
 def type_of(dtype: str) -> str:
-    """Return the name in Peaks of a type as traces name it, "c10::BFloat16"."""
+    """Return the name that Peaks has for a type of a trace, "c10::BFloat16"."""
     return _WORDS.get(dtype.lower().removeprefix("c10::"), "")

@@ -1,8 +1,8 @@
-"""The document of a run: what was asked of it, what became of every case, what was measured.
+"""The document of a run: what was asked for, what became of every case, what was measured.
 
-It is the file that --perf-json writes, and all that a report or a gate on another machine has of a
-run, so a run that failed, was stopped or was refused leaves one, too. Paths are relative to the
-project's folder. Whoever reads one from a file reads it with storage/read_documents.py.
+--perf-json writes it. Reports and the gate on another machine know the run only from it, so a run
+that failed, stopped or was refused writes one, too. Paths are relative to the project's folder.
+storage/run_document_file.py reads it from a file.
 """
 
 from collections.abc import Mapping
@@ -18,22 +18,22 @@ from stepguard.core.verdict import Verdict
 
 SCHEMA = 3
 
-Line = Annotated[int, msgspec.Meta(ge=0)]  # from 1; 0 where it is not known
+Line = Annotated[int, msgspec.Meta(ge=0)]  # counted from 1; 0 if unknown
 
 
 class State(Enum):
-    """Describe what became of a case."""
+    """What became of a case."""
 
     MEASURED = "measured"
-    SKIPPED = "skipped"  # by a mark, by its own test, or since this machine is not for it
-    DESELECTED = "deselected"  # collected, and taken out again: -k, -m, a conftest
-    LEFT_OUT = "left out"  # by a selection that says so: --perf-select, or a path
-    UNMEASURED = "unmeasured"  # its test failed, or the run ended, before it was measured
-    ABSENT = "absent"  # recorded for this machine, and no test that was collected has it
+    SKIPPED = "skipped"  # by a mark, by its own test, or because this machine does not fit
+    DESELECTED = "deselected"  # collected, then removed: -k, -m, a conftest
+    LEFT_OUT = "left out"  # by an explicit selection: --perf-select, or a path
+    UNMEASURED = "unmeasured"  # its test failed, or the run ended, before the case was measured
+    ABSENT = "absent"  # recorded for this machine, but no collected test has it
 
 
 class End(Enum):
-    """Describe how a run ended."""
+    """How a run ended."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
@@ -42,8 +42,8 @@ class End(Enum):
 
 
 class ProblemCode(StrEnum):
-    """Why a run is no pass, apart from its verdicts: a code, what it means, and what to do about it
-    in the Markdown of docs/reason-codes.md. The last ones are the gate's own.
+    """Why a run does not pass, apart from its verdicts: a code, its meaning, and its remedy, in the
+    Markdown of docs/reason-codes.md. The last ones are only the gate's.
     """
 
     means: str
@@ -160,7 +160,7 @@ class ProblemCode(StrEnum):
         return FORMER_PROBLEM_CODES.get(value)
 
 
-# Codes that documents of earlier versions have, and what they are called now.
+# Codes of documents of earlier versions, with today's codes.
 FORMER_PROBLEM_CODES: Mapping[object, ProblemCode] = {
     "NO_COMMIT": ProblemCode.DIRTY,
     "ONLY_COLLECTED": ProblemCode.NOTHING_MEASURED,
@@ -172,7 +172,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Problem(_Part, frozen=True):
-    """Say why the run is no pass, with what mends it."""
+    """Why the run does not pass, with what mends it."""
 
     code: ProblemCode
     text: Text
@@ -182,36 +182,36 @@ class Problem(_Part, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """Return the text with the case that it is about."""
+        """Return the text, with the case that it is about."""
         return f"{self.case}: {self.text}" if self.case else self.text
 
 
 class CaseState(_Part, frozen=True, kw_only=True):
-    """Describe what became of a case, or of a test that takes ``perf`` and declares none."""
+    """What became of a case, or of a test that takes ``perf`` and declares no case."""
 
     state: State
-    case: str  # its id; empty for a test that declares none and was not measured
-    why: str = ""  # it was not measured
-    test: str = ""  # pytest's node id; empty if it is absent
+    case: str  # empty for a test that declares no case and measured none
+    why: str = ""  # why it was not measured
+    test: str = ""  # pytest's node id; empty if no test has the case
     file: str = ""
     line: Line = 0
     device: str = ""
     world_size: int = 0
     extended: bool = False
-    guarded: bool = False  # this run was to measure it
+    guarded: bool = False  # this run had to measure it
 
 
 class VerdictText(_Part, frozen=True, kw_only=True):
-    """What a verdict says, as reports have it; stepguard/report makes it."""
+    """The text of a verdict, as reports show it. stepguard/report makes it."""
 
-    headline: Text  # one line: the cause first
+    headline: Text  # one line, cause first
     message: str  # of a case that was judged as a whole
     detail: str  # a traceback, or a worker's last output
-    lines: list[str]  # what it rests on
-    place: Site | None  # where the metric that decided moved, if that is known
-    notes: dict[str, str]  # of metrics: parts and ranks that moved, what pairs said
+    lines: list[str]  # what the verdict is based on
+    place: Site | None  # where the deciding metric moved, if known
+    notes: dict[str, str]  # by metric: parts and ranks that moved, what pairs said
     causes: list[str]  # of a time that moved
-    steps: list[str]  # what to do next, as it is typed
+    steps: list[str]  # what to do next, as typed
 
 
 class JudgedDocument(_Part, frozen=True, kw_only=True):
@@ -243,13 +243,15 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     commit: str
     dirty: list[str]
     tree_changed: bool
-    disturbed: list[str]  # of each block that was measured again: why
-    margins_pct: tuple[float, ...] = ()  # of the case itself, never widened; empty: the device's
-    judged_by: str = ""  # the digest of the baseline that judged; empty: none, or another revision
+    disturbed: list[str]  # for each block that was measured again: why
+    # The case's own margins, never widened; empty for the device's.
+    margins_pct: tuple[float, ...] = ()
+    # The digest of the baseline that judged; empty for none, or another revision.
+    judged_by: str = ""
 
 
 class WaiverDocument(_Part, frozen=True, kw_only=True):
-    """A waiver, and what it did: ``effect`` names an Effect, none if it was not asked."""
+    """A waiver and its effect: the name of an Effect, or none if it was not asked."""
 
     case: Text
     metric: Text
@@ -267,34 +269,36 @@ class GpuDocument(_Part, frozen=True, kw_only=True):
 
 
 class Options(_Part, frozen=True, kw_only=True):
-    """Hold what was asked, and where: on the command line, in PYTEST_ADDOPTS, in the settings."""
+    """The options of the run, with their origin: the command line, PYTEST_ADDOPTS or the
+    settings.
+    """
 
     arguments: list[str] = []
     environment: str = ""
     settings: list[str] = []
     keyword: str = ""  # -k, wherever it came from
     markers: str = ""  # -m
-    perf: dict[str, Scalar] = {}  # every --perf-... that is not its default
+    perf: dict[str, Scalar] = {}  # every --perf-... that differs from its default
 
 
 class RunDocument(_Part, frozen=True, kw_only=True):
     """A whole run."""
 
     schema: int
-    date: Text  # when it began, UTC, ISO 8601
+    date: Text  # the start, UTC, ISO 8601
     wall_s: float
     end: End
-    passed: bool  # whether the run, as far as it is ours, exits with 0
+    passed: bool  # the part of the run that is ours exits with 0
     strict: bool
-    commit: str  # that was measured; empty where there is none
-    dirty: list[str]  # files that differ from it when the run began
-    against: str  # the revision that judged, as it was named; empty: the baselines
-    base_commit: str  # of that revision
-    machine: str  # as a baseline file names it: "CPU", "NVIDIA H200"; empty where it is unknown
+    commit: str  # the measured commit; empty if there is none
+    dirty: list[str]  # files that differed from it when the run began
+    against: str  # the revision that judged, as given; empty: the baselines judged
+    base_commit: str  # the commit of that revision
+    machine: str  # as a baseline file names it: "CPU", "NVIDIA H200"; empty if unknown
     gpus: list[GpuDocument]
-    baselines: str  # their folder
-    base: str = ""  # the branch whose baselines judged instead of the tree's, as it was named
-    base_changes: list[str] = []  # what the tree changes in them, if anything
+    baselines: str  # the folder of the baselines
+    base: str = ""  # the branch whose baselines judged in place of the tree's, as given
+    base_changes: list[str] = []  # what the tree changes in them
     options: Options
     cases: list[CaseState]
     results: list[ResultDocument]
@@ -303,5 +307,5 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     waivers: list[WaiverDocument]
 
     def result_of(self, case_id: str) -> ResultDocument | None:
-        """Return what was measured of a case."""
-        return next((found for found in self.results if found.case == case_id), None)
+        """Return the result of a case; None if it was not measured."""
+        return next((result for result in self.results if result.case == case_id), None)

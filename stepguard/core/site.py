@@ -1,7 +1,7 @@
-"""Sites: places in the measured source where a counted thing happens.
+"""Sites: places in the measured source where something happens that is counted.
 
-Line numbers move with every edit above them, so sites of two revisions are matched by file,
-function, source text and what happens there; the line is for the reader.
+Line numbers move with every edit above them. So sites of two revisions are matched by file,
+function, source text and what happens there. The line is only for the reader.
 """
 
 import re
@@ -17,23 +17,26 @@ _LINE = re.compile(r":\d+ in ")
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One place, and what happens there: so often a step (of the compiler's, in all), or bytes."""
+    """One place, and what happens there. The count is calls a step, bytes, or, for the compiler,
+    calls in all.
+    """
 
     what: str  # ".item()", "graph break: ...", "recompile: ..."
-    file: str = ""  # relative to the tree that was measured where it lies in it; empty if unknown
+    file: str = ""  # relative to the measured tree if it lies in it; empty if unknown
     line: int = 0
     function: str = ""
     text: str = ""  # the source line, stripped
     phase: str = ""  # "micro_step_0/forward"
     count: int = 1
-    allowed: str = ""  # the reason that the source gives, if it is deliberate
-    # The library's line that is called from there, "transformers/trainer.py:41 in Trainer.train",
-    # where that is neither torch's nor the tree's. Only then it is written.
+    allowed: str = ""  # the reason in the source, if it is deliberate
+    # The line of a library that is called from there, "transformers/trainer.py:41 in
+    # Trainer.train", if it is neither torch's nor the tree's. Unset otherwise, and then not
+    # written.
     via: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """Return the fields that must be equal for two sites to be the same one."""
+        """Return the fields that two sites share if they are the same place."""
         library = _LINE.sub(" in ", self.via or "", count=1)
         return (self.what, self.file, self.function, self.text, library)
 
@@ -52,12 +55,12 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def place(self) -> str:
-        """Return ``model/gpt.py:88``; the file alone where the line is another revision's."""
+        """Return ``model/gpt.py:88``; only the file if the line is another revision's."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
-    """Return equal sites as one: counts added, phases joined, the first line kept."""
+    """Return equal sites as one: with the sum of the counts, all phases, and the first line."""
     return tuple(
         replace(
             alike[0],
@@ -69,7 +72,9 @@ def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
 
 
 def added(old: Iterable[Site], new: Iterable[Site]) -> tuple[Site, ...]:
-    """Return the sites of ``new`` that ``old`` has less often; their count is the difference."""
+    """Return the sites that ``new`` has more often than ``old``, with the difference as their
+    count.
+    """
     before = {site.key: site.count for site in merge(old)}
     return tuple(
         replace(site, count=site.count - before.get(site.key, 0))

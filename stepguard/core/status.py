@@ -7,8 +7,8 @@ Outcome = Literal["passed", "failed", "error"]  # pytest's words
 
 
 class Status(Enum):
-    """The verdicts, worst first. Of a case's metrics one that is known to have moved decides before
-    one of which nothing is known: it is what there is to look at, and to confirm.
+    """The verdicts, worst first. A metric that is known to have moved comes before a metric of
+    which nothing is known, since there is something to look at.
     """
 
     BROKEN = "BROKEN"
@@ -23,12 +23,12 @@ class Status(Enum):
 
     @property
     def rank(self) -> int:
-        """Return the place in the order, 0 for the worst."""
+        """Return the place in the order; 0 is the worst."""
         return list(Status).index(self)
 
     @property
     def outcome(self) -> Outcome:
-        """Return pytest's word: passed, failed, or error when nothing could be decided."""
+        """Return pytest's word: passed, failed, or error if nothing could be decided."""
         if self in (Status.SAME, Status.FASTER):
             return "passed"
         return "failed" if self in (Status.SLOWER, Status.CHANGED) else "error"

@@ -1,8 +1,8 @@
 """The identity of a step: hashes of all that it does on the host and on the GPU.
 
-Two steps of equal identities launch the same kernels from the same generated code, in the same
-order and with the same grids, on operands of the same shapes, strides and types, under the same
-settings of libraries.
+Two steps with equal identities launch the same kernels, from the same generated code, in the same
+order and with the same grids. The operands have the same shapes, strides and types, and libraries
+have the same settings.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class StepIdentity:
-    """What one rank's steps are, each of the profiled ones alike."""
+    """The identity of one rank's step. All profiled steps have it."""
 
     parts: dict[str, str] = field(default_factory=dict)  # "kernels" -> hash
-    problem: str = ""  # why it is not known, or which parts differ from step to step
+    problem: str = ""  # why it is unknown, or which parts differ from step to step
 
     def differs_from(self, other: "StepIdentity") -> Iterator[str]:
         """Yield the parts that are not known to be equal."""

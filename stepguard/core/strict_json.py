@@ -1,7 +1,8 @@
-"""JSON documents read strictly: typed, each key once, every number one that can be reckoned with.
+"""JSON documents, read strictly: with types, each key once, and only numbers that can be computed
+with.
 
-A document that cannot be trusted in every line is refused whole: a gate that skips what it does not
-understand turns green by accident. Time and memory are linear in its size. No I/O.
+A document is refused whole if any line of it cannot be trusted: a gate that skips what it does not
+understand turns green by accident. Time and memory are linear in the size. No I/O.
 """
 
 import json
@@ -15,20 +16,21 @@ import msgspec
 
 from stepguard.core.text import cut
 
-LARGEST = 1e60  # of a number: its square, or a product of a few, is still one
+LARGEST = 1e60  # numbers are at most this large, so that products of a few stay finite
 EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")
-Check = Callable[[Content], Iterable[str]]  # yields what is wrong with a content of sound types
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]  # what it cannot make sense of it leaves alone
+# Yields what is wrong with a content whose types are right.
+Check = Callable[[Content], Iterable[str]]
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]  # leaves alone what it does not understand
 NO_OLDER: Mapping[int, Upgrade] = {}
 
 
 class OtherSchema(ValueError):
-    """A document of another version, which is not damaged."""
+    """A document of another version. It is not damaged."""
 
-    def __init__(self, found: Any, schema: int) -> None:
-        super().__init__(f"schema {found!r}, this version of stepguard reads {schema}")
-        self.newer = type(found) is int and found > schema
+    def __init__(self, value: Any, schema: int) -> None:
+        super().__init__(f"schema {value!r}, this version of stepguard reads {schema}")
+        self.newer = type(value) is int and value > schema
 
 
 def parse(
@@ -38,13 +40,13 @@ def parse(
     check: Check[Content] | None = None,
     older: Mapping[int, Upgrade] = NO_OLDER,
 ) -> Content:
-    """Return the document as a ``kind``. ``older`` schemas are made into this one before its fields
-    are read.
+    """Return the document as a ``kind``. ``older`` upgrades older schemas before it is read.
 
-    Raises ValueError when it is truncated, has NaN, a number beyond LARGEST, a key twice, a wrong,
-    missing or unknown field, or what ``check`` yields; OtherSchema for another one than ``schema``.
+    Raises ValueError if it is truncated; has NaN, a number beyond LARGEST or a key twice; has a
+    wrong, missing or unknown field; or if ``check`` yields something. Raises OtherSchema if its
+    schema is not ``schema``.
     """
-    if not text.strip():  # as a redirection leaves it whose command failed
+    if not text.strip():  # a redirection leaves this if its command failed
         raise ValueError("it is empty")
     try:
         raw = json.loads(
@@ -54,46 +56,48 @@ def parse(
             parse_int=lambda digits: _number(digits, int),
             parse_constant=_not_a_number,
         )
-        json.dumps(raw, ensure_ascii=False).encode()  # no half of a character
+        json.dumps(raw, ensure_ascii=False).encode()  # no half of a surrogate pair
         if not isinstance(raw, dict) or "schema" not in raw:
             raise ValueError("it has no schema")
-        # Before the fields: another schema has others.
+        # The schema comes before the fields: another schema has others.
         if type(raw["schema"]) is int and (upgrade := older.get(raw["schema"])):
             raw = upgrade(raw)
         if raw["schema"] != schema:
             raise OtherSchema(raw["schema"], schema)
-        found = converted(raw, kind)
+        content = converted(raw, kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except OverflowError as error:  # of an integer that a float cannot hold
+    except OverflowError as error:  # an integer that a float cannot hold
         raise ValueError(str(error)) from None
-    # Beyond types: which metrics there are, and what fits to what.
-    for problem in check(found) if check else ():
+    # Beyond types: whether metrics exist, and whether values fit together.
+    for problem in check(content) if check else ():
         raise ValueError(problem)
-    return found
+    return content
 
 
 def converted(raw: Any, kind: type[Content]) -> Content:
-    """Return plain data as a ``kind``. Raises ValueError in words for whoever edited it, and then
-    leaves no whole ``raw``.
+    """Return plain data as a ``kind``. Raises ValueError with words for whoever edited the file;
+    ``raw`` may be damaged then.
     """
     try:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
         text, _, at = str(error).partition(" - at ")
-        found: Any = _struct(kind) if "unknown field" in text else None
-        for name in re.findall(r"\.(\w+)", at) if found else ():
-            found = _struct({one.name: one.type for one in msgspec.structs.fields(found)}[name])
-        possible = f"; possible: {', '.join(found.__struct_fields__)}" if found else ""
-        # msgspec's word for a date has no example, which is what its reader needs.
+        struct: Any = _struct(kind) if "unknown field" in text else None
+        for name in re.findall(r"\.(\w+)", at) if struct else ():
+            struct = _struct(
+                {field.name: field.type for field in msgspec.structs.fields(struct)}[name]
+            )
+        possible = f"; possible: {', '.join(struct.__struct_fields__)}" if struct else ""
+        # msgspec's message about a date has no example, which the reader needs.
         text = text.replace("Invalid RFC3339 encoded date", EXAMPLE)
         where = f" - at {_located(raw, kind, str(error))}" if at else ""
         raise ValueError(f"{text}{where}{possible}") from None
 
 
 def _located(raw: Any, kind: Any, error: str) -> str:
-    """Return the path in an error of msgspec's, `$.cases[...].date`, with the keys that it leaves
-    out, and the value there as it is written, unless that is a whole object or list.
+    """Return the path of msgspec's error, `$.cases[...].date`, with its missing keys filled in, and
+    the value there as it is written, unless that is a whole object or list.
     """
     at = error.partition(" - at ")[2]
     before, _, steps = at.partition("$")
@@ -110,8 +114,9 @@ def _located(raw: Any, kind: Any, error: str) -> str:
 
 
 def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
-    """Return the first key with an error of an object somewhere in ``raw``, and leave it no other:
-    the error is there with the keys up to it, and not with fewer.
+    """Return the first key of an object in ``raw`` whose value has this error. Leaves the object
+    only that key. The key is found by bisection: with the keys up to it the error occurs, with
+    fewer it does not.
     """
     items = [*here.items()]
 
@@ -123,29 +128,31 @@ def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
         keep(items[:count])
         try:
             msgspec.convert(raw, kind, strict=True)
-        except msgspec.ValidationError as found:
-            return str(found) == error
+        except msgspec.ValidationError as problem:
+            return str(problem) == error
         return False
 
-    found = items[bisect_left(range(len(items)), True, key=is_there) - 1]
-    keep([found])
-    return found[0]
+    wrong = items[bisect_left(range(len(items)), True, key=is_there) - 1]
+    keep([wrong])
+    return wrong[0]
 
 
 def _struct(kind: Any) -> Any:
-    """Return the Struct that a type is, or holds as list[Waiver] and Plot | None do; else None."""
+    """Return the Struct in a type: itself, or that of list[Waiver] or Plot | None; None if there is
+    none.
+    """
     if hasattr(kind, "__struct_fields__"):
         return kind
     return next(filter(None, map(_struct, get_args(kind))), None)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:  # the later one would win silently
+        if key in content:  # without this the later one would win silently
             raise ValueError(f"key {key!r} is there twice")
-        found[key] = value
-    return found
+        content[key] = value
+    return content
 
 
 def _number(text: str, kind: Callable[[str], float] = float) -> float:

@@ -1,6 +1,6 @@
-"""Verdict types: what can be said of a metric and of a case, and why, as data.
+"""Verdict types: what is said of a metric and of a case, and why, as data.
 
-Every verdict has a reason and the figures of its sentence. The rules that choose are in judge/.
+Every verdict has a reason and the figures of its sentence. The rules that decide are in judge/.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,6 @@ from enum import StrEnum
 import msgspec
 
 from stepguard.core.explanation import Explanation
-from stepguard.core.figures import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
@@ -22,53 +21,58 @@ from stepguard.core.metrics import (
     SETTINGS,
 )
 from stepguard.core.permission import PermissionOutcome
+from stepguard.core.reason_sentences import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Outcome, Status
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a verdict, as rules return it and as a run's document holds it."""
+    """A part of a verdict. Rules return it and a run's document holds it."""
 
 
 class Confirmation(StrEnum):
-    """What pairs beside the recording's commit, or the lack of them, say of an alarm."""
+    """What pairs beside the recording's commit say of an alarm, or that there are none."""
 
     CONFIRMED = "CONFIRMED"  # the code is slower, or faster
     STEP_SAME = "STEP_SAME"  # kernels take longer, the step does not
     MACHINE = "MACHINE"  # the machine changed, the code did not
     UNDECIDED = "UNDECIDED"  # the pairs do not decide
-    NOT_CLEARED = "NOT_CLEARED"  # the pairs see no difference, and that need not be the machine
-    NOT_MEASURED = "NOT_MEASURED"  # no pairs could be had, or judged
+    # The pairs see no difference, but the machine need not be the cause.
+    NOT_CLEARED = "NOT_CLEARED"
+    NOT_MEASURED = "NOT_MEASURED"  # there are no pairs, or they could not be judged
 
 
 class Decision(_Data, frozen=True):
-    """A time, judged by its pairs; percent of the base's step time, positive is slower."""
+    """The decision on a time by its pairs; in percent of the base's step time, positive is
+    slower.
+    """
 
-    status: Status  # INCONCLUSIVE while pairs are wanted
+    status: Status  # INCONCLUSIVE while more pairs are wanted
     reason: Reason
     estimate_pct: float
-    low_pct: float  # the two bounds that decide, 90 % together over all analyses
+    low_pct: float  # the bounds that decide: together 90 % over all analyses
     high_pct: float
     pairs: int
     sd_pct: float  # of 100 * d, moderated
-    p_value: float  # that there is no slowdown at all; for all analyses
-    smallest_detectable_pct: float  # by the whole plan at this standard deviation
-    final: bool  # no further pair is wanted
-    with_replaced_pct: float | None = None  # the change, if pairs that others replaced count, too
+    p_value: float  # of the hypothesis "no slowdown at all", over all analyses
+    smallest_detectable_pct: float  # with the whole plan and this standard deviation
+    final: bool  # no more pairs are wanted
+    with_replaced_pct: float | None = None  # the change, if the pairs that were replaced count, too
 
 
 class PairsFinding(_Data, frozen=True):
-    """A decision with all that it rests on."""
+    """A decision with all that it is based on."""
 
     decision: Decision
     margins: Margins
-    alpha: float  # the level of the case among those of its run
-    together: bool  # both revisions alive, one of them parked; else one after the other
-    most: int = 0  # pairs that the plan allows, where it was not followed to its end
-    again: int = 0  # pairs that were disturbed, measured again
-    stays: str = ""  # the day and time of the earlier run that measured it: nothing was since
-    not_enough: str = ""  # why no fewer pairs were enough for `same`
+    alpha: float  # the case's level, given the number of cases in its run
+    together: bool  # both revisions were alive, one of them parked; else one ran after the other
+    most: int = 0  # the most pairs of the plan, if it was not followed to its end
+    again: int = 0  # disturbed pairs that were measured again
+    # The day and time of an earlier run, if that measured it and nothing was measured since.
+    stays: str = ""
+    not_enough: str = ""  # why fewer pairs were not enough for `same`
 
 
 class NoComparison(_Data, frozen=True, tag=True):
@@ -85,13 +89,14 @@ class NoComparison(_Data, frozen=True, tag=True):
 
 
 class Confirmed(_Data, frozen=True):
-    """The answer to an alarm of recordings, or the reason why there is none."""
+    """The answer to an alarm of recordings, or why there is none."""
 
     outcome: Confirmation
-    commit: str = ""  # the one that was chosen, and how
+    commit: str = ""  # the commit, and how it was chosen
     step: PairsFinding | None = None  # the decision that counts
-    hidden: bool = False  # the code is SLOWER, and recordings said FASTER
-    why: OfConfirmation | NoComparison | None = None  # it is not cleared, or not measured
+    hidden: bool = False  # the code is SLOWER although recordings said FASTER
+    # Why it does not clear the alarm, or was not measured.
+    why: OfConfirmation | NoComparison | None = None
 
 
 class PartMove(_Data, frozen=True):
@@ -112,34 +117,35 @@ class MetricVerdict(_Data, frozen=True):
     new: float | None = None
     change_pct: float | None = None  # 100 * (new / old - 1)
     limit_pct: float | None = None  # times and differences only
-    noise_pct: float | None = None  # standard error over launches; a difference's half width
-    moved: tuple[PartMove, ...] = ()  # parts, those that explain first
-    ranks: tuple[int, ...] = ()  # the ranks that moved, where not all did
-    sites: tuple[Site, ...] = ()  # where
+    # Standard error over launches; for a difference half of its interval.
+    noise_pct: float | None = None
+    moved: tuple[PartMove, ...] = ()  # parts, causes first
+    ranks: tuple[int, ...] = ()  # the ranks that moved, if not all did
+    sites: tuple[Site, ...] = ()  # the places
     gated: bool = True
-    waived_until: str = ""  # the last day on which it passes all the same, ISO 8601
+    waived_until: str = ""  # ISO 8601; the last day on which it passes by a waiver
     failing_ranks: tuple[tuple[float, float], ...] = ()  # old and new of each rank that fails
-    pairs: PairsFinding | None = None  # a time that pairs with another revision judged
-    confirmed: Confirmed | None = None  # a time that the screen called moved
-    figures: OfMetric | None = None  # what else its note says
-    slow_steps: SlowSteps | None = None  # of a step time: within launches
+    pairs: PairsFinding | None = None  # of a time that pairs with another revision judged
+    confirmed: Confirmed | None = None  # of a time that the screen said had moved
+    figures: OfMetric | None = None  # the figures of its note
+    slow_steps: SlowSteps | None = None  # of a step time: slower steps within launches
 
     @property
     def rank(self) -> float:
-        """Return the place in the order, 0 for the worst. A waived metric comes behind all that
-        fails, and before what passes.
+        """Return the place in the order; 0 is the worst. A waived metric comes after all that fail
+        and before those that pass.
         """
         return Status.FASTER.rank - 0.5 if self.waived_until else self.status.rank
 
     @property
     def place(self) -> Site | None:
-        """Return the first of the sites whose line is known."""
+        """Return the first site whose line is known."""
         return next((site for site in self.sites if site.file), None)
 
 
-# Counters, each before those that follow from it: a sync is an operator, too, what is kept of each
-# step seldom comes without one, and an operator makes launches, FLOPs and bytes. On what a model
-# holds more of, backward pass and optimizer call operators, which no line of the step does.
+# Counters, causes first. A sync is an operator, too. Memory that is kept usually comes with one. An
+# operator makes launches, FLOPs and bytes. If a model holds more, the backward pass and the
+# optimizer call more operators, which no line of the step calls.
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
@@ -170,30 +176,32 @@ _CAUSES = (
 )
 
 
-def cause_first(found: MetricVerdict) -> tuple[float, float, bool]:
-    """Return a metric's place in the order of a report: the worst first, and of equals the one that
-    the others follow from. A time comes before any counter.
+def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
+    """Return a metric's place in the order of a report: the worst first, and of equally bad ones
+    the cause first. A time comes before any counter.
     """
-    cause: float = _CAUSES.index(found.metric) if found.metric in _CAUSES else -1
-    if found.metric == COLLECTIVES and found.old == found.new:
-        cause = _CAUSES.index("collective_bytes_per_step")  # as many, of other sizes
-    if found.metric == OPERATORS and all(site.phase for site in found.sites):
+    cause: float = _CAUSES.index(metric.metric) if metric.metric in _CAUSES else -1
+    if metric.metric == COLLECTIVES and metric.old == metric.new:
+        cause = _CAUSES.index("collective_bytes_per_step")  # as many collectives, with other sizes
+    if metric.metric == OPERATORS and all(site.phase for site in metric.sites):
         cause = _CAUSES.index(BETWEEN_STEPS) + 0.5
-    return found.rank, cause, found.place is None
+    return metric.rank, cause, metric.place is None
 
 
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
-    """Return the worst gated metric; of equals the one that the others follow from."""
+    """Return the worst gated metric; of equally bad ones the cause."""
     return min((metric for metric in metrics if metric.gated), key=cause_first, default=None)
 
 
 class Straggler(_Data, frozen=True):
-    """The rank that got slower against itself; without the time in which it waits for others."""
+    """The rank that got slower than before. The time in which it waits for others does not
+    count.
+    """
 
     rank: int
     old_ms: float
     new_ms: float
-    others_pct: float  # by how much the next one of the other ranks got slower
+    others_pct: float  # by how much the second slowest rank got slower
 
 
 class Verdict(_Data, frozen=True):
@@ -202,24 +210,25 @@ class Verdict(_Data, frozen=True):
     case_id: str
     status: Status
     reason: Reason
-    figures: OfCase | None = None  # of the case as a whole; None when a metric decides
+    figures: OfCase | None = None  # if the case is judged as a whole; None if a metric decides
     detail: str = ""
     metrics: tuple[MetricVerdict, ...] = ()
-    recordings: int = 0  # how many the comparison rests on
-    recorded: bool = False  # this run's evidence was accepted by --perf-update
-    accepted: bool = False  # by the tree's own baseline, where another branch's judged
+    recordings: int = 0  # how many of them the comparison uses
+    recorded: bool = False  # --perf-update recorded this run's evidence
+    accepted: bool = False  # accepted by the tree's own baseline, while another branch's judged
     against: str = ""  # the other revision of an A/B comparison
-    p_value: float | None = None  # of the step time: that it is no slower than the other's
-    waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
-    permissions: tuple[PermissionOutcome, ...] = ()  # of the case, and what each of them did
-    # Those that are others than the recording's, "transformers 5.22 -> 5.23". Only then written.
+    p_value: float | None = None  # of the hypothesis that the step is no slower than the other's
+    waived_until: str = ""  # if all that fails is waived: the first day on which a waiver ends
+    permissions: tuple[PermissionOutcome, ...] = ()  # of the case, with their effects
+    # Libraries whose versions differ from the recording's, "transformers 5.22 -> 5.23". Written
+    # only if there are any.
     libraries: str | msgspec.UnsetType = msgspec.UNSET
-    explanation: Explanation | None = None  # of the time, where both sides have a profile
-    straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
+    explanation: Explanation | None = None  # of the time, if both sides have a profile
+    straggler: Straggler | None = None  # in pairs: the rank that got slower than all others
 
     @property
     def whole(self) -> bool:
-        """Tell whether the case as a whole was judged, and no metric decided."""
+        """Tell whether the case was judged as a whole, without a deciding metric."""
         return self.figures is not None
 
     @property
@@ -229,29 +238,29 @@ class Verdict(_Data, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Return pytest's word: the status's, unless it is waived."""
+        """Return pytest's word: the status's, or passed if it is waived."""
         return "passed" if self.waived_until else self.status.outcome
 
     @property
     def label(self) -> str:
-        """Return the status, and that it is waived."""
+        """Return the status, with the last day if it is waived."""
         until = f" (waived until {self.waived_until})" if self.waived_until else ""
         return self.status.value + until
 
     @property
     def word(self) -> str:
-        """Return the verdict as a run's table and counts name it."""
+        """Return the word for the verdict in a run's table and counts."""
         if not self.recorded or self.status is Status.SAME:
             return self.label
-        # Once recorded, a case has its baseline, and nobody is to look for one.
+        # A recorded case has a baseline now, so nobody should look for one.
         is_new = self.status is Status.NO_BASELINE
         return "recorded" if is_new else f"{self.status.value} (recorded)"
 
     @property
     def has_notice(self) -> bool:
-        """Tell whether it has something to say though it passes."""
-        noticed = any(one.gated and one.reason in NOTICES for one in self.metrics)
-        declared = any(one.permission.is_trailer for one in self.permissions)
+        """Tell whether it passes and still has something to say."""
+        noticed = any(metric.gated and metric.reason in NOTICES for metric in self.metrics)
+        declared = any(outcome.permission.is_trailer for outcome in self.permissions)
         return self.status.outcome == "passed" and (noticed or declared)
 
     @property
@@ -261,7 +270,7 @@ class Verdict(_Data, frozen=True):
 
     @property
     def machine_moved(self) -> bool:
-        """Tell whether a time changed and the code did not, whatever else there is."""
+        """Tell whether a time moved although the code did not."""
         moved = (Reason.MACHINE_MOVED, Reason.MACHINE_TOO_FAR)
         return any(m.gated and m.reason in moved for m in self.metrics)
 

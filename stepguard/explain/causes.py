@@ -1,10 +1,10 @@
-"""Explain the difference of two profiles: causes in order of their time, whose sum closes.
+"""Explain the difference of two profiles: causes, sorted by their time, that add up to it.
 
-The step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
-idle time by cause. Every term has a figure for each step, so a difference is set against how much
-the steps of one profile differ from each other. What is not beyond that is no cause; it goes, all
-together, into ``Explanation.scatter_us``: causes + scatter = difference, always. With one step on a
-side the scatter is not known, and every difference is a cause.
+A step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
+and idle time by cause. Each term has a value for each step. So a difference can be compared with
+how much the steps of one profile differ from each other. Terms within that scatter are no causes;
+their sum is ``Explanation.scatter_us``. Always: causes + scatter = difference. If a side has only
+one step, the scatter is unknown, and every difference is a cause.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,12 +28,14 @@ from stepguard.core.roofline import Work
 from stepguard.explain.match import How, Match, match
 from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.kernel_classes import COMMUNICATION
 
-LOST_AT_MOST = 0.05  # of the launches
-COMMON_AT_LEAST = 0.3  # of the time of kernels, by class: below it these are two different programs
-_SHARED_PHASES = 0.5  # of the kernels' time; a phase that is new, or gone, leaves the others
-_MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is a move
+LOST_AT_MOST = 0.05  # share of the launches
+# Share of the kernels' time, by class; with less these are two different programs.
+COMMON_AT_LEAST = 0.3
+# Share of the kernels' time; a new phase, or one that is gone, leaves the others.
+_SHARED_PHASES = 0.5
+_MOVED_SHARE = 0.2  # share of what came and went in a phase; a smaller net change is a move
 
 
 def explain(before: Profile, after: Profile) -> Explanation:
@@ -64,35 +66,36 @@ def explain(before: Profile, after: Profile) -> Explanation:
 
 
 def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
-    """Return why two profiles cannot be compared, nothing where they can."""
+    """Return why two profiles cannot be compared; empty if they can."""
     both = before, after
-    found = []
+    refused = []
     if before.gpu and after.gpu and before.gpu != after.gpu:
-        found.append(Refused(Refusal.GPU, before.gpu, after.gpu))
+        refused.append(Refused(Refusal.GPU, before.gpu, after.gpu))
     if before.ranks != after.ranks:
-        found.append(Refused(Refusal.RANKS, str(before.ranks), str(after.ranks)))
-    if any(one.lost_share > LOST_AT_MOST for one in both):
-        found.append(Refused(Refusal.LOST, *(f"{100 * one.lost_share:.1f} %" for one in both)))
+        refused.append(Refused(Refusal.RANKS, str(before.ranks), str(after.ranks)))
+    if any(profile.lost_share > LOST_AT_MOST for profile in both):
+        shares = (f"{100 * profile.lost_share:.1f} %" for profile in both)
+        refused.append(Refused(Refusal.LOST, *shares))
     if not before.steps or not after.steps:
-        found.append(Refused(Refusal.NO_STEPS, str(before.steps), str(after.steps)))
+        refused.append(Refused(Refusal.NO_STEPS, str(before.steps), str(after.steps)))
     elif (common := _common(before, after)) < COMMON_AT_LEAST:
-        found.append(Refused(Refusal.FOREIGN, f"{100 * common:.0f} %", ""))
-    return tuple(found)
+        refused.append(Refused(Refusal.FOREIGN, f"{100 * common:.0f} %", ""))
+    return tuple(refused)
 
 
 def _common(before: Profile, after: Profile) -> float:
-    """Return the share of the kernels' time that is of the same classes on both sides."""
-    one, other = by_class(before), by_class(after)
-    most = max(sum(one.values()), sum(other.values()))
-    return sum(min(us, other.get(kind, 0.0)) for kind, us in one.items()) / most if most else 1.0
+    """Return the share of the kernels' time in classes that both sides have."""
+    old, new = by_class(before), by_class(after)
+    most = max(sum(old.values()), sum(new.values()))
+    return sum(min(us, new.get(kind, 0.0)) for kind, us in old.items()) / most if most else 1.0
 
 
 def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:
-    """Return the kernels of both sides that compute: without their phases if the two hardly share
-    any, since a workload that names none, or others, has not moved its kernels.
+    """Return the kernels that compute, of both sides. If the two sides hardly share a phase, the
+    phases are dropped: a workload that names other phases, or none, has not moved its kernels.
     """
     sides: list[Sequence[KernelRow]] = [
-        [row for row in one.kernels if row.kind != COMMUNICATION] for one in (before, after)
+        [row for row in profile.kernels if row.kind != COMMUNICATION] for profile in (before, after)
     ]
     shared = {row.phase for row in sides[0]} & {row.phase for row in sides[1]}
     for side in sides:
@@ -115,7 +118,7 @@ def _side(rows: Sequence[KernelRow]) -> Side:
 
 
 def _work(rows: Sequence[KernelRow]) -> Work:
-    """Return the mean work of a launch, nothing where it is not known of all, or of two types."""
+    """Return the mean work of a launch; none if it is unknown for some, or of two types."""
     calls = sum(mean(row.calls) for row in rows)
     types = {row.work.dtype for row in rows if row.work.flops}
     if not calls or len(types) > 1 or any(row.work == Work() for row in rows):
@@ -126,31 +129,31 @@ def _work(rows: Sequence[KernelRow]) -> Work:
 
 
 def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, Cause]]:
-    """Yield the terms of each match, at its class's pace, with the cause that each would be."""
-    for one in matches:
-        kind = one.rows[0].kind
-        steady = pace.steady(one)
-        row = max(one.rows, key=lambda row: mean(row.us))
-        # Of what came: where it is launched is what there is to change.
-        known = {row.name for row in one.before}
-        came = [row for row in one.after if row.name not in known] or one.rows
+    """Yield the terms of each match at its class's pace, each with the cause that it would be."""
+    for matched in matches:
+        kind = matched.rows[0].kind
+        steady = pace.steady(matched)
+        row = max(matched.rows, key=lambda row: mean(row.us))
+        # The place of a new kernel is shown: that is what can be changed.
+        known = {row.name for row in matched.before}
+        came = [row for row in matched.after if row.name not in known] or matched.rows
         longest = max(came, key=lambda row: mean(row.us))
         place = next((row.source for row in came if row.source), longest.operator)
-        sides = _side(one.before), _side(one.after)
+        sides = _side(matched.before), _side(matched.after)
         calls = sides[0].calls, sides[1].calls
-        codes = [{row.code for row in rows} for rows in (one.before, one.after)]
-        cause = Cause(_kind_of(one), 0.0, row.name, row.phase, place, *sides, codes[0] != codes[1])
-        same_work = one.how in (How.SAME, How.RENAMED)
+        old, new = ({row.code for row in rows} for rows in (matched.before, matched.after))
+        cause = Cause(_kind_of(matched), 0.0, row.name, row.phase, place, *sides, old != new)
+        same_work = matched.how in (How.SAME, How.RENAMED)
         if not same_work:
             yield Term(kind, *steady, certain=True), cause
             continue
         if abs(calls[1] - calls[0]) < 1e-6:
-            found = Kind.SHAPE if one.other_work else Kind.TIME
-            yield Term(kind, *steady, unsure_us=pace.unsure_us(one)), replace(cause, kind=found)
+            cause = replace(cause, kind=Kind.SHAPE if matched.other_work else Kind.TIME)
+            yield Term(kind, *steady, unsure_us=pace.unsure_us(matched)), cause
             continue
         # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0
-        as_many = tuple(n * each_us for n in added([row.calls for row in one.after]))
+        as_many = tuple(n * each_us for n in added([row.calls for row in matched.after]))
         between = replace(sides[1], us=each_us * calls[1])
         yield (
             Term(kind, steady[0], as_many, certain=True),
@@ -163,26 +166,28 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
         )
 
 
-def _kind_of(one: Match) -> Kind:
-    """Return what a match that is not the same work is."""
-    if not one.before:
+def _kind_of(matched: Match) -> Kind:
+    """Return the kind of a match that is not the same work."""
+    if not matched.before:
         return Kind.ADDED
-    if not one.after:
+    if not matched.after:
         return Kind.REMOVED
-    return {How.SHAPE: Kind.SHAPE, How.MOVED: Kind.MOVED}.get(one.how, Kind.REPLACED)
+    return {How.SHAPE: Kind.SHAPE, How.MOVED: Kind.MOVED}.get(matched.how, Kind.REPLACED)
 
 
 def _other_terms(
     before: Profile, after: Profile, matches: Sequence[Match], pace: Pace
 ) -> Iterator[tuple[Term, Cause]]:
-    """Yield what is not a kernel that computes; with those it adds up to the step."""
-    one, other = before.parts, after.parts
-    exposed = one.exposed_communication_us, other.exposed_communication_us
+    """Yield the terms of all that is not a computing kernel. With the kernels they add up to the
+    step.
+    """
+    old, new = before.parts, after.parts
+    exposed = old.exposed_communication_us, new.exposed_communication_us
     yield _part(Kind.COMMUNICATION, *exposed)
-    yield _part(Kind.COPIES, one.exposed_copies_us, other.exposed_copies_us)
+    yield _part(Kind.COPIES, old.exposed_copies_us, new.exposed_copies_us)
     sums = pace.sums(matches)
-    overlap = less(one.compute_us, sums[0]), less(other.compute_us, sums[1])
-    yield _part(Kind.OVERLAP, *overlap, size=mean(one.compute_us))
+    overlap = less(old.compute_us, sums[0]), less(new.compute_us, sums[1])
+    yield _part(Kind.OVERLAP, *overlap, size=mean(old.compute_us))
     yield from _idle_terms(before, after)
 
 
@@ -195,7 +200,8 @@ def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple
 
 
 def _idle_terms(before: Profile, after: Profile) -> Iterator[tuple[Term, Cause]]:
-    keyed = [{(row.cause, row.call, row.place): row for row in one.idle} for one in (before, after)]
+    both = before.idle, after.idle
+    keyed = [{(row.cause, row.call, row.place): row for row in rows} for rows in both]
     for key in dict.fromkeys([*keyed[0], *keyed[1]]):
         old, new = (side.get(key) for side in keyed)
         cause, call, place = key
@@ -218,7 +224,7 @@ def _idle_side(row: IdleRow | None) -> Side:
 def _sorted_out(
     terms: Sequence[tuple[Term, Cause]], scatter: Scatter
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
-    """Return the causes, and part and time of each term that is within the scatter."""
+    """Return the causes, and the part and time of each term that is within the scatter."""
     causes, rest = [], []
     for term, cause in terms:
         if scatter.beyond(term):
@@ -231,17 +237,17 @@ def _sorted_out(
 def _pace_causes(
     pace: Pace, classes: Sequence[tuple[str, Term]], scatter: Scatter
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
-    """Return by how much whole classes got slower: the clock, if several did by one ratio."""
-    found = [(kind, term) for kind, term in classes if scatter.beyond(term)]
+    """Return the classes that got slower as a whole: as one clock, if several did by one ratio."""
+    slower = [(kind, term) for kind, term in classes if scatter.beyond(term)]
     rest = [(term.part, term.change_us) for _, term in classes if not scatter.beyond(term)]
-    if not found:
+    if not slower:
         return [], rest
-    sides = {kind: [Side((kind,), 0.0, us) for us in pace.class_us(kind)] for kind, _ in found}
-    if pace.is_clock([kind for kind, _ in found]):
-        names = tuple(kind for kind, _ in found)
+    sides = {kind: [Side((kind,), 0.0, us) for us in pace.class_us(kind)] for kind, _ in slower}
+    if pace.is_clock([kind for kind, _ in slower]):
+        names = tuple(kind for kind, _ in slower)
         us = [sum(side[i].us for side in sides.values()) for i in (0, 1)]
         clock = Cause(
-            Kind.CLOCK, sum(term.change_us for _, term in found), "clock", "", "",
+            Kind.CLOCK, sum(term.change_us for _, term in slower), "clock", "", "",
             Side(names, 0.0, us[0]), Side(names, 0.0, us[1]),
         )  # fmt: skip
         return [clock], rest
@@ -249,22 +255,24 @@ def _pace_causes(
         Cause(
             Kind.TIME, term.change_us, f"all {kind} kernels", "", "", sides[kind][0], sides[kind][1]
         )
-        for kind, term in found
+        for kind, term in slower
     ], rest
 
 
 def _with_moves(causes: list[Cause]) -> list[Cause]:
-    """Return the causes; what came and went in one phase, and nearly cancels, becomes one move."""
+    """Return the causes, where kernels that came and went in one phase and nearly cancel are one
+    move.
+    """
     structural = (Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.CALLS, Kind.SHAPE)
     kept = [cause for cause in causes if cause.kind not in structural]
     moved = [cause for cause in causes if cause.kind in structural]
     for phase, mine in grouped(moved, lambda cause: cause.phase).items():
-        net, gross = sum(one.us for one in mine), sum(abs(one.us) for one in mine)
+        net, gross = sum(cause.us for cause in mine), sum(abs(cause.us) for cause in mine)
         if len(mine) < 2 or abs(net) > _MOVED_SHARE * gross:
             kept += mine
             continue
-        came = max(mine, key=lambda one: one.us)
-        gone = min(mine, key=lambda one: one.us)
+        came = max(mine, key=lambda cause: cause.us)
+        gone = min(mine, key=lambda cause: cause.us)
         kept.append(Cause(Kind.MOVED, net, came.what, phase, came.place, gone.before, came.after))
     return kept
 
@@ -277,18 +285,20 @@ def _summed(rest: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
 
 
 def _changed_calls(before: Profile, after: Profile) -> tuple[tuple[str, float, float], ...]:
-    """Return the work calls whose number changed; polling calls vary from step to step."""
+    """Return the calls whose number changed, if they make the GPU work. The number of polling calls
+    varies anyway.
+    """
     zeros: Series = (0.0,)
-    found = []
+    changed = []
     for name in sorted(before.calls.keys() | after.calls.keys()):
         old, new = before.calls.get(name, zeros), after.calls.get(name, zeros)
         steady = len(set(old)) == 1 and len(set(new)) == 1
         if steady and old[0] != new[0]:
-            found.append((name, old[0], new[0]))
-    return tuple(sorted(found, key=lambda item: -abs(item[2] - item[1])))
+            changed.append((name, old[0], new[0]))
+    return tuple(sorted(changed, key=lambda item: -abs(item[2] - item[1])))
 
 
 def _other_software(before: Profile, after: Profile) -> tuple[tuple[str, str, str], ...]:
-    one, other = dict(before.software), dict(after.software)
-    both = sorted(one.keys() & other.keys())
-    return tuple((name, one[name], other[name]) for name in both if one[name] != other[name])
+    old, new = dict(before.software), dict(after.software)
+    both = sorted(old.keys() & new.keys())
+    return tuple((name, old[name], new[name]) for name in both if old[name] != new[name])

@@ -1,11 +1,11 @@
 """Match the kernels of two profiles, the surest way first.
 
-What is left of one side where nothing is left of the other was added or removed; what is left of
-both in the same place was replaced: "new" beside "gone" would say less than "instead of".
+Kernels that are left on only one side were added or removed. If kernels are left on both sides in
+the same place, the new ones replaced the old ones: "instead of" says more than "new" and "gone".
 
-The compiler numbers the kernels that it generates, so that one more shifts the names of all behind
-it. Of those that differ in their number alone the first is the first, as far as they are launched
-as often.
+The compiler numbers the kernels that it generates, so one kernel more changes the names of all
+later ones. Kernels that differ only in that number are matched in launch order, if they are
+launched equally often.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,16 @@ from stepguard.core.profile import KernelRow, mean
 
 
 class How(StrEnum):
-    """Describe how rows were found to belong together."""
+    """How rows were found to belong together."""
 
     SAME = "same"  # name, launch shape and phase
-    SHAPE = "shape"  # name and phase, in another launch shape
-    RENAMED = "renamed"  # name but for what differs from build to build, and phase
-    MOVED = "moved"  # name, in another phase
+    SHAPE = "shape"  # name and phase, but another launch shape
+    RENAMED = "renamed"  # phase, and name without what differs from build to build
+    MOVED = "moved"  # name, but another phase
     OPERATOR = "operator"  # launched by the same operator in the same phase
-    ATTENTION = "attention"  # fused or in steps, in the same phase
-    CLASS = "class"  # of one class in the same phase
-    ALONE = "alone"  # on one side only
+    ATTENTION = "attention"  # attention in the same phase, fused or as several kernels
+    CLASS = "class"  # the same class in the same phase
+    ALONE = "alone"  # only on one side
 
 
 @dataclass(frozen=True)
@@ -38,23 +38,23 @@ class Match:
 
     @property
     def rows(self) -> tuple[KernelRow, ...]:
-        """All rows, those of the later side first."""
+        """Return all rows, those of the later side first."""
         return self.after + self.before
 
     @property
     def more_calls(self) -> float:
-        """Return how many more launches there are than before."""
+        """Return how many more launches there are than before, in a step."""
         return sum(mean(r.calls) for r in self.after) - sum(mean(r.calls) for r in self.before)
 
     @property
     def more_us(self) -> float:
-        """Return by how much they take longer than before."""
+        """Return by how many us a step they take longer than before."""
         return sum(mean(r.us) for r in self.after) - sum(mean(r.us) for r in self.before)
 
     @property
     def other_work(self) -> bool:
-        """Tell whether a launch is known to compute more or less than before: of a kernel that
-        stays on its multiprocessors the grid does not say so.
+        """Tell whether a launch is known to compute more or less than before. The grid does not
+        show that for a kernel that stays on its multiprocessors.
         """
         old, new = ({row.work.flops for row in side} for side in (self.before, self.after))
         return 0.0 not in old | new and old != new
@@ -62,24 +62,24 @@ class Match:
 
 _Key = Callable[[KernelRow], tuple[object, ...] | None]
 _Group = tuple[list[KernelRow], list[KernelRow]]
-_ALIKE = 0.25  # of launches or time that came, what went may differ by so much
+_ALIKE = 0.25  # share by which launches or time that came may differ from what went
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 
 
 def _numbered(row: KernelRow) -> bool:
-    """Tell whether all that its name has besides what lasts from build to build is a number."""
+    """Tell whether the name has only a number besides what stays from build to build."""
     return row.name.removeprefix(f"{row.canonical}_").isdigit()
 
 
 def _named(*fields: str, numbered: bool = False) -> _Key:
-    """Return the key of the kernels that have a number, without it, or of those that have none:
-    their name, and these fields.
+    """Return a key function for kernels with a number in their name (their name without it), or for
+    those without one (their name), together with these fields.
     """
 
     def key(row: KernelRow) -> tuple[object, ...] | None:
         if _numbered(row) is not numbered:
             return None
-        # Two profiles may have other numbers of steps, and a recorded one has five digits.
+        # Two profiles may have different numbers of steps, and a recorded one has five digits.
         calls = round(mean(row.calls), 2)
         values = (calls if field == "calls" else getattr(row, field) for field in fields)
         return (row.canonical if numbered else row.name, *values)
@@ -88,14 +88,17 @@ def _named(*fields: str, numbered: bool = False) -> _Key:
 
 
 def _attends(row: KernelRow) -> bool:
-    """Tell whether a kernel is attention, a product of each head, or a softmax but the loss's."""
+    """Tell whether a kernel is attention, a product of each head, or a softmax other than the
+    loss's.
+    """
     softmax = "softmax" in row.name and "log_softmax" not in row.name
     return row.kind == "attention" or row.operator in _BATCHED or softmax
 
 
 _PASSES: tuple[tuple[How, _Key], ...] = (
     (How.SAME, _named("grid", "block", "phase", "calls", numbered=True)),
-    # A product's kernel that stays on its multiprocessors has one shape whatever it multiplies.
+    # The kernel of a product that stays on its multiprocessors has one shape, whatever it
+    # multiplies.
     (How.SAME, lambda row: row.key if row.work.flops else None),
     (How.SAME, _named("grid", "block", "phase")),
     (How.RENAMED, _named("grid", "block", "phase", numbered=True)),
@@ -104,8 +107,9 @@ _PASSES: tuple[tuple[How, _Key], ...] = (
     (How.RENAMED, lambda row: (row.canonical, row.phase)),
     (How.MOVED, lambda row: (row.name, row.grid, row.block)),
     (How.OPERATOR, lambda row: (row.operator, row.phase, row.kind) if row.operator else None),
-    # Another class in the place of one operator: attention by a fused kernel, or by products; which
-    # the compiler makes operators of their own, and of the softmax a kernel of its own.
+    # Another class took the place of an operator. Attention may be a fused kernel, or several
+    # products; the compiler makes those operators of their own, and the softmax a kernel of its
+    # own.
     (How.OPERATOR, lambda row: (row.operator, row.phase) if row.operator else None),
     (How.ATTENTION, lambda row: (row.phase,) if _attends(row) else None),
     (How.CLASS, lambda row: (row.kind, row.phase)),
@@ -114,7 +118,7 @@ _PASSES: tuple[tuple[How, _Key], ...] = (
 
 def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match]:
     """Return all rows of both sides, each in exactly one match."""
-    found: list[Match] = []
+    matches: list[Match] = []
     left = list(before), list(after)
     for how, key in _PASSES:
         groups: dict[tuple[object, ...], _Group] = {}
@@ -124,43 +128,44 @@ def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match
                     groups.setdefault(place, ([], []))[side].append(row)
         if how in (How.OPERATOR, How.CLASS):
             for place, group in groups.items():
-                if partner := _partner(group, [one for one in found if key(one.rows[0]) == place]):
-                    found.remove(partner)
+                known = [earlier for earlier in matches if key(earlier.rows[0]) == place]
+                if partner := _partner(group, known):
+                    matches.remove(partner)
                     group[0].extend(partner.before)
                     group[1].extend(partner.after)
-        both = [one for group in groups.values() if all(group) for one in _matched(how, *group)]
-        found += both
-        taken = {id(row) for one in both for row in one.rows}
+        both = [pair for group in groups.values() if all(group) for pair in _matched(how, *group)]
+        matches += both
+        taken = {id(row) for pair in both for row in pair.rows}
         left = tuple([row for row in rows if id(row) not in taken] for rows in left)  # type: ignore[assignment]
-    found += [Match(How.ALONE, (row,), ()) for row in left[0]]
-    found += [Match(How.ALONE, (), (row,)) for row in left[1]]
-    return found
+    matches += [Match(How.ALONE, (row,), ()) for row in left[0]]
+    matches += [Match(How.ALONE, (), (row,)) for row in left[1]]
+    return matches
 
 
 def _partner(group: _Group, matches: Sequence[Match]) -> Match | None:
-    """Return the kernel that was replaced in some of its launches by what is left of its place: as
-    many launches, or about as much time, went from one to the other. Of several the one whose time
-    makes up best for what is left.
+    """Return the kernel that the group replaced in some of its launches: as many launches, or about
+    as much time, went from one to the other. If several fit, the one whose time fits best is
+    returned; None if none fits.
     """
     rest = Match(How.ALONE, tuple(group[0]), tuple(group[1]))
     near = [
-        one
-        for one in matches
-        if one.how in (How.SAME, How.SHAPE, How.RENAMED)
-        and one.more_calls
+        candidate
+        for candidate in matches
+        if candidate.how in (How.SAME, How.SHAPE, How.RENAMED)
+        and candidate.more_calls
         and (
-            abs(one.more_calls + rest.more_calls) <= _ALIKE * abs(rest.more_calls)
-            or abs(one.more_us + rest.more_us) <= _ALIKE * abs(rest.more_us)
+            abs(candidate.more_calls + rest.more_calls) <= _ALIKE * abs(rest.more_calls)
+            or abs(candidate.more_us + rest.more_us) <= _ALIKE * abs(rest.more_us)
         )
     ]
-    return min(near, key=lambda one: abs(one.more_us + rest.more_us), default=None)
+    return min(near, key=lambda candidate: abs(candidate.more_us + rest.more_us), default=None)
 
 
 def _matched(how: How, before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match]:
-    """Return the matches of a pass' group: one, or of numbered kernels one for each, by number."""
+    """Return the matches of a group: one, or for numbered kernels one for each number."""
     if how not in (How.SAME, How.SHAPE) or not _numbered(before[0]):
         return [Match(how, tuple(before), tuple(after))]
-    # Equal but for the number, which begins with no zero.
+    # They are equal except for the number, which has no leading zero.
     in_order = (sorted(side, key=lambda row: (len(row.name), row.name)) for side in (before, after))
     return [
         Match(How.RENAMED if how is How.SAME and old.name != new.name else how, (old,), (new,))

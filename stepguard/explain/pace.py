@@ -1,10 +1,13 @@
-"""The pace of kernels: what clocks and power limits do to all of them, step by step.
+"""The pace of kernels: how clocks and power limits change all of them, step by step.
 
-A card at its power cap runs a step's phases faster or slower by per cents, which is more than most
-causes are. Products and attention follow the clock, kernels that move memory do not: on an H200 the
-first scatter by 2 to 4 % from step to step and are alike to half a percent within a phase, the
-second scatter by 0.1 %. So each phase has a pace in each step, each kernel follows it as far as it
-does within one side, and is compared at one pace. What then is common to a class is its own shift.
+On a card at its power cap the phases of a step run faster or slower by per cents, which is more
+than most causes. Products and attention follow the clock, and kernels that move memory do not. On
+an H200 the first scatter by 2 to 4 % from step to step, but agree to half a percent within a phase;
+the second scatter by 0.1 %.
+
+So each phase has a pace in each step. Each kernel follows it to the degree that it does within one
+side, and kernels are compared at one pace. A change that a class then still shares is the class's
+own shift.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,18 +21,20 @@ from stepguard.explain.match import How, Match
 from stepguard.explain.scatter import Term, Usual
 
 Floats = NDArray[np.float64]
-FEWEST_ROWS = 5  # a median of fewer kernels may be one that changed
-FEWEST_CLASSES = 3  # likewise; of fewer, all kernels together tell the pace, by their time
-FOLLOWS = 0.5  # of the pace, from which on a kernel tells what it is
-LEAST_SHARE = 0.03  # of a phase's time, for a class to be one of those whose median is its pace
-_ALIKE = 0.02  # ratios of classes that differ by no more, or by half their shift, have one cause
-_LEAST_US = 1e-3  # a step, of a kernel that can tell anything
-_NOISE = 0.003  # log, of a kernel at one pace: what makes it uncertain how far a kernel follows
+FEWEST_ROWS = 5  # the median of fewer kernels may be one that changed
+# Likewise; with fewer classes all kernels together give the pace, weighted by time.
+FEWEST_CLASSES = 3
+FOLLOWS = 0.5  # a kernel that follows the pace by at least this share helps to measure it
+LEAST_SHARE = 0.03  # share of a phase's time from which on a class counts for its pace
+_ALIKE = 0.02  # classes whose ratios differ by no more, or by half their shift, have one cause
+_LEAST_US = 1e-3  # us a step, from which on a kernel says anything
+# Log-ratio: the scatter of a kernel at one pace, which limits how well its following is known.
+_NOISE = 0.003
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel that is the same on both sides, as logs against its mean before."""
+    """A kernel that is the same on both sides, as logs relative to its mean before."""
 
     kind: str
     phase: str
@@ -38,154 +43,161 @@ class _Kernel:
 
     @property
     def inner(self) -> Floats:
-        """Return how it scatters within the sides."""
+        """Return its scatter within the sides."""
         return np.concatenate([side - side.mean() for side in self.logs])
 
 
 class Pace:
-    """For each kernel the factor of each step on both sides, against the mean of ``before``."""
+    """For each kernel the factor of each step on both sides, relative to the mean of ``before``."""
 
     def __init__(self, matches: Sequence[Match], steps: tuple[int, int]) -> None:
         self._matches, self._steps = matches, steps
-        same = {id(one): found for one in matches if (found := _kernel(one))}
+        same = {id(match): kernel for match in matches if (kernel := _kernel(match))}
         self._phases: dict[str, tuple[Floats, Floats]] = {}
         self._follows: dict[int, float] = {}
-        self._usual: dict[tuple[str, str], float] = {}  # by phase and class, of other kernels
+        self._usual: dict[tuple[str, str], float] = {}  # by phase and class, for other kernels
         self._spread: dict[str, float] = {}
-        for phase in dict.fromkeys(one.phase for one in same.values()):
-            self._add_phase(phase, {i: one for i, one in same.items() if one.phase == phase})
+        for phase in dict.fromkeys(kernel.phase for kernel in same.values()):
+            self._add_phase(
+                phase, {i: kernel for i, kernel in same.items() if kernel.phase == phase}
+            )
         self._shifts = self._class_shifts(same)
-        self._kinds = grouped(matches, lambda one: one.rows[0].kind)
-        self._steady = {id(one): self._at_class_pace(one) for one in matches}
+        self._kinds = grouped(matches, lambda match: match.rows[0].kind)
+        self._steady = {id(match): self._at_class_pace(match) for match in matches}
 
     def _add_phase(self, phase: str, kernels: dict[int, _Kernel]) -> None:
-        weights = np.array([one.us for one in kernels.values()])
-        inner = np.array([one.inner for one in kernels.values()])
+        weights = np.array([kernel.us for kernel in kernels.values()])
+        inner = np.array([kernel.inner for kernel in kernels.values()])
         common = weights @ inner / weights.sum()
         spread = float(common @ common)
-        # Where a pace hardly scatters, all are taken to follow it.
+        # If the pace hardly scatters, all kernels are taken to follow it.
         follows = (inner @ common + _NOISE**2) / (spread + _NOISE**2)
         follows = dict(zip(kernels, np.clip(follows, 0.0, 2.0).tolist(), strict=True))
-        pace = _of_classes([(one, follows[i]) for i, one in kernels.items()])
+        pace = _of_classes([(kernel, follows[i]) for i, kernel in kernels.items()])
         if pace is None:
             return
         self._phases[phase], self._spread[phase] = pace, spread
         self._follows |= follows
-        for kind in dict.fromkeys(one.kind for one in kernels.values()):
-            mine = [(one.us, follows[i]) for i, one in kernels.items() if one.kind == kind]
+        for kind in dict.fromkeys(kernel.kind for kernel in kernels.values()):
+            mine = [(kernel.us, follows[i]) for i, kernel in kernels.items() if kernel.kind == kind]
             self._usual[phase, kind] = sum(us * x for us, x in mine) / sum(us for us, _ in mine)
 
     def _class_shifts(self, same: dict[int, _Kernel]) -> dict[str, float]:
-        """Return the log by which a class as a whole is slower, beyond its phases' pace."""
+        """Return, as a log-ratio, by how much each class as a whole is slower, beyond its phases'
+        pace.
+        """
         rest: dict[str, list[float]] = {}
-        for one in self._matches:
-            if (kernel := same.get(id(one))) is not None:
-                calm = [np.log(np.maximum(us, 1e-9)) for us in self._at_pace(one)]
+        for match in self._matches:
+            if (kernel := same.get(id(match))) is not None:
+                calm = [np.log(np.maximum(us, 1e-9)) for us in self._at_pace(match)]
                 rest.setdefault(kernel.kind, []).append(float(calm[1].mean() - calm[0].mean()))
         return {kind: _shared(x) for kind, x in rest.items() if len(x) >= FEWEST_ROWS}
 
-    def _at_pace(self, one: Match) -> tuple[Floats, Floats]:
-        """Return a match's us for each step on both sides, at its phase's pace."""
-        row = one.rows[0]
-        follows = self._follows.get(id(one), self._usual.get((row.phase, row.kind), 0.0))
-        found = []
-        for side, rows in enumerate((one.before, one.after)):
+    def _at_pace(self, match: Match) -> tuple[Floats, Floats]:
+        """Return a match's us in each step on both sides, at its phase's pace."""
+        row = match.rows[0]
+        follows = self._follows.get(id(match), self._usual.get((row.phase, row.kind), 0.0))
+        sides = []
+        for side, rows in enumerate((match.before, match.after)):
             us = np.array(_sum([row.us for row in rows], self._steps[side]))
             phase = self._phases.get(row.phase)
-            found.append(us if phase is None else us * np.exp(-follows * phase[side]))
-        return found[0], found[1]
+            sides.append(us if phase is None else us * np.exp(-follows * phase[side]))
+        return sides[0], sides[1]
 
-    def steady(self, one: Match) -> tuple[Series, Series]:
-        """Return a match's us for each step on both sides, at the pace of its phase and class."""
-        return self._steady[id(one)]
+    def steady(self, match: Match) -> tuple[Series, Series]:
+        """Return a match's us in each step on both sides, at the pace of its phase and class."""
+        return self._steady[id(match)]
 
-    def _at_class_pace(self, one: Match) -> tuple[Series, Series]:
-        before, after = self._at_pace(one)
-        after = after * np.exp(-self._shifts.get(one.rows[0].kind, 0.0))
+    def _at_class_pace(self, match: Match) -> tuple[Series, Series]:
+        before, after = self._at_pace(match)
+        after = after * np.exp(-self._shifts.get(match.rows[0].kind, 0.0))
         return tuple(before.tolist()), tuple(after.tolist())
 
-    def unsure_us(self, one: Match) -> float:
-        """Return the standard error of the difference that comes from how far a match follows; a
-        phase that tells no pace may go by any other's.
+    def unsure_us(self, match: Match) -> float:
+        """Return the standard error of the difference that comes from not knowing how far a match
+        follows the pace. A phase without a pace may follow that of any other phase.
         """
-        row = one.rows[0]
+        row = match.rows[0]
         shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}
-        us = max(sum(mean(row.us) for row in rows) for rows in (one.before, one.after))
+        us = max(sum(mean(row.us) for row in rows) for rows in (match.before, match.after))
         if row.phase not in shifts:
             return float(max(shifts.values(), default=0.0) * us)
         error = _NOISE / (self._spread[row.phase] + _NOISE**2) ** 0.5
         return float(shifts[row.phase] * error * us)
 
     def terms(self) -> Iterator[tuple[str, Term]]:
-        """Yield what the pace of each class's kernels adds to the step."""
+        """Yield what the pace of each class adds to the step."""
         for kind, mine in self._kinds.items():
             sums = self.sums(mine)
             before, after = (less(sums[i], self._steady_us(kind, i)) for i in (0, 1))
             yield kind, Term(kind, before, after, Usual.PACE, size=self.class_us(kind)[0])
 
     def _steady_us(self, kind: str, side: int) -> Series:
-        return added([self.steady(one)[side] for one in self._kinds[kind]])
+        return added([self.steady(match)[side] for match in self._kinds[kind]])
 
     def class_us(self, kind: str) -> tuple[float, float]:
-        """Return a class's time a step on both sides."""
+        """Return a class's time a step, on both sides."""
         before, after = self.sums(self._kinds[kind])
         return mean(before), mean(after)
 
     def sums(self, matches: Sequence[Match]) -> tuple[Series, Series]:
-        """Return the sum of all kernels for each step on both sides."""
-        before = [row.us for one in matches for row in one.before]
-        after = [row.us for one in matches for row in one.after]
+        """Return the sum of all kernels in each step, on both sides."""
+        before = [row.us for match in matches for row in match.before]
+        after = [row.us for match in matches for row in match.after]
         return _sum(before, self._steps[0]), _sum(after, self._steps[1])
 
     def ratio(self, kind: str) -> float:
-        """Return how much longer the kernels of a class take by their pace alone."""
+        """Return how much longer a class's kernels take by their pace alone."""
         steady_us = mean(self._steady_us(kind, 1))
         return self.class_us(kind)[1] / steady_us if steady_us else 1.0
 
     def is_clock(self, kinds: Sequence[str]) -> bool:
-        """Return whether these classes moved as a clock moves them: by one ratio."""
+        """Return whether these classes moved as with a clock: by one ratio."""
         ratios = [self.ratio(kind) for kind in kinds]
         shift = abs(mean(ratios) - 1)
         alike = max(ratios) - min(ratios) <= max(_ALIKE, shift / 2)
-        # Of classes that follow in part: what the phases share, and hardly a shift of their own.
+        # Classes that follow only in part: they share what the phases do, and have hardly a shift
+        # of their own.
         shared = all(2 * abs(self._shifts.get(k, 0.0)) <= abs(self.ratio(k) - 1) for k in kinds)
         return len(ratios) > 1 and (alike or shared)
 
 
-def _kernel(one: Match) -> _Kernel | None:
-    """Return a match of one kernel, launched as often for as much on both sides, else None."""
-    if one.how != How.SAME or len(one.rows) != 2 or one.other_work or one.more_calls:
+def _kernel(match: Match) -> _Kernel | None:
+    """Return a match of one kernel, launched equally often for the same work on both sides; else
+    None.
+    """
+    if match.how != How.SAME or len(match.rows) != 2 or match.other_work or match.more_calls:
         return None
-    sides = [np.array(row.us) for row in (one.before[0], one.after[0])]
+    sides = [np.array(row.us) for row in (match.before[0], match.after[0])]
     if min(side.min(initial=np.inf) for side in sides) < _LEAST_US or not all(map(len, sides)):
         return None
-    row, usual = one.before[0], float(sides[0].mean())
+    row, usual = match.before[0], float(sides[0].mean())
     return _Kernel(row.kind, row.phase, usual, (np.log(sides[0] / usual), np.log(sides[1] / usual)))
 
 
 def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Floats] | None:
-    """Return a phase's pace of each step on both sides, as logs: the median over its classes of the
-    weighted median over kernels that follow it; None where nothing is sure to tell it.
+    """Return a phase's pace in each step, on both sides, as logs. It is the median over classes of
+    the weighted median over kernels that follow it. None if no kernel shows it reliably.
     """
-    whole = sum(one.us for one, _ in kernels)
-    telling = [(one, follows) for one, follows in kernels if follows >= FOLLOWS]
+    whole = sum(kernel.us for kernel, _ in kernels)
+    telling = [(kernel, follows) for kernel, follows in kernels if follows >= FOLLOWS]
     classes = grouped(telling, lambda pair: pair[0].kind)
     large = [mine for mine in classes.values() if sum(k.us for k, _ in mine) >= LEAST_SHARE * whole]
     if sum(map(len, large)) < FEWEST_ROWS:
         return None
     if len(large) < FEWEST_CLASSES:
-        large = [[one for mine in large for one in mine]]
-    found = []
+        large = [[kernel for mine in large for kernel in mine]]
+    sides = []
     for side in (0, 1):
         paces = [
             _weighted_median(
-                np.array([one.logs[side] / follows for one, follows in mine]),
-                np.array([one.us for one, _ in mine]),
+                np.array([kernel.logs[side] / follows for kernel, follows in mine]),
+                np.array([kernel.us for kernel, _ in mine]),
             )
             for mine in large
         ]
-        found.append(np.median(paces, axis=0))
-    return found[0], found[1]
+        sides.append(np.median(paces, axis=0))
+    return sides[0], sides[1]
 
 
 def _shared(logs: Sequence[float]) -> float:

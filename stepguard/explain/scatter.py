@@ -1,10 +1,10 @@
-"""Is a difference beyond what the steps of one profile differ from each other?
+"""Decide whether a difference is beyond the scatter of the steps of one profile.
 
-A profile has two or three steps, so a term's own variance is nearly unknown. It is mixed with what
-terms of its kind usually have (Smyth 2004, as for pairs in judge/), and never taken as less.
-Of a side with a single step nothing is known: every difference counts then. So does a difference of
-a good part of the step between steps that lie apart: two or three steps scatter by much, and a term
-that is new has no usual scatter.
+A profile has two or three steps, so the variance of a single term is nearly unknown. It is mixed
+with the usual variance of such terms (Smyth 2004, as for pairs in judge/), and never taken as
+smaller. If a side has a single step, the scatter is unknown, and every difference counts. So does a
+difference of a good part of the step, if the steps of the two sides lie apart: between two or three
+steps the scatter of a new term is a guess.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ import scipy
 from stepguard.core.profile import Series, mean
 
 FALSE_ALARMS = 0.01  # in a whole comparison, over all terms
-PRIOR_STEPS = 4  # the weight of what is usual
+PRIOR_STEPS = 4  # the weight of the usual variance
 _LEAST_US = 1.0
 LARGE_SHARE = 0.25  # of the shorter step
 
@@ -25,31 +25,31 @@ LARGE_SHARE = 0.25  # of the shorter step
 class Usual(Enum):
     """The usual standard deviation between steps, as a share of the term."""
 
-    KERNEL = 0.003  # at the pace of its class; where the other kernels scatter more, as they do
+    KERNEL = 0.003  # at the pace of its class; more, if the other kernels scatter more
     PACE = 0.013  # of a class under a power cap: 0.5 to 1.3 % on an H200
     PART = 0.1  # exposed communication, copies, idle time
 
 
 @dataclass(frozen=True)
 class Term:
-    """One summand of the step on both sides, us for each step."""
+    """One term of the step on both sides, in us for each step."""
 
     part: str  # the class of kernels, or the part of the step
     before: Series
     after: Series
     usual: Usual = Usual.KERNEL
     certain: bool = False  # other work: its number of calls or its names are exact
-    size: float = 0.0  # us that the scatter is a share of, where it is not the term itself
-    unsure_us: float = 0.0  # a standard error of the difference that steps do not show
+    size: float = 0.0  # us that the scatter is a share of, if not of the term itself
+    unsure_us: float = 0.0  # a standard error of the difference that the steps do not show
 
     @property
     def change_us(self) -> float:
-        """The difference of the means."""
+        """Return the difference of the means, in us."""
         return mean(self.after) - mean(self.before)
 
     @property
     def level_us(self) -> float:
-        """Return what its scatter is a share of."""
+        """Return the us that the scatter is a share of."""
         return max(self.size, abs(mean(self.before)), abs(mean(self.after)))
 
 
@@ -93,9 +93,13 @@ def _apart(term: Term) -> bool:
 
 
 def _own(term: Term) -> float:
-    """Return the pooled variance between the steps of one side, us^2."""
+    """Return the pooled variance between the steps of one side, in us^2."""
     free = len(term.before) + len(term.after) - 2
     if free <= 0:
         return 0.0
-    sums = [variance(one) * (len(one) - 1) for one in (term.before, term.after) if len(one) > 1]
+    sums = [
+        variance(series) * (len(series) - 1)
+        for series in (term.before, term.after)
+        if len(series) > 1
+    ]
     return sum(sums) / free

@@ -1,1 +1,1 @@
-"""The rules, pure: no I/O, no clock, no torch. From recordings to verdicts."""
+"""Judge: from recordings to verdicts. Pure: no I/O, no clock, no torch."""

@@ -1,18 +1,18 @@
-"""Alarms: a time that moved beside recordings, and what becomes of it. Pure.
+"""Alarms: a time that moved beside recordings, and how it ends. Pure.
 
 Against recordings a step time is `same` or an alarm: SLOWER, FASTER, or kernels that take longer in
 a step that is within its limit. Pairs beside the recording's commit answer it. This is the one
-place that says what an alarm ends as:
+place that says how an alarm ends:
 
-* The code is SLOWER: SLOWER, whatever the alarm was.
-* The code is FASTER: an alarm FASTER stays. Kernels alone end as `same`, an alarm SLOWER as by no
-  difference.
-* No difference, and the pairs exclude the alarm's change: `same`, or beyond MACHINE_LIMIT_PCT
-  INCONCLUSIVE. Kernels alone end as `same`.
-* No answer, undecided pairs, or pairs that do not clear the alarm: beyond LEVEL_LIMIT_PCT it stays.
-  Within that SLOWER becomes INCONCLUSIVE, and FASTER `same`. Kernels alone end as `same`, or as
-  INCONCLUSIVE where undecided pairs lie above the ignore margin.
-* The sides do other work, and the alarm is FASTER: the case as a whole is CHANGED.
+* The pairs say SLOWER: SLOWER, whatever the alarm was.
+* The pairs say FASTER: an alarm FASTER stays. Kernels alone end as `same`. An alarm SLOWER ends as
+  if the pairs saw no difference.
+* The pairs see no difference, and exclude the alarm's change: `same`, or INCONCLUSIVE if that
+  change is beyond MACHINE_LIMIT_PCT. Kernels alone end as `same`.
+* There is no answer, or it is undecided, or it does not clear the alarm: beyond LEVEL_LIMIT_PCT the
+  alarm stays. Within it SLOWER becomes INCONCLUSIVE, and FASTER becomes `same`. Kernels alone end
+  as `same`, or as INCONCLUSIVE if the undecided pairs lie above the ignore margin.
+* The two sides do other work, and the alarm is FASTER: the case as a whole is CHANGED.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 from msgspec import structs
 
 from stepguard.core.comparison import Comparison
-from stepguard.core.figures import (
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.reason_sentences import (
     NoAnswer,
     NotTimed,
     OfConfirmation,
@@ -30,7 +31,6 @@ from stepguard.core.figures import (
     OtherWorkOfRanks,
     TooFar,
 )
-from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import (
@@ -42,94 +42,100 @@ from stepguard.core.verdict import (
     PairsFinding,
     worst_of,
 )
-from stepguard.judge.decision import (
+from stepguard.judge.findings import Findings, Permits
+from stepguard.judge.judge_pairs import (
     TimeByPairs,
     pairs_finding,
     refusal,
     time_by_pairs,
     why,
 )
-from stepguard.judge.findings import Findings, Permits
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.rules import decision
+from stepguard.judge.slower_stays import says_slower
 from stepguard.judge.soundness import Refusal
-from stepguard.judge.stays import says_slower
 
-# Of a step time, that another card or clock may make with the same code. H200s: cards differ by
-# 4.8 % at most (13 of them), and the SM clock of steady steps was between 1575 and 1800 MHz in all
-# studies, a factor of 1.14, which a step's time can follow at most.
+# Another card or clock can change a step time by this much with the same code. H200s: cards differ
+# by 4.8 % at most (13 of them). The SM clock of steady steps was between 1575 and 1800 MHz in all
+# studies: a factor of 1.14, and a step's time cannot follow it by more.
 MACHINE_LIMIT_PCT = 15.0
 _MOVED = (Status.SLOWER, Status.FASTER)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run found out about an alarm: pairs beside a commit, or why there are none."""
+    """What a run learned about an alarm: pairs beside a commit, or why there are none."""
 
-    commit: str = ""  # the one that was chosen, and how
+    commit: str = ""  # the commit, and how it was chosen
     pairs: Comparison | None = None
-    own: bool = True  # it is the recording's own, and not one in its place
+    own: bool = True  # it is the recording's own commit, not one in its place
     same_code: bool = False  # HEAD is that commit: only the machine can differ
-    failed: str = ""  # why no pairs could be had
+    failed: str = ""  # why there are no pairs
 
 
 @dataclass(frozen=True)
 class _End:
-    """What a moved time ends as."""
+    """How a moved time ends."""
 
     status: Status
     reason: Reason
     confirmed: Confirmed | None = None
-    shown: TimeByPairs | None = None  # in place of what the screen saw
-    pairs: PairsFinding | None = None  # where the time is shown as undecided by them
+    shown: TimeByPairs | None = None  # shown in place of what the screen saw
+    pairs: PairsFinding | None = None  # the undecided pairs that the time is shown with
 
 
-def alarm_of(found: Findings, permits: Permits) -> MetricVerdict | None:
-    """Return the time that pairs are asked about: the one by which recordings call a case SLOWER or
-    FASTER, if it decides of all that is not waived; or the step time that is within its limit
-    though kernels moved, where all else passes: a counter that fell must not hide them.
+def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
+    """Return the time that pairs have to answer; None if there is no alarm.
+
+    It is the step time that recordings call SLOWER or FASTER, if it is the worst of all that is not
+    waived. If all metrics pass, it is the step time whose kernels take longer, so that a counter
+    that fell does not hide them.
     """
-    if found.whole or found.against:  # pairs have judged already
+    if findings.whole or findings.against:  # pairs have judged already
         return None
-    metrics = _unwaived(found, permits)
+    metrics = _unwaived(findings, permits)
     worst = worst_of(metrics)
     if worst is None:
         return None
     if worst.metric == JUDGED_TIME and worst.status in _MOVED:
         return worst
     passes = worst.status.outcome == "passed"
-    return next((one for one in metrics if passes and one.reason is Reason.KERNELS_MOVED), None)
+    return next(
+        (metric for metric in metrics if passes and metric.reason is Reason.KERNELS_MOVED), None
+    )
 
 
-def is_asked(found: Findings, permits: Permits, pairs: Comparison | None) -> bool:
-    """Tell whether pairs have to say what is true of a case: there is an alarm, or it passes where
-    the ``pairs`` of an earlier run, which still hold, said SLOWER. So nobody gains by
+def is_asked(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
+    """Tell whether pairs have to decide a case. They do if there is an alarm. They also do if the
+    case passes, but the ``pairs`` of an earlier run, which still hold, said SLOWER: nobody gains by
     repeating a run until it is green by chance.
     """
-    return alarm_of(found, permits) is not None or _is_overruled(found, permits, pairs)
+    return alarm_of(findings, permits) is not None or _is_overruled(findings, permits, pairs)
 
 
-def _is_overruled(found: Findings, permits: Permits, pairs: Comparison | None) -> bool:
-    """Tell whether a case passes by recordings though pairs call its step slower."""
-    if found.whole or found.against or pairs is None:
+def _is_overruled(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
+    """Tell whether a case passes by recordings although pairs call its step slower."""
+    if findings.whole or findings.against or pairs is None:
         return False
-    passes = all(one.status.outcome == "passed" for one in _unwaived(found, permits) if one.gated)
-    timed = any(_is_time(one) and one.status is Status.SAME for one in found.metrics)
+    passes = all(
+        metric.status.outcome == "passed" for metric in _unwaived(findings, permits) if metric.gated
+    )
+    timed = any(_is_time(metric) and metric.status is Status.SAME for metric in findings.metrics)
     return passes and timed and says_slower(pairs)
 
 
 def settled(
-    found: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
+    findings: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
 ) -> Findings:
-    """Return what a run ends with: each moved time as its alarm ends, and all else as it is.
+    """Return what a run ends with: each moved time as its alarm ends, all else as it is.
 
     ``steps`` are those that the run timed. The machine is blamed only if the pairs timed all of
     them, and their interval excludes the change that the screen saw.
     """
-    if found.whole or found.against:
-        return found
-    alarm = alarm_of(found, permits)
-    overruled = answer is not None and _is_overruled(found, permits, answer.pairs)
+    if findings.whole or findings.against:
+        return findings
+    alarm = alarm_of(findings, permits)
+    overruled = answer is not None and _is_overruled(findings, permits, answer.pairs)
     answer = answer if alarm or overruled else None
     pairs = answer.pairs if answer else None
     refused = refusal(pairs) if pairs else None
@@ -137,40 +143,42 @@ def settled(
         work = refused.figures
         if isinstance(work, OtherWork | OtherWorkOfRanks):  # such a step is not FASTER
             work = structs.replace(work, alarm=alarm.status.value)
-            return replace(found, whole=Refusal(refused.status, refused.reason, work))
+            return replace(findings, whole=Refusal(refused.status, refused.reason, work))
     metrics = tuple(
-        _ended(one, found, permits, answer, refused, steps, overruled) if _is_time(one) else one
-        for one in found.metrics
+        _ended(metric, findings, permits, answer, refused, steps, overruled)
+        if _is_time(metric)
+        else metric
+        for metric in findings.metrics
     )
     if not (alarm and pairs) or refused:
-        return replace(found, metrics=metrics)
-    # Of this machine at this time, which a recording's is not.
+        return replace(findings, metrics=metrics)
+    # These causes are of this machine and this time; a recording's are not.
     causes = {name: cause for name, cause in why(pairs).items() if cause}
-    return replace(found, metrics=metrics, **causes)
+    return replace(findings, metrics=metrics, **causes)
 
 
-def _unwaived(found: Findings, permits: Permits) -> Sequence[MetricVerdict]:
-    return [one for one in permits.apply(found)[0] if not one.waived_until]
+def _unwaived(findings: Findings, permits: Permits) -> Sequence[MetricVerdict]:
+    return [metric for metric in permits.apply(findings)[0] if not metric.waived_until]
 
 
-def _is_time(found: MetricVerdict) -> bool:
-    return found.metric == JUDGED_TIME and found.gated
+def _is_time(metric: MetricVerdict) -> bool:
+    return metric.metric == JUDGED_TIME and metric.gated
 
 
 def _ended(
     time: MetricVerdict,
-    found: Findings,
+    findings: Findings,
     permits: Permits,
     answer: Answer | None,
     refused: Refusal | None,
     steps: range,
     overruled: bool,
 ) -> MetricVerdict:
-    """Return a step time as it may leave the run. What a waiver covers passes, be it the code's
-    doing or the machine's, and stays as the screen, or the pairs, saw it.
+    """Return a step time as it leaves the run. A time that a waiver covers passes as it is, whether
+    the code or the machine changed it.
     """
     moved = time.status in _MOVED or time.reason is Reason.KERNELS_MOVED
-    if not (moved or overruled) or permits.covers(found, time):
+    if not (moved or overruled) or permits.covers(findings, time):
         return time
     unanswered = _End(time.status, time.reason)
     end = _answered(time, answer, refused, steps) if answer else unanswered
@@ -195,19 +203,19 @@ def _ended(
 
 
 def _settled(end: _End, change_pct: float | None) -> tuple[Status, Reason]:
-    """Return a moved time's status and reason: limits are narrow, since pairs confirm, and an alarm
-    that none confirmed proves nothing within LEVEL_LIMIT_PCT.
+    """Return the status and reason of a moved time. The limits of the screen are narrow because
+    pairs confirm: a change within LEVEL_LIMIT_PCT that no pairs confirmed proves nothing.
     """
     proven = end.confirmed is not None and end.confirmed.outcome is Confirmation.CONFIRMED
     if end.status not in _MOVED or proven or abs(change_pct or 0) > LEVEL_LIMIT_PCT:
         return end.status, end.reason
-    if end.status is Status.FASTER:  # nobody is to accept it as a gain
+    if end.status is Status.FASTER:  # so that nobody accepts it as a gain
         return Status.SAME, Reason.WITHIN_LEVEL
     return Status.INCONCLUSIVE, Reason.UNCONFIRMED
 
 
 def _answered(time: MetricVerdict, answer: Answer, refused: Refusal | None, steps: range) -> _End:
-    """Return what an answer makes of a moved time."""
+    """Return how a moved time ends, given an answer."""
     if answer.same_code:
         return _by_machine(time, Confirmed(Confirmation.MACHINE, answer.commit))
     if answer.failed or answer.pairs is None:
@@ -228,7 +236,7 @@ def _unanswered(time: MetricVerdict, why_not: NoAnswer | NoComparison) -> _End:
 def _by_pairs(
     time: MetricVerdict, answer: Answer, pairs: Comparison, by_pairs: Decision, steps: range
 ) -> _End:
-    """Return what the pairs make of a moved time."""
+    """Return how a moved time ends, given pairs."""
     finding = pairs_finding(pairs, by_pairs)
     outcome, why_not = _outcome(time, by_pairs, answer, _missed(pairs, steps))
     confirmed = outcome is Confirmation.CONFIRMED
@@ -244,7 +252,7 @@ def _by_pairs(
         return _End(shown.status, reason, how, shown)
     leans = by_pairs.low_pct > pairs.margins.ignore_pct
     if outcome is Confirmation.UNDECIDED and leans and time.status is Status.SAME:
-        # Steps that are slower within launches are those of the run.
+        # The steps that are slower within launches are those of the run, not of the pairs.
         shown = replace(time_by_pairs(pairs, by_pairs), slow_steps=None)
         return _End(shown.status, shown.reason, how, shown, finding)
     return _End(time.status, time.reason, how)
@@ -253,8 +261,8 @@ def _by_pairs(
 def _outcome(
     time: MetricVerdict, by_pairs: Decision, answer: Answer, missed: int
 ) -> tuple[Confirmation, OfConfirmation | None]:
-    """Return what the pairs say of a time that recordings call moved, and why they do not clear it,
-    where that has a sentence of its own.
+    """Return what the pairs say of a moved time. The second value says why they do not clear it, if
+    there is a sentence for that.
     """
     if by_pairs.status is Status.SLOWER:
         return Confirmation.CONFIRMED, None
@@ -264,20 +272,20 @@ def _outcome(
         return Confirmation.STEP_SAME, None
     if by_pairs.status is time.status:
         return Confirmation.CONFIRMED, None
-    # `same` from here on, or the opposite: FASTER where the screen said SLOWER.
+    # From here on the pairs say `same`, or FASTER where the screen said SLOWER.
     if not _excludes(time, by_pairs):
         return Confirmation.NOT_CLEARED, None
     if missed:
         return Confirmation.NOT_CLEARED, NotTimed(missed=missed)
-    if not answer.own:  # it may have been slow there already
+    if not answer.own:  # the step may already have been slow at that commit
         return Confirmation.NOT_CLEARED, OtherCommit()
     return Confirmation.MACHINE, None
 
 
 def _by_machine(time: MetricVerdict, how: Confirmed) -> _End:
-    """Return a time that moved though the code did not: by the machine, as far as machines go.
+    """Return a time that moved although the code did not: `same` up to MACHINE_LIMIT_PCT.
 
-    Beyond that nobody knows what moved; a recording that is not of its commit, maybe.
+    Beyond that limit the cause is unknown. The recording may not be of its commit, for example.
     """
     if time.change_pct is not None and abs(time.change_pct) <= MACHINE_LIMIT_PCT:
         return _End(Status.SAME, Reason.MACHINE_MOVED, how)
@@ -287,7 +295,7 @@ def _by_machine(time: MetricVerdict, how: Confirmed) -> _End:
 
 
 def _missed(comparison: Comparison, steps: range) -> int:
-    """Return how many of the steps the pairs did not time, on the side that lacks more of them."""
+    """Return how many of ``steps`` the pairs did not time, on the side that lacks more of them."""
     timed = (
         [block.timed_steps for launch in side.launches for block in launch.blocks]
         for side in (comparison.head, comparison.base)
@@ -296,8 +304,8 @@ def _missed(comparison: Comparison, steps: range) -> int:
 
 
 def _excludes(time: MetricVerdict, by_pairs: Decision) -> bool:
-    """Tell whether the pairs' interval leaves no room for the change that the screen saw: with wide
-    margins `same` may still be most of it.
+    """Tell whether the pairs' interval excludes the change that the screen saw. With wide margins
+    `same` may still contain most of it.
     """
     if time.change_pct is None:
         return False

@@ -1,8 +1,8 @@
-"""What two measurements were made with, and in what that differs. Pure.
+"""Which conditions two measurements were made under, and which of them differ. Pure.
 
-One question, which the screen, acceptance, pairs of an earlier run and the ranks of a launch ask.
-Each says which tags matter to it. Whether two steps are the same work is the identical step's own
-question (judge/rules/identical_step.py).
+The screen, acceptance, the pairs of an earlier run and the ranks of a launch all ask this one
+question. Each says which tags matter to it. Whether two steps do the same work is another question,
+and the identical step's own (judge/rules/identical_step.py).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -11,29 +11,29 @@ from enum import Enum
 from typing import Any
 
 from stepguard.core.evidence import Evidence
-from stepguard.core.figures import Changed
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.margins import margins_of
+from stepguard.core.reason_sentences import Changed
 from stepguard.core.recording import Recording
 
 Change = tuple[str, str, str]  # key, old, new
 _OF_MACHINE = ("device_name", "driver", "torch", "python", "cpu_threads")
-_VARIABLES = "environment"  # a key of the software, where variables steer what runs
+_VARIABLES = "environment"  # this key of the software names the variables that steer what runs
 
 
 class Tag(Enum):
-    """What a condition is of."""
+    """The kind of a condition."""
 
     CASE = "case"
     MACHINE = "machine"
     CARD = "card"
     SOFTWARE = "software"
     ENVIRONMENT = "environment"
-    LIBRARIES = "libraries"  # which explain a change, and forbid no comparison
+    LIBRARIES = "libraries"  # they explain a change, and never forbid a comparison
 
 
 Conditions = Mapping[Tag, Mapping[str, Any]]
-SOFTWARE = (Tag.SOFTWARE, Tag.ENVIRONMENT)  # under which stored figures may be compared
+SOFTWARE = (Tag.SOFTWARE, Tag.ENVIRONMENT)  # these must be equal for stored figures to be compared
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class Difference:
 
     @property
     def change(self) -> Change:
-        """Return it as a sentence takes it."""
+        """Return key, old and new value, as a sentence takes them."""
         return self.key, self.old, self.new
 
 
 def comparable(
     then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
 ) -> tuple[Difference, ...]:
-    """Return what differs of these tags, and that both know; nothing if the two may be compared.
+    """Return what differs, among ``tags`` and what both sides know; empty if they may be compared.
 
-    A case's parameters come before its software, and torch before what it brings along.
+    A case's parameters come before its software, and torch before the other packages.
     """
     return tuple(
         Difference(tag, *change)
@@ -67,7 +67,9 @@ def comparable(
 
 
 def conditions_of(evidence: Evidence) -> Conditions:
-    """Return what evidence was measured with; of its machine what its fingerprint says."""
+    """Return the conditions that evidence was measured under. Those of the machine come from its
+    fingerprint.
+    """
     margins = margins_of(evidence.margins_pct, evidence.case["device"])
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
     if evidence.fingerprint is None:
@@ -76,13 +78,13 @@ def conditions_of(evidence: Evidence) -> Conditions:
 
 
 def conditions_recorded(recording: Recording) -> Conditions:
-    """Return what a recording keeps of what it was measured with."""
+    """Return the conditions that a recording keeps."""
     return _software(recording.software)
 
 
-def said(found: Iterable[Difference]) -> str:
+def said(differences: Iterable[Difference]) -> str:
     """Return the first difference as "batch 32 -> 64"; empty if there is none."""
-    return next((Changed(changes=(one.change,)).text for one in found), "")
+    return next((Changed(changes=(difference.change,)).text for difference in differences), "")
 
 
 def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
@@ -94,7 +96,7 @@ def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
 
 
 def _software(key: Mapping[str, str]) -> Conditions:
-    # Of the environment what steers; other variables name folders, some a fresh one each run.
+    # Only variables that steer count. Others name folders, some of them new in each run.
     steering = {name: value for name, value in key.items() if name == _VARIABLES}
     return {
         Tag.SOFTWARE: {name: value for name, value in key.items() if name not in steering},
@@ -103,12 +105,12 @@ def _software(key: Mapping[str, str]) -> Conditions:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
-    """Return what differs, "unset" where one lacks it."""
+    """Return what differs; "unset" stands for a value that one side lacks."""
     then, now = _flat(old), _flat(new)
     return tuple(
         (key, str(then.get(key, "unset")), str(now.get(key, "unset")))
         for key in sorted(then | now, key=lambda key: (key != "torch", key))
-        # A parameter that is None differs from one that is not there.
+        # A parameter that is None differs from one that is missing.
         if (key in then, then.get(key)) != (key in now, now.get(key))
     )
 
@@ -117,6 +119,6 @@ def _flat(case: Mapping[str, Any]) -> dict[str, Any]:
     params = case.get("params")
     flat = {key: value for key, value in case.items() if key != "params"}
     for key, value in params.items() if isinstance(params, Mapping) else ():
-        # A parameter may be called like a field of the case, "device" for one.
+        # A parameter may have the name of a field of the case, such as "device".
         flat[f"params.{key}" if key in flat else key] = value
     return flat

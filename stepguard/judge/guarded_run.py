@@ -1,10 +1,10 @@
 """What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
 
-pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes a run by its
-document (judge/gate_facts.py). What a door does not know stays empty, and is no problem.
+pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes the run of a
+document (judge/gate_decision.py). A fact that a door does not know stays empty, and is no problem.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from enum import Enum
@@ -18,7 +18,7 @@ from stepguard.core.verdict import Verdict
 
 
 class Door(Enum):
-    """Say who asks."""
+    """Who asks the guard."""
 
     PYTEST = "pytest, of its own strict run"
     GATE = "the command gate, of a run's document"
@@ -26,26 +26,26 @@ class Door(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the run that makes it guard less, if the wrong place says it."""
+    """An option of the run that makes it guard less if it does not come from the command itself."""
 
     name: str
     value: str = ""
-    typed: bool = True  # by the command itself, not by settings or PYTEST_ADDOPTS
+    typed: bool = True  # given by the command itself, not by settings or PYTEST_ADDOPTS
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The measured tree beside its commit."""
+    """The measured tree, compared with its commit."""
 
     commit: str
     no_commit: str = ""  # why it has none
     dirty: Sequence[str] = ()  # paths that differ from the commit
-    left_out: Sequence[str] = ()  # baselines of the commit that a sparse checkout leaves out
+    left_out: Sequence[str] = ()  # baselines of the commit that a sparse checkout left out
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """What a case that was measured came to."""
+    """The result of a case that was measured."""
 
     commit: str
     dirty: Sequence[str]
@@ -54,28 +54,28 @@ class CaseResult:
     status: Status
     recorded: bool
     judged_by: str | None  # a recording's digest; None: by pairs, or by another file's recording
-    # The variables that steer which the other revision's launches had, where pairs were measured.
+    # The variables that steer what runs, as the other revision's launches had them; only in pairs.
     steering: str | None = None
-    verdict: Verdict | None = None  # where the door did not judge it itself ...
+    verdict: Verdict | None = None  # if the door did not make the verdict itself ...
     headline: str = ""  # ... and its first line
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunCase:
-    """A case that the run measures, or measured."""
+    """A case that the run measures or has measured."""
 
     id: str
     parameters: Mapping[str, object]  # as a recording has them
     device: str
     ranks: int
     gates: tuple[str, ...]
-    covered: Sequence[str] = ()  # metrics that others of its gates judge for
+    covered: Sequence[str] = ()  # metrics that another of its gates stands for
     margins: Margins
-    as_declared: bool = True  # its test measures what it declares
+    as_declared: bool = True  # its test measures the case that it declares
     result: CaseResult | None = None
-    may_fail: bool = False  # a mark xfail of its test says so
+    may_fail: bool = False  # a mark xfail lets its test fail
     record: str = ""  # the command that records it as it is
-    waive: str = ""  # the command that waives one of its metrics
+    waive: str = ""  # the command that waives a metric of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,26 +85,26 @@ class Ending:
     passes: bool  # with exit status 0
     strict: bool = True
     end: End = End.FINISHED
-    knows_cases: bool = True  # they were collected in this process
+    knows_cases: bool = True  # the cases were collected in this process
     gpus: int = 0
 
 
 @dataclass(frozen=True)
 class Base:
-    """What the gate knows without the document."""
+    """What the gate knows from elsewhere than the document."""
 
-    commit: str  # that should have been measured, in full
-    gpus: int  # of the machine that should have measured it, at the least
+    commit: str  # the full hash of the commit that should have been measured
+    gpus: int  # the least number of GPUs of the machine that should have measured it
     recorded: Mapping[str, Mapping[str, Entry]]  # by machine and case, as the base branch has them
     today: date
-    against: str = ""  # the commit, in full, that a run may have been measured in pairs with
+    against: str = ""  # the full hash of the commit that a run in pairs may have used
     # The base's waivers, and the trailers of the commits from ``against`` to ``commit``.
     permissions: Sequence[Permission] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run is, or was, as far as the door knows by now."""
+    """What a run is, or was, as far as the door knows."""
 
     door: Door
     expected: Mapping[str, Entry]  # the base's recordings, by case
@@ -115,20 +115,22 @@ class Run:
     machine: str = ""
     options: Sequence[Option] = ()
     tree: Tree | None = None
-    changed: Sequence[str] = ()  # since it was started, of what launches inherit: "name old -> new"
-    began: tuple[str, tuple[str, ...]] = ("", ())  # its commit, and the files that differed
+    # What launches inherit that changed since pytest started: "name old -> new".
+    changed: Sequence[str] = ()
+    # The commit at the start, and the files that differed from it.
+    began: tuple[str, tuple[str, ...]] = ("", ())
     against: str = ""  # the revision that judges in pairs, as it was named
     against_commit: str | None = None  # None: not resolved yet
-    no_tests: str = ""  # there is no performance test, and why
+    no_tests: str = ""  # why there is no performance test, if there is none
     states: Mapping[str, CaseState] = field(default_factory=dict)  # by case
-    open: bool = False  # a test that declares no case may still measure any
+    open: bool = False  # a test that declares no case may measure any case
     cases: Sequence[RunCase] = ()
-    ending: Ending | None = None  # None: it goes on
-    problems: Sequence[Problem] = ()  # that it is known to have
-    base: Base | None = None  # the gate's
+    ending: Ending | None = None  # None: the run goes on
+    problems: Sequence[Problem] = ()  # problems that are already known
+    base: Base | None = None  # None for pytest
 
     def file_of(self, case_id: str) -> str:
-        """Return the file that a case is recorded in, and of which branch it is."""
+        """Return the file that a case is recorded in, with its branch."""
         of = f" of {self.branch}" if self.branch and case_id in self.expected else ""
         return self.files.get(case_id, "the baselines") + of
 
@@ -138,3 +140,17 @@ class Run:
             return "the base's recording"
         of = f" of {self.branch}" if self.branch else ""
         return f"its recording in {self.files[case_id].rpartition('/')[2]}{of}"
+
+
+Problems = Iterator[Problem]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition that a run must meet to count. Both doors ask it, unless ``alone`` names the only
+    one that does, for the reason ``why``.
+    """
+
+    problems: Callable[[Run], Problems]
+    alone: Door | None = None
+    why: str = ""

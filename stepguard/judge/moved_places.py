@@ -1,13 +1,13 @@
-"""Where a counter moved: the lines that call more, or that called what is gone. Pure.
+"""What a counter that moved is made of, and where: operators, calls, lines of source. Pure.
 
-The first place is the one that a headline names. A line that the change touched comes before one
-that it did not, and of equals the one that counts most. A line was touched if the other side has no
-line of that text in that function: what an unchanged line calls more often follows from another.
+The first place is the one that a headline names. Lines that the change touched come first, then the
+line that counts most. A line was touched if the other side has no line of that text in that
+function: what an unchanged line calls more often follows from another line.
 """
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -17,102 +17,159 @@ from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
 
-# Operators that compute nothing: what they copy, if they do, is an operator of its own, and what a
-# step keeps by one of them is counted as bytes. Not a library's own permute or split.
+# Kinds of operators, causes first: products, all other operators, what autograd adds beside them,
+# backward operators, views.
+_OTHER_KIND = 1
+_KINDS = {
+    0: re.compile(r"attention|convolution|mm(\.|$)"),
+    2: re.compile(r"[.:](add|clone|copy|fill|mul|ones_like|sum|zeros_like)_?(\.|$)"),
+    3: re.compile(r"backward"),
+    4: re.compile(
+        r"[.:](_unsafe_view|alias|as_strided|detach|empty\w*|expand|lift_fresh|permute|reshape|"
+        r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
+    ),
+}
+# Operators that compute nothing. If one of them copies, the copy is an operator of its own. What a
+# step keeps through one is counted as bytes. Another library's permute or split is not among them.
 _VIEW = re.compile(
     r"^aten(\.|::)(_reshape_alias|_unsafe_view|as_strided|chunk|detach|expand|expand_as|"
     r"flatten|movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|"
     r"transpose|unbind|unflatten|unsqueeze|view|view_as)$"
 )
+# Operators whose overloads all compute the same. Overloads of others may sort stably, round, or
+# raise to the powers of a tensor.
+_ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")
 _COLLECTIVE = re.compile(r"^_?c10d")
-# Of a step's lines of Python, that can be why it is slower: refactors move fewer.
+_UNTYPED = "aten._to_copy.default"
+_CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
+VIEWS_PCT = 2.0  # of the operator calls; more views than that are work for the host
+EDITED = "edited line"  # the place of a peak at a line that calls nothing more
+FEW_LINES = 3  # if an edit touched more lines, nobody knows which of them it is
+# A slower step is blamed on Python from so many lines on, and from this share of its lines on:
+# refactors move fewer.
 LEAST_LINES = 100
 LEAST_LINES_SHARE = 0.1
-EDITED = "edited line"  # what there is of a line that calls nothing more
-FEW_LINES = 3  # that an edit touched; of more of them nobody knows which one it is
-_Line = tuple[str, str, str]  # file, function, text
 
 
-def is_view(packet: str) -> bool:
-    """Tell whether an operator computes nothing; it is named without its overload."""
-    return bool(_VIEW.search(packet))
-
-
-def packet_of(name: str) -> str:
-    """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
-    # The profiler has "aten::sum". What another library's overloads do, nobody knows.
-    overloaded = name.startswith("aten.") and name.count(".") > 1
-    return name.rpartition(".")[0] if overloaded else name
-
-
-def moved_places(
-    metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: float
+def where_moved(
+    metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: int
 ) -> tuple[Site, ...]:
-    """Return where a counter that moved by ``rise`` moved, the place that explains it first.
-
-    ``moved`` are the counter's parts that moved; of collectives the operators that did.
-    """
+    """Return the places of a count that moved by ``rise``."""
     if metric == OPERATORS:
         return _moved_operators(moved, now, past)
     if metric == PEAK:
         return _lines_of_a_peak(now, past) if rise > 0 else ()
     if metric == COLLECTIVES:
-        return _moved_collectives(moved, now, past, rise < 0)
+        return _moved_collectives(now, past, rise < 0)
     return _moved_sites(metric, now, past, rise < 0)
+
+
+def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:
+    """Return the parts of a counter that moved, causes first."""
+    new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
+    if not old and past.counters.get(metric):  # the recorded parts are unknown
+        return ()
+    # Recordings of a GPU may be older than types in the names of casts; there the time shows the
+    # cost of a cast. On a CPU only the name shows it.
+    if past.device_uuid and _UNTYPED in old and not any(_CAST.search(name) for name in old):
+        new = _without_types(new)
+    moves = [
+        PartMove(name, old.get(name, 0), new.get(name, 0))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name, 0) != new.get(name, 0)
+    ]
+    return tuple(sorted(moves, key=_distance_from_cause))
+
+
+def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
+    """Return the parts without types in the names of casts, as older recordings have them."""
+    calls: Counter[str] = Counter()
+    for name, count in parts.items():
+        calls[_CAST.sub("", name)] += count
+    return calls
+
+
+def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
+    """Tell whether only the way of calling operators moved: other overloads, other views, or a few
+    views more or fewer.
+    """
+    changes: Counter[str] = Counter()
+    for part in moved:
+        packet = _packet(part.name)
+        alike = _VIEW.search(packet) or _ALIKE.search(packet)
+        changes[packet if alike else part.name] += part.new - part.old
+    views = all(_VIEW.search(name) for name, change in changes.items() if change)
+    return bool(moved) and views and abs(changes.total()) <= VIEWS_PCT / 100 * calls
+
+
+def _packet(name: str) -> str:
+    """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
+    # The profiler writes "aten::sum". What overloads of another library do is unknown.
+    overloaded = name.startswith("aten.") and name.count(".") > 1
+    return name.rpartition(".")[0] if overloaded else name
+
+
+def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
+    """Order parts: by kind; new and lost ones before others; attention before the products that
+    replace it; new before lost; then by the size of the move.
+    """
+    kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
+    kind = max(kinds, default=_OTHER_KIND)
+    changed_number = 0 not in (part.old, part.new)
+    lost = part.new < part.old
+    return kind, changed_number, "attention" not in part.name, lost, -abs(part.new - part.old)
 
 
 def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
-    """Return where these operators are called more often, or less: then the count is negative.
-
-    Sites of each function that calls one more often, or less often if it is called less in all: the
-    lines that the other side has not, or fewer times, if those make all of it, else one. What only
-    backward passes and optimizers call has that as its phase, and of untouched lines comes last.
+    """Return the lines that call these operators more often, or less often: then the count is
+    negative. Of untouched lines those come last whose operators are called only in backward passes
+    and optimizers, with that phase.
     """
     new, old = now.operator_sites(), past.operator_sites()
-    # A baseline's lines have no phase; that of a line is the same for all that it calls.
+    # The lines of a baseline have no phase. A line has one phase for all that it calls.
     called = {_line(site) for site in new if not site.phase}
     phases = {_line(site): site.phase for site in new}
-    found = []
+    moved_lines = []
     for part in moved:
         rose = part.new > part.old
-        if not old and part.old or not new and part.new:  # where they were is not known
+        if not old and part.old or not new and part.new:  # the lines of one side are unknown
             continue
         here, there = (new, old) if rose else (old, new)
         for site in _more_here(part.name, here, there):
             phase = "" if _line(site) in called else phases.get(_line(site), site.phase)
             signed = replace(site, count=site.count if rose else -site.count, phase=phase)
-            found.append(signed if rose else _former(signed))
-    # Parts are in order already: sorting keeps it where lines are alike.
-    number = {part.name: at for at, part in enumerate(moved)}
-    touched = _touched(new, old)
-    return tuple(
-        sorted(
-            found,
-            key=lambda s: (not touched(s), bool(s.phase), number[s.what], -abs(s.count)),
-        )
-    )
+            moved_lines.append(signed if rose else _former(signed))
+    number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
+
+    def order(site: Site) -> tuple[bool, bool, int, int]:
+        return not touched(site), bool(site.phase), number[site.what], -abs(site.count)
+
+    return tuple(sorted(moved_lines, key=order))
 
 
 def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> list[Site]:
-    """Return the lines of each function that calls an operator more often than it does there."""
+    """Return the lines of each function that calls an operator more often here than there: its new
+    lines if they account for the whole rise, else the line that accounts for most of it.
+    """
     here, there = ([s for s in side if s.what == operator] for side in (here, there))
-    lines, found = added(there, here), []
+    lines, more = added(there, here), []
     for place, count in (_by_function(here) - _by_function(there)).items():
         inside = [site for site in lines if (site.file, site.function) == place]
-        if sum(site.count for site in inside) != count:  # some of them are edited ones
+        if sum(site.count for site in inside) != count:  # some lines were only edited
             line = min(inside, key=lambda site: abs(site.count - count))
             inside = [replace(line, count=count)]
-        found += inside
-    return found
+        more += inside
+    return more
 
 
-def _moved_collectives(
-    moved: Sequence[PartMove], now: Recording, past: Recording, fell: bool
-) -> tuple[Site, ...]:
-    """Return where the eager step calls more collectives, or did call them if they ``fell``."""
-    these = [p for p in moved if _COLLECTIVE.match(p.name) and (p.new < p.old) == fell]
+def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
+    """Return the lines that call more collectives in the eager step. With ``fell``: the lines that
+    called them before.
+    """
+    moved = [part for part in moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
+    these = [part for part in moved if (part.new < part.old) == fell]
     return tuple(
         replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
         for site in _moved_operators(these, now, past)
@@ -120,8 +177,9 @@ def _moved_collectives(
 
 
 def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call what another one did; before untouched ones the lines that the
-    change touched, if these are few: `backward(retain_graph=True)` calls nothing more, and keeps.
+    """Return the lines that now call an operator that another line called before. If all of them
+    are untouched, the lines that the change touched come first, if they are few:
+    ``backward(retain_graph=True)`` calls nothing more, and keeps its graph.
     """
     new, old = now.operator_sites(), past.operator_sites()
     touched, calls = _touched(new, old), _calls_at_other_lines(now, past)
@@ -133,8 +191,9 @@ def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call what another one did, which is still there: a cast that a loss
-    made of its input, and now the line before it. A line that was only edited is none.
+    """Return the lines that now call an operator that another line called before, if that line
+    still exists. Example: a loss cast its input; now the line above does. A line that was only
+    edited is not returned.
     """
     new, old = now.operator_sites(), past.operator_sites()
     calls = {site.key: site.count for site in merge(new)}
@@ -144,31 +203,44 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
         if site.key[1:] in lines:
             left[site.what] += max(0, site.count - calls.get(site.key, 0))
     return tuple(
-        replace(site, what=packet_of(site.what))
+        replace(site, what=_packet(site.what))
         for site in added(old, new)
-        if left[site.what] >= site.count and not site.phase and not is_view(packet_of(site.what))
+        if left[site.what] >= site.count and not site.phase and not _VIEW.search(_packet(site.what))
     )
 
 
+def _former(site: Site) -> Site:
+    """Return a place without its line number, which is the other side's."""
+    return replace(site, line=0)
+
+
+def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for site in sites:
+        counts[site.file, site.function] += site.count
+    return counts
+
+
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the places of what rose, or the former ones of what fell, but not allowed ones."""
-    # Where it was is not known; but a model's weights have no place among what its steps allocate.
+    """Return the places of what rose, or the former ones of what fell; not those allowed."""
+    # The former places are unknown then. For bytes between steps an empty list is known: weights
+    # have no place.
     if not past.sites.get(metric) and past.counters.get(metric) and metric != BETWEEN_STEPS:
         return ()
     new, old = (list(side.sites.get(metric, ())) for side in (now, past))
     after, before = ([site for site in side if not site.allowed] for side in (new, old))
     touched = _touched([*now.operator_sites(), *new], [*past.operator_sites(), *old])
-    found = added(after, before) if fell else added(before, after)
-    ordered = sorted(found, key=lambda site: (not touched(site), -site.count))
+    sites = added(after, before) if fell else added(before, after)
+    ordered = sorted(sites, key=lambda site: (not touched(site), -site.count))
     return tuple(map(_former, ordered) if fell else ordered)
 
 
 def risen_python(now: Counts, past: Counts) -> tuple[Site, ...]:
-    """Return the functions that run more lines of Python than in the past, the most first; none
-    where all of it is too little to be why a step is slower.
+    """Return the functions that run more lines of Python than in the past, the most first; none if
+    all of them together are too few to make a step slower.
 
-    Both sides know the functions with most lines alone. Of another function of the past it is
-    taken that it ran as many as the least of those.
+    Both sides know only the functions with most lines. Any other function of the past is taken to
+    have run as many lines as the last of those.
     """
     places, known = now.sites.get(PYTHON_LINES, ()), past.sites.get(PYTHON_LINES, ())
     if not places or not known:
@@ -176,33 +248,21 @@ def risen_python(now: Counts, past: Counts) -> tuple[Site, ...]:
     before = {(site.file, site.function): site.count for site in known}
     total = past.information.get(PYTHON_LINES, 0.0)
     unknown = 0 if sum(before.values()) >= total else min(before.values())
-    risen = [
+    more = [
         replace(site, count=site.count - before.get((site.file, site.function), unknown))
         for site in places
     ]
-    least = max(LEAST_LINES, LEAST_LINES_SHARE * total)
-    found = sorted((one for one in risen if one.count > 0), key=lambda one: -one.count)
-    return tuple(found) if sum(one.count for one in found) >= least else ()
+    risen = sorted((site for site in more if site.count > 0), key=lambda site: -site.count)
+    enough = sum(site.count for site in risen) >= max(LEAST_LINES, LEAST_LINES_SHARE * total)
+    return tuple(risen) if enough else ()
 
 
-def _former(site: Site) -> Site:
-    """Return a place without its line, which is the other side's: here another one may have it."""
-    return replace(site, line=0)
-
-
-def _by_function(sites: Iterable[Site]) -> Counter[tuple[str, str]]:
-    counts: Counter[tuple[str, str]] = Counter()
-    for site in sites:
-        counts[site.file, site.function] += site.count
-    return counts
-
-
-def _line(site: Site) -> _Line:
+def _line(site: Site) -> tuple[str, str, str]:
     return site.file, site.function, site.text
 
 
 def _touched(new: Iterable[Site], old: Iterable[Site]) -> Callable[[Site], bool]:
-    """Return what tells whether a line is on one side alone. Where a side has no lines, none is."""
-    lines = {_line(site) for site in new}, {_line(site) for site in old}
-    one_side = lines[0] ^ lines[1] if all(lines) else set()
+    """Return what tells if a line is on one side alone; if a side has no lines, none is."""
+    sides = {_line(site) for site in new}, {_line(site) for site in old}
+    one_side = sides[0] ^ sides[1] if all(sides) else set()
     return lambda site: _line(site) in one_side

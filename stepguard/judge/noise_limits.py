@@ -1,7 +1,7 @@
 """Arithmetic of the screen: how far a run is from the recordings, and how far it may be.
 
-All of it is on logarithms of per-launch step times, since launches differ by ratios. A launch is
-one observation; the steps inside it are not independent and never counted as such.
+All of it works on logarithms of step times, since launches differ by ratios. A launch is one
+observation: its steps depend on each other and are never counted as observations.
 """
 
 import math
@@ -11,27 +11,31 @@ from statistics import fmean, stdev, variance
 
 import scipy
 
-# Runs on one card, and cards of one kind: their standard deviation, and for how many degrees of
-# freedom that knowledge counts. When they were chosen, repeats on one card scattered by 0.06 to
-# 0.15 % (4 to 10 degrees), 12 cards by 1.0 to 1.6 %; docs/method.md has the recordings of today.
+# Standard deviations that are known beforehand: of runs on one card, and of cards of one kind; and
+# the degrees of freedom that this knowledge counts for. When they were chosen, repeats on one card
+# scattered by 0.06 to 0.15 % (4 to 10 degrees), and 12 cards by 1.0 to 1.6 %. docs/method.md has
+# today's recordings.
 RUN_SD_PCT, RUN_WEIGHT = 0.15, 4.0
 CARD_SD_PCT, CARD_WEIGHT = 1.1, 10.0
-# One-sided, where nothing changed: of an alarm on a card that was recorded, and on one that never
-# was. Pairs confirm either: an alarm costs minutes, and silence hides what cards differ by.
+# One-sided chance of an alarm although nothing changed: on a card that was recorded, and on one
+# that was not. Pairs then confirm or clear it. An alarm costs minutes; without one, the difference
+# between cards would hide a slowdown.
 OWN_CARD_ALPHA, OTHER_CARD_ALPHA = 0.005, 0.08
-ALPHA = 0.001  # one-sided, of launches that are refused as a level
-FLOOR_LIMIT_PCT = 0.5  # a limit below this would judge the card's temperature
-# One card differs by 4 % between cold and hot, two hosts by 3 %. An alarm within it needs pairs to
-# be believed; a level that moved by more is another one, whatever the machine.
+ALPHA = 0.001  # one-sided chance that sound launches are refused as a level
+FLOOR_LIMIT_PCT = 0.5  # a narrower limit would judge the card's temperature
+# One card differs by 4 % between cold and hot, two hosts by 3 %. Within this limit an alarm needs
+# pairs to be believed. A level that moved by more is another level on any machine.
 LEVEL_LIMIT_PCT = 4.0
-# Recordings of one card that are further apart are of two levels, and one of them is odd: twice the
-# limit that a single one has. Without that bound it would open the limit for all that follows.
+# Recordings of one card that differ by more are of two levels, and one of them is odd. This is
+# twice the limit that a single recording has. Without this bound one odd recording would widen the
+# limit for all later runs.
 OWN_CARD_LIMIT_PCT = 2.0
-LAUNCH_SD_PCT = 0.25  # what launches of one case differ by at the least, when few are at hand
+LAUNCH_SD_PCT = 0.25  # the least that launches of one case differ by; used while few are known
 PRIOR_WEIGHT = 4.0  # degrees of freedom that LAUNCH_SD_PCT counts for
-DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how long they take to wake up and launch
-MOST_WIDENED = 2.0  # times the limit, by a run's own noise; beyond that it says nothing
-CLOSE_SE = 2.0  # "close": the limit lies within this many standard errors of the change
+DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how fast they wake up and launch
+# A run's own noise may widen the limit so many times. A run with more noise says nothing.
+MOST_WIDENED = 2.0
+CLOSE_SE = 2.0  # a change is close to the limit if it is within so many standard errors of it
 
 
 @dataclass(frozen=True)
@@ -41,32 +45,34 @@ class Screen:
     change_pct: float
     limit_pct: float
     se_pct: float  # standard error of this run's level, from its launches
-    own_card: bool  # with recordings of this very card; else with other cards
-    compared: int  # such recordings, or such cards
-    noisy: bool = False  # launches differ so much that nothing can be told from noise
+    own_card: bool  # compared with recordings of this very card; else with other cards
+    compared: int  # how many such recordings, or such cards
+    noisy: bool = False  # launches differ too much to say anything
 
     @property
     def close(self) -> bool:
         """Tell whether more launches could change what the comparison says. On a card that was
-        never recorded they could not: they know it better, but not how far it is from the others.
+        never recorded they could not: more launches do not tell how far this card is from the
+        others.
         """
         within = abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
         return self.own_card and within
 
 
 def own_card_limit_pct(levels: Sequence[float]) -> float:
-    """Return the limit in percent for a run on the card of these recordings, from their log levels.
+    """Return the limit in percent for a run on a card with recordings, from their log levels.
 
-    A prediction limit for one more run, ``t(1 - OWN_CARD_ALPHA, f) * s * sqrt(1 + 1 / n)``, with s
-    pooled from the recordings and RUN_SD_PCT; between FLOOR_LIMIT_PCT and OWN_CARD_LIMIT_PCT.
+    It is a prediction limit for one more run, ``t(1 - OWN_CARD_ALPHA, f) * s * sqrt(1 + 1 / n)``,
+    where s is pooled from the recordings and RUN_SD_PCT. It lies between FLOOR_LIMIT_PCT and
+    OWN_CARD_LIMIT_PCT.
     """
-    found = _limit_pct(levels, RUN_SD_PCT, RUN_WEIGHT, OWN_CARD_ALPHA)
-    return min(OWN_CARD_LIMIT_PCT, found)
+    limit_pct = _limit_pct(levels, RUN_SD_PCT, RUN_WEIGHT, OWN_CARD_ALPHA)
+    return min(OWN_CARD_LIMIT_PCT, limit_pct)
 
 
 def other_card_limit_pct(levels: Sequence[float]) -> float:
     """Return the limit in percent for a run on a card that was never recorded, from the log levels
-    of those that were: the same at OTHER_CARD_ALPHA, with s pooled with CARD_SD_PCT.
+    of the recorded cards: the same formula at OTHER_CARD_ALPHA, with s pooled with CARD_SD_PCT.
     """
     return _limit_pct(levels, CARD_SD_PCT, CARD_WEIGHT, OTHER_CARD_ALPHA)
 
@@ -75,15 +81,16 @@ def _limit_pct(levels: Sequence[float], prior_pct: float, weight: float, alpha: 
     pooled, degrees = pooled_variance(levels, prior_pct, weight)
     t = float(scipy.special.stdtrit(degrees, 1 - alpha))
     reach = t * math.sqrt(pooled) * math.sqrt(1 + 1 / len(levels))
-    # Capped: recordings that differ much would else allow more than no knowledge at all.
+    # The cap matters if recordings differ much: without it they would allow more than no knowledge
+    # at all.
     return min(LEVEL_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
 
 
 def standard_error_pct(logs: Sequence[float]) -> float:
     """Return the standard error of the mean log over launches, in percent.
 
-    The variance is pooled with LAUNCH_SD_PCT at four degrees of freedom, so that two launches that
-    happen to agree are not taken for certainty.
+    The variance is pooled with LAUNCH_SD_PCT at four degrees of freedom. So two launches that agree
+    by chance do not count as certain.
     """
     pooled, _ = pooled_variance(logs, LAUNCH_SD_PCT, PRIOR_WEIGHT)
     return 100 * math.sqrt(pooled / len(logs))
@@ -104,17 +111,19 @@ def launch_spread_pct(launch_ms: Sequence[float]) -> float:
 
 
 def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[float]]) -> float:
-    """Return the largest standard deviation that so many launches may have, in percent.
+    """Return the largest standard deviation that so many launches may have, in percent; infinite
+    for a single launch.
 
-    An F test at ALPHA against the recordings' own variance between launches, pooled with
-    LAUNCH_SD_PCT at PRIOR_WEIGHT degrees of freedom, which alone decides where nothing is recorded.
-    Infinite for a single launch.
+    It is an F test at ALPHA against the recordings' own variance between launches, pooled with
+    LAUNCH_SD_PCT at PRIOR_WEIGHT degrees of freedom. Without recordings LAUNCH_SD_PCT alone
+    decides.
     """
     if launches < 2:
         return math.inf
     weight, total = PRIOR_WEIGHT, PRIOR_WEIGHT * LAUNCH_SD_PCT**2
     for recording in (_logs(times) for times in recordings_ms if len(times) > 1):
-        # Within each recording: levels of cards differ, too, and that is no spread of launches.
+        # The variance is taken within each recording: levels of cards differ, and that is no
+        # scatter of launches.
         weight += len(recording) - 1
         total += (len(recording) - 1) * 1e4 * variance(recording)
     return math.sqrt(total / weight * float(scipy.special.fdtri(launches - 1, weight, 1 - ALPHA)))
@@ -125,8 +134,8 @@ def screen(
     own_ms: Sequence[Sequence[float]],
     other_cards_ms: Sequence[Sequence[Sequence[float]]] = (),
 ) -> Screen:
-    """Compare this run's launches with recordings' launches, each in ms per step: with those of its
-    own card if there are any, else with those of other cards, which count alike.
+    """Compare this run's launches with those of recordings, each in ms per step. Recordings of the
+    same card are used if there are any; else those of other cards, where each card counts once.
 
     Raises ValueError when a side is empty or a time is not a positive finite number.
     """
@@ -141,7 +150,7 @@ def screen(
     widest = min(LEVEL_LIMIT_PCT, MOST_WIDENED * limit)
     return Screen(
         change_pct=100 * math.expm1(fmean(logs) - fmean(levels)),
-        # A run whose launches scatter is no proof of a small change, either way.
+        # A run whose launches scatter proves no small change, in either direction.
         limit_pct=min(widest, max(limit, CLOSE_SE * error)),
         se_pct=error,
         noisy=CLOSE_SE * error > widest,
@@ -165,7 +174,7 @@ def _logs(times_ms: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Paired:
-    """A difference of two variants of a step, from segments measured alternately."""
+    """A difference of two variants of a step, from segments that were measured in turns."""
 
     mean_ms: float
     mean_pct: float  # of the plain step
@@ -174,16 +183,16 @@ class Paired:
 
 
 def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
-    """Average other minus plain over (plain, other) pairs, each in ms a step.
+    """Return the mean of other minus plain over (plain, other) pairs, each in ms a step.
 
-    The differences themselves are averaged, not ratios or logarithms: a difference may well be
-    zero. Raises ValueError without a pair or for a time that is not positive and finite.
+    The differences themselves are averaged, not ratios or logarithms, since a difference may be
+    zero. Raises ValueError without a pair, or for a time that is not positive and finite.
     """
     if not pairs_ms:
         raise ValueError("paired() needs at least one pair")
-    # Only for its check of the times.
-    for one in pairs_ms:
-        _logs(one)
+    # Called only to check the times.
+    for pair_ms in pairs_ms:
+        _logs(pair_ms)
     plain_ms = fmean(plain for plain, _ in pairs_ms)
     differences = [other - plain for plain, other in pairs_ms]
     count, half = len(differences), math.inf

@@ -1,4 +1,4 @@
-"""Profiles to and from what a recording holds of them: the longest kernels, in short figures."""
+"""Profiles as a recording keeps them: the longest kernels, with rounded figures."""
 
 from collections.abc import Container
 from dataclasses import replace
@@ -6,19 +6,19 @@ from dataclasses import replace
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
 from stepguard.core.recording import ProfileRow, RecordedProfile
 from stepguard.core.roofline import Work
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.kernel_classes import usual_classes
 
-KERNELS = 40  # 97 to 99 % of the kernels' time of a GPT-2's step
+KERNELS = 40  # these take 97 to 99 % of the kernels' time of a GPT-2's step
 _PARTS = {name.removesuffix("_us"): name for name in Parts.__dataclass_fields__}
 _NO_SHAPE = "-"
 
 
 def recorded(profile: Profile) -> RecordedProfile:
-    """Return a profile as it is recorded, of figures of five digits."""
+    """Return a profile as it is recorded, with five digits a figure."""
     small = as_recorded(profile)
     kernels: dict[str, dict[str, dict[str, ProfileRow]]] = {}
     for row in small.kernels:
-        shapes = " ".join("x".join(map(str, one)) or _NO_SHAPE for one in (row.grid, row.block))
+        shapes = " ".join("x".join(map(str, sizes)) or _NO_SHAPE for sizes in (row.grid, row.block))
         of_kind = kernels.setdefault(row.phase, {}).setdefault(row.kind, {})
         of_kind[f"{row.name} {shapes}"] = _row(row.calls, row.us)
     idle: dict[str, dict[str, dict[str, ProfileRow]]] = {}
@@ -33,8 +33,8 @@ def recorded(profile: Profile) -> RecordedProfile:
 
 
 def as_recorded(profile: Profile, kept: Container[object] = ()) -> Profile:
-    """Return what a recording holds of a profile, and the kernels whose keys are ``kept``: a kernel
-    stands once for all products that it makes.
+    """Return the part of a profile that a recording keeps, and the kernels whose keys are ``kept``.
+    A kernel has one row, whatever sizes it multiplies.
     """
     return bounded(replace(profile, kernels=merged(profile.kernels, work=Work())), KERNELS, kept)
 
@@ -47,23 +47,23 @@ def _short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def restored(found: RecordedProfile) -> Profile:
-    """Return the profile of a recording. Raises ValueError for one that cannot be."""
-    if sorted(found.parts_us) != sorted(_PARTS):
-        raise ValueError(f"its profile has the parts {', '.join(sorted(found.parts_us))}")
+def restored(kept: RecordedProfile) -> Profile:
+    """Return the profile that a recording keeps. Raises ValueError if it is damaged."""
+    if sorted(kept.parts_us) != sorted(_PARTS):
+        raise ValueError(f"its profile has the parts {', '.join(sorted(kept.parts_us))}")
     profile = Profile(
-        gpu=found.gpu,
-        ranks=found.ranks,
-        parts=Parts(*(tuple(found.parts_us[short]) for short in _PARTS)),
+        gpu=kept.gpu,
+        ranks=kept.ranks,
+        parts=Parts(*(tuple(kept.parts_us[short]) for short in _PARTS)),
         kernels=tuple(
             _kernel(key, kind, phase, row)
-            for phase, kinds in found.kernels.items()
+            for phase, kinds in kept.kernels.items()
             for kind, rows in kinds.items()
             for key, row in rows.items()
         ),
         idle=tuple(
             IdleRow(cause, call, place, _counts(row), tuple(row[1:]))
-            for cause, places in found.idle.items()
+            for cause, places in kept.idle.items()
             for place, calls in places.items()
             for call, row in calls.items()
         ),
@@ -77,7 +77,7 @@ def _kernel(key: str, kind: str, phase: str, row: ProfileRow) -> KernelRow:
     name, *shapes = key.rsplit(" ", 2)
     if len(shapes) != 2:
         raise ValueError(f"its profile has the kernel {key!r}, without grid and block")
-    grid, block = (tuple(map(int, one.split("x"))) if one != _NO_SHAPE else () for one in shapes)
+    grid, block = (tuple(map(int, size.split("x"))) if size != _NO_SHAPE else () for size in shapes)
     canonical = usual_classes().canonical_name(name)
     return KernelRow(name, canonical, kind, phase, _counts(row), tuple(row[1:]), grid, block)
 

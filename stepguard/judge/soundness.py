@@ -1,8 +1,12 @@
-"""Rules for a measurement without regard to a baseline: it must be complete, and believable.
+"""Rules for a measurement by itself, without a baseline: it must be complete and believable.
 
-In order, and the first that applies decides: a worker or the machine failed; launches are missing;
-the measurement contradicts itself or the hardware; it did not get steady; a gated metric is missing
-or differs between steps.
+The first that applies decides:
+
+* a worker or the machine failed;
+* launches are missing;
+* the measurement contradicts itself or the hardware;
+* it never got steady;
+* a gated metric is missing, or differs between steps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +15,8 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from stepguard.core.evidence import Difference, Evidence, Launch
-from stepguard.core.figures import (
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.reason_sentences import (
     BelowFloor,
     Failed,
     NegativeDifference,
@@ -24,18 +29,17 @@ from stepguard.core.figures import (
     Undecided,
     Unstable,
 )
-from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a case is judged as a whole, or cannot be recorded, and no metric decides."""
+    """Why a case is judged as a whole, without a metric that decides, or cannot be recorded."""
 
     status: Status
     reason: Reason
@@ -45,16 +49,16 @@ class Refusal:
 
 def measurement_problem(evidence: Evidence) -> Refusal | None:
     """Return why this evidence cannot be judged or recorded; None if it is sound."""
-    # Faults first: they explain why launches or metrics are missing.
+    # Faults come first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
         status = Status.UNFIT if Status.UNFIT in fault.code.statuses else Status.BROKEN
-        launch = fault.during.partition(",")[0]  # the message says where in it
+        launch = fault.during.partition(",")[0]  # the message says at which point
         failed = Failed(launch=launch, message=fault.message, site=fault.site)
         return Refusal(status, fault.code, failed, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
         return _broken(Reason.NOTHING_MEASURED, NoneMeasured(what="launch"))
     count, planned = len(evidence.launches), evidence.planned_launches
-    if count < planned and not _unsteady(evidence):  # after which no other launch follows
+    if count < planned and not _unsteady(evidence):  # no launch follows an unsteady one
         few = TooFewLaunches(launches=count, planned=planned)
         return _broken(Reason.NOTHING_MEASURED, few)
     return _contradiction(evidence) or _undecided(evidence)
@@ -87,7 +91,7 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
             return _broken(Reason.NOTHING_MEASURED, wrong)
         if f"{difference.name}_pct" in evidence.gates and (how := _negative(difference)):
             return _broken(Reason.CONTRADICTION, how)
-    # Only now: every launch has blocks, and every block valid times, so that there is a step_ms.
+    # This needs a step time, so it comes after the checks of blocks and their times.
     floor, step_ms = evidence.floor_ms(), summarise(evidence).values()[JUDGED_TIME]
     if floor is not None and step_ms < floor:
         below = BelowFloor(step_ms=step_ms, floor_ms=floor)
@@ -96,29 +100,30 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
 
 
 def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
-    """Return the first gap if blocks were measured again for it in too many launches.
+    """Return the first clock gap if too many blocks were measured again for one; else None.
 
-    A host stalls once in some 300 blocks; work that the events do not see, every so many steps,
-    returns.
+    A host stalls once in some 300 blocks. Work that the events do not see, in every so many steps,
+    does so more often.
     """
-    gaps = [gap for launch in launches for one in launch.discarded if (gap := one.clock_gap())]
+    gaps = [gap for launch in launches for block in launch.discarded if (gap := block.clock_gap())]
     if len(gaps) <= max(1, len(launches) // 3):
         return None
     return RepeatedGap(blocks=len(gaps), launches=len(launches), first=gaps[0])
 
 
 def _negative(difference: Difference) -> NegativeDifference | None:
-    """Return the figures if steps without exchange take longer beyond doubt. Of a synchronization
-    that is not said: a card at its power cap may answer to the pauses.
+    """Return the figures if steps without the exchange surely take longer, which cannot be. A
+    difference without a synchronization is never refused: the pauses may speed up a card at its
+    power cap.
     """
-    found = paired(difference.pairs_ms)
-    surely = found.mean_pct + found.half_width_pct < -DIFFERENCE_LIMIT_PCT
+    cost = paired(difference.pairs_ms)
+    surely = cost.mean_pct + cost.half_width_pct < -DIFFERENCE_LIMIT_PCT
     if difference.name != "exposed_comm" or not surely:
         return None
     return NegativeDifference(
         difference=difference.name,
-        mean_pct=found.mean_pct,
-        half_width_pct=found.half_width_pct,
+        mean_pct=cost.mean_pct,
+        half_width_pct=cost.half_width_pct,
     )
 
 
@@ -126,15 +131,15 @@ def _undecided(evidence: Evidence) -> Refusal | None:
     if launch := _unsteady(evidence):
         unsteady = Undecided(launch=f"launch {launch.index}", why=launch.steady)
         return Refusal(Status.INCONCLUSIVE, Reason.NOT_STEADY, unsteady)
-    if not evidence.gates:  # of a file that was edited: a case always has some
+    if not evidence.gates:  # only in an edited file: a case always gates something
         return _broken(Reason.METRIC_MISSING, NoGates())
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     values = summarise(evidence).values()
-    # Never skipped: a metric that is gated and missing would pass unseen.
+    # No metric is skipped: one that is gated and missing would pass unseen.
     for name in evidence.gates:
         if name not in values and name not in unstable:
             return _broken(Reason.METRIC_MISSING, NotMeasured(metric=name))
-    # First the one that can say where.
+    # A metric with a known place comes first.
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
         where = tuple(sites.get(name, ()))
         unequal = Unstable(metric=name, why=unstable[name], sites=where)
@@ -143,15 +148,17 @@ def _undecided(evidence: Evidence) -> Refusal | None:
 
 
 def _unsteady(evidence: Evidence) -> Launch | None:
-    """Return the first launch that never got steady; None where only counters are gated, which do
-    not depend on clocks that still move.
+    """Return the first launch that never got steady. None if only counters are gated, which do not
+    depend on the clocks.
     """
     launches = evidence.launches if JUDGED_TIME in evidence.gates else ()
-    return next((one for one in launches if one.steady), None)
+    return next((launch for launch in launches if launch.steady), None)
 
 
 def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
-    """Return the gated metrics of which otherwise whole evidence says nothing, and why."""
+    """Return the gated metrics that otherwise sound evidence does not decide, each with its
+    reason.
+    """
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
     why = {name: [(Reason.COUNT_UNSTABLE, text)] for name, text in unstable.items()}
@@ -173,7 +180,7 @@ def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
 def uncompared(
     now: Recording, gates: Sequence[str], status: Status, reason: Reason
 ) -> tuple[MetricVerdict, ...]:
-    """Return what was measured, in the table's order, where nothing can be compared."""
+    """Return what was measured, in the table's order, if nothing can be compared."""
     values = now.values()
     return tuple(
         MetricVerdict(name, status, reason, new=values[name], gated=name in gates)

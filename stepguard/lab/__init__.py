@@ -1,4 +1,4 @@
-"""Looks closer: pages, timelines and tables of profiles, comparisons, sweeps.
+"""The lab looks closer: pages, timelines and tables of profiles, comparisons, sweeps.
 
-The lab may import the gate. The gate never imports the lab.
+It may import the gate. The gate never imports the lab.
 """

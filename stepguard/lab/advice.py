@@ -1,6 +1,7 @@
-"""What to try, by rules on measured figures; each recommendation carries what it follows from.
+"""What to try, by rules on measured figures. Each recommendation has the figure that it follows
+from.
 
-The thresholds are rules of thumb, no verdicts: a recommendation is worth a measurement.
+The thresholds are rules of thumb, not verdicts: a recommendation is worth a measurement.
 """
 
 from collections.abc import Iterator, Sequence
@@ -8,13 +9,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepguard.lab.bottleneck import Bound, bottleneck
-from stepguard.lab.read_tables import NcuRow
+from stepguard.lab.nsys_ncu_csv import NcuRow
 from stepguard.lab.roofs import ClassRoof
 from stepguard.lab.trace_summary import Summary
 
 
 class Advice(StrEnum):
-    """Say which rule it is."""
+    """The rule of a recommendation."""
 
     BOUND = "bound"  # the step waits
     SHORT_KERNELS = "short kernels"
@@ -32,7 +33,7 @@ class Advice(StrEnum):
 
 @dataclass(frozen=True)
 class Found:
-    """A rule that applies: to what, and by which figure."""
+    """A rule that applies: to what, and with which figure."""
 
     advice: Advice
     subject: str  # a kernel, a class, a bound or a call
@@ -47,25 +48,25 @@ BUSY_PCT, IDLE_PCT, WARP_PCT = 80.0, 60.0, 75.0
 _SINGLE = ("sgemm", "_s1688gemm", "f32f32_f32f32", "ffma")
 
 
-def of_step(one: Summary) -> Iterator[Found]:
-    """Yield what the profile of a step suggests."""
-    bound = bottleneck(one.profile)
+def of_step(summary: Summary) -> Iterator[Found]:
+    """Yield the recommendations that follow from a step's profile."""
+    bound = bottleneck(summary.profile)
     if bound.bound != Bound.GPU:
         row = bound.rows[0] if bound.rows else None
         place = " ".join(text for text in (row.call, row.place) if text) if row else ""
         yield Found(Advice.BOUND, bound.bound, 100 * bound.loss_share, place)
-    share = {row.name: 100 * row.share for row in one.classes}
+    share = {row.name: 100 * row.share for row in summary.classes}
     if share.get("elementwise", 0) >= ELEMENTWISE_PCT:
         yield Found(Advice.ELEMENTWISE, "elementwise", share["elementwise"])
     if share.get("optimizer", 0) >= OPTIMIZER_PCT:
         yield Found(Advice.OPTIMIZER, "optimizer", share["optimizer"])
     if share.get("softmax", 0) >= SOFTMAX_PCT and not share.get("attention"):
         yield Found(Advice.PLAIN_ATTENTION, "softmax", share["softmax"])
-    yield from _of_kernels(one)
+    yield from _of_kernels(summary)
 
 
-def _of_kernels(one: Summary) -> Iterator[Found]:
-    rows = one.profile.kernels
+def _of_kernels(summary: Summary) -> Iterator[Found]:
+    rows = summary.profile.kernels
     total = sum(sum(row.us) for row in rows)
     single = sum(sum(row.us) for row in rows if any(word in row.name for word in _SINGLE))
     if total and 100 * single / total >= SINGLE_PCT:
@@ -86,13 +87,15 @@ def of_roofs(roofs: Sequence[ClassRoof]) -> Iterator[Found]:
 
 
 def of_kernels(rows: Sequence[NcuRow]) -> Iterator[Found]:
-    """Yield what ncu's figures of single launches suggest: one line for each kernel and rule."""
+    """Yield the recommendations that follow from ncu's figures of single launches: one for each
+    kernel and rule.
+    """
     seen: set[tuple[Advice, str]] = set()
     for row in sorted(rows, key=lambda row: -(row.us or 0.0)):
-        for found in _of_launch(row):
-            if (found.advice, found.subject) not in seen:
-                seen.add((found.advice, found.subject))
-                yield found
+        for advised in _of_launch(row):
+            if (advised.advice, advised.subject) not in seen:
+                seen.add((advised.advice, advised.subject))
+                yield advised
 
 
 def _of_launch(row: NcuRow) -> Iterator[Found]:

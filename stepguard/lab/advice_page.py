@@ -44,23 +44,23 @@ _ADVICE = {
 }
 
 
-def recommendations(found: Iterable[Found], on_gpu: bool) -> Iterator[str]:
-    """Yield the recommendations, numbered, at most 80 columns wide; ``on_gpu`` tells whether there
-    was work of a GPU, which the rules are about.
+def recommendations(advised: Iterable[Found], on_gpu: bool) -> Iterator[str]:
+    """Yield the recommendations, numbered, in at most 80 columns. ``on_gpu`` tells whether a GPU
+    worked, since the rules are for GPUs.
     """
-    lines = [sentence(one) for one in found]
+    lines = [sentence(item) for item in advised]
     without = "nothing stands out" if on_gpu else "they are about the work of a GPU"
     yield "Worth a measurement:" if lines else f"No rule applies; {without}."
     for number, line in enumerate(lines, start=1):
         yield from wrap(line, WIDTH, initial_indent=f"{number}. ", subsequent_indent="   ")
 
 
-def sentence(one: Found) -> str:
+def sentence(advised: Found) -> str:
     """Return a recommendation in words."""
-    if one.advice is Advice.BOUND:
-        bound = Bound(one.subject)
-        where = f" ({one.place})" if one.place else ""
-        return f"{bound}-bound, {one.figure:.0f} % of the step{where}: {_BOUND[bound]}"
-    return _ADVICE[one.advice].format(
-        subject=short(one.subject), figure=one.figure, place=one.place
+    if advised.advice is Advice.BOUND:
+        bound = Bound(advised.subject)
+        where = f" ({advised.place})" if advised.place else ""
+        return f"{bound}-bound, {advised.figure:.0f} % of the step{where}: {_BOUND[bound]}"
+    return _ADVICE[advised.advice].format(
+        subject=short(advised.subject), figure=advised.figure, place=advised.place
     )

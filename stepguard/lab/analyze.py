@@ -26,7 +26,7 @@ from stepguard.lab.trace_files import (
 )
 from stepguard.storage import measured_peaks
 from stepguard.storage.json_file import FileError
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.kernel_classes import usual_classes
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -38,25 +38,25 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def report(paths: list[Path], top: int) -> int:
-    """Print what the files say and what follows; return the exit status.
+    """Print what the files say, and the recommendations. Return the exit status.
 
-    Raises FileError where nothing can be read.
+    Raises FileError if nothing can be read.
     """
-    files = (one for path in paths for one in (path.glob("*") if path.is_dir() else [path]))
+    files = (file for path in paths for file in (path.glob("*") if path.is_dir() else [path]))
     tables = sorted(path for path in files if path.suffix == ".csv")
     traces = [path for path in paths if path not in tables and _has_trace(path)]
     if not traces and not tables:
         raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
-    found: list[Found] = []
+    advised: list[Found] = []
     on_gpu = bool(tables)
     for read in _by_profiler(traces):
         on_gpu |= has_kernels(read)
-        found += _of_traces(read, top)
+        advised += _of_traces(read, top)
     for path in tables:
         say("", str(path))
         with named(path):
-            found += of_kernels(print_table(path, usual_classes(), top))
-    say("", *recommendations(found, on_gpu))
+            advised += of_kernels(print_table(path, usual_classes(), top))
+    say("", *recommendations(advised, on_gpu))
     return 0
 
 
@@ -68,19 +68,19 @@ def _has_trace(path: Path) -> bool:
 
 
 def _by_profiler(paths: list[Path]) -> Iterator[Files]:
-    """Yield the traces of each profiler by rank."""
+    """Yield the traces of each profiler, by rank."""
     files = in_folders(paths)
     for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
         yield read_files([path for path in files if (path.suffix == ".sqlite") == kind])
 
 
 def _of_traces(traces: Files, top: int) -> Iterator[Found]:
-    """Print a page for the traces of a run; yield what the first rank's suggests."""
+    """Print a page for a run's traces. Yield the recommendations for the first rank."""
     if not has_kernels(traces):
         say(*host_page(on_cpu(traces, usual_classes()), top, page_width()))
         return
-    found = analysed(traces, usual_classes())
-    (first, *_), _ = show(found, sorted(found), top)
+    ranks = analysed(traces, usual_classes())
+    (first, *_), _ = show(ranks, sorted(ranks), top)
     yield from of_step(first)
     if known := measured_peaks.newest(first.profile.gpu):
         yield from of_roofs(class_roofs(first.profile, known))

@@ -1,16 +1,16 @@
-"""Describe what a step waits for most: the largest part in which the GPU does not compute."""
+"""What a step waits for most: the largest part in which the GPU does not compute."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 from stepguard.core.profile import IdleRow, Profile, mean
-from stepguard.trace.idle import Idle
+from stepguard.trace.idle_causes import Idle
 
-BOUND_SHARE = 0.05  # of the step; a smaller loss is a detail of a step that the GPU bounds
+BOUND_SHARE = 0.05  # of the step; with a smaller loss the GPU bounds the step
 
 
 class Bound(StrEnum):
-    """Describe what the step is bound by."""
+    """What bounds the step."""
 
     GPU = "GPU"
     SYNC = "sync"
@@ -18,8 +18,8 @@ class Bound(StrEnum):
     INPUT = "input"
     COMMUNICATION = "communication"
     COPIES = "copy"
-    KERNELS = "small-kernel"  # queued, but with a pause after each
-    STREAM = "stream-wait"  # queued, behind another stream
+    KERNELS = "small-kernel"  # work is queued, but there is a pause after each kernel
+    STREAM = "stream-wait"  # work is queued behind another stream
     PROFILER = "profiler"
 
 
@@ -35,13 +35,13 @@ _OF_IDLE = {
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The bound of a step, and its evidence."""
+    """The bound of a step, with its evidence."""
 
     bound: Bound
     compute_share: float
-    loss: Bound  # the largest loss, whether or not it is the bound
+    loss: Bound  # the largest loss, even if it is not the bound
     loss_share: float
-    rows: tuple[IdleRow, ...]  # that the loss is made of, the longest first; none for exchanges
+    rows: tuple[IdleRow, ...]  # the gaps of that loss, the longest first; none for exchanges
 
 
 def bottleneck(profile: Profile) -> Bottleneck:

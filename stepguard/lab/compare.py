@@ -24,15 +24,15 @@ from stepguard.core.recording import Recording
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import listed, short_hash
 from stepguard.judge.recorded_profile import restored
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.lab.compare_table import TRACE, Side, observations, tables
 from stepguard.lab.trace_files import read_ranks
 from stepguard.lab.trace_summary import summary
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError, contents
-from stepguard.storage.read_documents import load_document
-from stepguard.storage.runs import read_evidence
-from stepguard.trace.classes import usual_classes
+from stepguard.storage.kept_runs import read_evidence
+from stepguard.storage.run_document_file import load_document
+from stepguard.trace.kernel_classes import usual_classes
 
 WHICH = "a baseline file, what --perf-json wrote, or an evidence.json"
 
@@ -47,7 +47,9 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _file(text: str) -> tuple[Path, str]:
-    """Return the path of "PATH:GPU-84398e68" and its card, the beginning of a UUID; "" for any."""
+    """Return the path and the card of "PATH:GPU-84398e68". The card is the beginning of a UUID; ""
+    stands for any card.
+    """
     path, colon, card = text.rpartition(":GPU-")
     return (Path(path), f"GPU-{card}") if colon else (Path(text), "")
 
@@ -59,20 +61,20 @@ def _compare(options: argparse.Namespace) -> int:
     if traces and len(traces) != len(files):
         raise UsageError(f"--trace: {len(traces)} traces for {len(files)} files; one for each")
     sides = [
-        replace(side_of(*one), label=label)
-        for one, label in zip(files, _labels(files), strict=True)
+        replace(side_of(*file), label=label)
+        for file, label in zip(files, _labels(files), strict=True)
     ]
     if traces:
         sides = [_traced(side, path) for side, path in zip(sides, traces, strict=True)]
     if not set.intersection(*(set(side.cases) for side in sides)):
-        found = "; ".join(f"{side.label}: {listed([*side.cases], 2) or 'none'}" for side in sides)
-        raise ValueError(f"no case is in all files: {found}")
+        cases = "; ".join(f"{side.label}: {listed([*side.cases], 2) or 'none'}" for side in sides)
+        raise ValueError(f"no case is in all files: {cases}")
     say(*lines_of(sides))
     return 0
 
 
 def lines_of(sides: Sequence[Side]) -> list[str]:
-    """Return the tables of sides that have a case in common, and what to make of them."""
+    """Return the tables of sides that share a case, and the observations on them."""
     wrap = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False).wrap
     return [*tables(sides), "", *chain.from_iterable(map(wrap, observations(sides)))]
 
@@ -80,7 +82,7 @@ def lines_of(sides: Sequence[Side]) -> list[str]:
 def _labels(files: list[tuple[Path, str]]) -> list[str]:
     """Return the shortest names that tell the files apart."""
     bare = [(path.with_suffix(""), card) for path, card in files]
-    # a.json and a.txt have one stem, and differ with their suffixes alone.
+    # a.json and a.txt have one stem: they differ only with their suffixes.
     named = bare if len(set(bare)) == len(bare) else files
     for parts in range(1, max(len(path.parts) for path, _ in named) + 1):
         labels = [
@@ -92,7 +94,9 @@ def _labels(files: list[tuple[Path, str]]) -> list[str]:
 
 
 def side_of(path: Path, card: str = "") -> Side:
-    """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
+    """Read a file of any of the three kinds. Raises FileError, which names it, for any other
+    file.
+    """
     data = contents(path, "give a file that can be")
     if data is None:
         raise FileError(f"{path}: No such file or directory")
@@ -104,11 +108,11 @@ def side_of(path: Path, card: str = "") -> Side:
     if card and keys & {"case_id", "results"}:
         raise FileError(f"{path}: only a baseline file has recordings of several cards")
     if "case_id" in keys:
-        one = read_evidence(path)
-        found, declared = {one.case_id: summarise(one)}, {one.case_id: one.case}
-        side = _of_recordings(baseline.machine_of(one), found, declared)
-        profile = one.counted.profile
-        return replace(side, profiles={one.case_id: profile} if profile else {})
+        evidence = read_evidence(path)
+        case_id, profile = evidence.case_id, evidence.counted.profile
+        recordings, declared = {case_id: summarise(evidence)}, {case_id: evidence.case}
+        side = _of_recordings(baseline.machine_of(evidence), recordings, declared)
+        return replace(side, profiles={case_id: profile} if profile else {})
     if "results" in keys:
         return _of_document(load_document(path))
     return _of_baseline(path, card)
@@ -120,11 +124,14 @@ def _of_baseline(path: Path, card: str) -> Side:
     assert content is not None, "it was read before"
     newest: dict[str, Recording] = {}
     for name, entry in content.cases.items():
-        of_card = [one for one in entry.level.recordings if one.device_uuid.startswith(card)]
+        known = entry.level.recordings
+        of_card = [recording for recording in known if recording.device_uuid.startswith(card)]
         newest |= {name: of_card[-1]} if of_card else {}
     if not newest:
         epochs = (entry.level for entry in content.cases.values())
-        cards = sorted({one.device_uuid for epoch in epochs for one in epoch.recordings})
+        cards = sorted(
+            {recording.device_uuid for epoch in epochs for recording in epoch.recordings}
+        )
         raise FileError(
             f"{path}: no recording of {card} at a newest level, but of {', '.join(cards)}"
         )
@@ -140,39 +147,41 @@ def _of_document(document: RunDocument) -> Side:
             "driver": ", ".join(sorted(drivers)),
             "commit": short_hash(document.commit),
         },
-        cases={one.case: one.metrics for one in document.results},
-        launches_ms={one.case: [x.step_ms for x in one.launches] for one in document.results},
-        declared={one.case: one.parameters for one in document.results},
+        cases={result.case: result.metrics for result in document.results},
+        launches_ms={r.case: [x.step_ms for x in r.launches] for r in document.results},
+        declared={result.case: result.parameters for result in document.results},
     )
 
 
 def _of_recordings(
-    machine: str, found: dict[str, Recording], cases: dict[str, dict[str, Any]]
+    machine: str, recordings: dict[str, Recording], cases: dict[str, dict[str, Any]]
 ) -> Side:
     software: dict[str, str] = {}
-    for one in found.values():
-        software |= one.software | {"driver": one.driver}
-    commits = dict.fromkeys(short_hash(one.commit) for one in found.values())
+    for recording in recordings.values():
+        software |= recording.software | {"driver": recording.driver}
+    commits = dict.fromkeys(short_hash(recording.commit) for recording in recordings.values())
     software["commit"] = ", ".join(commits)
     return Side(
         environment={"machine": machine} | software,
-        cases={name: one.values() for name, one in found.items()},
-        launches_ms={name: tuple(one.times_ms.get(JUDGED_TIME, ())) for name, one in found.items()},
+        cases={name: recording.values() for name, recording in recordings.items()},
+        launches_ms={
+            name: tuple(r.times_ms.get(JUDGED_TIME, ())) for name, r in recordings.items()
+        },
         declared=cases,
         profiles={
-            name: restored(one.profile)
-            for name, one in found.items()
-            if one.profile is not msgspec.UNSET
+            name: restored(recording.profile)
+            for name, recording in recordings.items()
+            if recording.profile is not msgspec.UNSET
         },
     )
 
 
 def _traced(side: Side, path: Path) -> Side:
     (analysed,) = read_ranks([path], usual_classes()).values()
-    found = summary(analysed[1], path.name, 0)
+    traced = summary(analysed[1], path.name, 0)
     return replace(
         side,
-        profiles={**side.profiles, TRACE: found.profile},
-        calls={row.name: 100 * row.share for row in found.calls},
-        waits_pct=100 * sum(row.share for row in found.calls if row.waits),
+        profiles={**side.profiles, TRACE: traced.profile},
+        calls={row.name: 100 * row.share for row in traced.calls},
+        waits_pct=100 * sum(row.share for row in traced.calls if row.waits),
     )

@@ -1,4 +1,6 @@
-"""Machines side by side: performance, kernels, CUDA calls, environment, and what to make of it."""
+"""Machines side by side: performance, kernels, CUDA calls, environment, and observations on
+them.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +26,9 @@ SHOWN = (
     "host_syncs_per_step",
 )
 CALLS = 8  # rows of the table
-TRACE = "trace"  # names the profile of a trace, which is of no case
+TRACE = "trace"  # the name of a trace's profile, which belongs to no case
 IDLE = "GPU idle, % of a step"
-MOVED_PCT = 1.0  # of a step: a class of kernels that differs by more is pointed out
+MOVED_PCT = 1.0  # of a step; a class of kernels that differs by more is pointed out
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ class Side:
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by case
     calls: Mapping[str, float] = field(default_factory=dict)  # CUDA call -> % of their time
     label: str = ""
-    waits_pct: float | None = None  # of the time in CUDA calls, by calls that wait
+    waits_pct: float | None = None  # share of the time in CUDA calls that is in calls that wait
 
 
 def tables(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield the environment, each case that all sides have, and what the traces say."""
+    """Yield the environment, each case that all sides have, and the figures of the traces."""
     labels = [side.label for side in sides]
     yield from _table("environment", labels, _rows([side.environment for side in sides]))
     for case in _common(side.cases for side in sides):
@@ -61,19 +63,21 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
     for name in _common(side.profiles for side in sides):
         profiles = [side.profiles[name] for side in sides]
         columns = [by_class(profile) for profile in profiles]
-        names = sorted({kind for one in columns for kind in one}, key=lambda n: -_most(columns, n))
-        totals = [sum(one.values()) for one in columns]
+        kinds = {kind for column in columns for kind in column}
+        names = sorted(kinds, key=lambda kind: -_most(columns, kind))
+        totals = [sum(column.values()) for column in columns]
         shown = [
-            {kind: f"{us / 1e3:.2f} {100 * us / total:4.1f} %" for kind, us in one.items()}
-            for one, total in zip(columns, totals, strict=True)
+            {kind: f"{us / 1e3:.2f} {100 * us / total:4.1f} %" for kind, us in column.items()}
+            for column, total in zip(columns, totals, strict=True)
         ]
-        idle = [100 * mean(one.parts.idle_us) / mean(one.parts.step_us) for one in profiles]
+        parts = [profile.parts for profile in profiles]
+        idle = [100 * mean(part.idle_us) / mean(part.step_us) for part in parts]
         rows = _rows(shown, names) + _rows([{IDLE: f"{pct:.1f} %"} for pct in idle])
         title = f"kernels of {name}, ms a step and % of kernels"
         yield from ("", title, *_table("kernel class", labels, rows))
     calls = [side.calls for side in sides]
-    names = sorted({name for one in calls for name in one}, key=lambda n: -_most(calls, n))
-    shown = [{name: f"{value:.1f}" for name, value in one.items()} for one in calls]
+    names = sorted({name for shares in calls for name in shares}, key=lambda n: -_most(calls, n))
+    shown = [{name: f"{value:.1f}" for name, value in shares.items()} for shares in calls]
     if names and (rows := _rows(shown, names[:CALLS])):
         yield from ("", *_table("CUDA calls [% of the host's time in them]", labels, rows))
 
@@ -83,24 +87,24 @@ def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> 
 
 
 def _rows(columns: Sequence[Mapping[str, str]], names: Sequence[str] = ()) -> list[list[str]]:
-    """Return a row for each name, or for all that there are; none where no column has it."""
+    """Return a row for each name, or for all names. A name that no column has gets no row."""
     wanted = names or list(dict.fromkeys(name for column in columns for name in column))
     rows = [[name, *(column.get(name, "") for column in columns)] for name in wanted]
     return [row for row in rows if any(row[1:])]
 
 
 def _most(shares: Sequence[Mapping[str, float]], name: str) -> float:
-    return max(one.get(name, 0.0) for one in shares)
+    return max(of_side.get(name, 0.0) for of_side in shares)
 
 
 def _common(tables: Iterable[Mapping[str, object]]) -> list[str]:
     """Return the names that all of the tables have."""
     first, *others = tables
-    return [name for name in first if all(name in one for one in others)]
+    return [name for name in first if all(name in table for table in others)]
 
 
 def observations(sides: Sequence[Side]) -> Iterator[str]:
-    """Yield what the figures say, a sentence each; every side is compared with the first."""
+    """Yield the observations, a sentence each. Every side is compared with the first."""
     first = sides[0]
     for other in sides[1:]:
         for case in _common([first.cases, other.cases]):
@@ -110,9 +114,9 @@ def observations(sides: Sequence[Side]) -> Iterator[str]:
         if software := [name for name in moved if name != "machine"]:
             yield f"{other.label}: other {', '.join(software)} than {first.label}"
         yield from _of_kernels(first, other)
-        for one, another in ((first, other), (other, first)):
-            if alone := [case for case in one.cases if case not in another.cases]:
-                yield f"of {one.label} alone, beside {another.label}: {listed(alone, 2)}"
+        for side, another in ((first, other), (other, first)):
+            if alone := [case for case in side.cases if case not in another.cases]:
+                yield f"of {side.label} alone, beside {another.label}: {listed(alone, 2)}"
     for side in sides:
         if side.waits_pct is not None:
             yield (
@@ -122,13 +126,14 @@ def observations(sides: Sequence[Side]) -> Iterator[str]:
 
 
 def _differ(first: Side, other: Side, name: str) -> bool:
-    """Tell whether both sides know this of their environment, and not the same."""
+    """Tell whether both sides know this part of their environment, and differ in it."""
     known = _knows(first, name) and _knows(other, name)
     return known and first.environment.get(name) != other.environment.get(name)
 
 
 def _knows(side: Side, name: str) -> bool:
-    # What a recording has not was not installed or not set; a document has no software at all.
+    # If a recording lacks a value, it was not installed or not set. A document has no software at
+    # all.
     has_all = "torch" in side.environment and name != "commit"
     return has_all or bool(side.environment.get(name))
 

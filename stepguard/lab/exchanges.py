@@ -1,7 +1,7 @@
-"""Exchanges between ranks: how long, how fast, and how unpunctually ranks come to them.
+"""Exchanges between ranks: how long, how fast, and how far apart the ranks arrive.
 
-A collective's kernel runs from when its own rank arrives until all are done, so its length on one
-rank is mostly waiting. Its latency is the least length over the ranks: that of the last to come.
+A collective's kernel runs from its own rank's arrival until all are done, so on one rank its length
+is mostly waiting. Its latency is the least length over the ranks: that of the last rank to arrive.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.core.profile import grouped
-from stepguard.trace.calls import DTYPE_BYTES
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.api_calls import DTYPE_BYTES
 from stepguard.trace.columns import NONE, Floats
-from stepguard.trace.profiles import Analysis
+from stepguard.trace.kernel_classes import COMMUNICATION
+from stepguard.trace.make_profile import Analysis
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,21 @@ class Exchange:
     """All collectives of one kind and size."""
 
     name: str
-    bytes: int  # payload as nccl-tests counts it; 0 where the file does not say
+    bytes: int  # payload as nccl-tests counts it; 0 if the file does not say
     ranks: int  # in the group
-    calls: float  # a step
+    calls: float  # in each step
     us: float  # mean length on the ranks whose traces were read
-    latency_us: float | None  # the least over ranks, mean over calls; None with one rank's trace
+    # The least over ranks, as a mean over calls; None if only one rank's trace was read.
+    latency_us: float | None
     algorithm_gb_s: float | None  # bytes / latency
-    bus_gb_s: float | None  # ... times the share of the bytes that every link carries
+    bus_gb_s: float | None  # ... times the share of the bytes that each link carries
     skew_in_us: float | None  # from the first rank's begin to the last one's
     skew_out_us: float | None
 
 
 @dataclass(frozen=True)
 class _Series:
-    """The collectives of one rank in order: what, when (in the clock of all ranks)."""
+    """The collectives of one rank in order, with their times in the clock that all ranks share."""
 
     keys: tuple[tuple[str, int, int], ...]
     start_us: Floats
@@ -42,40 +43,42 @@ class _Series:
 
 
 def exchanges(ranks: Sequence[Analysis]) -> list[Exchange]:
-    """Return the collectives of the complete steps, the longest first. Several ranks' figures need
-    the same steps and the same order of collectives in every file; else each has one rank's only.
+    """Return the collectives of the complete steps, the longest first. Figures over several ranks
+    need the same steps and the same order of collectives in all files; otherwise each row is of one
+    rank.
     """
-    series = [_collectives(found, ranks[0]) for found in ranks]
-    together = len(ranks) > 1 and all(one.keys == series[0].keys for one in series)
+    series = [_collectives(analysis, ranks[0]) for analysis in ranks]
+    together = len(ranks) > 1 and all(of_rank.keys == series[0].keys for of_rank in series)
     used = series if together else series[:1]
-    start = np.stack([one.start_us for one in used])
-    end = np.stack([one.end_us for one in used])
+    start = np.stack([of_rank.start_us for of_rank in used])
+    end = np.stack([of_rank.end_us for of_rank in used])
     keys, steps = series[0].keys, ranks[0].windows.steps
     members = grouped(range(len(keys)), lambda i: keys[i])
     rows = [_exchange(key, start[:, rows], end[:, rows], steps) for key, rows in members.items()]
     return sorted(rows, key=lambda row: -row.us * row.calls)
 
 
-def _collectives(found: Analysis, first: Analysis) -> _Series:
-    windows, gpu = found.windows, found.windows.gpu
-    rows = np.flatnonzero(found.of(COMMUNICATION) & (windows.step_of_record != NONE))
-    mine, others = found.trace, first.trace
+def _collectives(analysis: Analysis, first: Analysis) -> _Series:
+    windows, gpu = analysis.windows, analysis.windows.gpu
+    rows = np.flatnonzero(analysis.of(COMMUNICATION) & (windows.step_of_record != NONE))
+    mine, others = analysis.trace, first.trace
     offset = mine.began_us - others.began_us
     offset += (mine.machine.base_ns - others.machine.base_ns) / 1e3
     return _Series(
-        keys=tuple(_key(found, row) for row in rows.tolist()),
+        keys=tuple(_key(analysis, row) for row in rows.tolist()),
         start_us=gpu.start_us[rows] + offset,
         end_us=gpu.end_us[rows] + offset,
     )
 
 
-def _key(found: Analysis, row: int) -> tuple[str, int, int]:
-    gpu, machine = found.windows.gpu, found.trace.machine
-    message = found.trace.messages.get(int(gpu.external[row]))
+def _key(analysis: Analysis, row: int) -> tuple[str, int, int]:
+    gpu, machine = analysis.windows.gpu, analysis.trace.machine
+    message = analysis.trace.messages.get(int(gpu.external[row]))
     if message is None:
-        return found.classes.canonical_name(found.trace.names[gpu.name[row]]), 0, machine.world_size
+        name = analysis.trace.names[gpu.name[row]]
+        return analysis.classes.canonical_name(name), 0, machine.world_size
     group = message.group if message.group > 0 else machine.world_size
-    # What nccl-tests divides by the time: the larger side of the exchange.
+    # nccl-tests divides this by the time: the larger side of the exchange.
     elements = max(message.elements_in, message.elements_out, 0)
     return message.name, DTYPE_BYTES.get(message.dtype, 0) * elements, group
 
@@ -92,7 +95,9 @@ def bus_factor(name: str, ranks: int) -> float:
 
 
 def _exchange(key: tuple[str, int, int], start: Floats, end: Floats, steps: int) -> Exchange:
-    """Return the row of one kind; ``start`` and ``end`` have a row a rank, a column a call."""
+    """Return the row of one kind. ``start`` and ``end`` have a row for each rank and a column for
+    each call.
+    """
     name, size, ranks = key
     us = end - start
     several = len(start) > 1

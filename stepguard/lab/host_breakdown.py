@@ -1,7 +1,7 @@
-"""Takes the trace of a CPU apart: where the host's time goes, by phase and operator.
+"""Take the trace of a CPU apart: where the host's time goes, by phase and operator.
 
-The host computes here, so an operator's own time, less that of the operators inside it, is what a
-kernel's time is on a GPU.
+Here the host computes. So an operator's own time, without that of the operators inside it,
+corresponds to a kernel's time on a GPU.
 """
 
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.core.profile import Series
-from stepguard.trace.classes import Classes
+from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
+from stepguard.trace.kernel_classes import Classes
 from stepguard.trace.phases import find_passes, pass_at
-from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.windows import annotations_in, marked, step_at
+from stepguard.trace.step_windows import annotations_in, marked, step_at
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class OperatorRow:
 
     name: str
     phase: str
-    calls: float  # a step
-    us: float  # a step, its own
-    total_us: float  # a step, with the operators inside it
+    calls: float  # in each step
+    us: float  # in each step; its own time
+    total_us: float  # in each step; with the operators inside it
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class HostPhase:
     """A phase on the host."""
 
     path: str
-    us: float  # a step
+    us: float  # in each step
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> Host
     rows = trace.operators
     rows = rows.where(step_at(rows.start_us, begin, end) != NONE)
     phase = pass_at(passes, rows.start_us)
-    paths = [one.path for one in passes]
+    paths = [span.path for span in passes]
     operators = _by_operator(trace, rows, phase, paths, len(begin))
     phases: dict[str, float] = {}
-    for one in passes:
-        if begin[0] <= one.start_us < end[-1]:
-            phases[one.path] = phases.get(one.path, 0.0) + one.end_us - one.start_us
+    for span in passes:
+        if begin[0] <= span.start_us < end[-1]:
+            phases[span.path] = phases.get(span.path, 0.0) + span.end_us - span.start_us
     return HostSummary(
         source=source,
         rank=rank,
@@ -76,8 +76,9 @@ def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> Host
 
 
 def own_and_total_us(rows: Host) -> tuple[Floats, Floats]:
-    """Return each operator's time less that of the operators directly inside it, us; and its whole
-    time, which is 0 for one inside another of its name, so that the times of a name add up.
+    """Return each operator's time without that of the operators directly inside it, and its whole
+    time, both in us. The whole time is 0 for an operator inside another one of its name, so that
+    the times of a name add up.
     """
     own = rows.end_us - rows.start_us
     around: dict[int, list[int]] = {}
@@ -98,15 +99,15 @@ def own_and_total_us(rows: Host) -> tuple[Floats, Floats]:
 def _by_operator(
     trace: Trace, rows: Host, phase: Ints, paths: list[str], steps: int
 ) -> tuple[OperatorRow, ...]:
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    calls_us: dict[tuple[str, str], list[tuple[float, float]]] = {}
     times = zip(*(us.tolist() for us in own_and_total_us(rows)), strict=True)
     for name, at, us in zip(rows.name.tolist(), phase.tolist(), times, strict=True):
         path = "" if at == NONE else paths[at]
-        found.setdefault((trace.names[name], path), []).append(us)
+        calls_us.setdefault((trace.names[name], path), []).append(us)
     table = [
         OperatorRow(
             *key, len(us) / steps, *(sum(column) / steps for column in zip(*us, strict=True))
         )
-        for key, us in found.items()
+        for key, us in calls_us.items()
     ]
     return tuple(sorted(table, key=lambda row: -row.us))

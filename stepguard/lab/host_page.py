@@ -16,18 +16,18 @@ def host_page(ranks: Sequence[HostSummary], top: int, width: int = WIDTH) -> Ite
     header = ("rank", "step [ms]", "each step [ms]", "file")
     body = [
         (
-            f"{one.rank} of {one.ranks}",
-            _ms(mean(one.step_us)),
-            " ".join(map(_ms, one.step_us[:4])) + (" ..." if len(one.step_us) > 4 else ""),
-            one.source,
+            f"{rank.rank} of {rank.ranks}",
+            _ms(mean(rank.step_us)),
+            " ".join(map(_ms, rank.step_us[:4])) + (" ..." if len(rank.step_us) > 4 else ""),
+            rank.source,
         )
-        for one in ranks
+        for rank in ranks
     ]
     yield from aligned([header, *body], left=(0, 2, 3))
-    one, step = ranks[0], mean(ranks[0].step_us)
-    if one.phases:
+    first, step = ranks[0], mean(ranks[0].step_us)
+    if first.phases:
         yield ""
-        phases = [(row.path, _ms(row.us), _pct(row.us, step)) for row in one.phases]
+        phases = [(row.path, _ms(row.us), _pct(row.us, step)) for row in first.phases]
         yield from fitted([("phase", "[ms]", "[% of the step]"), *phases], width, end_of)
     yield ""
     titles = ("operator", "phase", "calls", "own [ms]", "[%]", "total [ms]")
@@ -40,7 +40,7 @@ def host_page(ranks: Sequence[HostSummary], top: int, width: int = WIDTH) -> Ite
             _pct(row.us, step),
             _ms(row.total_us),
         )
-        for row in one.operators[:top]
+        for row in first.operators[:top]
     ]
     yield from fitted([titles, *operators], width, cut, left=(0, 1))
 

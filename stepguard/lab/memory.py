@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import add_json, add_top, put_json, refuse_target, say, suite_of
-from stepguard.cli.record import ask, new_folder
+from stepguard.cli.record_traces import ask, new_folder
 from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.lab.memory_events import memory_table
 from stepguard.lab.memory_table import memory_page
 from stepguard.machine.git.worktree import FOLDER
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.chrome_trace import read_chrome
+from stepguard.trace.kernel_classes import usual_classes
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -39,10 +39,10 @@ def _memory(options: argparse.Namespace) -> int:
     for number, rank in enumerate(ask(suite_of(options.root), case, "memory", folder=str(folder))):
         with Path(rank["trace"]).open("rb") as file:
             trace = read_chrome(file)
-        found = memory_table(trace, usual_classes(), rank["live_bytes"], rank["on_gpu"])
+        table = memory_table(trace, usual_classes(), rank["live_bytes"], rank["on_gpu"])
         say(*([""] if number else []), f"{case.id}, rank {number} of {case.world_size}")
-        say(*memory_page(found, rank, options.top))
-        tables.append({"allocator": rank, **dataclasses.asdict(found)})
+        say(*memory_page(table, rank, options.top))
+        tables.append({"allocator": rank, **dataclasses.asdict(table)})
         if snapshot := rank.get("snapshot"):
             say(f"drop into https://pytorch.org/memory_viz: {snapshot}")
     put_json({"ranks": tables}, options.json)

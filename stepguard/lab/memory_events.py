@@ -1,50 +1,50 @@
-"""What holds the memory of a step at its peak: by phase, operator and source line.
+"""What takes the memory of a step at its peak: by phase, operator and source line.
 
-A block that is allocated while the trace runs is known by its address until it is freed. What was
-there before is one sum, from which frees of unknown blocks are taken.
+A block that is allocated while the trace runs is known by its address until it is freed. All that
+was there before is one sum, which frees of unknown blocks reduce.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from stepguard.trace.classes import Classes
+from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.columns import NONE, OPERATOR, PYTHON, Allocations, Trace
+from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.make_profile import own_line
 from stepguard.trace.phases import find_passes, pass_at
-from stepguard.trace.profiles import own_line
-from stepguard.trace.read.chunks import TraceError
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Blocks that live at the peak, of one origin."""
+    """Blocks of one origin that are alive at the peak."""
 
     phase: str  # in which they were allocated
     operator: str
-    source: str  # "model/gpt.py(57): forward", "" where no stack was recorded
+    source: str  # "model/gpt.py(57): forward"; empty if no stack was recorded
     bytes: int
     blocks: int
-    largest: int  # block
+    largest: int  # the largest block
 
 
 @dataclass(frozen=True)
 class MemoryTable:
-    """A rank's memory; in bytes."""
+    """A rank's memory, in bytes."""
 
     peak: int
     peak_phase: str
-    before: int  # what was there before the trace, and still is at the peak
+    before: int  # from before the trace, and still there at the peak
     peaks: tuple[tuple[str, int], ...]  # by phase, in order of time
     holders: tuple[Holder, ...]  # of the rest, the largest first
 
 
 def memory_table(trace: Trace, classes: Classes, live: int, gpu: bool) -> MemoryTable:
-    """Return what holds the peak of a trace that began with ``live`` bytes.
+    """Return what takes the memory at the peak of a trace that began with ``live`` bytes.
 
-    Raises TraceError for a trace without allocations of the device.
+    Raises TraceError if the trace has no allocations of the device.
     """
-    found = trace.allocations
-    rows = found.where(found.on_gpu == int(gpu)) if found is not None else None
+    allocations = trace.allocations
+    rows = allocations.where(allocations.on_gpu == int(gpu)) if allocations is not None else None
     if rows is None or not len(rows.bytes):
         raise TraceError("it has no allocation: profile with profile_memory=True")
     passes = find_passes(trace, classes)
@@ -60,15 +60,17 @@ def memory_table(trace: Trace, classes: Classes, live: int, gpu: bool) -> Memory
     sizes: dict[tuple[str, str, str], list[int]] = {}
     for row in blocks:
         sizes.setdefault((phase[row], *_origin(trace, rows, row)), []).append(int(rows.bytes[row]))
-    holders = [Holder(*key, sum(one), len(one), max(one)) for key, one in sizes.items()]
-    holders.sort(key=lambda one: -one.bytes)
+    holders = [Holder(*key, sum(blocks), len(blocks), max(blocks)) for key, blocks in sizes.items()]
+    holders.sort(key=lambda holder: -holder.bytes)
     return MemoryTable(
         int(total[top]), phase[top], live + before, tuple(peaks.items()), tuple(holders)
     )
 
 
 def _living(rows: Allocations, top: int) -> tuple[list[int], int]:
-    """Return the allocations that live after row ``top``, and the change of what was before."""
+    """Return the allocations that are still alive after row ``top``, and the change of what was
+    there before.
+    """
     alive: dict[int, int] = {}
     before = 0
     for row, (address, change) in enumerate(

@@ -11,33 +11,33 @@ MICRO_STEP, _AUTOGRAD = "micro_step_", "autograd::engine::evaluate_function: "
 _TRIO = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
 
 
-def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> Iterator[str]:
-    """Yield the lines; ``allocator`` has the bytes that a GPU's caching allocator says."""
-    yield f"peak: {_mib(found.peak)} MiB in {found.peak_phase or 'no phase'}"
+def memory_page(table: MemoryTable, allocator: Mapping[str, int], top: int) -> Iterator[str]:
+    """Yield the lines. ``allocator`` has the bytes that a GPU's caching allocator reports."""
+    yield f"peak: {_mib(table.peak)} MiB in {table.peak_phase or 'no phase'}"
     for name in (name for name in _TRIO if name in allocator):
         yield f"{name.replace('_', ' ')}: {_mib(allocator[name])} MiB"
     yield ""
-    rows = [(path or "(outside all)", _mib(peak)) for path, peak in found.peaks]
+    rows = [(path or "(outside all)", _mib(peak)) for path, peak in table.peaks]
     yield from aligned([("peak by phase", "[MiB]"), *rows])
     yield ""
     header = ("what holds the peak", "function", "phase", "[MiB]", "blocks", "largest")
-    body = [(BEFORE, "", "", _mib(found.before), "", "")]
+    body = [(BEFORE, "", "", _mib(table.before), "", "")]
     body += [
         (
-            end_of(one.operator.removeprefix(_AUTOGRAD), 20),
-            end_of(_place(one.source), 22),
-            end_of(one.phase.replace(MICRO_STEP, ""), 10),
-            _mib(one.bytes),
-            str(one.blocks),
-            _mib(one.largest),
+            end_of(holder.operator.removeprefix(_AUTOGRAD), 20),
+            end_of(_place(holder.source), 22),
+            end_of(holder.phase.replace(MICRO_STEP, ""), 10),
+            _mib(holder.bytes),
+            str(holder.blocks),
+            _mib(holder.largest),
         )
-        for one in found.holders[:top]
+        for holder in table.holders[:top]
     ]
     yield from aligned([header, *body], left=(0, 1, 2))
-    if rest := found.holders[top:]:
-        yield f"and {len(rest)} more with {_mib(sum(one.bytes for one in rest))} MiB"
+    if rest := table.holders[top:]:
+        yield f"and {len(rest)} more with {_mib(sum(holder.bytes for holder in rest))} MiB"
     yield "before the step: parameters, optimizer state, what else was there"
-    if any(MICRO_STEP in one.phase for one in found.holders[:top]):
+    if any(MICRO_STEP in holder.phase for holder in table.holders[:top]):
         yield f"phase 0/forward: short for {MICRO_STEP}0/forward"
 
 

@@ -16,17 +16,17 @@ import msgspec
 
 from stepguard.cli.common import UsageError, add_top, say
 from stepguard.cli.doctor import COMES_WITH
-from stepguard.cli.record import new_folder
+from stepguard.cli.record_traces import new_folder
 from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.core.case import Case
 from stepguard.core.device import GPU, is_gpu
 from stepguard.lab import analyze
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
 NSYS = """a workload under Nsight Systems: phases, kernels and calls, and what to try.
 
@@ -97,7 +97,7 @@ def _profile(options: argparse.Namespace) -> int:
     new_folder(folder)
     gpus = [gpu.uuid for gpu in visible_gpus()[: case.world_size]]
     try:
-        # A wait says what it waits for several times a second; here once is enough.
+        # The progress text says several times a second what it waits for; here once is enough.
         with exclusive(gpus, shlex.join(sys.argv), cache(say)):
             for command in commands:
                 _run(command, options.root)
@@ -107,9 +107,9 @@ def _profile(options: argparse.Namespace) -> int:
 
 
 def _run(command: list[str], root: Path) -> None:
-    """Run one command, its output passed on. Raises ValueError if it fails."""
+    """Run one command and pass on its output. Raises ValueError if it fails."""
     say(shlex.join(command))
-    env = os.environ | engine.caches(Store(root).cache) | {"PYTHONPATH": _python_path(root)}
+    env = os.environ | callers_engine.caches(Store(root).cache) | {"PYTHONPATH": _python_path(root)}
     status = subprocess.run(command, cwd=root, env=env, check=False).returncode
     if status:
         hint = ""
@@ -119,7 +119,7 @@ def _run(command: list[str], root: Path) -> None:
 
 
 def _python_path(root: Path) -> str:
-    paths = [str(root), str(engine.ENGINE.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(root), str(callers_engine.ENGINE.parent), os.environ.get("PYTHONPATH", "")]
     return os.pathsep.join(dict.fromkeys(path for path in paths if path))
 
 
@@ -151,13 +151,13 @@ def ncu_commands(case: Case, folder: Path, options: argparse.Namespace) -> list[
 
 
 def _worker(case: Case, options: argparse.Namespace) -> list[str]:
-    """Return the command of our own worker, of which torchrun starts several."""
+    """Return the command of our own worker. torchrun starts several of them."""
     run: dict[str, Any] = {"case": case.as_dict()}
-    # A range is its thread's alone, and ncu looks for it on the thread that launches.
+    # A range belongs to its thread, and ncu looks for it on the thread that launches.
     run |= {"warmup": options.warmup, "steps": options.steps, "one_thread": options.tool == "ncu"}
     module, ranks = "stepguard.worker.profilers.alone", case.world_size
-    python = engine.command(module)
+    python = callers_engine.command(module)
     if ranks > 1:
-        python = engine.command("torch.distributed.run")
+        python = callers_engine.command("torch.distributed.run")
         python += [f"--nproc-per-node={ranks}", "--standalone", "-m", module]
     return [*python, msgspec.json.encode(run).decode()]

@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from stepguard.lab.read_tables import NcuRow, Stats, StatsTable
+from stepguard.lab.nsys_ncu_csv import NcuRow, Stats, StatsTable
 from stepguard.lab.trace_page import WIDTH
 from stepguard.report.kernel_names import short
 from stepguard.report.table import aligned, fitted
-from stepguard.trace.classes import Classes
+from stepguard.trace.kernel_classes import Classes
 
 
 def stats_page(

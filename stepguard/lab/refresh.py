@@ -21,15 +21,15 @@ from typing import Any
 
 from stepguard.cli.accept import accept_evidence
 from stepguard.cli.common import UsageError, add_parser, say
-from stepguard.core.sentences import uncommitted
+from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import has_words
 from stepguard.lab.compare import lines_of, side_of
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.report.baseline_changes import changes
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
-MEASURED = (0, 1)  # pytest's exit status of a run that came to its end; a new software is an error
+MEASURED = (0, 1)  # pytest's exit status of a run that came to its end; new software is an error
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -49,7 +49,7 @@ def _refresh(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="stepguard-") as kept:
         before = Path(kept, "before")
         before.mkdir()
-        if folder.is_dir():  # waivers, too
+        if folder.is_dir():  # with the waivers
             shutil.copytree(folder, before, dirs_exist_ok=True)
         _measure(options)
         accepting = argparse.Namespace(**vars(options), case=[], evidence=None)
@@ -67,13 +67,13 @@ def _refresh(options: argparse.Namespace) -> int:
 
 
 def _measure(options: argparse.Namespace) -> None:
-    """Run pytest on the cases. Raises ValueError where it did not come to its end, or measured
-    nothing: what an earlier run left is not meant.
+    """Run pytest on the cases. Raises ValueError if it did not come to its end, or measured
+    nothing: evidence of an earlier run is not meant.
     """
     store = Store(options.root)
     last = store.last_run()
     command = [sys.executable, "-m", "pytest", *(options.tests or ["perf_tests"])]
-    # No pairs: with a baseline of other software nothing is compared.
+    # No pairs: nothing is compared with a baseline of other software.
     command += ["--perf-no-strict", "--perf-no-confirm"]
     if options.baselines != baseline.usual(options.root):
         command.append(f"--perf-baselines={options.baselines}")
@@ -93,7 +93,7 @@ def _differs(path: Path, before: Path) -> bool:
 
 
 def _show(before: Path, now: Path) -> None:
-    """Print a file's cases old -> new; of one that is new there is nothing to compare with."""
+    """Print a file's cases old -> new. A new case has nothing to be compared with."""
     say("", f"{os.path.relpath(now)}:")
     if not before.exists():
         say("  it is new")

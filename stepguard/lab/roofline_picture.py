@@ -1,7 +1,8 @@
 """A picture of the roofline as SVG: FLOPs a second over FLOPs a byte, both in powers of ten.
 
-The slope is memory at its measured peak, the flat lines are products at theirs, by type. A circle
-is a kernel whose work is known, its area the time that it takes. Hover over one for its figures.
+The slope is memory at its measured peak. The flat lines are products at their peaks, by type. A
+circle is a kernel whose work is known; its area is the time that it takes. Hovering over one shows
+its figures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,16 +37,16 @@ class _Axes:
     top: int
 
     def x(self, intensity: float) -> float:
-        """Return where so many FLOPs a byte are, in pixels."""
+        """Return the position of so many FLOPs a byte, in pixels."""
         return _LEFT + _WIDTH * (log10(intensity) - self.left) / (self.right - self.left)
 
     def y(self, rate: float) -> float:
-        """Return where so many FLOPs a second are, in pixels."""
+        """Return the position of so many FLOPs a second, in pixels."""
         return _TOP + _HEIGHT * (self.top - log10(rate)) / (self.top - self.bottom)
 
 
 def roofline(profile: Profile, peaks: Peaks, title: str) -> str:
-    """Return the SVG, "" where no kernel has known FLOPs, bytes and a peak."""
+    """Return the SVG; "" if no kernel has known FLOPs, bytes and a peak."""
     points = list(_points(profile, peaks))
     if not points:
         return ""
@@ -71,7 +72,9 @@ def roofline(profile: Profile, peaks: Peaks, title: str) -> str:
 
 
 def _points(profile: Profile, peaks: Peaks) -> Iterator[_Point]:
-    """Yield a point for each kernel and work, the longest first, so that small ones lie above."""
+    """Yield a point for each kernel and work, the longest first, so that small ones are drawn on
+    top.
+    """
     alike = grouped(profile.kernels, lambda row: (row.name, row.work)).values()
     for rows in sorted(alike, key=lambda rows: -sum(mean(row.us) for row in rows)):
         calls, us = (sum(mean(getattr(row, key)) for row in rows) for key in ("calls", "us"))
@@ -109,7 +112,7 @@ def _grid(axes: _Axes) -> Iterator[str]:
 
 def _roofs(axes: _Axes, types: dict[str, float], peaks: Peaks) -> Iterator[str]:
     bandwidth, right = peaks.copy_bytes_per_s, 10.0**axes.right
-    # The slope begins where the picture does: at its left edge, or at its lower one.
+    # The slope begins at the picture's left edge, or at its lower one.
     begin = max(10.0**axes.left, 10.0**axes.bottom / bandwidth)
     ridge = max(types.values()) / bandwidth
     label = f"memory {bandwidth / 1e12:.3g} TB/s"

@@ -1,4 +1,4 @@
-"""Where the classes of kernels are under the roof of this card, by work that is known."""
+"""The position of the classes of kernels under this card's roof, for work that is known."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ class ClassRoof:
     """The kernels of one class whose work is known."""
 
     kind: str
-    known_us: float  # a step, of those kernels
-    all_us: float  # a step, of all kernels of the class
+    known_us: float  # in each step, of those kernels
+    all_us: float  # in each step, of all kernels of the class
     tflops_per_s: float
     gb_per_s: float
     position: Position
@@ -22,8 +22,8 @@ class ClassRoof:
 def class_roofs(profile: Profile, peaks: Peaks) -> list[ClassRoof]:
     """Return a row for each class with known work, the longest first."""
     kinds = grouped(profile.kernels, lambda row: row.kind)
-    found = [roof for kind, rows in kinds.items() if (roof := _roof(kind, rows, peaks))]
-    return sorted(found, key=lambda roof: -roof.known_us)
+    roofs = [roof for kind, rows in kinds.items() if (roof := _roof(kind, rows, peaks))]
+    return sorted(roofs, key=lambda roof: -roof.known_us)
 
 
 def _roof(kind: str, rows: Sequence[KernelRow], peaks: Peaks) -> ClassRoof | None:

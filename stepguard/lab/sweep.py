@@ -25,7 +25,7 @@ from stepguard.core.device import is_gpu
 from stepguard.core.reasons import Reason
 from stepguard.core.text import counted
 from stepguard.judge.soundness import measurement_problem
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.lab import sweep_table as report
 from stepguard.lab.sweep_file import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
 from stepguard.machine.git.revision import current
@@ -49,7 +49,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def read_declaration(path: Path) -> Sweep:
-    """Return a sweep. Raises UsageError, naming the file, for what is none."""
+    """Return a sweep. Raises UsageError, which names the file, if it is none."""
     try:
         return parse(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -81,7 +81,7 @@ def _sweep(options: argparse.Namespace) -> int:
 def _measured(
     root: Path, folder: Path, content: SweepFile, left: list[tuple[dict[str, Scalar], Case]]
 ) -> SweepFile:
-    """Measure the rows that are left, and write each to the file as it comes."""
+    """Measure the rows that are missing. Write each to the file as soon as it is measured."""
     cases = [case for _, case in left]
     line = progress_line(root, cases)
     with contextlib.closing(suite_of(root)) as suite:
@@ -97,7 +97,7 @@ def _measured(
 
 
 def _refuse(options: argparse.Namespace, sweep: Sweep, gpus: int) -> None:
-    """Raise UsageError for what would make every row the same failure."""
+    """Raise UsageError for an error that all rows would share."""
     if problem := missing(sweep.workload, options.root):
         raise UsageError(f"{options.file}: {problem}")
     if is_gpu(sweep.device) and gpus < sweep.world_size:
@@ -106,20 +106,22 @@ def _refuse(options: argparse.Namespace, sweep: Sweep, gpus: int) -> None:
 
 
 def _known(folder: Path, now: SweepFile) -> SweepFile:
-    """Return the rows that are there. Raises FileError if they are of something else."""
-    found = read(folder / ROWS, SweepFile, SCHEMA, "stepguard sweep FILE --anew")
-    if found is None:
+    """Return the rows that were already measured. Raises FileError if they belong to another
+    sweep.
+    """
+    known = read(folder / ROWS, SweepFile, SCHEMA, "stepguard sweep FILE --anew")
+    if known is None:
         return now
     for name in ("sweep", "commit", "dirty", "machine"):
-        if getattr(found, name) != getattr(now, name):
-            both = f" {getattr(found, name)!r}, not {getattr(now, name)!r}"
+        if getattr(known, name) != getattr(now, name):
+            both = f" {getattr(known, name)!r}, not {getattr(now, name)!r}"
             was = "" if name == "sweep" else both
             raise FileError(
                 f"{folder / ROWS}: its rows are of another {name}{was}; keep them by another "
                 "--out, or drop them by --anew"
             )
-    # Files have sorted keys, and the columns follow the declaration.
-    return msgspec.structs.replace(found, sweep=now.sweep)
+    # Files have sorted keys, but the columns follow the order of the declaration.
+    return msgspec.structs.replace(known, sweep=now.sweep)
 
 
 def _row(values: dict[str, Scalar], result: Result) -> Row:
@@ -131,7 +133,9 @@ def _row(values: dict[str, Scalar], result: Result) -> Row:
 
 
 def _report(folder: Path, content: SweepFile) -> int:
-    """Print the table and write CSV and chart; 1 where a row failed, unless for want of memory."""
+    """Print the table, and write CSV and chart. Return 1 if a row failed, other than for lack of
+    memory.
+    """
     say(*report.table(content, table_width()))
     report.write_csv(content, folder / "rows.csv")
     written = [ROWS, "rows.csv"]

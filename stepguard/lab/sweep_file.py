@@ -37,14 +37,14 @@ class Plot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describe what is shown of the rows."""
+    """What is shown of the rows."""
 
     columns: tuple[str, ...] = (JUDGED_TIME, "tokens_per_s", PEAK)
     plot: Plot | None = None
 
 
 class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A declaration. Raises ValueError, naming the field, for anything malformed."""
+    """A declaration. Raises ValueError that names the field if one is malformed."""
 
     workload: str
     grid: dict[str, list[Scalar]]
@@ -72,7 +72,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.cases()
 
     def cases(self) -> list[tuple[dict[str, Scalar], Case]]:
-        """Return every row's values of the grid, and its case."""
+        """Return the values of each row of the grid, with its case."""
         launches = self.launches or (2 if is_gpu(self.device) else 1)
         rows = []
         for values in product(*self.grid.values()):
@@ -92,12 +92,12 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Describe what came of one combination. ``status`` is MEASURED or the name of a Reason."""
+    """The result of one combination. ``status`` is MEASURED or the name of a Reason."""
 
     parameters: dict[str, Scalar]
     status: str
     message: str
-    values: dict[str, float]  # by metric, and by part of one
+    values: dict[str, float]  # by metric, and by part of a metric
 
 
 class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,13 +115,13 @@ def flattened(metrics: dict[str, float], evidence: Evidence) -> dict[str, float]
     """Return the metrics, and the parts of the counted ones as "metric:part"."""
     parts = {
         f"{name}:{part}": float(value)
-        for name, found in evidence.counted.detail.items()
-        for part, value in found.items()
+        for name, parts in evidence.counted.detail.items()
+        for part, value in parts.items()
         if name == PEAK or METRICS[name].parts
     }
     return metrics | parts
 
 
 def parse(raw: dict[str, Any]) -> Sweep:
-    """Return the declaration. Raises ValueError for what is none."""
+    """Return the declaration. Raises ValueError if it is none."""
     return converted(raw, Sweep)

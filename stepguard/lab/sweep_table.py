@@ -15,15 +15,15 @@ from stepguard.lab.sweep_file import MEASURED, Row, SweepFile
 from stepguard.report.table import LOG_WIDTH, aligned
 
 HEADING = 12  # columns of a line of a heading: "step_ms [ms]"
-_STYLES = ("-", "--", ":", "-.")  # of ten lines each: there are ten colours
+_STYLES = ("-", "--", ":", "-.")  # each for ten lines: there are ten colours
 
 
 def table(content: SweepFile, width: int = 0) -> Iterator[str]:
-    """Yield the rows with the columns that the sweep asks for, and what became of each.
+    """Yield the rows with the columns that the sweep asks for, and the status of each.
 
-    Where they are wider than ``width`` columns, headings get several lines, and as many of the
-    first parameters as need be a line of their own above their rows. 0 is for a file or a log: one
-    line a row, and headings of several where it is wider than LOG_WIDTH.
+    If they are wider than ``width`` columns, headings get several lines, and as many of the first
+    parameters as needed move to a line of their own above their rows. 0 is for a file or a log:
+    each row has one line, and headings have several if the table is wider than LOG_WIDTH.
     """
     names, columns = list(content.sweep.grid), content.sweep.report.columns
     header = [*names, *(f"{name} {_unit(name)}".rstrip() for name in columns), "status"]
@@ -44,7 +44,7 @@ def table(content: SweepFile, width: int = 0) -> Iterator[str]:
 
 
 def _grouped(header: list[str], rows: list[list[str]], above: int) -> Iterator[str]:
-    """Yield the table; the first ``above`` columns are a line above the rows that share them."""
+    """Yield the table. The first ``above`` columns are on a line above the rows that share them."""
     cells = [row[above:] for row in (header, *rows)]
     texts = list(aligned(cells, left=(len(cells[0]) - 1,)))
     first = len(texts) - len(rows)
@@ -79,11 +79,11 @@ def _cell(row: Row, column: str) -> str:
 
 def _unit(column: str) -> str:
     unit = METRICS[column.partition(":")[0]].unit
-    return "" if unit == "B" else f"[{unit}]"  # the cells have MiB or GiB themselves
+    return "" if unit == "B" else f"[{unit}]"  # the cells themselves have MiB or GiB
 
 
 def write_csv(content: SweepFile, path: Path) -> None:
-    """Write every row with every figure it has, as it was measured."""
+    """Write every row with all of its figures, as measured."""
     names = list(content.sweep.grid)
     figures = sorted({name for row in content.rows for name in row.values})
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -96,13 +96,13 @@ def write_csv(content: SweepFile, path: Path) -> None:
 
 
 def write_plot(content: SweepFile, path: Path) -> str:
-    """Draw the chart that the sweep asks for; return why there is none, or nothing.
+    """Draw the chart that the sweep asks for. Return why there is none; empty if there is one.
 
     A row that was not measured is a cross on the axis.
     """
     plot = content.sweep.report.plot
     assert plot is not None
-    path.unlink(missing_ok=True)  # it may be of other rows
+    path.unlink(missing_ok=True)  # it may show other rows
     if not any(_known(content.rows, column) for column in plot.y):
         return "no row has a value of it"
     try:
@@ -134,8 +134,8 @@ def _known(rows: Sequence[Row], column: str) -> list[Row]:
 
 
 def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
-    """Draw a line for each combination of the other parameters; logarithmic where x is numbers.
-    Return the number of crosses.
+    """Draw a line for each combination of the other parameters. The axis is logarithmic if x is a
+    number. Return the number of crosses.
     """
     crosses = 0
     unit = METRICS[column.partition(":")[0]].unit
@@ -157,13 +157,13 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             low, high = axes.get_ylim()
-            if high < 20 * low:  # one or two powers of ten are no scale to read a value from
+            if high < 20 * low:  # one or two powers of ten are too few to read a value from
                 axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_xticks(numbers, [str(n) for n in numbers], fontsize="x-small")
     return crosses
 
 
 def _lines(content: SweepFile, x: str) -> dict[str, list[Row]]:
-    """Return the rows by those of the other parameters that have several values."""
+    """Return the rows by the values of those other parameters that have several."""
     varied = [name for name, values in content.sweep.grid.items() if len(values) > 1 and name != x]
     return grouped(content.rows, lambda row: named({name: row.parameters[name] for name in varied}))

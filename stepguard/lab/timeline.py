@@ -1,7 +1,8 @@
 """A picture of one step as SVG: phases on the host and on the GPU, exchanges, copies, idle time.
 
-Time runs to the right and is the same in all lanes, so that a phase's work on the GPU stands right
-of its pass on the host by as much as the GPU is late. Hover over a bar for its name and times.
+Time runs to the right and is the same in all lanes. A phase's work on the GPU is to the right of
+its pass on the host by as much as the GPU lags behind. Hovering over a bar shows its name and
+times.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,17 +11,17 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
-from stepguard.trace.calls import SYNC_CALLS
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import NONE, Bools
-from stepguard.trace.idle import CAUSES, Idle
-from stepguard.trace.profiles import COPIES, Analysis
+from stepguard.trace.idle_causes import CAUSES, Idle
+from stepguard.trace.kernel_classes import COMMUNICATION
+from stepguard.trace.make_profile import COPIES, Analysis
 
-BEGINS = '<svg class="stepguard"'  # by which a picture is known as ours
+BEGINS = '<svg class="stepguard"'  # tells our pictures from others
 _LEFT, _WIDTH, _ROW, _GAP = 140, 1080, 26, 12
 COLOURS = ("#4878a8", "#d98032", "#5a9e5a", "#8d6bb0", "#b5566d", "#7b8c3a", "#3f9a9a", "#a07855")
 _WAIT, _IDLE = "#e3b8b8", "#d62728"
-_SHORTEST_PX = 0.4  # a bar that nobody sees is not drawn
+_SHORTEST_PX = 0.4  # a shorter bar cannot be seen, and is not drawn
 
 
 @dataclass(frozen=True)
@@ -37,19 +38,19 @@ class _Lane:
     bars: tuple[_Bar, ...]
 
 
-def timeline(found: Analysis, title: str) -> str:
-    """Return the SVG of the step whose length is the median's."""
-    windows = found.windows
+def timeline(analysis: Analysis, title: str) -> str:
+    """Return the SVG of the step that has the median length."""
+    windows = analysis.windows
     step = int(np.argsort(windows.step_us)[(windows.steps - 1) // 2])
     begin = min(float(windows.mark_us[step]), float(windows.begin_us[step]))
     end = max(float(windows.mark_end_us[step]), float(windows.end_us[step]))
-    lanes = [lane for lane in _lanes(found, step, begin, end) if lane.bars]
+    lanes = [lane for lane in _lanes(analysis, step, begin, end) if lane.bars]
     length = float(windows.step_us[step]) / 1e3
     heading = f"{title}: step {step + 1} of {windows.steps}, {length:.2f} ms on the GPU"
     heading += ", between the dashed lines"
     edges = float(windows.begin_us[step]), float(windows.end_us[step])
     picture = [*_svg(lanes, begin, end, heading), *_edges(edges, begin, end, len(lanes))]
-    picture += _legend(_phase_colours(found), _bottom(len(lanes)) + 34)
+    picture += _legend(_phase_colours(analysis), _bottom(len(lanes)) + 34)
     return "\n".join([*picture, "</svg>"]) + "\n"
 
 
@@ -57,24 +58,24 @@ def _bottom(lanes: int) -> int:
     return 40 + lanes * (_ROW + _GAP)
 
 
-def _lanes(found: Analysis, step: int, begin: float, end: float) -> Iterator[_Lane]:
-    colours = _phase_colours(found)
-    yield from _host_lanes(found, colours, begin, end)
-    windows = found.windows
-    exchanges, copies = found.of(COMMUNICATION), found.of(COPIES)
+def _lanes(analysis: Analysis, step: int, begin: float, end: float) -> Iterator[_Lane]:
+    colours = _phase_colours(analysis)
+    yield from _host_lanes(analysis, colours, begin, end)
+    windows = analysis.windows
+    exchanges, copies = analysis.of(COMMUNICATION), analysis.of(COPIES)
     computes = ~exchanges & ~copies
-    yield _Lane("GPU: phases", tuple(_projected(found, colours, computes, begin, end)))
+    yield _Lane("GPU: phases", tuple(_projected(analysis, colours, computes, begin, end)))
     for name, rows in (("compute", computes), ("communication", exchanges), ("copies", copies)):
-        union = found.busy(rows)
+        union = analysis.busy(rows)
         inside = (union.end_us > begin) & (union.start_us < end)
         pairs = zip(union.start_us[inside].tolist(), union.end_us[inside].tolist(), strict=True)
         bars = (_Bar(start, stop, f"GPU {name}", "#55688a") for start, stop in pairs)
         yield _Lane(f"GPU: {name}", tuple(_joined(bars, (end - begin) / _WIDTH)))
-    yield _Lane("GPU: idle", tuple(_idle(found, windows.begin_us[step], windows.end_us[step])))
+    yield _Lane("GPU: idle", tuple(_idle(analysis, windows.begin_us[step], windows.end_us[step])))
 
 
-def _phase_colours(found: Analysis) -> dict[str, str]:
-    names = dict.fromkeys(_leaf(path) for path in found.phases if path)
+def _phase_colours(analysis: Analysis) -> dict[str, str]:
+    names = dict.fromkeys(_leaf(path) for path in analysis.phases if path)
     return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
 
 
@@ -83,16 +84,16 @@ def _leaf(path: str) -> str:
 
 
 def _host_lanes(
-    found: Analysis, colours: dict[str, str], begin: float, end: float
+    analysis: Analysis, colours: dict[str, str], begin: float, end: float
 ) -> Iterator[_Lane]:
     """Yield the passes on the host, a lane for each depth, and the calls that wait."""
-    passes = [one for one in found.passes if one.end_us > begin and one.start_us < end]
-    for depth in range(max((one.path.count("/") for one in passes), default=-1) + 1):
-        mine = [one for one in passes if one.path.count("/") == depth]
+    passes = [span for span in analysis.passes if span.end_us > begin and span.start_us < end]
+    for depth in range(max((span.path.count("/") for span in passes), default=-1) + 1):
+        mine = [span for span in passes if span.path.count("/") == depth]
         bars = [_Bar(p.start_us, p.end_us, _leaf(p.path), colours[_leaf(p.path)]) for p in mine]
         yield _Lane("CPU: phases" if depth == 0 else "CPU: inside", tuple(bars))
-    calls, names = found.windows.calls, found.trace.names
-    waits = np.isin(calls.name, found.trace.named(SYNC_CALLS))
+    calls, names = analysis.windows.calls, analysis.trace.names
+    waits = np.isin(calls.name, analysis.trace.named(SYNC_CALLS))
     rows = np.flatnonzero(waits & (calls.end_us > begin) & (calls.start_us < end)).tolist()
     yield _Lane(
         "CPU: waits",
@@ -104,20 +105,22 @@ def _host_lanes(
 
 
 def _projected(
-    found: Analysis, colours: dict[str, str], computes: Bools, begin: float, end: float
+    analysis: Analysis, colours: dict[str, str], computes: Bools, begin: float, end: float
 ) -> Iterator[_Bar]:
-    """Yield each pass on the GPU: from the first of the kernels launched in it to the last one."""
-    gpu = found.windows.gpu
-    rows = computes & (found.pass_of_record != NONE) & (gpu.end_us > begin) & (gpu.start_us < end)
-    for number in np.unique(found.pass_of_record[rows]).tolist():
-        mine = rows & (found.pass_of_record == number)
-        name = _leaf(found.passes[number].path)
+    """Yield each pass on the GPU: from the first to the last of the kernels launched in it."""
+    gpu = analysis.windows.gpu
+    rows = (
+        computes & (analysis.pass_of_record != NONE) & (gpu.end_us > begin) & (gpu.start_us < end)
+    )
+    for number in np.unique(analysis.pass_of_record[rows]).tolist():
+        mine = rows & (analysis.pass_of_record == number)
+        name = _leaf(analysis.passes[number].path)
         first, last = float(gpu.start_us[mine].min()), float(gpu.end_us[mine].max())
         yield _Bar(first, last, name, colours[name])
 
 
 def _joined(bars: Iterator[_Bar], pixel_us: float) -> Iterator[_Bar]:
-    """Yield the bars; those that are nearer than a pixel are one."""
+    """Yield the bars. Bars that are closer than a pixel are joined."""
     last: _Bar | None = None
     for bar in bars:
         if last is not None and bar.start_us - last.end_us < pixel_us:
@@ -130,14 +133,14 @@ def _joined(bars: Iterator[_Bar], pixel_us: float) -> Iterator[_Bar]:
         yield last
 
 
-def _idle(found: Analysis, begin: float, end: float) -> Iterator[_Bar]:
-    gaps = found.gaps
+def _idle(analysis: Analysis, begin: float, end: float) -> Iterator[_Bar]:
+    gaps, calls = analysis.gaps, analysis.windows.calls
     for i in np.flatnonzero((gaps.begin_us >= begin) & (gaps.begin_us < end)).tolist():
         cause = CAUSES[gaps.cause[i]]
-        if cause == Idle.GAP:  # thousands, a microsecond each
+        if cause == Idle.GAP:  # thousands, of a microsecond each
             continue
         sync = int(gaps.sync[i])
-        call = "" if sync == NONE else f": {found.trace.names[found.windows.calls.name[sync]]}"
+        call = "" if sync == NONE else f": {analysis.trace.names[calls.name[sync]]}"
         start = float(gaps.begin_us[i])
         yield _Bar(start, start + float(gaps.us[i]), f"{cause}{call}", _IDLE)
 
@@ -199,7 +202,7 @@ def _bar(bar: _Bar, start: float, end: float, begin: float, scale: float, y: int
 
 
 def _axis(begin: float, end: float, scale: float, bottom: int) -> Iterator[str]:
-    """Yield ticks at round milliseconds, about ten."""
+    """Yield about ten ticks, at round milliseconds."""
     rough = (end - begin) / 1e3 / 10
     power = 10.0 ** np.floor(np.log10(rough))
     tick = float(power * next(n for n in (1, 2, 5, 10) if n * power >= rough))

@@ -28,8 +28,8 @@ from stepguard.core.profile import Profile, mean, merged_by_name, over_ranks
 from stepguard.explain.causes import explain
 from stepguard.lab.exchanges import Exchange, exchanges
 from stepguard.lab.host_page import host_page
+from stepguard.lab.nsys_ncu_csv import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.lab.operator_tables import ncu_page, stats_page
-from stepguard.lab.read_tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.lab.roofline_picture import roofline
 from stepguard.lab.roofs import class_roofs
 from stepguard.lab.timeline import BEGINS, timeline
@@ -47,11 +47,11 @@ from stepguard.lab.trace_page import page, roof_lines
 from stepguard.lab.trace_summary import Summary, summary
 from stepguard.machine.interpreter import as_typed
 from stepguard.report import explanation_text
-from stepguard.report.result_documents import Kind
+from stepguard.report.document_json import Kind
 from stepguard.storage import measured_peaks
-from stepguard.trace.classes import Classes, usual_classes, with_more
-from stepguard.trace.profiles import profile
-from stepguard.trace.windows import annotations_in, marked
+from stepguard.trace.kernel_classes import Classes, usual_classes, with_more
+from stepguard.trace.make_profile import profile
+from stepguard.trace.step_windows import annotations_in, marked
 
 COLUMNS = ("rank", "kernel", "class", "phase", "operator", "source", "grid", "block")
 FIGURES = (
@@ -105,27 +105,28 @@ def _trace(options: argparse.Namespace) -> int:
         say(*host_page(hosts, options.top, page_width()))
         put_json({"ranks": hosts}, options.json)
         return 0
-    found = analysed(traces, classes)
+    analyses = analysed(traces, classes)
     if options.against:
         before = analysed(_read(options.against, classes, options.step), classes)
-        return _explain(found, before, options)
-    order = sorted(found, key=lambda rank: (rank != options.rank, rank))
+        return _explain(analyses, before, options)
+    order = sorted(analyses, key=lambda rank: (rank != options.rank, rank))
     _refuse_rank(options, order)
-    ranks, rows = show(found, order, options.top, options.by_name)
+    ranks, rows = show(analyses, order, options.top, options.by_name)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
         put_text(_csv(ranks), options.csv, "--csv")
     if options.svg:
-        put_text(timeline(found[order[0]][1], ranks[0].source), options.svg, "--svg")
+        put_text(timeline(analyses[order[0]][1], ranks[0].source), options.svg, "--svg")
     if options.roofline:
-        put_text(_picture(profile(found[order[0]][1]), ranks[0]), options.roofline, "--roofline")
+        picture = _picture(profile(analyses[order[0]][1]), ranks[0])
+        put_text(picture, options.roofline, "--roofline")
     return 0
 
 
-def _picture(of_shapes: Profile, one: Summary) -> str:
-    """Return the roofline. Raises UsageError where work or peaks are not known."""
+def _picture(of_shapes: Profile, of_rank: Summary) -> str:
+    """Return the roofline. Raises UsageError if work or peaks are unknown."""
     known = measured_peaks.newest(of_shapes.gpu)
-    picture = roofline(of_shapes, known, one.source) if known else ""
+    picture = roofline(of_shapes, known, of_rank.source) if known else ""
     if not picture:
         measure = as_typed("stepguard doctor --peaks")
         raise UsageError(
@@ -146,10 +147,10 @@ def _refuse_targets(options: argparse.Namespace) -> None:
 
 
 def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
-    """Return the traces by rank. Raises UsageError where a step that was asked for is in none."""
+    """Return the traces by rank. Raises UsageError if the requested step is in none."""
     traces = read_files(files)
     for path, trace in traces.values():
-        # Without a mark a whole file counts as one step, which is not what was asked for.
+        # Without a mark a whole file counts as one step, which is not the requested one.
         if step is not None and not len(marked(trace, classes.steps)):
             has = annotations_in(trace) or "none; call profiler.step()"
             raise UsageError(f"--step {step!r}: no annotation of {path} matches; it has {has}")
@@ -162,23 +163,23 @@ def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
 
 
 def show(
-    found: Ranks, order: list[int], top: int, by_name: bool = False
+    analyses: Ranks, order: list[int], top: int, by_name: bool = False
 ) -> tuple[list[Summary], list[Exchange]]:
-    """Print the page of these ranks, in this order; return its figures."""
-    ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
-    roofline = list(_roofline(ranks[0]))  # which needs the work of each shape
+    """Print the page of these ranks, in this order. Return its figures."""
+    ranks = [summary(analyses[rank][1], analyses[rank][0].name, rank) for rank in order]
+    roofline = list(_roofline(ranks[0]))  # it needs the work of each shape
     if by_name:
-        ranks = [replace(one, profile=merged_by_name(one.profile)) for one in ranks]
-    rows = exchanges([found[rank][1] for rank in order])
+        ranks = [replace(rank, profile=merged_by_name(rank.profile)) for rank in ranks]
+    rows = exchanges([analyses[rank][1] for rank in order])
     say(*page(ranks, rows, top, page_width()), *roofline)
     return ranks, rows
 
 
-def _roofline(one: Summary) -> Iterator[str]:
+def _roofline(of_rank: Summary) -> Iterator[str]:
     """Yield where the classes of kernels are under the roof, if shapes and peaks are known."""
-    if any(row.work.flops or row.work.bytes for row in one.profile.kernels):
-        if found := measured_peaks.newest(one.profile.gpu):
-            yield from roof_lines(class_roofs(one.profile, found), found)
+    if any(row.work.flops or row.work.bytes for row in of_rank.profile.kernels):
+        if peaks := measured_peaks.newest(of_rank.profile.gpu):
+            yield from roof_lines(class_roofs(of_rank.profile, peaks), peaks)
         else:
             yield ""
             measure = as_typed("stepguard doctor --peaks")
@@ -186,7 +187,7 @@ def _roofline(one: Summary) -> Iterator[str]:
 
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
-    """Print why ``after`` takes longer; return 1 if the two cannot be compared."""
+    """Print why ``after`` takes longer. Return 1 if the two cannot be compared."""
     if options.csv or options.svg or options.roofline or options.rank is not None:
         refused = "--against: it takes no --csv, --svg, --roofline or --rank; it compares all ranks"
         raise UsageError(refused)
@@ -195,20 +196,22 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
         raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")
     sides = (before, after)
     profiles = [over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in sides]
-    found = explain(*profiles)
+    explanation = explain(*profiles)
     say(
         *_unmarked(before, after),
-        *explanation_text.lines(found, peaks=measured_peaks.newest(profiles[1].gpu)),
+        *explanation_text.lines(explanation, peaks=measured_peaks.newest(profiles[1].gpu)),
     )
-    put_json({"explanation": found, "before": profiles[0], "after": profiles[1]}, options.json)
-    return 1 if found.refused else 0
+    put_json(
+        {"explanation": explanation, "before": profiles[0], "after": profiles[1]}, options.json
+    )
+    return 1 if explanation.refused else 0
 
 
 def _unmarked(before: Ranks, after: Ranks) -> Iterator[str]:
-    """Yield that the sides may have recorded more or less, where nothing marks steps in one."""
+    """If nothing marks steps in a file, yield that the sides may have recorded more or less."""
     sides = {"FILE": after, "--against": before}
     bare = [name for name, side in sides.items()
-            if not all(one.windows.has_marks for _, one in side.values())]  # fmt: skip
+            if not all(analysis.windows.has_marks for _, analysis in side.values())]  # fmt: skip
     if bare:
         yield f"Nothing marks steps in {' and '.join(bare)}: a whole file counts as one step, and"
         yield "the two may have recorded more or less. Mark steps: --step, profiler.step()"
@@ -217,11 +220,11 @@ def _unmarked(before: Ranks, after: Ranks) -> Iterator[str]:
 
 def _classes(path: Path | None, step: str | None) -> Classes:
     try:
-        found = with_more(path.read_text(encoding="utf-8")) if path else usual_classes()
+        classes = with_more(path.read_text(encoding="utf-8")) if path else usual_classes()
     except (OSError, ValueError) as error:
         raise UsageError(f"--classes {path}: {error}") from None
     try:
-        return found if step is None else replace(found, steps=(re.compile(step).pattern,))
+        return classes if step is None else replace(classes, steps=(re.compile(step).pattern,))
     except re.error as error:
         raise UsageError(f"--step {step!r}: {error}") from None
 
@@ -236,9 +239,9 @@ def _tables(options: argparse.Namespace, classes: Classes) -> int:
 
 
 def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
-    """Print a table of nsys stats or ncu; return the launches under ncu, if it is one of those.
+    """Print a table of nsys stats or ncu. Return the launches, if it is one of ncu's.
 
-    Raises OSError or TraceError for a file that is neither.
+    Raises OSError or TraceError if the file is neither.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if not is_ncu(text):
@@ -254,12 +257,12 @@ def _csv(ranks: list[Summary]) -> str:
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow([*COLUMNS, *FIGURES])
-    for one in ranks:
-        for row in one.profile.kernels:
+    for rank in ranks:
+        for row in rank.profile.kernels:
             spread = stdev(row.us) if len(row.us) > 1 else 0.0
             shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
-            named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
-            # Without shapes the work is not known, which is not none.
+            named = [rank.rank, row.name, row.kind, row.phase, row.operator, row.source]
+            # Without shapes the work is unknown, which is not the same as none.
             work = [row.work.flops or "", row.work.bytes or ""]
             table.writerow([*named, *shape, *work, mean(row.calls), mean(row.us), spread])
     return text.getvalue()

@@ -1,4 +1,4 @@
-"""Files of profilers: the traces in them by rank, taken apart. What is wrong with one names it."""
+"""Files of profilers: their traces by rank, taken apart. Errors name the file."""
 
 import shlex
 import sqlite3
@@ -6,22 +6,22 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from stepguard.cli.record import TRACES, traces_in
+from stepguard.cli.record_traces import TRACES, traces_in
 from stepguard.core.text import counted
 from stepguard.lab.host_breakdown import HostSummary, host_summary
-from stepguard.lab.read_nsys import read_nsys
-from stepguard.lab.read_tables import refuse_page
+from stepguard.lab.nsys_ncu_csv import refuse_page
+from stepguard.lab.nsys_sqlite import read_nsys
 from stepguard.storage.json_file import FileError
-from stepguard.trace.classes import Classes
+from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.chrome_trace import read_chrome
 from stepguard.trace.columns import Trace
-from stepguard.trace.profiles import Analysis, analyse
-from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.make_profile import Analysis, analyse
 
 _TWO_RUNS = "two runs: name the files of one, or put each run into a folder of its own"
-_LOOKED_AT = 1 << 12  # bytes from the begin
+_LOOKED_AT = 1 << 12  # bytes at the beginning
 _SQLITE = b"SQLite format 3\0"
-_REPORTS = {  # of Nsight's tools: the command that exports one
+_REPORTS = {  # reports of Nsight's tools, with the command that exports them
     ".nsys-rep": "nsys export --type sqlite {path}",
     ".qdrep": "nsys export --type sqlite {path}",
     ".ncu-rep": "ncu --import {path} --csv --page raw > {stem}.csv",
@@ -31,60 +31,61 @@ Ranks = dict[int, tuple[Path, Analysis]]
 
 
 def read_ranks(files: list[Path], classes: Classes) -> Ranks:
-    """Return the analysed trace of each file by rank. Raises FileError that names the file."""
+    """Return the analysed trace of each file, by rank. Raises FileError that names the file."""
     return analysed(read_files(files), classes)
 
 
 def read_files(files: list[Path]) -> Files:
-    """Return the trace of each file by rank: the file's own, or its place in the list.
+    """Return the trace of each file by rank: the rank that the file names, or its place in the
+    list.
 
     Raises FileError that names the file.
     """
-    found: Files = {}
+    traces: Files = {}
     for path in in_folders(files):
         with named(path):
             for trace in _traces(path):
-                _refuse_other_size(trace, found)
+                _refuse_other_size(trace, traces)
                 own = trace.machine.rank
-                rank = len(found) if own is None else own
-                if rank in found:
-                    raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is; {_TWO_RUNS}")
-                found[rank] = path, trace
-    return found
+                rank = len(traces) if own is None else own
+                if rank in traces:
+                    raise TraceError(f"it is of rank {rank}, as {traces[rank][0]} is; {_TWO_RUNS}")
+                traces[rank] = path, trace
+    return traces
 
 
-def _refuse_other_size(trace: Trace, found: Files) -> None:
-    """Raise TraceError for a trace of more or fewer ranks than those before it."""
+def _refuse_other_size(trace: Trace, traces: Files) -> None:
+    """Raise TraceError if a trace has another number of ranks than those before it."""
     size = trace.machine.world_size
-    for path, one in found.values():
-        if (other := one.machine.world_size) != size:
+    for path, earlier in traces.values():
+        if (other := earlier.machine.world_size) != size:
             sizes = f"its run has {counted(size, 'rank')}, and that of {path} {other}"
             raise TraceError(f"{sizes}; {_TWO_RUNS}")
 
 
 def analysed(traces: Files, classes: Classes) -> Ranks:
     """Return the traces taken apart. Raises FileError that names the file."""
-    found: Ranks = {}
+    ranks: Ranks = {}
     for rank, (path, trace) in traces.items():
         with named(path):
-            found[rank] = path, analyse(trace, classes)
-    return found
+            ranks[rank] = path, analyse(trace, classes)
+    return ranks
 
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """Name the file in what is wrong with it."""
+    """Add the file's name to an error."""
     try:
         yield
     except OSError as error:
-        # Only of a pipe, which cannot be read twice, there is no text.
+        # Only a pipe, which cannot be read twice, has no text here.
         raise FileError(f"{path}: {error.strerror or 'give a file, not a pipe'}") from None
     except TraceError as error:
         raise FileError(f"{path}: {error}") from None
 
 
 def on_cpu(traces: Files, classes: Classes, first: int | None = None) -> list[HostSummary]:
-    """Return where the host's time goes, which computes; the rank ``first`` comes first."""
+    """Return where the host's time goes if the host computes. The rank ``first`` comes first."""
     ranks = []
     for rank in sorted(traces, key=lambda rank: (rank != first, rank)):
         path, trace = traces[rank]
@@ -94,20 +95,22 @@ def on_cpu(traces: Files, classes: Classes, first: int | None = None) -> list[Ho
 
 
 def in_folders(paths: list[Path]) -> list[Path]:
-    """Return the paths, and for a folder the traces in it, or else the reports of Nsight's tools,
-    which name their export when they are read. Raises FileError for a folder without.
+    """Return the paths. For a folder return its traces, or else the reports of Nsight's tools,
+    whose errors name their export. Raises FileError if a folder has none.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         inside = traces_in(path) or sorted(p for p in path.glob("*") if p.suffix in _REPORTS)
         if path.is_dir() and not inside:
             raise FileError(f"{path}: no trace in it, looked for {', '.join(TRACES)}")
-        found += inside if path.is_dir() else [path]
-    return found
+        files += inside if path.is_dir() else [path]
+    return files
 
 
 def _traces(path: Path) -> list[Trace]:
-    """Return the traces in a file: one of torch.profiler, or one a process in an export of nsys."""
+    """Return the traces in a file: one of torch.profiler, or one for each process in an export of
+    nsys.
+    """
     if command := _REPORTS.get(path.suffix):
         export = command.format(path=shlex.quote(str(path)), stem=shlex.quote(str(path.stem)))
         raise TraceError(f"it is a report of Nsight's own; export it: {export}")

@@ -31,43 +31,44 @@ def page(
 ) -> Iterator[str]:
     """Yield the lines: the steps of all ranks, then the details of the first one."""
     yield from _steps(ranks, width)
-    one = ranks[0]
+    summary = ranks[0]
     if len(ranks) > 1:
-        yield from ("", f"Below: rank {one.rank}. Others: --rank N")
+        yield from ("", f"Below: rank {summary.rank}. Others: --rank N")
     yield ""
-    yield from textwrap.wrap(bound(bottleneck(one.profile)), width)
-    yield from _idle(one, width)
-    yield from _communication(one, exchanges)
-    yield from _classes(one)
-    yield from _kernels(one, top, width)
-    yield from _phases(one, width)
-    yield from _calls(one, top, width)
+    yield from textwrap.wrap(bound(bottleneck(summary.profile)), width)
+    yield from _idle(summary, width)
+    yield from _communication(summary, exchanges)
+    yield from _classes(summary)
+    yield from _kernels(summary, top, width)
+    yield from _phases(summary, width)
+    yield from _calls(summary, top, width)
 
 
 def _headings(ranks: Sequence[Summary]) -> Iterator[str]:
-    """Yield what was read, each rank named once: "a.json: rank 0 of 4, NVIDIA H200, ..."."""
+    """Yield what was read, with each rank named once: "a.json: rank 0 of 4, NVIDIA H200, ..."."""
     for said, alike in grouped(ranks, _read).items():
         size = alike[0].profile.ranks
-        numbers = ", ".join(str(one.rank) for one in alike)
+        numbers = ", ".join(str(summary.rank) for summary in alike)
         group = f"rank{'s' if len(alike) > 1 else ''} {numbers}" + (f" of {size}" * (size > 1))
-        files = listed(list(dict.fromkeys(one.source for one in alike)), 3)
+        files = listed(list(dict.fromkeys(summary.source for summary in alike)), 3)
         yield f"{files}: {group if len(ranks) > 1 or size > 1 else 'one rank'}, {said}"
 
 
-def _read(one: Summary) -> str:
-    parts = [one.profile.gpu or "GPU not named"]
-    if not one.has_marks:
+def _read(summary: Summary) -> str:
+    parts = [summary.profile.gpu or "GPU not named"]
+    if not summary.has_marks:
         return ", ".join((*parts, "no marked step: the whole file counts as one"))
-    parts.append(f"{one.profile.steps} of {one.marked_steps} steps")
-    lost = f"{one.lost} of {one.launches:,} launches without a record" if one.lost else ""
-    dropped = f"{one.incomplete_steps} steps dropped (records lost)" if one.incomplete_steps else ""
-    return ", ".join(part for part in (*parts, dropped, lost) if part)
+    parts.append(f"{summary.profile.steps} of {summary.marked_steps} steps")
+    lost, incomplete = summary.lost, summary.incomplete_steps
+    without = f"{lost} of {summary.launches:,} launches without a record" if lost else ""
+    dropped = f"{incomplete} steps dropped (records lost)" if incomplete else ""
+    return ", ".join(part for part in (*parts, dropped, without) if part)
 
 
 def _steps(ranks: Sequence[Summary], width: int) -> Iterator[str]:
     for text in _headings(ranks):
         yield from textwrap.wrap(text, width)
-    if any(one.has_marks and one.marked_steps > 1 for one in ranks):
+    if any(summary.has_marks and summary.marked_steps > 1 for summary in ranks):
         yield "The last step is left out: nothing in the file ends it on the GPU."
     yield ""
     if len(ranks) > 1:
@@ -85,13 +86,14 @@ def _steps(ranks: Sequence[Summary], width: int) -> Iterator[str]:
 
 
 def _beside(ranks: Sequence[Summary]) -> Iterator[str]:
-    """Yield a row for each rank; the columns but the first sum up to the step."""
+    """Yield a row for each rank. All columns but the first add up to the step."""
     header = ("ms a step", "step", "compute", "exposed comm.", "exposed copies", "idle", "overlap")
     body = []
-    for one in ranks:
-        values = [getattr(one.profile.parts, key) for key in ("step_us", *dict(_PARTS).values())]
-        overlap = "" if one.overlap_share is None else f"{_figure(100 * one.overlap_share, 1)} %"
-        body.append((f"rank {one.rank}", *(_ms(mean(series)) for series in values), overlap))
+    for summary in ranks:
+        parts, share = summary.profile.parts, summary.overlap_share
+        values = [getattr(parts, key) for key in ("step_us", *dict(_PARTS).values())]
+        overlap = "" if share is None else f"{_figure(100 * share, 1)} %"
+        body.append((f"rank {summary.rank}", *(_ms(mean(series)) for series in values), overlap))
     yield from aligned([header, *body])
     yield "overlap: of communication, the part with compute beside it"
 
@@ -109,19 +111,19 @@ _LOSSES = {
 }
 
 
-def bound(found: Bottleneck) -> str:
-    """Return what bounds a step, in words, with its evidence."""
-    loss = f"{_LOSSES[found.loss]}, {100 * found.loss_share:.1f} % of the step"
-    if found.rows and (row := found.rows[0]) and (row.call or row.place):
+def bound(limit: Bottleneck) -> str:
+    """Return in words what bounds a step, with its evidence."""
+    loss = f"{_LOSSES[limit.loss]}, {100 * limit.loss_share:.1f} % of the step"
+    if limit.rows and (row := limit.rows[0]) and (row.call or row.place):
         loss += f" ({_where(_IN.join(filter(None, (row.call, row.place))), 46)})"
-    if found.bound == Bound.GPU:
-        share = f"kernels compute in {100 * found.compute_share:.1f} % of the step"
+    if limit.bound == Bound.GPU:
+        share = f"kernels compute in {100 * limit.compute_share:.1f} % of the step"
         return f"GPU-bound: {share}. The largest loss: {loss}."
-    return f"{found.bound}-bound: {loss}."
+    return f"{limit.bound}-bound: {loss}."
 
 
 def _each(series: Series) -> str:
-    """Return the steps one by one, or their scatter where they are many."""
+    """Return the steps one by one, or their scatter if there are many."""
     if len(series) == 1:
         return ""
     if len(series) <= 4:
@@ -130,23 +132,23 @@ def _each(series: Series) -> str:
 
 
 def _ms(us: float) -> str:
-    """Return milliseconds with three digits behind the point, two from 100 ms on."""
+    """Return milliseconds with three decimals; with two from 100 ms on."""
     return _figure(us / 1e3, 3 if us < 1e5 else 2)
 
 
 def _figure(value: float, digits: int) -> str:
-    """Return a figure, and never "-0.0" for what is nothing but rounding."""
+    """Return a figure. It is never "-0.0", which is only rounding."""
     return f"{round(value, digits) + 0.0:,.{digits}f}".replace(",", "")
 
 
 def _count(value: float) -> str:
-    """Return a mean count: "0.5" beside the time of what is not in every step, "1,666"."""
+    """Return a mean count: "1,666", or "0.5" for what is not in every step."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
 
 
-def _idle(one: Summary, width: int) -> Iterator[str]:
+def _idle(summary: Summary, width: int) -> Iterator[str]:
     yield ""
-    step = mean(one.profile.parts.step_us)
+    step = mean(summary.profile.parts.step_us)
     header = ("idle, by cause", "[ms]", "[%]", "gaps", "where")
     body = [
         (
@@ -156,7 +158,7 @@ def _idle(one: Summary, width: int) -> Iterator[str]:
             _count(mean(row.count)),
             _IN.join(filter(None, (row.call, row.place))),
         )
-        for row in one.profile.idle
+        for row in summary.profile.idle
     ]
     yield from fitted([header, *body], width, _where, column=4, left=(0, 4))
 
@@ -172,12 +174,12 @@ def _where(text: str, width: int) -> str:
     return f"{call}{_IN}{end_of(place, max(8, width - len(call) - len(_IN)))}"
 
 
-def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]:
-    if one.overlap_share is None:
+def _communication(summary: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]:
+    if summary.overlap_share is None:
         return
     yield ""
-    total = _ms(mean(one.communication_us))
-    share = _figure(100 * one.overlap_share, 1)
+    total = _ms(mean(summary.communication_us))
+    share = _figure(100 * summary.overlap_share, 1)
     yield f"communication: {total} ms, {share} % of it beside compute"
     if not exchanges:
         return
@@ -197,14 +199,14 @@ def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]
     yield from aligned([header, *body])
 
 
-def _classes(one: Summary) -> Iterator[str]:
+def _classes(summary: Summary) -> Iterator[str]:
     yield ""
     header = ("kernel class", "[ms]", "[% of the sum]", "calls")
     body = []
-    for row in one.classes:
+    for row in summary.classes:
         body.append(_class(row.name, row.us, row.share, row.calls))
         if row.name == "attention":
-            body += _directions(one, row)
+            body += _directions(summary, row)
     yield from aligned([header, *body])
 
 
@@ -212,9 +214,9 @@ def _class(name: str, us: float, share: float, calls: float) -> tuple[str, ...]:
     return name, _ms(us), f"{100 * share:.1f}", f"{calls:,.1f}".removesuffix(".0")
 
 
-def _directions(one: Summary, whole: ClassRow) -> Iterator[tuple[str, ...]]:
-    """Yield the forward and the backward kernels of a class, where there are both."""
-    mine = [row for row in one.profile.kernels if row.kind == whole.name]
+def _directions(summary: Summary, whole: ClassRow) -> Iterator[tuple[str, ...]]:
+    """Yield the forward and the backward kernels of a class, if it has both."""
+    mine = [row for row in summary.profile.kernels if row.kind == whole.name]
     halves = grouped(mine, lambda row: bool(_BACKWARD.search(f"{row.phase} {row.name}")))
     for backward in (False, True) if len(halves) == 2 else ():
         us = sum(mean(row.us) for row in halves[backward])
@@ -226,10 +228,10 @@ def _directions(one: Summary, whole: ClassRow) -> Iterator[tuple[str, ...]]:
 _BACKWARD = re.compile("backward|bwd|bprop|dot_do_o|convert_dq", re.IGNORECASE)
 
 
-def _kernels(one: Summary, top: int, width: int) -> Iterator[str]:
+def _kernels(summary: Summary, top: int, width: int) -> Iterator[str]:
     yield ""
-    rows = one.profile.kernels[:top]
-    total = sum(mean(row.us) for row in one.profile.kernels)
+    rows = summary.profile.kernels[:top]
+    total = sum(mean(row.us) for row in summary.profile.kernels)
     share = 100 * sum(mean(row.us) for row in rows) / total if total else 0.0
     title = f"top {len(rows)} kernels, {share:.0f} %"
     header = (title, "phase", "[ms]", "sd", "calls", "[us]", "GFLOP")
@@ -248,8 +250,8 @@ def _kernels(one: Summary, top: int, width: int) -> Iterator[str]:
     yield from fitted([header, *body], width, short, left=(0, 1))
 
 
-def _phases(one: Summary, width: int) -> Iterator[str]:
-    if all(not row.path for row in one.phases):
+def _phases(summary: Summary, width: int) -> Iterator[str]:
+    if all(not row.path for row in summary.phases):
         return
     yield ""
     header = ("phase", "host [ms]", "own", "GPU busy", "GPU, begin to end")
@@ -261,12 +263,12 @@ def _phases(one: Summary, width: int) -> Iterator[str]:
             _ms(row.gpu_us),
             _ms(row.gpu_span_us) if row.path else "",
         )
-        for row in one.phases
+        for row in summary.phases
     ]
     yield from fitted([header, *body], width, end_of)
 
 
-def _calls(one: Summary, top: int, width: int) -> Iterator[str]:
+def _calls(summary: Summary, top: int, width: int) -> Iterator[str]:
     yield ""
     header = ("CUDA call (host time; a wait is no loss)", "calls", "[ms]", "[%]")
     body = [
@@ -276,10 +278,10 @@ def _calls(one: Summary, top: int, width: int) -> Iterator[str]:
             _ms(row.us),
             f"{100 * row.share:.1f}",
         )
-        for row in one.calls[:top]
+        for row in summary.calls[:top]
     ]
     yield from fitted([header, *body], width, cut)
-    queue = one.queue
+    queue = summary.queue
     yield ""
     text = (
         f"A kernel begins {queue.delay_median_us:,.0f} us after its launch returned (median; 90 %: "

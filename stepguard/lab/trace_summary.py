@@ -1,25 +1,25 @@
-"""Describe what is said of one rank's trace: figures for each step, as pages and JSON show them."""
+"""The figures of one rank's trace for each step, as pages and JSON show them."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepguard.core.profile import Profile, Series
-from stepguard.trace.calls import SYNC_CALLS
-from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import KERNEL, NONE
-from stepguard.trace.idle import CAUSES, Idle
-from stepguard.trace.profiles import Analysis, call_counts, profile
-from stepguard.trace.windows import queue_depth
+from stepguard.trace.idle_causes import CAUSES, Idle
+from stepguard.trace.kernel_classes import COMMUNICATION
+from stepguard.trace.make_profile import Analysis, call_counts, profile
+from stepguard.trace.step_windows import queue_depth
 
 
 @dataclass(frozen=True)
 class ClassRow:
-    """The records of one class; lengths are summed, so that overlapping ones count twice."""
+    """The records of one class. Lengths are added up, so overlapping records count twice."""
 
     name: str
-    calls: float  # a step
-    us: float  # a step
+    calls: float  # in each step
+    us: float  # in each step
     share: float  # of the sum over all classes
 
 
@@ -28,10 +28,11 @@ class PhaseRow:
     """A phase on the host, and what it launched on the GPU."""
 
     path: str
-    host_us: float  # a step
+    host_us: float  # in each step
     own_us: float  # ... outside the phases inside it
-    gpu_us: float  # a step, with at least one of its records running
-    gpu_span_us: float  # a step, from the first record's begin to the last one's end, each pass
+    gpu_us: float  # in each step, while at least one of its records runs
+    # In each step, from the first record's begin to the last one's end, for each pass.
+    gpu_span_us: float
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,21 @@ class CallRow:
     """A CUDA call on the host."""
 
     name: str
-    calls: float  # a step
-    us: float  # a step
+    calls: float  # in each step
+    us: float  # in each step
     share: float  # of the host's time in CUDA calls
     waits: bool
 
 
 @dataclass(frozen=True)
 class Queue:
-    """Describe how far the host is ahead of the GPU."""
+    """How far the host is ahead of the GPU."""
 
     delay_median_us: float  # from the end of the launch call to the kernel's begin
     delay_p90_us: float
     depth_median: float  # launches that wait when a kernel begins
     depth_max: int
-    late_share: float  # kernels that were launched after the GPU had run dry
+    late_share: float  # kernels that were launched after the GPU had run out of work
 
 
 @dataclass(frozen=True)
@@ -69,19 +70,20 @@ class Summary:
     lost: int
     profile: Profile
     communication_us: Series
-    overlap_share: float | None  # of communication, with compute beside it; None without any
+    # Of communication, while something computes; None without communication.
+    overlap_share: float | None
     classes: tuple[ClassRow, ...]
     phases: tuple[PhaseRow, ...]
     calls: tuple[CallRow, ...]
     queue: Queue
 
 
-def summary(found: Analysis, source: str, rank: int) -> Summary:
-    """Return what is said of an analysed trace."""
-    windows = found.windows
+def summary(analysis: Analysis, source: str, rank: int) -> Summary:
+    """Return the figures of an analysed trace."""
+    windows = analysis.windows
     edges = windows.begin_us, windows.end_us
-    whole = profile(found)
-    communication = found.busy(found.of(COMMUNICATION)).inside(*edges)
+    whole = profile(analysis)
+    communication = analysis.busy(analysis.of(COMMUNICATION)).inside(*edges)
     exposed = sum(whole.parts.exposed_communication_us)
     total = float(communication.sum())
     return Summary(
@@ -95,45 +97,45 @@ def summary(found: Analysis, source: str, rank: int) -> Summary:
         profile=whole,
         communication_us=tuple(communication.tolist()),
         overlap_share=1 - exposed / total if total else None,
-        classes=tuple(_classes(found)),
-        phases=tuple(_phases(found)),
-        calls=tuple(_calls(found)),
-        queue=_queue(found),
+        classes=tuple(_classes(analysis)),
+        phases=tuple(_phases(analysis)),
+        calls=tuple(_calls(analysis)),
+        queue=_queue(analysis),
     )
 
 
-def _classes(found: Analysis) -> list[ClassRow]:
-    gpu, steps = found.windows.gpu, found.windows.steps
-    rows = found.windows.step_of_record != NONE
-    us = np.bincount(found.kind[rows], weights=(gpu.end_us - gpu.start_us)[rows])
-    calls = np.bincount(found.kind[rows])
+def _classes(analysis: Analysis) -> list[ClassRow]:
+    gpu, steps = analysis.windows.gpu, analysis.windows.steps
+    rows = analysis.windows.step_of_record != NONE
+    us = np.bincount(analysis.kind[rows], weights=(gpu.end_us - gpu.start_us)[rows])
+    calls = np.bincount(analysis.kind[rows])
     return [
-        ClassRow(found.kinds[i], calls[i] / steps, us[i] / steps, us[i] / us.sum())
+        ClassRow(analysis.kinds[i], calls[i] / steps, us[i] / steps, us[i] / us.sum())
         for i in np.argsort(-us).tolist()
         if calls[i]
     ]
 
 
-def _phases(found: Analysis) -> list[PhaseRow]:
-    windows, gpu = found.windows, found.windows.gpu
+def _phases(analysis: Analysis) -> list[PhaseRow]:
+    windows, gpu = analysis.windows, analysis.windows.gpu
     in_step = windows.step_of_record != NONE
-    first = np.full(len(found.passes) + 1, np.inf)
-    last = np.full(len(found.passes) + 1, -np.inf)
-    np.minimum.at(first, found.pass_of_record[in_step], gpu.start_us[in_step])
-    np.maximum.at(last, found.pass_of_record[in_step], gpu.end_us[in_step])
+    first = np.full(len(analysis.passes) + 1, np.inf)
+    last = np.full(len(analysis.passes) + 1, -np.inf)
+    np.minimum.at(first, analysis.pass_of_record[in_step], gpu.start_us[in_step])
+    np.maximum.at(last, analysis.pass_of_record[in_step], gpu.end_us[in_step])
     span = np.where(np.isfinite(first), last - first, 0.0)
-    in_marks = windows.marked_at(np.array([one.start_us for one in found.passes])) != NONE
+    in_marks = windows.marked_at(np.array([span.start_us for span in analysis.passes])) != NONE
     rows = []
-    for number, path in enumerate(found.phases):
-        mine = [i for i, one in enumerate(found.passes) if one.path == path]
-        timed = [found.passes[i] for i in mine if in_marks[i]]
-        host = sum(one.end_us - one.start_us for one in timed)
+    for number, path in enumerate(analysis.phases):
+        mine = [i for i, span in enumerate(analysis.passes) if span.path == path]
+        timed = [analysis.passes[i] for i in mine if in_marks[i]]
+        host = sum(span.end_us - span.start_us for span in timed)
         inside = [
-            one.end_us - one.start_us
-            for one, here in zip(found.passes, in_marks, strict=True)
-            if here and path and one.path.rpartition("/")[0] == path
+            span.end_us - span.start_us
+            for span, here in zip(analysis.passes, in_marks, strict=True)
+            if here and path and span.path.rpartition("/")[0] == path
         ]
-        union = found.busy((found.phase == number) & in_step)
+        union = analysis.busy((analysis.phase == number) & in_step)
         gpu_us = float((union.end_us - union.start_us).sum())
         if host or gpu_us:
             shown = float(span[mine].sum()) if mine else gpu_us
@@ -142,8 +144,8 @@ def _phases(found: Analysis) -> list[PhaseRow]:
     return rows
 
 
-def _calls(found: Analysis) -> list[CallRow]:
-    windows, names = found.windows, found.trace.names
+def _calls(analysis: Analysis) -> list[CallRow]:
+    windows, names = analysis.windows, analysis.trace.names
     inside = windows.marked_at(windows.calls.start_us) != NONE
     us = windows.calls.end_us - windows.calls.start_us
     total = np.bincount(windows.calls.name[inside], us[inside], minlength=len(names))
@@ -156,13 +158,13 @@ def _calls(found: Analysis) -> list[CallRow]:
             share=float(total[names.index(name)]) / whole,
             waits=name in SYNC_CALLS,
         )
-        for name, calls in call_counts(found).items()
+        for name, calls in call_counts(analysis).items()
     ]
     return sorted(rows, key=lambda row: -row.us)
 
 
-def _queue(found: Analysis) -> Queue:
-    windows, gpu = found.windows, found.windows.gpu
+def _queue(analysis: Analysis) -> Queue:
+    windows, gpu = analysis.windows, analysis.windows.gpu
     launched = windows.call_of_record != NONE
     rows = (windows.step_of_record != NONE) & (gpu.kind == KERNEL) & launched
     if not rows.any():
@@ -171,7 +173,7 @@ def _queue(found: Analysis) -> Queue:
     delay = np.maximum(delay, 0.0)
     depth = queue_depth(windows)[rows]
     queued = [CAUSES.index(Idle.GAP), CAUSES.index(Idle.STREAM)]
-    late = np.count_nonzero(~np.isin(found.gaps.cause, queued))
+    late = np.count_nonzero(~np.isin(analysis.gaps.cause, queued))
     return Queue(
         delay_median_us=float(np.median(delay)),
         delay_p90_us=float(np.quantile(delay, 0.9)),

@@ -1,8 +1,8 @@
-"""Finds the cause of a failed launch: rank, command, step, phase, from what its processes left.
+"""Find the cause of a failed launch: rank, command, step and phase, from what its processes left.
 
-Any rank may fail and only rank 0 can speak, so nothing is asked: error files, notes, what agents
-noted and the processes' states are read. The first rank to fail is the cause; the others are its
-victims.
+Any rank may fail, and only rank 0 can talk. So no rank is asked: error files, notes, the agents'
+notes and the states of processes are read. The first rank that failed is the cause; the others are
+its victims.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ from stepguard.core.site import Site
 from stepguard.core.text import DETAIL_CHARACTERS, bounded
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine.lifeline import pids_by_token
-from stepguard.worker.endings import Ending, Endings, first
-from stepguard.worker.position import read_position
+from stepguard.worker.rank_endings import Ending, Endings, first
+from stepguard.worker.rank_position import read_position
 
-SHOWN_STACKS = 2  # ranks; the others are where one of these is, as a rule
+SHOWN_STACKS = 2  # ranks; the others usually are at the same place as one of these
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
-TAIL_BYTES = 1 << 16  # that they are looked for in
+TAIL_BYTES = 1 << 16  # stacks are looked for in so many bytes at the end of a log
 # What torch's profiler prints of itself: ten lines and more of every counting pass.
 _OF_THE_PROFILER = re.compile(
     r"(USDT|STAGE|INFO):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\]"
     r"|\[W[^]]+ CPUAllocator\.cpp:\d+\] .* before the profiling started"
 )
-STACKS_S = 5.0  # for faulthandler to write every stack
+STACKS_S = 5.0  # for faulthandler to write all stacks
 _LOOK_S = 0.1
 _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
     r"|DistNetworkError|ncclRemoteError"
 )
-RankError = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
+RankError = tuple[int, dict[str, Any]]  # a rank and the error that it wrote
 Cause = tuple[int, str]  # a rank and how it ended
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
 ENDINGS_S = 5.0  # for agents to note how a rank ended
@@ -61,16 +61,16 @@ class LaunchFailed(Exception):
 class Scene:
     """A launch that failed."""
 
-    spec: LaunchSpec  # in its folder: notes, error files and logs
+    spec: LaunchSpec  # its folder has notes, error files and logs
     token: str
-    pids: Mapping[int, int]  # by rank, of those that said hello; empty before that
+    pids: Mapping[int, int]  # by rank, of ranks that said hello; empty before that
     agent: "subprocess.Popen[bytes]"
     during: str  # "launch 2, block"
     waited_s: float
 
     @property
     def folder(self) -> Path:
-        """Return where its processes on all nodes left errors, notes and logs."""
+        """Return the folder where its processes on all nodes left errors, notes and logs."""
         return self.spec.folder
 
     @property
@@ -84,33 +84,35 @@ class Scene:
         return {rank: self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids}
 
     def position(self, rank: int) -> str:
-        """Return where a rank was last: "block, step 12, phase backward"."""
+        """Return the last position of a rank: "block, step 12, phase backward"."""
         return read_position(self.folder / f"note-{rank}")
 
     def stderr_tail(self, rank: int) -> str:
-        """Return the last lines a rank wrote."""
+        """Return the last lines that a rank wrote."""
         return _tail(self.folder / f"stderr-{rank}.log")
 
     def agent_log(self) -> str:
-        """Return the last lines that a launcher and every node's agent wrote."""
+        """Return the last lines that a launcher and all nodes' agents wrote."""
         nodes = [self.spec.folder_of(node) / "agent.log" for node in range(self.spec.nodes)]
         return "".join(_tail(path) for path in (self.folder / "launcher.log", *nodes))
 
     def endings(self) -> list[Ending]:
-        """Return what the agents of all nodes noted so far."""
+        """Return what the agents of all nodes have noted so far."""
         nodes = range(self.spec.nodes)
         return [ending for node in nodes for ending in Endings(self.folder, node).read()]
 
 
 def no_answer(scene: Scene) -> Fault:
-    """Return the fault of a deadline that passed: where every rank is, and telling stacks."""
+    """Return the fault of a deadline that passed: where every rank is, with the stacks that
+    matter.
+    """
     pids = list(scene.pids_here.values()) or pids_by_token(scene.token)
     logs = [scene.folder / f"stderr-{rank}.log" for rank in scene.spec.ranks_here]
     logs = [log for log in logs if log.exists()] or [scene.folder / "agent.log"]
     before = _sizes(logs)
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
+            os.kill(pid, signal.SIGUSR2)  # faulthandler writes all stacks to stderr
     _wait_until_written(logs, before, pids)
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     positions = "; ".join(f"rank {rank} in {scene.position(rank)}" for rank in scene.ranks)
@@ -123,7 +125,7 @@ def _sizes(logs: Sequence[Path]) -> list[int]:
 
 
 def _wait_until_written(logs: Sequence[Path], before: Sequence[int], pids: Sequence[int]) -> None:
-    """Wait until each log has grown and grows no more, or nobody writes; STACKS_S at most."""
+    """Wait until each log has grown and stopped growing, or no process writes; at most STACKS_S."""
     until, last = time.monotonic() + STACKS_S, list(before)
     while time.monotonic() < until and any(map(alive, pids)):
         time.sleep(_LOOK_S)
@@ -134,24 +136,24 @@ def _wait_until_written(logs: Sequence[Path], before: Sequence[int], pids: Seque
 
 
 def _stacks(scene: Scene) -> str:
-    """Return what ranks wrote last, which are their stacks: first of those that did not do their
-    part yet. A rank that only waits for the others' answers has.
+    """Return the stacks that ranks wrote last. First come those of ranks that have not done their
+    part: all others only wait for the answers of these.
     """
     tails = [(rank, tail) for rank in scene.ranks if (tail := scene.stderr_tail(rank))]
-    tails.sort(key=lambda one: bool(_WAITS.search(one[1])))
+    tails.sort(key=lambda tail: bool(_WAITS.search(tail[1])))
     if len(scene.ranks) == 1:
         return "".join(tail for _, tail in tails)
     return "\n".join(f"rank {rank}:\n{tail}" for rank, tail in tails[:SHOWN_STACKS])
 
 
 def lost_worker(scene: Scene) -> Fault:
-    """Return the fault of a process that ended: which was the first, and how."""
+    """Return the fault of a process that ended: which one was the first, and how it ended."""
     time.sleep(LAST_WORDS_S)
     failed = _error_files(scene)
-    if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
+    if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, as its victims
         return _agent_died(scene)
     dead = [rank for rank, pid in scene.pids_here.items() if not alive(pid)]
-    # Processes of other nodes cannot be looked at from here: what their agent noted is read.
+    # This host cannot look at processes of other nodes; their agents' notes are read.
     if scene.spec.nodes > 1 and all(_lost_a_peer(described) for _, described in failed):
         dead, failed = dead + _dead_elsewhere(scene), _error_files(scene)
     cause = _silent_death(scene, dead, failed)
@@ -164,7 +166,7 @@ def lost_worker(scene: Scene) -> Fault:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
         detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
         return Fault(Reason.NOT_STARTED, message, detail, scene.during)
-    if dead and not cause and scene.agent.poll() is None:  # which did not come to note how
+    if dead and not cause and scene.agent.poll() is None:  # it had no time to note how
         cause = dead[0], "ended"
     if not cause:
         return _agent_died(scene)
@@ -182,7 +184,7 @@ def _agent_died(scene: Scene) -> Fault:
 
 
 def _node_lost(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
-    """Return the fault of ranks that only tell that another one is gone, and none tells why."""
+    """Return the fault of ranks that all only say that another rank is gone."""
     lost = _raised(scene, rank, described)
     message = f"processes of another node are gone and left no reason; {lost.message}"
     return replace(lost, code=Reason.KILLED, message=message)
@@ -193,8 +195,8 @@ def _lost_a_peer(described: dict[str, Any]) -> bool:
 
 
 def _dead_elsewhere(scene: Scene) -> list[int]:
-    """Return ranks of other nodes that ended without a word, as agents noted it there; waits until
-    one did, or wrote why it failed, ENDINGS_S at most.
+    """Return ranks of other nodes that ended without a word, as their agents noted. Wait for such a
+    note, or for a rank's error, at most ENDINGS_S.
     """
     until = time.monotonic() + ENDINGS_S
     there = {rank: pid for rank, pid in scene.pids.items() if rank not in scene.pids_here}
@@ -209,20 +211,20 @@ def _dead_elsewhere(scene: Scene) -> list[int]:
 
 
 def _error_files(scene: Scene) -> list[RankError]:
-    found = []
+    errors = []
     for rank in scene.ranks:
         with contextlib.suppress(OSError, ValueError):
             text = (scene.folder / f"error-{rank}.json").read_text()
-            found.append((rank, json.loads(text)))
-    several = scene.spec.nodes > 1  # whose clocks cannot be compared
-    # The first to fail is the cause.
-    return sorted(found, key=lambda it: (several and _lost_a_peer(it[1]), it[1]["at_ns"]))
+            errors.append((rank, json.loads(text)))
+    several = scene.spec.nodes > 1  # their clocks cannot be compared
+    # The first that failed is the cause.
+    return sorted(errors, key=lambda it: (several and _lost_a_peer(it[1]), it[1]["at_ns"]))
 
 
 def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[RankError]) -> Cause | None:
-    """Return the rank that the others' ends follow from, and how it ended, if it left no error.
-    None if there is none, or if what ``failed`` left goes before: whoever was ended by a signal is
-    the cause, but NCCL aborts, and a rank may leave, because another one raised.
+    """Return the rank that caused the others' ends, with how it ended, if it left no error. None if
+    there is no such rank, or if an error in ``failed`` came first: a rank that a signal ended is
+    the cause, but NCCL aborts, or a rank leaves, because another one raised.
     """
     explained = {rank for rank, _ in failed}
     silent = {scene.pids[rank]: rank for rank in dead if rank not in explained}
@@ -242,15 +244,15 @@ def _ended(status: int) -> str:
 
 
 def _endings_of(scene: Scene, pids: Collection[int]) -> list[Ending]:
-    """Return how these processes ended, once their agent noted it of one that is no victim or of
-    all; or when the agent is gone, or after ENDINGS_S.
+    """Return how these processes ended, as soon as their agent has noted it for one that is no
+    victim, or for all. Also stop if the agent is gone, or after ENDINGS_S.
     """
     until = time.monotonic() + ENDINGS_S
     while True:
         over = scene.agent.poll() is not None or time.monotonic() >= until
-        found = [ending for ending in scene.endings() if ending.pid in pids]
-        if over or len(found) == len(pids) or first(found):
-            return found
+        endings = [ending for ending in scene.endings() if ending.pid in pids]
+        if over or len(endings) == len(pids) or first(endings):
+            return endings
         time.sleep(0.05)
 
 
@@ -271,7 +273,7 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
 def alive(pid: int) -> bool:
     """Tell whether a process runs; a zombie does not."""
     try:
-        # The name, in parentheses, may itself hold blanks and parentheses.
+        # The name, in parentheses, may itself contain blanks and parentheses.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False

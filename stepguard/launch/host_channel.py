@@ -1,11 +1,11 @@
-"""Sends commands to rank 0 and receives answers, with a deadline on everything.
+"""Send commands to rank 0 and receive answers, always with a deadline.
 
-One JSON document a line over a Unix socket in Linux's abstract namespace: it has no file, so a
-killed process leaves none. A launch authenticates by its token, and only this user is let in.
-While it waits, the host polls: the launch's processes, the machine's telemetry, progress.
+Each line is one JSON document. The socket is in Linux's abstract namespace: it has no file, so a
+killed process leaves none. A launch proves itself by its token, and only this user may connect.
+While the host waits, it polls the launch's processes, the machine's telemetry and the progress.
 
-The ranks say when a block begins, and the host takes the time from there to their answer: a clock
-that nothing in the workload's process can bend.
+The ranks say when a block begins, and the host measures the time from then to their answer: nothing
+in the workload's process can change that clock.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ POLL_S = 0.05
 
 
 class LostWorker(Exception):
-    """Raised when the other side has closed the socket."""
+    """The other side has closed the socket."""
 
 
 class _ClosedPeer(LostWorker):
-    """Raised when that is what a read or a write found."""
+    """A read or a write found the socket closed."""
 
 
 class NoAnswer(Exception):
-    """Raised when a deadline has passed."""
+    """A deadline has passed."""
 
 
 class Control:
     """A listening socket for one launch; after accept(), the conversation with its rank 0."""
 
     def __init__(self, token: str) -> None:
-        self.name = f"stepguard-{token}"  # worker/rank_channel.py knows it, too
+        self.name = f"stepguard-{token}"  # worker/rank_channel.py makes the same name
         self._token = token
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.name)
@@ -59,7 +59,7 @@ class Control:
                 peer.close()
                 continue
             self._peer = peer
-            # A stranger may send what is not JSON at all, or nothing.
+            # A stranger may send something that is not JSON, or nothing.
             with contextlib.suppress(ValueError, TypeError, _ClosedPeer):
                 hello = self._receive(until, poll)
                 if hello.get("hello") == self._token:
@@ -79,10 +79,10 @@ class Control:
         poll: Poll,
         on_progress: Callable[[str], None],
     ) -> list[Message]:
-        """Send a command and return every rank's answer, in rank order; of what they said to begin,
-        each has ``outside_ms``: the host's time since.
+        """Send a command and return all ranks' answers, in rank order. If the ranks said that they
+        began, each answer has ``outside_ms``: the host's time since then.
 
-        Raises NoAnswer after ``deadline_s`` seconds, LostWorker if rank 0 is gone.
+        Raises NoAnswer after ``deadline_s`` seconds, and LostWorker if rank 0 is gone.
         """
         assert self._peer is not None
         until = time.monotonic() + deadline_s
@@ -103,7 +103,7 @@ class Control:
                 return [rank | outside for rank in message["ranks"]]
 
     def close(self) -> None:
-        """Close both sockets; a waiting rank 0 reads that as ``exit``."""
+        """Close both sockets. A waiting rank 0 reads that as ``exit``."""
         if self._peer is not None:
             self._peer.close()
         self._listener.close()

@@ -1,4 +1,4 @@
-"""One run of torchrun's engine, in an agent (worker/agent.py): its environment, its end."""
+"""One run of torchrun's engine, in an agent (worker/agent.py): its environment and its end."""
 
 import hashlib
 import json
@@ -11,33 +11,35 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepguard.core.device import is_gpu
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.machine.lifeline import kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
 LOOPBACK = "lo"
-CPU_THREADS = 1  # fixed: what a CPU step allocates depends on it, and more only spin on busy cores
+# Fixed: it decides what a CPU step allocates, and more threads only spin on busy cores.
+CPU_THREADS = 1
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """Say where and with what a launch runs."""
+    """Where and with what a launch runs."""
 
     device: str
     preload: tuple[str, ...]  # modules that each rank imports before it says hello
     world_size: int
-    root: Path  # the source tree: working directory and, behind the engine, first to import from
+    root: Path  # the source tree: the working directory, and first to import from, after the engine
     folder: Path  # logs and notes of this launch; kept
     cache: Path  # compile caches, shared by the launches of a checkout
     label: str  # "launch 2"
     time_limit_s: float
-    own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
-    forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
+    own: Path | None = None  # the whole tree that contains root; None: root is all of it
+    forbidden: tuple[Path, ...] = ()  # trees that no module may come from, except for the engine
     one_of_several: bool = False  # one rank of a case that has several
     shared: tuple[str, ...] = ()  # modules that the agent imports, once for all ranks of a node
-    standby: bool = False  # the agent imports, and starts no rank before release()
-    launcher: tuple[str, ...] = ()  # a command that starts its argument on each node; empty: here
-    nodes: int = 1  # that share the ranks equally
+    standby: bool = False  # the agent imports, but starts no rank before release()
+    # A command that starts its argument on each node; empty: it runs here.
+    launcher: tuple[str, ...] = ()
+    nodes: int = 1  # nodes, which share the ranks equally
 
     @property
     def ranks_here(self) -> range:
@@ -45,18 +47,18 @@ class LaunchSpec:
         return range(self.world_size // self.nodes)
 
     def folder_of(self, node: int) -> Path:
-        """Return where a node leaves its logs."""
+        """Return the folder of a node's logs."""
         return self.folder / f"node-{node}" if node else self.folder
 
 
 @dataclass(frozen=True)
 class Part:
-    """A node's part of a launch; node 0 has rank 0."""
+    """A node's part of a launch. Node 0 has rank 0."""
 
     node: int = 0
     nodes: int = 1
-    address: str = "127.0.0.1"  # node 0, as the others reach it
-    port: int = 0  # where its agent lets the others join
+    address: str = "127.0.0.1"  # of node 0, as the others reach it
+    port: int = 0  # where node 0's agent lets the others join
 
 
 def start(
@@ -70,7 +72,7 @@ def start(
     folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
     keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
-    command = [*engine.command("stepguard.worker.agent"), json.dumps(keywords)]
+    command = [*callers_engine.command("stepguard.worker.agent"), json.dumps(keywords)]
     own = launch_environment(spec, token, scratch, environment) | _network(part, scratch)
     return spawn(command, spec, own, folder / "agent.log")
 
@@ -78,7 +80,7 @@ def start(
 def spawn(
     command: list[str], spec: LaunchSpec, environment: Mapping[str, str], log: Path
 ) -> "subprocess.Popen[bytes]":
-    """Start a process of a launch, which waits for standard input on standby."""
+    """Start a process of a launch. On standby it waits for standard input."""
     with log.open("wb") as file:
         return subprocess.Popen(
             command,
@@ -87,18 +89,18 @@ def spawn(
             stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,  # a Ctrl-C at the terminal is ours alone to handle
+            start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
         )
 
 
 def _network(part: Part, scratch: Path) -> dict[str, str]:
-    """Return what keeps a launch on one node off the network: ranks meet by a file, and exchange
-    over loopback.
+    """Return the variables that keep a launch on one node off the network: ranks meet through a
+    file and exchange over loopback.
     """
     if part.nodes > 1:
         return {}
     return {
-        # A TCP store listens on all interfaces whatever address it is given.
+        # A TCP store listens on all interfaces, whatever address it is given.
         "STEPGUARD_STORE": str(scratch / "ranks"),
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         "NCCL_SOCKET_IFNAME": LOOPBACK,
@@ -121,31 +123,31 @@ def launch_environment(
         "STEPGUARD_SHARED": " ".join(spec.shared),
         # What a killed process leaves there is removed with the folder.
         "TMPDIR": str(scratch),
-        "PYTHONPATH": engine.import_path(
+        "PYTHONPATH": callers_engine.import_path(
             scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden
         ),
         "PYTHONUNBUFFERED": "1",
-        # torch keeps built extensions by name alone, and who waits while another process builds one
-        # of that name loads it: that of another tree, or of another checkout.
+        # torch finds built extensions by name alone. A process that waits while another one builds
+        # loads the result, which may belong to another tree or checkout.
         "TORCH_EXTENSIONS_DIR": str(spec.cache / "extensions" / tree),
-        **engine.caches(spec.cache),
+        **callers_engine.caches(spec.cache),
     }
     if spec.world_size > 1 or spec.one_of_several:
-        # As torchrun does where a node has several ranks; a rank alone must not differ.
+        # torchrun does this if a node has several ranks; one rank alone must not differ.
         env.setdefault("OMP_NUM_THREADS", "1")
     if spec.one_of_several:
         env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
     if spec.standby:
         env |= {"STEPGUARD_STANDBY": "1"}
     if not is_gpu(spec.device):
-        # Where MKL's number is set, torch takes it for its own.
+        # If MKL's number is set, torch uses it.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(CPU_THREADS))
         env |= {"CUDA_VISIBLE_DEVICES": "", **threads}
     return env
 
 
 def end(agent: "subprocess.Popen[bytes]", token: str, scratch: Path) -> None:
-    """Kill what is left of a launch; return when nothing is.
+    """Kill what is left of a launch. Return when nothing is left.
 
     Raises RuntimeError if something does not die within GONE_LIMIT_S.
     """

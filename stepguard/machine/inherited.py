@@ -1,7 +1,7 @@
 """What this process was started with, and what a process that it starts now would inherit.
 
 Code of the measured tree runs inside pytest: conftests, test modules, fixtures. What it sets there
-would reach the launches of both sides of a pair, where it cancels out. Standard library, Linux.
+would reach the launches of both sides of a pair, and cancel out. Standard library, Linux.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Variables that change by themselves: pytest, coverage, the interpreter's locale (PEP 538), and
-# libraries that set them as they are imported, or compile. No launch gets them.
+# Variables that change without anybody's doing: pytest, coverage, the interpreter's locale (PEP
+# 538), and libraries that set them when imported, or when they compile. Launches do not get them.
 _BY_THEMSELVES = (
     "PYTEST_",
     "COV_CORE_",
@@ -37,34 +37,34 @@ _STATUS = {  # /proc/self/status
 
 @dataclass(frozen=True)
 class Inherited:
-    """What a process inherits: its environment, and by their names its priority, the CPUs that it
-    may run on, and its limits of resources.
+    """What a process inherits: its environment, and by name its priority, the CPUs that it may run
+    on, and its resource limits.
     """
 
     variables: Mapping[str, str]
     limits: Mapping[str, str]
 
     def changes(self, now: "Inherited") -> tuple[str, ...]:
-        """Return what differs ``now``, each as "name old -> new"; values of secrets are hidden."""
+        """Return what differs ``now``, each as "name old -> new". Values of secrets are hidden."""
         return (*self.changed_variables(now), *_differ(self.limits, now.limits))
 
     def changed_variables(self, now: "Inherited") -> tuple[str, ...]:
         """Return the environment's part of changes()."""
-        sides = [_of_somebody(one.variables) for one in (self, now)]
+        sides = [_of_somebody(side.variables) for side in (self, now)]
         return tuple(_differ(*sides))
 
 
 def inherited_now() -> Inherited:
-    """Return what a process that is started now inherits."""
+    """Return what a process inherits that is started now."""
     return Inherited(dict(os.environ), dict(_limits()))
 
 
 def _at_start() -> Inherited:
     """Return the environment that this process was started with. The kernel keeps nothing else of
-    a process' start: the limits are those of now, so that the sooner this is asked the better.
+    the start. The limits are today's, so this should be asked early.
     """
     text = Path("/proc/self/environ").read_bytes()
-    pairs = (one.partition(b"=") for one in text.split(b"\0") if b"=" in one)
+    pairs = (entry.partition(b"=") for entry in text.split(b"\0") if b"=" in entry)
     return Inherited({os.fsdecode(k): os.fsdecode(v) for k, _, v in pairs}, dict(_limits()))
 
 

@@ -1,4 +1,4 @@
-"""Processes that die with their parent, and those of one launch. Standard library, Linux."""
+"""Processes that die with their parent, and the processes of a launch. Standard library, Linux."""
 
 import contextlib
 import ctypes
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# What makes an agent end its launch; the kernel sends it the last one when the caller dies.
+# Signals that make an agent end its launch. The kernel sends the last one when the caller dies.
 ENDING_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -23,30 +23,32 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
-    """Ask the kernel for ``signum`` when the parent dies; return False if it is gone already."""
+    """Ask the kernel to send ``signum`` when the parent dies. Return False if it is already
+    gone.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    # Of a parent that died before the call the kernel sends no signal any more.
+    # If the parent died before the call, the kernel sends no signal.
     return os.getppid() == parent_pid
 
 
 def pids_by_token(token: str) -> list[int]:
     """Return the processes that inherited ``STEPGUARD_TOKEN=token``, without zombies."""
     wanted = f"STEPGUARD_TOKEN={token}".encode()
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
-            # The environment of a zombie reads as empty.
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            # The environment of a zombie is empty.
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def kill_by_token(token: str, spare: int = 0) -> list[int]:
-    """Kill every process of the launch but ``spare`` (SIGKILL); return the pids that were."""
+    """Kill every process of the launch except ``spare`` (SIGKILL). Return their pids."""
     killed = []
     for pid in pids_by_token(token):
         if pid not in (spare, os.getpid()):
@@ -57,8 +59,8 @@ def kill_by_token(token: str, spare: int = 0) -> list[int]:
 
 
 def notice_ends() -> None:
-    """Undo that SIGCHLD is ignored, as a supervisor of this process may have it: the kernel forgets
-    then how a process ended, and each seems to have ended well, git that failed for one.
+    """Make sure that SIGCHLD is not ignored, as a supervisor may have set it. Otherwise the kernel
+    forgets how processes ended, and a git that failed seems to have succeeded.
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -66,14 +68,15 @@ def notice_ends() -> None:
 
 @contextlib.contextmanager
 def ends_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP be what Ctrl-C is, a KeyboardInterrupt, until the end of the block. By
-    default the kernel ends the process at once: it leaves folders and worktrees, and no document.
+    """Treat SIGTERM and SIGHUP like Ctrl-C, as a KeyboardInterrupt, until the end of the block. By
+    default the kernel ends the process at once, which leaves folders and worktrees behind, and no
+    document.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # What is ignored (nohup) or handled already stays so.
-    taken = [one for one in _ENDS if signal.getsignal(one) is signal.SIG_DFL]
+    # Signals that are ignored (nohup) or already handled stay as they are.
+    taken = [number for number in _ENDS if signal.getsignal(number) is signal.SIG_DFL]
     for number in taken:
         signal.signal(number, _interrupt)
     try:
@@ -89,21 +92,24 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Defer Ctrl-C, and what is treated like it, until the end of the block."""
+    """Defer Ctrl-C, and the signals treated like it, until the end of the block."""
     # Python lets only the main thread set a handler, and runs handlers only there.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    # Not a signal mask: it is a thread's own, and the numerical libraries have threads that would
-    # take the signal in the main thread's place.
-    deferred = [signal.SIGINT, *(one for one in _ENDS if signal.getsignal(one) is _interrupt)]
-    before = [signal.signal(one, lambda number, frame: came.append(number)) for one in deferred]
+    # A signal mask would not work: it belongs to a thread, and threads of the numerical libraries
+    # would get the signal in place of the main thread.
+    deferred = [
+        signal.SIGINT,
+        *(number for number in _ENDS if signal.getsignal(number) is _interrupt),
+    ]
+    before = [signal.signal(each, lambda number, frame: came.append(number)) for each in deferred]
     try:
         yield
     finally:
         for number, handler in zip(deferred, before, strict=True):
-            # None is a handler that was not set by Python, and cannot be set again.
+            # None stands for a handler that Python did not set and cannot restore.
             signal.signal(number, handler or signal.SIG_DFL)
         if came:
             signal.raise_signal(came[0])

@@ -1,5 +1,5 @@
-"""HEAD's tree measured beside another revision's: because that was asked for, or to tell the code
-from the machine when a stored baseline says SLOWER or FASTER.
+"""HEAD's tree measured beside another revision's: on request, or to tell the code from the machine
+if a stored baseline says SLOWER or FASTER.
 """
 
 import contextlib
@@ -14,29 +14,29 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, alarm_of, is_asked
 from stepguard.judge.findings import Findings, Permits
-from stepguard.launch.sources import changed_modules
+from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
 from stepguard.machine.git.worktree import Tree, tree_of
-from stepguard.measure.ahead import Ahead
+from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.pair_run import PairsWanted, measure_ab
-from stepguard.measure.workers import Bench, Progress
+from stepguard.measure.start_ahead import Ahead
 
 
 @dataclass
 class Budget:
-    """Minutes that a run may spend on pairs, shared out over the cases still to come."""
+    """Minutes that a run may use for pairs, shared equally among the cases still to come."""
 
     left_s: float
     cases: int
 
     def share_s(self) -> float:
-        """Return how long the next case may take."""
+        """Return how many seconds the next case may take."""
         return max(0.0, self.left_s / max(1, self.cases))
 
     @contextlib.contextmanager
-    def spent(self) -> Iterator[None]:
-        """Take a case's share; what it leaves is for the others."""
+    def charged(self) -> Iterator[None]:
+        """Charge a case with the time inside. What is left of its share is for the others."""
         began = time.monotonic()
         try:
             yield
@@ -52,7 +52,7 @@ def compare_with(
     files = wanted.files
     if files is None:  # nobody has asked git yet
         files = differing(tree.base, tree.commit, tree.base / "baselines")
-    if files is None:  # git does not say: any may
+    if files is None:  # git does not say: all may differ
         files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
     bench = replace(bench, changed=changed_modules((tree.base, tree.top), files))
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
@@ -70,39 +70,39 @@ def compare_with(
 def confirm(
     case: Case,
     bench: Bench,
-    found: Findings,
+    findings: Findings,
     permits: Permits,
     evidence: Evidence,
     recorded: tuple[str, str],
     progress: Progress,
     wanted_beside: Callable[[Case, str], PairsWanted],
 ) -> tuple[Answer | None, Comparison | None]:
-    """Return the answer to an alarm, and the pairs that are kept of it: the recording's commit was
-    measured beside HEAD. None where nobody asks, now or in an earlier run of these trees.
-    ``recorded`` is that commit, and
-    the branch that has to have it; empty: the main branch. ``wanted_beside`` says what is wanted of
-    pairs of a case with a commit.
+    """Return the answer to an alarm, and the pairs to keep: the recording's commit is measured
+    beside HEAD. None if nothing has to be answered, neither an alarm nor a SLOWER of an earlier
+    run.
 
-    The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
-    is in both.
+    ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
+    branch). ``wanted_beside`` returns the pairs that are wanted of a case with a commit. The pairs
+    time the steps that the screen's ``evidence`` timed, so that a slowdown in late steps is in
+    both.
     """
-    moved, dirty = alarm_of(found, permits) is not None, bench.revision.dirty
+    moved, dirty = alarm_of(findings, permits) is not None, bench.revision.dirty
     if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
         return None, None
-    if evidence.tree_changed:  # nobody knows what was measured
+    if evidence.tree_changed:  # it is unknown what was measured
         return Answer(failed=Reason.TREE_CHANGED.phrase), None
     chosen = commit_for_confirmation(bench.root, *recorded)
     if moved and not chosen.commit:
         return Answer(failed=chosen.how), None
-    # A module that git ignores may be another one than it was then.
+    # A module that git ignores may have been another one at that commit.
     of_commit = not (dirty or evidence.untracked)
     if moved and chosen.commit == bench.revision.commit and of_commit:
         return Answer(chosen.how, same_code=True), None
-    # FLOPs as well: of trees that do other work no times are compared.
+    # FLOPs are counted as well: times of trees that do other work are not compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
     wanted = replace(wanted_beside(times, chosen.commit), steps=steps)
     stays = wanted.stays(evidence)
-    if not is_asked(found, permits, stays):
+    if not is_asked(findings, permits, stays):
         return None, None
     try:
         pairs = stays or _beside(times, bench, chosen.commit, progress, wanted)
@@ -122,7 +122,9 @@ def _beside(
     front = f"confirming, {wanted.budget_s / 60:.0f} min at most"
     notices: list[str] = []
     with tree_of(bench.root, commit, notices.append) as tree:
-        found = compare_with(case, alone, tree, lambda text: progress(f"{front}: {text}"), wanted)
+        comparison = compare_with(
+            case, alone, tree, lambda text: progress(f"{front}: {text}"), wanted
+        )
     for notice in notices:
         progress(notice)
-    return found
+    return comparison

@@ -1,4 +1,6 @@
-"""Differences: what one variant of a step costs more than another, in alternating segments."""
+"""Differences: what one variant of a step costs more than another, measured in segments in
+turns.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,20 +8,20 @@ from functools import partial
 from statistics import fmean
 
 from stepguard.core.evidence import Block, Difference
-from stepguard.measure.rank_answers import Answers
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.running_launch import RunningLaunch
 
-LIMIT_S = 120.0  # beyond three times what the segments should take
+LIMIT_S = 120.0  # in addition to three times the expected time of the segments
 
 
 @dataclass(frozen=True)
 class Variants:
-    """Names the two variants that a difference compares, as a worker knows them."""
+    """The two variants that a difference compares, as a worker names them."""
 
-    words: str  # what a person reads while it is measured
+    words: str  # shown while it is measured
     plain: str
     other: str
-    diverges: bool = False  # one variant spoils the state: it needs a launch of its own
+    diverges: bool = False  # a variant spoils the state, so it needs a launch of its own
 
 
 DIFFERENCES = {
@@ -31,21 +33,21 @@ DIFFERENCES = {
 
 
 def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> Difference:
-    """Measure segments of the plain (P) and the other variant (V), P V V P, series after series,
-    until there are enough pairs. The launch has warmed up.
+    """Measure segments of the plain variant (P) and the other one (V) as P V V P, series after
+    series, until there are enough pairs. The launch has warmed up.
 
-    A series during which the machine was disturbed is measured again. Raises LaunchFailed after
-    the protocol's ``retries`` of those.
+    A series in which the machine was disturbed is repeated. Raises LaunchFailed after the
+    protocol's ``retries`` of those.
     """
     variants, protocol, step_s = DIFFERENCES[name], launch.protocol, launch.warmup.step_s
     steps = max(4, round(protocol.segment_s / step_s))
     series = [0, 1, 1, 0] * (protocol.pairs_in_a_series // 2)
     pairs: list[tuple[float, float]] = []
-    plain_ms: list[list[float]] = []  # by rank, of each series
+    plain_ms: list[list[float]] = []  # by rank, for each series
     discarded: list[Block] = []
     while len(pairs) < pairs_wanted:
-        # The first segment only takes up the pause before the command; a load without pauses,
-        # which the warm-up is not, has to settle first: the first pair read 0.4 to 0.9 % too much.
+        # The first segment takes up the pause before the command. A load without pauses, unlike the
+        # warm-up, must settle first: without that the first pair read 0.4 to 0.9 % too much.
         lead = 1 if pairs else protocol.settling_segments
         order = [0] * lead + series
         left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
@@ -61,8 +63,8 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
 def _series(
     variants: Variants, launch: RunningLaunch, order: Sequence[int], steps: int
 ) -> tuple[Block, Answers]:
-    """Run the segments of one series; the block that spans them, and the ranks' answers. Of a
-    series only the machine's disturbances and the host's own time are looked at.
+    """Run the segments of one series. Return the block that spans them, and the ranks' answers. Of
+    the block only disturbances of the machine and the host's time are used.
     """
     seconds = len(order) * steps * launch.warmup.step_s
     names, limit_s = [variants.plain, variants.other], LIMIT_S + 3 * seconds
@@ -74,7 +76,7 @@ def _series(
 
 def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[float, float]]:
     """Return (plain, other) step times of the slowest rank, of neighbours in the order 0 1 1 0 ...
-    that follows ``lead`` segments which do not count.
+    The first ``lead`` segments do not count.
     """
     slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
     pairs = []
@@ -85,6 +87,8 @@ def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[
 
 
 def plain_by_rank(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[float]:
-    """Return the mean step time of the plain variant on each rank, without ``lead`` segments."""
+    """Return the mean step time of the plain variant on each rank, without the first ``lead``
+    segments.
+    """
     chosen = [index for index, variant in enumerate(order) if variant == 0 and index >= lead]
     return [fmean(rank["segments_ms"][index] for index in chosen) for rank in ranks]

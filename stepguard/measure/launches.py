@@ -1,9 +1,9 @@
-"""Plans the launches of one case in one tree, runs one after the other, and returns evidence.
+"""Plan the launches of one case in one tree, run them one after the other, and return evidence.
 
-While a launch compiles and warms up, the next one is started and imports torch; its import is over
-before the first block whose time is judged, since that waits for its hello. So does one beyond the
-planned ones, where it may be wanted; if it is not, it is ended. Behind the last one the next case's
-first launch does the same.
+While a launch compiles and warms up, the next one starts and imports torch. Its import ends before
+the first judged block, which waits for its hello. A launch beyond the planned ones starts in the
+same way if it may be wanted, and is ended if it is not. During the last launch the next case's
+first launch imports.
 """
 
 import contextlib
@@ -17,37 +17,40 @@ from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.differences import DIFFERENCES, measure_difference
+from stepguard.measure.launch_durations import protocol_of
 from stepguard.measure.pair import build_alone
-from stepguard.measure.protocol import protocol_of
-from stepguard.measure.rank_answers import Answers
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
-from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 
 FIRST = "launch 1"
 
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """A launch of the plan: whether it times blocks, counts, and which differences it measures."""
+    """A planned launch: whether it times blocks, whether it counts, which differences it
+    measures.
+    """
 
     label: str
     timed: bool
     count: bool
     differences: tuple[str, ...] = ()
-    alone: bool = False  # one rank of the case, timed beside the case's launches and not among them
+    # One rank of the case alone; timed beside the case's launches, not among them.
+    alone: bool = False
 
 
 def planned_launches(case: Case) -> list[PlannedLaunch]:
     """Return the launches of a case, in order.
 
-    The first one counts, too, after its blocks; differences are measured in between. On a GPU its
-    blocks are left out, and another launch comes, where it had to compile. A variant that leaves
-    the ranks' replicas different has a launch of its own.
+    The first one also counts, after its blocks; differences are measured in between. If the first
+    one had to compile on a GPU, its blocks are left out, and another launch follows. A variant that
+    leaves the ranks' replicas different has a launch of its own.
 
-    One rank alone comes last. It leaves the other cards idle, and they cool: what is gated is
-    measured before, on cards in the state that the recordings were made in. Its own card is as warm
-    as it was in the case's last launch.
+    One rank alone comes last. It leaves the other cards idle, and they cool. So all that is gated
+    is measured before, on cards in the state of the recordings. Its own card is as warm as in the
+    case's last launch.
     """
     counted = any(METRICS[name].kind == "counter" for name in case.gates)
     wanted = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
@@ -57,7 +60,7 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
         planned.append(PlannedLaunch(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
     for number in range(2, case.launches + 1):
         planned.append(PlannedLaunch(f"launch {number}", True, False))
-    # On a CPU that nobody judges by time, ranks get in each other's way by 200 % or 50 %.
+    # On a CPU, which nobody judges by time, ranks slow each other down by 50 to 200 %.
     if case.world_size > 1 and JUDGED_TIME in case.gates:
         planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
     return planned
@@ -69,8 +72,8 @@ def measure_launches(
     progress: Progress = lambda text: None,
     wants_another: Callable[[Evidence], bool] = lambda evidence: False,
 ) -> Evidence:
-    """Run all launches of a case; ``wants_another`` is asked after the planned ones, and after each
-    one more. Never raises for what a workload or a worker does: that is a fault in the evidence.
+    """Run all launches of a case. ``wants_another`` is asked after the planned ones, and after each
+    one more. Never raises for failures of a workload or a worker: those are faults in the evidence.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -86,7 +89,7 @@ def measure_launches(
 def ask_ranks(
     case: Case, bench: Bench, progress: Progress, command: str, **arguments: Any
 ) -> Answers:
-    """Return every rank's answer to one command, in a launch of its own, after the first step.
+    """Return all ranks' answers to one command, in a launch of its own, after the first step.
 
     Raises LaunchFailed with what went wrong.
     """
@@ -115,9 +118,10 @@ class _CaseRun:
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
 
     def measure(self, wants_another: Callable[[Evidence], bool]) -> None:
-        """Run the planned launches and as many more as are wanted; a failure ends it."""
+        """Run the planned launches, and as many more as are wanted. A failure ends it."""
         try:
-            while self._planned and not self._unsteady():  # that decides, however many follow
+            # Unsteadiness decides, however many launches follow.
+            while self._planned and not self._unsteady():
                 plan = self._planned.pop(0)
                 if plan.alone:  # more launches come before it: the other cards cool meanwhile
                     self._more_launches(wants_another)
@@ -132,33 +136,35 @@ class _CaseRun:
             self.workers.faults.append(failed.fault)
 
     def _unsteady(self) -> bool:
-        """Tell whether a launch never got steady, of a case that gates times."""
+        """Tell whether a launch of a case that gates times never got steady."""
         gated = JUDGED_TIME in self.case.gates
-        return gated and any(one.steady for one in self.workers.launches)
+        return gated and any(launch.steady for launch in self.workers.launches)
 
     def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
-        """Return the plan of a launch; of a GPU's first one that compiled what no cache had,
-        without blocks: the compiler's trials leave other memory behind, and a card that has idled.
-        Another one is planned in its place, behind the other timed ones.
+        """Return the plan of a launch. If a GPU's first launch compiled what no cache had, it is
+        not timed: the compiler's trials leave other memory behind, and a card that idled. Another
+        launch is then planned after the timed ones.
         """
         first = plan.timed and self._numbered == 0
         if not (first and is_gpu(self.case.device) and launch.compiled_afresh):
             return plan
         self._only_compiled = 1
         label = f"launch {self.case.launches + 1}"
-        before_one_rank = len(self._planned) - sum(one.alone for one in self._planned)
+        before_one_rank = len(self._planned) - sum(planned.alone for planned in self._planned)
         self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
         return replace(plan, timed=False)
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
-        """Run one rank alone. It informs: a workload that cannot do with one is not broken."""
+        """Run one rank alone. It only informs: a workload that cannot run on one rank is not
+        broken.
+        """
         try:
             self._run(plan, None)
         except LaunchFailed as failed:
             self.one_rank["one_rank_problem"] = failed.fault.message
 
     def _more_launches(self, wants_another: Callable[[Evidence], bool]) -> None:
-        """Run launches as long as one more is wanted; one that imported in vain is ended."""
+        """Run launches as long as one more is wanted. End one that imported and is not wanted."""
         while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
             self._run(self._one_more(1), self._one_more(2) if self._room(2) else None)
         for plan in [plan for plan in self._importing if not plan.alone]:
@@ -168,8 +174,9 @@ class _CaseRun:
         return len(self.workers.launches) + launches <= self.most_launches
 
     def _may_want(self, wants_another: Callable[[Evidence], bool]) -> bool:
-        """Tell whether a launch is likely to be wanted after the last planned one, so that it may
-        import meanwhile: it would be, were the case one of so many launches as there are.
+        """Tell whether a launch will likely be wanted after the last planned one, so that it can
+        import early. It will if one would be wanted now, with the launches so far as all planned
+        ones.
         """
         done = len(self.workers.launches)
         so_far = replace(self.evidence(), planned_launches=done)
@@ -177,7 +184,7 @@ class _CaseRun:
 
     @property
     def _numbered(self) -> int:
-        """Return the number of the newest launch that is counted in labels."""
+        """Return the number of the newest launch that has a number in its label."""
         return len(self.workers.launches) + self._only_compiled
 
     def _one_more(self, ahead: int) -> PlannedLaunch:
@@ -185,22 +192,22 @@ class _CaseRun:
         return PlannedLaunch(label, timed=True, count=False)
 
     def _start(self, plan: PlannedLaunch) -> RunningLaunch:
-        """Return the plan's launch, which imports from now on."""
+        """Return the plan's launch, which then imports."""
         return RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)
 
     def _run(self, plan: PlannedLaunch, following: PlannedLaunch | None) -> None:
-        """Run one launch to its end; ``following`` imports meanwhile."""
+        """Run one launch to its end. Meanwhile ``following`` imports."""
         launch = self._importing.pop(plan, None) or self._start(plan)
         launch.hello()
         if following:
             self._importing[following] = self._start(following)
         if not self._planned:  # whether or not one more is wanted
             self.workers.start_ahead(FIRST)
-        waiting = [one.ready for one in self._importing.values()] + [self.workers.ahead.ready]
+        waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
         ranks = launch.build()
         plan = self._timed_unless_compiled(plan, launch)
-        # Counts do not mind a busy host, nor do times that nobody judges.
+        # A busy host changes neither counts nor times that nobody judges.
         timed = gates_times(self.case)
         if plan.timed or plan.differences:
             launch.warm_up(until=lambda: not timed or all(ready() for ready in waiting))
@@ -208,8 +215,8 @@ class _CaseRun:
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:
-            found = measure_difference(name, launch, self.case.difference_pairs)
-            self.differences.append(found)
+            difference = measure_difference(name, launch, self.case.difference_pairs)
+            self.differences.append(difference)
         if plan.count:
             launch.count()
         launch.leave()
@@ -218,7 +225,7 @@ class _CaseRun:
             self.one_rank["one_rank"] = launch.measured(0)
             self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
         elif plan.timed:
-            launches[-1] = launch.measured(self._numbered)  # its end included
+            launches[-1] = launch.measured(self._numbered)  # with its end
 
     def _time(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         steps = block_steps(self.protocol.block_s, launch.warmup.step_s)

@@ -1,12 +1,12 @@
-"""One pair: a launch of each of two trees, whose blocks alternate on the same machine.
+"""One pair: a launch of each of two trees. Their blocks run in turns on the same machine.
 
-Both are built at the same time where memory holds both, warm up, and run a block each in the order
-base, head, head, base, or the other way round. While one runs, the other is parked: it waits on the
-host and has given its cached memory back.
+If memory has room for both, they are built at the same time. They warm up, and run blocks in the
+order base, head, head, base, or the other way round. While one runs, the other is parked: it waits
+on the host and has given its cached memory back.
 
-Both time the same steps, counted from the first. At its power cap an H200 runs a step faster or
-slower as the parameters change, by 2.3 % over the first 80 steps that a GPT-2 learns in
-(docs/measurements.md): a side that is steps ahead runs other steps.
+Both time the same steps, counted from the first. At its power cap an H200 changes the speed of a
+step as the parameters change, by 2.3 % over the first 80 steps that a GPT-2 learns in
+(docs/measurements.md). A side that is steps ahead would run other steps.
 """
 
 import time
@@ -14,42 +14,42 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from stepguard.measure.protocol import Protocol
+from stepguard.measure.case_workers import CaseWorkers
+from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
-from stepguard.measure.workers import CaseWorkers
 
 HEAD, BASE = 0, 1
 SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
-# What begins late is looked for in two launches of each side, which is what it takes to tell that
-# it returns; in all of them it would cost as much again as the pairs.
+# Late slowdowns are looked for in two launches of each side: two are enough to show that one
+# returns. In all launches they would cost as much as the pairs themselves.
 FAR_PAIRS = 2
 REACH_STEPS = 320
 
 
 @dataclass(frozen=True)
 class PairTiming:
-    """Sets how long each launch of a pair runs, in seconds."""
+    """How many seconds each launch of a pair runs."""
 
     lead_s: float  # untimed, before each block: allocations return, clocks settle
     block_s: float
-    # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
+    # Running in turns removes the drift, so the warm-up need not wait until all of it is over.
     warmup: Protocol
-    ahead: int = 2  # pairs that import while one is built; few cores have enough to do with one
-    steps: range = range(0)  # that blocks have to time; empty: whichever come
+    ahead: int = 2  # pairs that import while one is built; on few cores one is enough
+    steps: range = range(0)  # steps that blocks have to time; empty: any
     # How far the second block of the first pairs reaches, in seconds of load: as far as a launch
-    # beside a stored baseline does, and to step REACH_STEPS where that takes no longer than twice.
+    # beside a stored baseline. If it takes at most twice as long, it reaches step REACH_STEPS.
     reach_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Counts the steps of a pair's blocks, alike on both sides."""
+    """The steps of a pair's blocks, equal on both sides."""
 
-    lead: int  # untimed, before each
-    timed: int  # in each
-    begins: tuple[int, int]  # at the earliest, the first and the second
+    lead: int  # untimed, before each block
+    timed: int  # in each block
+    begins: tuple[int, int]  # the earliest begin of the first and of the second block
 
 
 def _blocks(timing: PairTiming, number: int, far: bool, *launches: RunningLaunch) -> _Blocks:
@@ -57,22 +57,22 @@ def _blocks(timing: PairTiming, number: int, far: bool, *launches: RunningLaunch
     step_s = min(launch.warmup.step_s for launch in launches)
     lead = max(1, round(timing.lead_s / step_s))
     timed = max(block_steps(timing.block_s, step_s), (len(timing.steps) + 1) // BLOCKS)
-    # Untimed steps lie between the two blocks. Every second pair begins by so many steps earlier,
-    # so that it times what the one before it did not.
+    # Untimed steps lie between the two blocks. Every second pair begins so many steps earlier, and
+    # times what the pair before it did not.
     first = timing.steps.start - (lead if number % 2 == 0 else 0)
     second = _reach(timing, step_s) - timed if far and not timing.steps else 0
     return _Blocks(lead, timed, (first, second))
 
 
 def _reach(timing: PairTiming, step_s: float) -> int:
-    """Return the step, from the first, that a far pair's last block ends at."""
+    """Return the step, counted from the first, at which the last block of a far pair ends."""
     usual = round(timing.reach_s / step_s)
     return max(usual, REACH_STEPS) if REACH_STEPS <= 2 * usual else usual
 
 
 class Pair:
-    """Two launches, HEAD's and the other tree's, which import from now on; ``standby``: their
-    agents alone, until release().
+    """Two launches, HEAD's and the other tree's, which then import. With ``standby`` only their
+    agents import until release().
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Pair:
         ]
 
     def build(self, at_once: bool) -> None:
-        """Build both, ``at_once`` if memory allows; then they are parked."""
+        """Build both, ``at_once`` if memory allows. Then they are parked."""
         RunningLaunch.expect(*self.launches)
         if at_once:
             self._build_at_once()
@@ -101,8 +101,8 @@ class Pair:
 
     def _build_at_once(self) -> None:
         self._ticker(f"pair {self._number}: build and first step")
-        # Not in a with: leaving one waits for the threads, and they for groups that only the
-        # caller's stack closes.
+        # Not in a with: leaving it would wait for the threads, and they wait for groups that only
+        # the caller's stack closes.
         pool = ThreadPoolExecutor(len(self.launches))
         futures = [pool.submit(launch.build, quietly=True) for launch in self.launches]
         pool.shutdown(wait=False)
@@ -111,15 +111,15 @@ class Pair:
             future.result()
 
     def run(self, order: Sequence[int], nobody_imports: Callable[[], bool], far: bool) -> None:
-        """Warm up, then run blocks in ``order``, all of them while ``nobody_imports``; ``far``: the
-        second ones reach as far as launches beside a stored baseline do.
+        """Warm up, then run blocks in ``order``, all of them while ``nobody_imports``. ``far``: the
+        second blocks reach as far as launches beside a stored baseline.
         """
         first, second = self.launches[order[0]], self.launches[order[1]]
         most = self._timing.steps.start // 2
-        # The one whose block comes first warms up last, and goes on without being parked.
+        # The launch whose block comes first warms up last, and goes on without being parked.
         second.warm_up(most=most)
         second.park()
-        # Imports of the next pairs may disturb that warm-up, and nothing that follows it.
+        # Imports of the next pairs may disturb that warm-up, but nothing after it.
         self._ticker(f"pair {self._number}: wait until nobody imports")
         began = time.monotonic()
         self._wait(nobody_imports)
@@ -147,8 +147,8 @@ def one_after_the_other(
     timing: PairTiming,
     far: bool,
 ) -> list[RunningLaunch]:
-    """Run a launch of each side, the second when the first has ended, for trees that do not fit
-    the card together; return them in the order of ``sides``.
+    """Run a launch of each side, the second after the first has ended, for trees that do not fit on
+    the card together. Return them in the order of ``sides``.
     """
     done: dict[int, RunningLaunch] = {}
     blocks = None
@@ -175,8 +175,8 @@ def build_alone(launch: RunningLaunch) -> None:
 
 
 def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) -> None:
-    """Run untimed steps, then a timed block of those steps that ``other`` timed in its block of
-    this number, if it has.
+    """Run untimed steps, then a timed block. It times the steps that ``other`` timed in its block
+    of this number, if it has one.
     """
     number = len(launch.blocks)
     begin = max(launch.ran + blocks.lead, blocks.begins[number])

@@ -1,13 +1,13 @@
-"""A/B comparison of one case: pairs of launches, HEAD's tree and another one on the same machine.
+"""A/B comparison of one case: pairs of launches of HEAD's tree and another one, on the same
+machine.
 
-Each tree's counting pass comes first, in a launch of its own, which also fills the compile cache
-that both share. Then pair after pair (pair.py), each of two fresh groups, so that a card that
-drifts does so for both. Where memory does not hold both, though each fitted alone, the two are
-launched one after the other.
+First each tree has a counting launch, which also fills the compile cache that both share. Then come
+the pairs (pair.py). Each has two fresh groups, so that a card that drifts does so for both. If each
+tree fits into memory alone, but not both together, the two launches run one after the other.
 
 Nobody imports beside a timed block. A launch imports torch in its agent, and then the compiler and
-the workload in its ranks: together that takes longer than a pair takes to be built. So while a pair
-is built the next one's ranks import, and the agents of the one after it.
+the workload in its ranks. Together that takes longer than building a pair. So while a pair is
+built, the ranks of the next pair import, and the agents of the one after it.
 """
 
 import contextlib
@@ -16,17 +16,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison, LaunchPair, glances, judged
+from stepguard.core.comparison import Comparison, LaunchPair, judged, judges_ungated_time
 from stepguard.core.device import CPU, GPU, is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
-from stepguard.judge.decision import wants_another_pair
-from stepguard.judge.pairs import out_of_line
+from stepguard.judge.judge_pairs import wants_another_pair
+from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_on_cpu
 from stepguard.judge.rules.identical_step import enough, unlike
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
@@ -36,16 +38,14 @@ from stepguard.measure.pair import (
     build_alone,
     one_after_the_other,
 )
-from stepguard.measure.protocol import Protocol
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
-from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 
-FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
+FULL = 0.9  # of the card's memory; with more, two groups are not built at the same time
 COUNTING = "counting launch"  # the first of a tree
-MOST_AGAIN = 3  # pairs that others replace; a machine that is always so is judged as noisy
-# On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
-# seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
-# 13.5 s of load a pair, 8 of them timed: 8 pairs in two minutes of GPU time, 22 in five.
+MOST_REPLACED = 3  # pairs that may be replaced; a machine with more of them is judged as noisy
+# On an H200 at its power cap the steps scatter, not the launches. So only timed seconds help. More
+# pairs are worth more than longer ones, since their scatter is known better. A pair has 13.5 s of
+# load, of which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
 PAIR_TIMINGS = {
     GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
     CPU: PairTiming(
@@ -56,19 +56,20 @@ PAIR_TIMINGS = {
 
 @dataclass(frozen=True)
 class PairsWanted:
-    """Says how many pairs to measure, which steps they time, and which rule judges them."""
+    """How many pairs to measure, which steps they time, and which rule judges them."""
 
-    budget_s: float  # for all of them; the pair that runs when it is over is completed
+    budget_s: float  # for all of them; a pair that runs when it is over is completed
     wants_another: Callable[[Comparison], bool] = wants_another_pair
-    alpha: float = ALPHA  # the level of the case among those of its run
-    steps: range = range(0)  # of all that are timed, counted from the first; empty: any
-    # In which the trees differ: where it is known, a step that is the same is timed by few pairs.
+    alpha: float = ALPHA  # the case's level, given the number of cases in its run
+    steps: range = range(0)  # all that are timed, counted from the first; empty: any
+    # Files in which the trees differ. If they are known, a step that is the same is timed by few
+    # pairs.
     files: tuple[str, ...] | None = None
-    # Gives the comparison of an earlier run whose SLOWER still holds for HEAD's evidence, if any.
+    # Returns the comparison of an earlier run whose SLOWER still holds for HEAD's evidence, if any.
     stays: Callable[[Evidence], Comparison | None] = lambda head: None
-    fresh: bool = False  # it was asked for, though an earlier run may have said SLOWER
-    # Called after each pair, so that SLOWER stays also where somebody ends the run before its end.
-    # Returns them, marked if their tree changed meanwhile.
+    fresh: bool = False  # asked for, although an earlier run may have said SLOWER
+    # Called after each pair, so that SLOWER stays even if somebody ends the run early. Returns the
+    # comparison, marked if its tree changed.
     keep: Callable[[Comparison], Comparison] = lambda so_far: so_far
 
 
@@ -81,8 +82,8 @@ def measure_ab(
 ) -> Comparison:
     """Measure pairs of ``benches``: HEAD's tree, and that of the revision ``against``.
 
-    Never raises for what a workload, a worker or the machine does: that is a fault in the evidence
-    of its side.
+    Never raises for failures of a workload, a worker or the machine: those are faults in the
+    evidence of the side.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -103,16 +104,17 @@ class _PairRun:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
-        self.again: list[LaunchPair] = []
-        self.aside: LaunchPair | None = None  # one that waits for the next
-        self.following: list[Pair] = []  # they import: the next one, and of a second the agents
-        self.stays: Comparison | None = None  # of an earlier run: nothing is measured again
+        self.replaced: list[LaunchPair] = []
+        self.waiting: LaunchPair | None = None  # a disturbed pair that waits for the next one
+        # Pairs that import: the next one, and the agents of a second.
+        self.following: list[Pair] = []
+        self.stays: Comparison | None = None  # of an earlier run, if nothing has to be measured
 
     def measure(self) -> None:
-        """Run counting passes and pairs; what fails is noted on its side, and ends it."""
+        """Run counting launches and pairs. A failure is noted on its side, and ends it."""
         try:
             self._count()
-            for number in range(1, 1 + MOST_PAIRS + MOST_AGAIN):
+            for number in range(1, 1 + MOST_PAIRS + MOST_REPLACED):
                 counted = len(self.sides[HEAD].launches)
                 if self.stays or counted == MOST_PAIRS:
                     return
@@ -127,11 +129,11 @@ class _PairRun:
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
         finally:
-            if self.aside:  # none came after it, so that it counts
-                self._count_pair(self.aside)
+            if self.waiting:  # no pair came after it, so it counts
+                self._count_pair(self.waiting)
 
     def _count(self) -> None:
-        # Counts do not mind a busy host: the next launches import meanwhile.
+        # A busy host does not change counts, so the next launches import meanwhile.
         launches = [RunningLaunch(side, COUNTING, self.timing.warmup) for side in self.sides]
         for launch in launches:
             build_alone(launch)
@@ -139,12 +141,12 @@ class _PairRun:
                 self.following.append(Pair(1, self.sides, self.timing))
             launch.count()
             launch.leave()
-            # As soon as it is known what HEAD runs on, and with.
+            # As soon as it is known what HEAD runs on.
             if launch is launches[HEAD] and self._still_slower():
                 return
 
     def _still_slower(self) -> bool:
-        """Take the comparison of an earlier run whose SLOWER stays."""
+        """Use the comparison of an earlier run whose SLOWER stays, if there is one."""
         head = self.comparison().head
         self.stays = None if head.faults else self.wanted.stays(head)
         return self.stays is not None
@@ -156,14 +158,14 @@ class _PairRun:
             try:
                 both = self._pair_at_once(number, order)
             except WorkersFailed as failed:
-                # Each of them fitted alone, when it was counted.
+                # Each of them fitted alone when it was counted.
                 if number > 1 or failed.fault.code != Reason.OUT_OF_MEMORY:
                     raise
                 self.together = False
         if not self.together:
             both = one_after_the_other(number, self.sides, order, self.timing, self._far())
-        # Not steady is no fault here: alternation takes the drift out, and a step that keeps
-        # compiling is counted.
+        # An unsteady launch is no fault here: running in turns removes the drift, and the counting
+        # launch counts a step that keeps compiling.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
         return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
@@ -172,28 +174,29 @@ class _PairRun:
         return len(self.sides[HEAD].launches) < FAR_PAIRS
 
     def _take(self, pair: LaunchPair) -> None:
-        """Count a pair. One waits for the next if it compiled in a timed block, which one side
-        alone does, or on a GPU if its blocks are out of line: if that is so, too, it was no
-        accident and both count; else the first is only kept.
+        """Count a pair, or let it wait for the next one. It waits if one side compiled in a timed
+        block, or, on a GPU, if its blocks are out of line. If the next pair is like that, too, it
+        was no accident, and both count. If not, the waiting pair is replaced, and only kept for the
+        record.
         """
-        aside = self.aside
+        disturbed = self.waiting
         odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base)
-        # Where steps are asked for, what is in one block alone is what is looked for.
-        may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
-        if aside is None and may_wait:
-            self.aside = pair
+        # If certain steps were asked for, what only one block shows may be what is looked for.
+        may_wait = odd and not self.timing.steps and len(self.replaced) < MOST_REPLACED
+        if disturbed is None and may_wait:
+            self.waiting = pair
             return
-        if aside and not odd:
-            self.again.append(aside)
-        elif aside:
-            self._count_pair(aside)
+        if disturbed and not odd:
+            self.replaced.append(disturbed)
+        elif disturbed:
+            self._count_pair(disturbed)
         self._count_pair(pair)
-        self.aside = None
+        self.waiting = None
 
     def _keep(self) -> None:
-        """Keep what there is; a pair that waits for the next one, too."""
-        waits = (self.aside,) if self.aside else ()
-        self.wanted.keep(replace(self.comparison(), again=(*self.again, *waits)))
+        """Keep all pairs, also one that waits for the next."""
+        waits = (self.waiting,) if self.waiting else ()
+        self.wanted.keep(replace(self.comparison(), again=(*self.replaced, *waits)))
 
     def _count_pair(self, pair: LaunchPair) -> None:
         index = len(self.sides[HEAD].launches) + 1
@@ -210,35 +213,35 @@ class _PairRun:
             pair.build(self._both_fit())
             pair.run(order, self._nobody_imports, self._far())
         except WorkersFailed:
-            # Launches one after the other may need its memory; and the pairs that follow would
-            # import beside timed blocks.
-            for launch in (one for each in (pair, *self.following) for one in each.launches):
+            # Launches that run one after the other may need its memory, and the following pairs
+            # would import beside timed blocks.
+            for launch in (launch for each in (pair, *self.following) for launch in each.launches):
                 launch.group.close()
             self.following = []
             raise
         return pair.launches
 
     def _start_following(self, number: int) -> None:
-        """Start the pairs behind ``number``: ranks of the next one, agents of a second; or, where
-        there will hardly be another one, the next case's first launch.
+        """Start the ranks of the pair after ``number``, and the agents of the one after that. If
+        hardly another pair will follow, start the next case's first launch.
         """
         if self._hardly_another():
             self.sides[HEAD].start_ahead(COUNTING)
             return
-        last = min(number + self.timing.ahead, MOST_PAIRS + len(self.again))
+        last = min(number + self.timing.ahead, MOST_PAIRS + len(self.replaced))
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for launch in self._next():
             launch.group.release()
 
     def _hardly_another(self) -> bool:
-        """Tell whether the pair that begins is likely the last one: no time is judged, it is enough
-        for a step that is the same, or most cases of a CPU end after it.
+        """Tell whether this pair is likely the last: no time is judged, it is enough for a step
+        that is the same, or most cases on a CPU end after it.
         """
-        found = self.comparison()
-        ends = found.glance and found.pairs == mean_on_cpu.LEAST_PAIRS - 1
+        comparison = self.comparison()
+        ends = comparison.glance and comparison.pairs == mean_on_cpu.LEAST_PAIRS - 1
         untimed = JUDGED_TIME not in judged(self.case)
-        alike = found.pairs == enough(found) - 1 and not unlike(found)
+        alike = comparison.pairs == enough(comparison) - 1 and not unlike(comparison)
         return untimed or alike or ends
 
     def _next(self) -> list[RunningLaunch]:
@@ -250,11 +253,13 @@ class _PairRun:
         return all(launch.ready() for launch in self._next()) and imported
 
     def _both_fit(self) -> bool:
-        """Tell whether the counted peaks fit the card at the same time; always on a CPU."""
+        """Tell whether the counted peaks of both fit on the card together. On a CPU they
+        always do.
+        """
         if not is_gpu(self.case.device):
             return True
         counts = [workers.counts for workers in self.sides]
-        # Reserved bytes, since the allocators of both groups take these from one card.
+        # Reserved bytes, since both groups' allocators take these from one card.
         peaks = [c.information.get("peak_reserved_bytes", 0.0) for c in counts if c]
         total_bytes = self.sides[HEAD].gpu_memory_bytes
         return len(peaks) == len(self.sides) and all(peaks) and sum(peaks) < FULL * total_bytes
@@ -272,7 +277,7 @@ class _PairRun:
             together=self.together,
             out_of_time=self.out_of_time,
             files=self.wanted.files,
-            again=tuple(self.again),
-            glance=glances(self.case),
+            again=tuple(self.replaced),
+            glance=judges_ungated_time(self.case),
             fresh=self.wanted.fresh,
         )

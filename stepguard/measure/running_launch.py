@@ -1,7 +1,7 @@
 """One launch while it runs: import, build, first step, warm-up, timed blocks, end.
 
-The host decides everything that is not physics, so that one rank protocol serves the launches of a
-case (launches.py) and the pairs of two trees (pair_run.py).
+The host decides all that is not physics. So one rank protocol serves the launches of a case
+(launches.py) and the pairs of two trees (pair_run.py).
 """
 
 import contextlib
@@ -13,20 +13,21 @@ from typing import Any
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.protocol import Protocol, WarmUp
-from stepguard.measure.rank_answers import Answers
-from stepguard.measure.workers import CaseWorkers
+from stepguard.measure.case_workers import CaseWorkers
+from stepguard.measure.combine_ranks import Answers
+from stepguard.measure.launch_durations import Protocol
+from stepguard.measure.warm_up import WarmUp
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
 MIN_STEPS = 4
-# A host that stalls for 10 ms as a block ends was seen once in some 300 blocks; work that the
-# events do not see is there every time.
+# A host stalled for 10 ms at the end of one in some 300 blocks. Work that the events do not see is
+# there every time.
 CLOCKS_RETRIES = 1  # of a launch
 
 
 class WorkersFailed(LaunchFailed):
-    """A launch that failed, and whose it was."""
+    """A launch that failed, and the workers that it belongs to."""
 
     def __init__(self, workers: CaseWorkers, failed: LaunchFailed) -> None:
         super().__init__(failed.fault)
@@ -34,10 +35,10 @@ class WorkersFailed(LaunchFailed):
 
 
 class RunningLaunch:
-    """A worker group that imports from now on. Whatever fails raises WorkersFailed.
+    """A worker group that then imports. All failures raise WorkersFailed.
 
-    ``alone``: of one rank, though the case has several; ``standby``: its agent imports,
-    and its ranks only after release().
+    ``alone``: it has one rank, although the case has several. ``standby``: its agent imports; its
+    ranks do so after release().
     """
 
     def __init__(
@@ -53,11 +54,11 @@ class RunningLaunch:
         self.group = workers.start(label, alone=alone, standby=standby)
         self._began = time.monotonic()
         self._compile_s = 0.0
-        self.compiled_afresh = False  # so far, and not taken from the cache on disk
+        self.compiled_afresh = False  # compiled so far, not taken from the cache on disk
         self._graphs = 0  # compiled so far, on all ranks
-        self._compiled_late = ""  # in which timed block
+        self._compiled_late = ""  # the timed block in which something compiled
         self.warmup = WarmUp(protocol)
-        self.ran = 0  # steps since the first one
+        self.ran = 0  # steps after the first one
         self.blocks: list[Block] = []
         self._discarded: list[Block] = []
 
@@ -75,8 +76,8 @@ class RunningLaunch:
     def ask(
         self, command: str, limit_s: float = COMMAND_LIMIT_S, quietly: bool = False, **args: Any
     ) -> Answers:
-        """Ask every rank, while the machine is monitored; ``quietly`` is for another thread than
-        the main one, which alone samples the machine and shows progress.
+        """Ask every rank, while the machine is monitored. ``quietly`` is for other threads than the
+        main one, which alone samples the machine and shows progress.
         """
         poll, show = (_nothing, _nothing) if quietly else (self.workers.poll, self.show)
         with self._blamed():
@@ -84,7 +85,7 @@ class RunningLaunch:
 
     @staticmethod
     def expect(*launches: "RunningLaunch") -> None:
-        """Let these launches, and no others, be on the GPUs from now on."""
+        """Let only these launches be on the GPUs from now on."""
         launches[0].workers.expect(*(launch.group for launch in launches))
 
     def imported(self) -> bool:
@@ -93,23 +94,23 @@ class RunningLaunch:
             return self.group.imported()
 
     def ready(self) -> bool:
-        """Tell whether the ranks have imported all, without waiting."""
+        """Tell whether the ranks have imported everything, without waiting."""
         with self._blamed():
             return self.group.ready()
 
     def hello(self) -> None:
-        """Wait until the ranks have imported all; their time limit runs from then on."""
+        """Wait until the ranks have imported everything. Their time limit runs from then on."""
         self._began = time.monotonic()
         self.show("start")
         with self._blamed():
             self.group.hello(self.workers.progress.tick)
 
     def build(self, quietly: bool = False) -> Answers:
-        """Build the workload and run its first step; return what the ranks say of it."""
+        """Build the workload and run its first step. Return what the ranks say of it."""
         if not quietly:
             self.show("build and first step")
         case = self.workers.case
-        # A loop has compiled, and run steps, when it rests for the first time.
+        # A loop has already compiled and run steps when it stops for the first time.
         limit_s = COMPILE_LIMIT_S if case.loop else COMMAND_LIMIT_S
         answers = self.ask(
             "prepare",
@@ -128,8 +129,8 @@ class RunningLaunch:
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = (), most: int = 0
     ) -> None:
-        """Run windows of steps, those of ``windows`` first, until steady, or until the cap, and
-        until ``until``; of ``most`` steps in all, if that is not 0.
+        """Run windows of steps, first those of ``windows``, until steady or until the cap, and at
+        least until ``until``. With ``most`` other than 0 run at most so many steps.
 
         The card is kept busy while the next launch still imports: a pause would cool it.
         """
@@ -144,7 +145,7 @@ class RunningLaunch:
             self.warmup.add(self.run(steps))
 
     def run(self, steps: int) -> Answers:
-        """Run so many steps in a block; every rank's times of it."""
+        """Run so many steps in a block. Return each rank's times."""
         limit_s = COMMAND_LIMIT_S + 10 * steps * self.warmup.step_s
         answers = self.ask("block", steps=steps, limit_s=limit_s)
         self.ran += steps
@@ -153,7 +154,7 @@ class RunningLaunch:
         return answers
 
     def timed_block(self, steps: int, of: int) -> None:
-        """Time a block of so many steps, again where the machine was disturbed; the launch has
+        """Time a block of so many steps. Repeat it if the machine was disturbed. The launch has
         ``of`` blocks.
         """
         number, graphs = len(self.blocks) + 1, 0
@@ -166,7 +167,7 @@ class RunningLaunch:
             return _block_of(answers, steps, ran), answers
 
         block, _ = self.undisturbed(measure, self._discarded, "block")
-        if self._graphs != graphs:  # its seconds are no step's
+        if self._graphs != graphs:  # the time of the compilation belongs to no step
             timed = block.timed_steps
             where = f"block {number}, at one of the steps {timed[0]} to {timed[-1]}"
             self._compiled_late = f"something was compiled in {where}"
@@ -175,44 +176,46 @@ class RunningLaunch:
     def undisturbed(
         self, measure: Callable[[], tuple[Block, Answers]], discarded: list[Block], during: str
     ) -> tuple[Block, Answers]:
-        """Measure blocks until nothing disturbed one, and return it with the ranks' answers; the
-        others join ``discarded``.
+        """Measure blocks until one is undisturbed. Return it with the ranks' answers. The others
+        join ``discarded``.
 
-        Fails, with the last disturbance, beyond the protocol's ``retries`` of them, and beyond
-        CLOCKS_RETRIES whose wall clock and events disagree.
+        Fails with the last disturbance after more than the protocol's ``retries`` disturbed blocks,
+        or after more than CLOCKS_RETRIES blocks whose wall clock and events disagree.
         """
         while True:
             measured, answers = measure()
             block = self.workers.monitored(measured, answers)
-            found = block.disturbance or _clocks_disagree(block)
-            if found is None:
+            disturbance = block.disturbance or _clocks_disagree(block)
+            if disturbance is None:
                 return block, answers
-            discarded.append(replace(block, disturbance=found))
-            reasons = [one.disturbance.reason for one in discarded if one.disturbance]
+            discarded.append(replace(block, disturbance=disturbance))
+            reasons = [lost.disturbance.reason for lost in discarded if lost.disturbance]
             gaps = reasons.count(Reason.CLOCKS_DISAGREE)
             if gaps > CLOCKS_RETRIES or len(discarded) > self.protocol.retries:
                 times = gaps if gaps > CLOCKS_RETRIES else len(discarded)
-                text = f"{times} blocks could not be used: {found.text}"
-                fault = Fault(found.reason, text, "", f"{self.label}, {during}")
+                text = f"{times} blocks could not be used: {disturbance.text}"
+                fault = Fault(disturbance.reason, text, "", f"{self.label}, {during}")
                 raise WorkersFailed(self.workers, LaunchFailed(fault))
 
     @property
     def timed_a_compiler(self) -> bool:
-        """Tell whether a timed block may hold what the next launch takes from the cache on disk."""
+        """Tell whether a timed block may contain a compilation that the next launch takes from the
+        cache on disk.
+        """
         return bool(self._compiled_late) and self.compiled_afresh
 
     def count(self) -> None:
-        """Run the counting pass, whose figures are the case's."""
+        """Run the counting pass. Its figures are the case's."""
         began = time.monotonic()
         answers = self.ask("count", limit_s=COMPILE_LIMIT_S)
         self.workers.take_counts(answers, time.monotonic() - began)
 
     def park(self) -> None:
-        """Give the cached memory back and idle until asked again."""
+        """Give the cached memory back, and idle until the next command."""
         self.ask("park")
 
     def leave(self) -> None:
-        """End in order; what the ranks imported late is checked first."""
+        """End in order. First check what the ranks imported late."""
         answers = self.ask("sources")
         with self._blamed():
             self.workers.check_sources(answers, self.group.spec, "end")
@@ -237,12 +240,12 @@ def _nothing(*progress: object) -> None:
 
 
 def block_steps(seconds: float, step_s: float) -> int:
-    """Return how many steps a block of about so many seconds has."""
+    """Return how many steps fill a block of about so many seconds."""
     return max(MIN_STEPS, round(seconds / step_s))
 
 
 def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
-    """Return one block for every rank's report; single steps are those of the slowest rank."""
+    """Return one block for all ranks' reports. Single steps are those of the slowest rank."""
     slowest = max(ranks, key=lambda rank: rank["wall_ms"])
     enqueue_ms = [rank["enqueue_ms"] for rank in ranks]
     return Block(
@@ -250,7 +253,7 @@ def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
         wall_ms=tuple(rank["wall_ms"] for rank in ranks),
         events_ms=tuple(rank["events_ms"] for rank in ranks),
         step_ms=tuple(slowest["step_ms"]),
-        # A rank whose host is late keeps all waiting.
+        # A rank whose host is late makes all ranks wait.
         enqueue_ms=None if None in enqueue_ms else max(enqueue_ms),
         ran=ran,
         outside_ms=ranks[0]["outside_ms"],

@@ -1,6 +1,6 @@
-"""Measures the cases of one run, judges them by baselines or another revision, and keeps them.
+"""Measure the cases of one run, judge them by baselines or by another revision, and keep them.
 
-Both the pytest plugin and the command line drive this; neither measures nor judges by itself.
+The pytest plugin and the commands use this; neither measures nor judges by itself.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 
 from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison, glances, judged
+from stepguard.core.comparison import Comparison, judged, judges_ungated_time
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Fault
 from stepguard.core.margins import ALPHA, BUDGET_MIN
@@ -22,21 +22,21 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
-from stepguard.judge.decision import judge_ab, wants_every_pair
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import alike, judge, screen, wants_another_launch
-from stepguard.judge.stays import still_slower
+from stepguard.judge.judge_pairs import judge_ab, wants_every_pair
+from stepguard.judge.judge_recordings import alike, judge, screen, wants_another_launch
+from stepguard.judge.slower_stays import still_slower
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current, differing, same_files
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.beside_base import Budget, compare_with, confirm
+from stepguard.measure.case_workers import Bench, Progress
+from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.launches import ask_ranks, measure_launches
 from stepguard.measure.pair_run import PairsWanted
-from stepguard.measure.rank_answers import Answers
-from stepguard.measure.workers import Bench, Progress
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 from stepguard.storage.waiver_file import today
 
 
@@ -49,8 +49,8 @@ class Result:
     verdict: Verdict
     evidence_path: Path
     baseline_path: Path
-    comparison: Comparison | None = None  # with another revision, where one was measured
-    judged_by: str = ""  # the digest of the baseline that judged, where one did
+    comparison: Comparison | None = None  # with another revision, if one was measured
+    judged_by: str = ""  # the digest of the baseline that judged, if one did
 
 
 @dataclass
@@ -64,13 +64,14 @@ class Suite:
     # Waivers, and the trailers of the commits from ``tree`` to what is measured.
     permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
-    alpha: float = ALPHA  # of each case that another revision judges: of an alarm's pairs ALPHA
-    fresh: bool = False  # measures pairs also where an earlier run's SLOWER would stay
-    confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
-    tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
+    alpha: float = ALPHA  # of each case that another revision judges; pairs of an alarm have ALPHA
+    fresh: bool = False  # measure pairs even if an earlier run's SLOWER would stay
+    # Confirm, in pairs and at once, a time that a baseline calls SLOWER or FASTER.
+    confirms: bool = True
+    tree: Tree | None = None  # of the revision that judges every case in place of the baselines
     launcher: Launcher | None = None
     base: str = ""  # the branch that the tree is merged into; empty: the main branch
-    base_baselines: Path | None = None  # its baselines, which judge instead of the tree's own
+    base_baselines: Path | None = None  # its baselines, which judge in place of the tree's own
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)  # of launches
     results: list[Result] = field(default_factory=list, init=False)
 
@@ -93,9 +94,9 @@ class Suite:
         return self._bench.revision
 
     def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
-        """Measure and judge one case; ``following`` is the one that comes next, if that is known,
-        and close() has to follow then. Raises FileError before anything is measured if the
-        baseline file cannot be trusted, and when the evidence cannot be kept.
+        """Measure and judge one case. ``following`` is the next case, if known; then close() must
+        be called at the end. Raises FileError before measuring if the baseline file cannot be
+        trusted, and also if the evidence cannot be kept.
         """
         self._bench.ahead.expect(following)
         if self.tree is None:
@@ -106,51 +107,53 @@ class Suite:
         return result
 
     def close(self) -> None:
-        """End what was started for a case that did not come."""
+        """End what was started for a next case that did not come."""
         self._bench.ahead.close()
 
     def ask(self, case: Case, progress: Progress, command: str, **arguments: Any) -> Answers:
-        """Return what the case's ranks answer to a command (measure/launches.py); it measures
-        nothing that is judged.
+        """Return what the case's ranks answer to a command (measure/launches.py). Nothing is
+        judged.
         """
         return ask_ranks(case, self._bench, progress, command, **arguments)
 
     def longest_s(self, case: Case) -> float | None:
-        """Return how long a case may take, where that is a matter of the budget: pairs go on until
-        they decide.
+        """Return how long a case may take, if that depends on the budget: pairs go on until they
+        decide.
         """
-        in_pairs = self.tree is not None and JUDGED_TIME in judged(case) and not glances(case)
+        in_pairs = (
+            self.tree is not None and JUDGED_TIME in judged(case) and not judges_ungated_time(case)
+        )
         return self.budget.share_s() if in_pairs else None
 
     def _screen(self, case: Case, progress: Progress) -> Result:
-        """Judge a case by the stored baseline; a time that moved is confirmed in pairs."""
+        """Judge a case by the stored baseline. A time that moved is confirmed in pairs."""
         path, entry = self._known(case)
         measured = measure_launches(
             case, self._bench, progress, lambda evidence: wants_another_launch(evidence, entry)
         )
         evidence = self._checked(measured)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
-        found = screen(evidence, entry, self._named(path))
-        permits = Permits.of(found, self.permissions, today())
+        findings = screen(evidence, entry, self._named(path))
+        permits = Permits.of(findings, self.permissions, today())
         answer, comparison = None, None
-        # Also where nothing is confirmed: that case's share is then for the others.
-        with self.budget.spent():
+        # Even if nothing is confirmed: then the share of this case is left for the others.
+        with self.budget.charged():
             if self.confirms and entry is not None and evidence.fingerprint is not None:
-                # The first of the epoch: what was recorded since is `same` by the limit, not by
+                # The first recording of the epoch: later ones are `same` only by the limit, not by
                 # pairs, and may have crept.
                 recordings = alike(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
                 answer, comparison = confirm(
                     case,
                     self._bench,
-                    found,
+                    findings,
                     permits,
                     evidence,
                     (recorded, self.base),
                     progress,
                     self._wanted,
                 )
-        ended = settled(found, permits, answer, evidence.timed_steps)
+        ended = settled(findings, permits, answer, evidence.timed_steps)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
         own = baseline.load(path) if self.base_baselines else None
@@ -161,37 +164,39 @@ class Suite:
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 
     def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
-        """Judge a case by pairs with the other revision's tree; no stored baseline counts."""
+        """Judge a case by pairs with the other revision's tree. No stored baseline counts."""
         path, _ = self._known(case)
         revision = self._bench.revision
         with_itself = tree.commit == revision.commit and not revision.dirty
-        with self.budget.spent():
-            if with_itself:  # of which all pairs are wanted
+        with self.budget.charged():
+            if with_itself:  # then all pairs are wanted
                 wanted = PairsWanted(self.budget.share_s(), wants_every_pair)
             else:
                 wanted = self._wanted(case, tree.commit)
             files = differing(tree.base, tree.commit, self.baselines)
             wanted = replace(wanted, files=files, alpha=self.alpha)
-            found = compare_with(case, self._bench, tree, progress, wanted)
-        found, kept = self._keep_pairs(case, found)
-        verdict = judge_ab(found, self.permissions, today())
-        return Result(case, found.head, verdict, kept, path, found)
+            comparison = compare_with(case, self._bench, tree, progress, wanted)
+        comparison, kept = self._keep_pairs(case, comparison)
+        verdict = judge_ab(comparison, self.permissions, today())
+        return Result(case, comparison.head, verdict, kept, path, comparison)
 
     def _wanted(self, case: Case, base: str) -> PairsWanted:
-        """Return what is wanted of pairs with the commit ``base``, unless an earlier run's SLOWER
-        stays. A confirmation's pairs are others than those of --perf-against, by their gates.
+        """Return the pairs that are wanted with the commit ``base``; an earlier run's SLOWER may
+        stay. Pairs that confirm an alarm have other gates than those of --perf-against.
         """
         head, gates = self._bench.revision.commit, judged(case)
 
-        def same(one: Comparison) -> bool:
-            # An amended message, or an empty commit, is no other code.
-            sides = (one.base.commit, base), (one.head.commit, head)
-            return one.head.gates == gates and all(same_files(self.root, *two) for two in sides)
+        def same(comparison: Comparison) -> bool:
+            # An amended message, or an empty commit, is not other code.
+            sides = (comparison.base.commit, base), (comparison.head.commit, head)
+            return comparison.head.gates == gates and all(
+                same_files(self.root, *two) for two in sides
+            )
 
         def stays(now: Evidence) -> Comparison | None:
             if self.fresh:
                 return None
-            earlier = [one for one in self._store.comparisons_of(case.slug) if same(one)]
+            earlier = [kept for kept in self._store.comparisons_of(case.slug) if same(kept)]
             return still_slower(earlier, now, base)
 
         return PairsWanted(
@@ -201,14 +206,14 @@ class Suite:
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],
         )
 
-    def _keep_pairs(self, case: Case, found: Comparison) -> tuple[Comparison, Path]:
-        """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""
-        head = self._checked(found.head)
-        if head.tree_changed:  # pairs may be of two trees
+    def _keep_pairs(self, case: Case, comparison: Comparison) -> tuple[Comparison, Path]:
+        """Keep what was measured, marked if its tree changed meanwhile. Return it, and the path."""
+        head = self._checked(comparison.head)
+        if head.tree_changed:  # the pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
-        found = replace(found, head=head)
-        return found, self._store.keep_comparison(self._bench.folder, case.slug, found)
+        comparison = replace(comparison, head=head)
+        return comparison, self._store.keep_comparison(self._bench.folder, case.slug, comparison)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None]:
         """Return the path of a case's baseline file on this machine, and its baseline.
@@ -230,7 +235,7 @@ class Suite:
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""
         now, then = current(self.root, self.baselines), self._bench.revision
-        # Two revisions are equal whatever their states (machine/git/revision.py).
+        # ``==`` ignores the states of two revisions (machine/git/revision.py).
         if (now, now.state) == (then, then.state):
             return evidence
         return replace(evidence, tree_changed=True)

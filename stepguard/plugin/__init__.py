@@ -32,9 +32,9 @@ MARKERS = (
 )
 _BRIDGE = pytest.StashKey[Bridge]()
 _COLLECTION = pytest.StashKey[Collected]()
-_ENDED = pytest.StashKey[pytest.Session]()  # that came to its end
+_ENDED = pytest.StashKey[pytest.Session]()  # sessions that came to their end
 _HOOKS = "stepguard-hooks"
-_WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest
+_WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest that need no session
 _SHOWS = ("--help", "-h", "--version", "-V", "--markers", "--cache-show")  # as they are typed
 
 
@@ -43,14 +43,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser.getgroup("stepguard", "performance regression gate"))
 
 
-# A conftest's sys.exit() ends the process, and no session is there yet that could fail.
+# A conftest's sys.exit() ends the process before there is a session that could fail.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
-    """Fail a strict run that a conftest leaves with status 0 as it is imported."""
+    """Fail a strict run if a conftest exits with status 0 when it is imported."""
     try:
         return (yield)
     except SystemExit as left:
-        early_config.option = early_config.known_args_namespace  # all that there will be
+        early_config.option = early_config.known_args_namespace  # there will be no others
         if not left.code and begins_at_once(early_config.option):
             _refuse_left(early_config, "a conftest left the run by sys.exit()")
         raise
@@ -60,7 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register markers and the bridge to pytest-benchmark."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)
-    # By its entry point, or by -p pytest_benchmark.plugin where autoload is off.
+    # pytest-benchmark is active by its entry point, or by -p pytest_benchmark.plugin without
+    # autoload.
     active = map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))
     bridge = config.stash[_BRIDGE] = WithBenchmark() if any(active) else WithoutBenchmark()
     config.pluginmanager.register(bridge, "stepguard-bridge")
@@ -69,10 +70,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """Fail a strict run that ends with another status than its session had, or without one, unless
-    the command asks for that: settings that show something, a conftest that has a main of its own.
+    """Fail a strict run that ends with another status than its session's, or without a session:
+    because of settings that only show something, or a conftest with its own main. The command
+    itself may ask for that.
     """
-    # Settings are read first, and pytest reads no further than this: read what the command says.
+    # With such options pytest reads only the settings: read what the command itself says.
     if config.option.help:
         typed = [*map(str, config.invocation_params.args)]
         config.option = config._parser.parse_known_args(typed, copy.copy(config.option))
@@ -88,7 +90,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     if session is not None and _guards(config):
         return session.exitstatus
     nothing = session is None or not session.testscollected
-    # By CI alone it may be another suite's run, of a project that has recorded nothing.
+    # If only CI makes it strict, it may be another suite's run, in a project without recordings.
     ours = _guards(config) or (config.rootpath / "baselines").is_dir()
     if nothing and ours and not any(is_typed(name, config) for name in _SHOWS):
         _refuse_left(config, "settings or a hook ended the run before it began")
@@ -100,10 +102,10 @@ def _guards(config: pytest.Config) -> bool:
     return begins_at_once(config.option) or config.pluginmanager.hasplugin(_HOOKS)
 
 
-# First: what another hook ends here leaves no document, not the one of the run before.
+# First: if another hook ends the run here, no document of the run before remains.
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Begin at once if even a run that is refused, or has no case, leaves a document."""
+    """Begin at once if even a run that is refused, or has no case, must leave a document."""
     if begins_at_once(session.config.option):
         _hooks(session.config)
 
@@ -119,7 +121,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Fail a strict run whose session a hook left by pytest.exit(), whatever its status."""
     shows = any(getattr(config.option, name, 0) for name in _WITHOUT_SESSION)
-    # An error that is on its way has a status of its own.
+    # An exception that is being raised has its own status.
     if shows or not _guards(config) or _ENDED in config.stash or sys.exc_info()[0] is not None:
         return
     _refuse_left(config, "a hook left the run by pytest.exit()")
@@ -139,7 +141,7 @@ def _refuse_left(config: pytest.Config, how: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Note a test as it is made: no other hook can have dropped it yet."""
+    """Note a test when it is made: no other hook can have removed it yet."""
     item.config.stash[_COLLECTION].add(item)
 
 
@@ -154,7 +156,7 @@ def pytest_make_collect_report(
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Note what is deselected, so that its reason can be told."""
+    """Note what is deselected, so that the reason can be given."""
     if items:
         items[0].config.stash[_COLLECTION].deselect(items)
 
@@ -164,27 +166,30 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Begin if there is a case, and refuse what would pass unmeasured."""
+    """Begin if there is a case. Refuse what would pass unmeasured."""
     begun = config.pluginmanager.hasplugin(_HOOKS)
     if begun or config.stash[_COLLECTION].tests or any(map(lacks_perf, items)):
-        # A module that failed to import hides its cases, so that not all of them are known.
+        # A module that failed to import hides its cases, so not all of them are known.
         _hooks(config).check(config, items, all_collected=not session.testsfailed)
 
 
 def _hooks(config: pytest.Config) -> Any:
-    """Return the module of hooks, which is half a second that other projects do not pay."""
+    """Return the module of hooks. Importing it takes half a second, which other projects do not
+    pay.
+    """
     if (known := config.pluginmanager.getplugin(_HOOKS)) is not None:
         return known
     try:
         from stepguard.plugin import hooks
     except ModuleNotFoundError as error:
-        # A pytest of another environment, which finds stepguard beside the conftest of a clone.
+        # A pytest of another environment finds stepguard beside the conftest of a clone.
         raise pytest.UsageError(
             f"stepguard needs {error.name}, which is not installed for {sys.executable}: "
             f"source .venv/bin/activate, or see {as_typed('stepguard doctor')}"
         ) from None
     hooks.begin(config, config.stash[_BRIDGE], config.stash[_COLLECTION])
-    if config.pluginmanager.register(hooks, _HOOKS) is None:  # nobody would look at the cases
+    # Without it nobody would look at the cases.
+    if config.pluginmanager.register(hooks, _HOOKS) is None:
         raise pytest.UsageError(f"-p no:{_HOOKS}: it is a part of stepguard; block all or none")
     return hooks
 
@@ -193,9 +198,9 @@ def _hooks(config: pytest.Config) -> Any:
 def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[Case], None]]:
     """Measure a case with ``perf(case)``, compare it with its baseline and give the verdict.
 
-    A test that has the fixture and measures nothing is an error: it would pass whatever happens.
+    A test that has the fixture and measures nothing is an error: it would always pass.
     """
     hooks = request.config.pluginmanager.getplugin(_HOOKS)
-    if hooks is None:  # asked for by its name, in the middle of a test: its options are unchecked
+    if hooks is None:  # asked for by name within a test: its options were not checked
         raise pytest.UsageError("perf: take it as an argument of the test")
     yield from hooks.measuring(request.node, request.config, perf_sink)

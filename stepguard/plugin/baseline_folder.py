@@ -1,5 +1,5 @@
-"""The folder of baselines in one pytest run: read, and refused, before anything is measured; and
-what of it the run had no use for.
+"""The folder of baselines in one pytest run: read, and refused if needed, before anything is
+measured; and the entries that the run did not use.
 """
 
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report.baseline_changes import changes
-from stepguard.report.commands import Commands
+from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
@@ -25,15 +25,15 @@ from stepguard.storage.waiver_file import load_waivers, today, unknown
 
 @dataclass(frozen=True)
 class BaseBranch:
-    """The branch that a tree is merged into, as far as its baselines and waivers judge."""
+    """The branch that a tree is merged into, if its baselines and waivers judge."""
 
-    name: str  # as it was asked for
-    commit: str  # the last that both have
+    name: str  # as given
+    commit: str  # the last commit that both have
     folder: Path  # a copy of its baselines
     changes: tuple[str, ...]  # old -> new, where this tree's differ
 
     def lines(self, most: int = 20) -> list[str]:
-        """Return what a reader has to know first; nothing if the tree changes no baseline."""
+        """Return what a reader must know first; empty if the tree changes no baseline."""
         if not self.changes:
             return []
         judges = revision(self.name, self.commit)
@@ -45,9 +45,9 @@ class BaseBranch:
 
 
 def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
-    """Return the branch ``rev``, its baselines copied to the folder ``into``.
+    """Return the branch ``rev``, with its baselines copied to the folder ``into``.
 
-    Raises TreeError if git cannot say, FileError for a file of it or of this tree that cannot be
+    Raises TreeError if git cannot tell, FileError if one of its files or of this tree's cannot be
     trusted.
     """
     main = main_branch(root, rev)
@@ -59,13 +59,13 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
 
 
 def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
-    """Tell whether pytest was asked for whole folders of tests, by no path to a part of one: one
-    below `testpaths` or, without them or where they are all of it, below a folder of the project's.
-    ``arguments``: some of those that it was asked by, instead of all.
+    """Tell whether pytest was asked only for whole folders of tests. Each path must be below
+    `testpaths`, or, without them or if they are the whole project, below a folder of the project.
+    ``arguments`` are some of the paths that pytest got, instead of all.
     """
     root = config.rootpath.resolve()
     folders = {(root / path).resolve() for path in config.getini("testpaths")}
-    # All of the project lies below its root: which of its folders is whole nobody said.
+    # A path of the whole project does not say which of its folders was meant.
     if not folders or folders & {root, *root.parents}:
         folders |= {*root.iterdir()}
         folders -= {root, *root.parents}
@@ -76,9 +76,9 @@ def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None)
 
 
 def whole_folders(config: pytest.Config) -> bool:
-    """Tell whether pytest collects whole folders, and all that is in them."""
+    """Tell whether pytest collects whole folders, with all that is in them."""
     option = config.option
-    # `lf` is of pytest's cache plugin, which -p no:cacheprovider leaves out.
+    # `lf` belongs to pytest's cache plugin, which -p no:cacheprovider leaves out.
     if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
         return False
     return folders_alone(config)
@@ -87,21 +87,21 @@ def whole_folders(config: pytest.Config) -> bool:
 def check_baselines(
     folder: Path, cases: Collection[str], whole: bool, commands: Commands
 ) -> tuple[Permission, ...]:
-    """Read all of the folder and return its waivers. Raises FileError for what cannot be
-    trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
-    ``cases`` are those collected, ``whole`` says that they are all there are.
+    """Read the whole folder and return its waivers. Raises FileError if something cannot be
+    trusted, or if a waiver's case does not exist: a misspelt one must not stay unseen. ``cases``
+    are the collected ones, and ``whole`` says that they are all there are.
     """
-    # Those of other machines, too: they will be read next, and the mistake is in this tree.
+    # Files of other machines, too: they will be read next, and the mistake is in this tree.
     for path in files(folder):
         load(path)
     waivers = load_waivers(folder, today())
-    # Where a part was collected nobody knows which cases there are: waiver_lines() says then that
-    # a waiver was not used.
+    # If only a part was collected, it is unknown which cases exist. waiver_lines() then says that a
+    # waiver was not used.
     if whole and (nowhere := unknown(folder, waivers, cases)):
         raise FileError(
             f"{folder / WAIVERS}: a waiver names {nowhere[0]!r}, which is no case of a baseline "
             "here or of a collected test; correct its name, or remove it: "
-            f"{commands.unwaive(next(one for one in waivers if one.case == nowhere[0]))}"
+            f"{commands.unwaive(next(waiver for waiver in waivers if waiver.case == nowhere[0]))}"
         )
     return waivers
 
@@ -115,28 +115,28 @@ class Recorded:
 
 
 def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
-    """Return the baselines, by case, that are for this machine and that it has GPUs for.
+    """Return the baselines, by case, for this machine and the number of its GPUs.
 
-    Raises FileError for a file that cannot be trusted.
+    Raises FileError if a file cannot be trusted.
     """
     machine = gpus[0].name if gpus else CPU_MACHINE
-    found: dict[str, Recorded] = {}
+    by_case: dict[str, Recorded] = {}
     for path in files(folder):
         content = load(path)
         if content is None or content.machine != machine:
             continue
         for case_id, entry in judged_by(path, content).items():
-            # Several nodes are no part of this machine.
+            # Cases on several nodes do not belong to this machine.
             fits = not gpus or entry.case["world_size"] <= len(gpus)
             if fits and entry.case.get("nodes", 1) == 1:
-                found[case_id] = Recorded(path, entry)
-    return found
+                by_case[case_id] = Recorded(path, entry)
+    return by_case
 
 
 def waiver_lines(
     waivers: Sequence[Permission], results: Sequence[Result], commands: Commands
 ) -> list[str]:
-    """Return a line for every waiver: what it did, or that its case was not measured."""
+    """Return a line for each waiver: its effect, or that its case was not measured."""
     used = {result.case.id: of_waivers(result.verdict, commands) for result in results}
     lines = [f"{case_id}: {text}" for case_id, texts in used.items() for text in texts]
     return lines + [
@@ -147,11 +147,11 @@ def waiver_lines(
 
 
 def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Commands) -> list[str]:
-    """Return a line for every baseline entry that none of all ``cases`` claims; a case without a
-    baseline and with a name like its own may be what became of it.
+    """Return a line for each baseline entry that none of all ``cases`` has. A case without a
+    baseline and with a similar name may be its successor.
     """
     lines = []
-    new = [one.case.id for one in results if one.verdict.status is Status.NO_BASELINE]
+    new = [result.case.id for result in results if result.verdict.status is Status.NO_BASELINE]
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
         for case_id in sorted(set(content.cases) - set(cases) if content else ()):

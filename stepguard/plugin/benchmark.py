@@ -1,10 +1,11 @@
-"""Bridge to pytest-benchmark: it is given the samples that the workers took.
+"""Bridge to pytest-benchmark: it gets the samples that the workers took.
 
-Its table, --benchmark-json, --benchmark-save and compare then work on our cases. The samples reach
-it through its own timer: a round of ``pedantic`` reads the timer twice and subtracts, so a timer
-that answers 0 and then the sample makes round k last exactly sample k.
+Its table, --benchmark-json, --benchmark-save and compare then work for our cases. It gets the
+samples through its own timer: a round of ``pedantic`` reads the timer twice and subtracts. Our
+timer answers 0 and then the sample, so round k lasts exactly sample k.
 
-Two classes, one of which is registered when pytest is configured, keep ``-p no:benchmark`` working.
+There are two classes, of which one is registered when pytest is configured, so that ``-p
+no:benchmark`` works.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -12,9 +13,9 @@ from typing import Any
 
 import pytest
 
-# What 5.2 and older have for no --benchmark-columns.
+# The value of a missing --benchmark-columns in 5.2 and older.
 _ALL = ["min", "max", "mean", "stddev", "median", "iqr", "outliers", "ops", "rounds", "iterations"]
-# Options that say how its table is made, or what only its table does, with their usual values.
+# Options that concern only its table, with their usual values.
 ITS_TABLE: tuple[tuple[str, Any], ...] = (
     ("columns", None),
     ("compare", []),
@@ -27,22 +28,23 @@ ITS_TABLE: tuple[tuple[str, Any], ...] = (
     ("time_unit", None),
     ("verbose", False),
 )
-INFO = "stepguard"  # the key under which its documents have what is ours
+INFO = "stepguard"  # the key of our part of its documents
 Groups = list[tuple[str | None, list[dict[str, Any]]]]
-Sink = Callable[[Sequence[float], Mapping[str, Any]], None]  # samples [ms], what describes them
+# Samples in ms, and what describes them.
+Sink = Callable[[Sequence[float], Mapping[str, Any]], None]
 
 
 class ReplayTimer:
-    """A timer whose successive pairs of readings lie one sample apart."""
+    """A timer whose successive pairs of readings are one sample apart."""
 
-    __name__ = "stepguard-replay"  # pytest-benchmark prints a timer by this
+    __name__ = "stepguard-replay"  # pytest-benchmark prints a timer by this name
 
     def __init__(self) -> None:
         self._samples_s: list[float] = []
         self._calls = 0
 
     def load(self, samples_s: Sequence[float]) -> None:
-        """Take the rounds to replay, in seconds each."""
+        """Set the rounds to replay, in seconds each."""
         self._samples_s = list(samples_s)
         self._calls = 0
 
@@ -54,12 +56,12 @@ class ReplayTimer:
 
 
 class WithBenchmark:
-    """Used when pytest-benchmark is active."""
+    """Used if pytest-benchmark is active."""
 
     def prepare(self, item: pytest.Item) -> None:
-        """Give the item's benchmark our timer; prepended, since the closest mark wins."""
+        """Give the item's benchmark our timer. It is prepended, since the closest mark counts."""
         closest = item.get_closest_marker("benchmark")
-        # Ours will hide the user's mark, so it takes over what that one says.
+        # Our mark hides the user's, so it takes over the user's values.
         options: dict[str, Any] = dict(closest.kwargs) if closest else {}
         options["timer"] = ReplayTimer()
         item.add_marker(pytest.mark.benchmark(**options), append=False)
@@ -68,22 +70,22 @@ class WithBenchmark:
     def pytest_benchmark_group_stats(
         self, config: pytest.Config
     ) -> Generator[None, Groups, Groups]:
-        """Leave cases out of its table, where our own has them, unless the user asks for what is
-        in it alone; there they are called as in ours.
+        """Leave cases out of its table, since ours has them, unless the user asks for something
+        that only its table has. There cases have the same names as in ours.
         """
         groups = yield
         wanted = is_asked_for(config)
-        found: Groups = []
+        shown: Groups = []
         for name, rows in groups:
             kept = [row for row in rows if wanted or INFO not in row["extra_info"]]
             for row in (row for row in kept if INFO in row["extra_info"]):
                 row["name"] = row["extra_info"][INFO]["case"]
-            found += [(name, kept)] if kept else []
-        return found
+            shown += [(name, kept)] if kept else []
+        return shown
 
     @pytest.fixture
     def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Sink]:
-        """Hand samples to the test's benchmark fixture."""
+        """Pass samples to the test's benchmark fixture."""
         timer = request.node.get_closest_marker("benchmark").kwargs["timer"]
         fed = False
 
@@ -92,14 +94,15 @@ class WithBenchmark:
             fed = True
             benchmark.extra_info.update(info)
             samples_s = [ms / 1e3 for ms in samples_ms]
-            # Without samples there is no row for its table; disabled, it takes that quietly.
+            # Without samples its table has no row. A disabled benchmark accepts that quietly.
             benchmark.disabled = benchmark.disabled or not samples_s
             timer.load(samples_s)
-            # No warm-up and one iteration a round: the timer is then read exactly twice a sample.
+            # No warm-up, and one iteration a round: then the timer is read exactly twice a sample.
             benchmark.pedantic(lambda: None, rounds=max(1, len(samples_s)), iterations=1)
 
         yield feed
-        # Where nothing is measured the test says so: a warning that it was not used adds nothing.
+        # If nothing was measured, the test says so, and a warning about the unused fixture adds
+        # nothing.
         benchmark.skipped = not fed
 
 
@@ -111,7 +114,7 @@ class WithoutBenchmark:
 
     @pytest.fixture
     def perf_sink(self) -> Sink:
-        """Return a sink that drops what it is given."""
+        """Return a sink that drops what it gets."""
         return lambda samples_ms, info: None
 
 

@@ -1,7 +1,7 @@
-"""The hooks of a run that has cases; the entry, plugin/__init__.py, registers them then.
+"""The hooks of a run that has cases. The entry, plugin/__init__.py, registers them then.
 
-Exit codes are pytest's own. A verdict that fails the build fails its test; a verdict that could not
-decide is an error of its test; a run that selected cases and measured none of them fails.
+Exit codes are pytest's own. A verdict that fails the build fails its test. A verdict that could not
+decide is an error of its test. A run that selected cases and measured none of them fails.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from stepguard.core.case import Case
 from stepguard.core.status import Status
 from stepguard.core.text import printable
 from stepguard.core.verdict import Verdict
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.measure.suite import Result
@@ -27,10 +27,10 @@ from stepguard.plugin.items import (
     refuse_without_perf,
 )
 from stepguard.plugin.pytest_terminal import VerdictText, write_summary
-from stepguard.plugin.refusals import Refused
+from stepguard.plugin.refuse_options import Refused
 from stepguard.plugin.run_documents import forget_documents
 from stepguard.plugin.session import Session
-from stepguard.report.result_documents import benchmark_info
+from stepguard.report.document_json import benchmark_info
 from stepguard.storage.json_file import FileError
 
 _SESSION = pytest.StashKey[Session]()
@@ -59,7 +59,7 @@ def check(config: pytest.Config, items: list[pytest.Item], all_collected: bool) 
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Plan what is left after deselection."""
+    """Plan the tests that are left after deselection."""
     run = session.config.stash[_SESSION]
     with run.noted():
         run.plan(session.items)
@@ -72,7 +72,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Under xdist a case is refused when its turn comes: earlier, xdist would hide the reason."""
+    """Under xdist a case is refused when its test begins: earlier, xdist would hide the reason."""
     if not hasattr(item.config, "workerinput"):
         return
     refuse_without_perf(item)
@@ -83,15 +83,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def measuring(
     node: pytest.Item, config: pytest.Config, sink: Sink
 ) -> Iterator[Callable[[Case], None]]:
-    """Yield what the fixture ``perf`` gives to the test."""
+    """Yield what the fixture ``perf`` gives the test."""
     session = config.stash[_SESSION]
-    # Of an earlier run of the test: another plugin (--reruns) has begun it again.
+    # The result of an earlier run of the test, which another plugin (--reruns) repeats.
     before = node.stash.get(_RESULT, None)
     asked = False
 
     def measure(case: Case) -> None:
         nonlocal asked
-        # Stashed, too: a test that catches the failure must not pass.
+        # Stashed, too, so that a test that catches the failure does not pass.
         if not isinstance(case, Case):
             node.stash[_REFUSED] = f"perf takes a Case: perf(case), not {printable(repr(case))}"
             pytest.fail(node.stash[_REFUSED], pytrace=False)
@@ -107,13 +107,13 @@ def measuring(
             pytest.fail(session.block(result), pytrace=False)
 
     yield measure
-    # Not after a failure of the test's own, which explains enough.
+    # Not if the test itself failed, which explains enough.
     if _RESULT not in node.stash and node.stash.get(_PASSED, False):
         pytest.fail(NOTHING_MEASURED, pytrace=False)
 
 
 def _measured(node: pytest.Item, session: Session, case: Case, before: Result | None) -> Result:
-    """Return the result of the test's case. Fails the test for one that cannot be measured."""
+    """Return the result of the test's case. Fails the test if the case cannot be measured."""
     own = case_of(node)
     if own is not None and own.id != case.id:
         raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
@@ -124,8 +124,8 @@ def _measured(node: pytest.Item, session: Session, case: Case, before: Result | 
         refused = printable(error)
     except (FileError, TreeError) as error:
         refused = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
-    # Not while the exception is handled: pytest would print that as well.
-    # Stashed, too: a test that catches the failure must not pass.
+    # Not while the exception is handled: pytest would print that one as well. Stashed, too, so that
+    # a test that catches the failure does not pass.
     node.stash[_REFUSED] = refused
     pytest.fail(refused, pytrace=False)
 
@@ -135,16 +135,16 @@ class Outcome:
     """The changes to the report of a test's call."""
 
     overridden: bool  # fails, although the test itself passed or was expected to fail
-    error: bool  # could not decide: an error, as if its set-up had failed
-    names_verdict: bool  # shows the verdict's word instead of PASSED or FAILED
+    error: bool  # nothing was decided: an error, as if its set-up had failed
+    names_verdict: bool  # shows the verdict's word in place of PASSED or FAILED
 
 
 def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -> Outcome:
-    """Return what becomes of a call that pytest says has "passed", "failed" or was "skipped".
+    """Return the outcome of a call that pytest says has "passed", "failed" or was "skipped".
 
-    ``verdict`` is the case's, if it was measured; ``refused`` says that it could not be, or that a
-    test which declares a case measured none. Neither a test that catches the verdict nor, where
-    nothing was decided, an ``xfail`` mark hides it.
+    ``verdict`` is the case's, if it was measured. ``refused``: it could not be measured, or a test
+    that declares a case measured none. A test that catches the verdict does not hide it. An
+    ``xfail`` mark does not hide that nothing was decided.
     """
     own = "error" if refused else "passed"
     if verdict is not None and not verdict.recorded:
@@ -157,7 +157,7 @@ def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -
     return Outcome(overridden, failed and own == "error", verdict is not None and shown)
 
 
-# The outermost wrapper: pytest's own xfail has changed the report by then.
+# The outermost wrapper: pytest's own xfail has already changed the report.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -174,19 +174,19 @@ def pytest_runtest_makereport(
         refused = NOTHING_MEASURED  # whatever fixture it had under the name perf
     item.stash[_PASSED] = report.passed and not refused
     verdict = result.verdict if result else None
-    # Strictly nothing may be expected to fail: a mark passes what a waiver would limit.
-    found = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
-    if found.overridden:
+    # In a strict run nothing may be expected to fail: a mark has no limit, a waiver has one.
+    shown = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
+    if shown.overridden:
         report.outcome = "failed"
         # With it pytest would count the failure as an expected one.
         vars(report).pop("wasxfail", None)
     block = session.block(result) if result else refused
-    if found.overridden or why == block:
+    if shown.overridden or why == block:
         report.longrepr = VerdictText(block)  # type: ignore[assignment]
-    if result is not None and found.names_verdict:
+    if result is not None and shown.names_verdict:
         report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
-    if found.error:
-        # pytest and JUnit call what fails in the call a failure, and what fails in set-up an error.
+    if shown.error:
+        # pytest and JUnit call a failing call a failure, and a failing set-up an error.
         report.when = "setup"
     return report
 
@@ -194,7 +194,7 @@ def pytest_runtest_makereport(
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Show the verdict's own word in -v output."""
     status = getattr(report, "perf_status", None)
-    # Another plugin has outcomes of its own, "rerun" for one.
+    # Another plugin has its own outcomes, such as "rerun".
     if status is None or report.outcome not in ("passed", "failed") or report.when == "teardown":
         return None
     if report.passed:
@@ -204,8 +204,8 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None]:
-    """Record what had to wait, write the documents; fail a run that measured no case, or could not
-    record as asked. No other hook makes a strict run that fails one that passes.
+    """Record what had to wait, and write the documents. Fail a run that measured no case, or could
+    not record what was asked. No later hook makes a strict run pass that fails.
     """
     run = session.config.stash[_SESSION]
     # Another status says more: an interrupt, or tests that failed.
@@ -216,13 +216,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if run.guard.strict and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = exitstatus
 
-    # Behind all hooks: a conftest of a folder is younger than this plugin, and wraps its hooks.
+    # After all hooks: a folder's conftest is registered later than this plugin, and wraps its
+    # hooks.
     session.config.add_cleanup(keep)
     yield
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table and, for everything that did not pass, what to do."""
+    """Print the table, and for all that did not pass what to do."""
     if run := terminalreporter.config.stash[_SESSION].summary(terminalreporter.hasopt("skipped")):
         write_summary(terminalreporter, run)

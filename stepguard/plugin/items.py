@@ -1,6 +1,6 @@
 """Cases that tests declare: which test has one, and which tests pytest collects.
 
-Every project of the environment has this, so that it imports next to nothing.
+Every project of the environment loads this, so it imports next to nothing.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case
 
 
 class _Declared(list[Any]):
-    """The parameters that cases() makes: a class of their own sets a test that has @cases apart
-    from one that is parametrized over cases for reasons of its own.
+    """The parameters that cases() makes. Their class tells a test with @cases from one that is
+    parametrized over cases for its own reasons.
     """
 
 
 def cases(*items: Case) -> pytest.MarkDecorator:
-    """Parametrize a test over cases; markers follow from each case's device and world size."""
+    """Parametrize a test over cases. The markers follow from each case's device and world size."""
     return pytest.mark.parametrize(
         "case", _Declared(pytest.param(c, id=c.name, marks=_marks(c)) for c in items)
     )
@@ -37,25 +37,25 @@ def _marks(case: Case) -> list[pytest.MarkDecorator]:
 
 
 def case_of(item: pytest.Item) -> Case | None:
-    """Return the case that a test is parametrized with, if it takes the fixture perf."""
+    """Return the case that a test is parametrized with, if it has the fixture perf; else None."""
     callspec = getattr(item, "callspec", None)
-    found = callspec.params.get("case") if callspec else None
-    return found if isinstance(found, Case) and "perf" in _fixtures(item) else None
+    case = callspec.params.get("case") if callspec else None
+    return case if isinstance(case, Case) and "perf" in _fixtures(item) else None
 
 
 def asks_for_perf(item: pytest.Item) -> bool:
-    """Tell whether a test has our fixture, and not one of its own of that name."""
+    """Tell whether a test has our fixture, not one of its own with that name."""
     if "perf" not in _fixtures(item):
         return False
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     definitions = known.get("perf", ())
-    # The last definition is the one that pytest uses: the closest to the test.
+    # pytest uses the last definition, which is the closest to the test.
     ours = not definitions or definitions[-1].func.__module__ == FIXTURE_MODULE
     return ours or case_of(item) is not None
 
 
 def lacks_perf(item: pytest.Item) -> bool:
-    """Tell whether a test has @cases and lacks the fixture."""
+    """Tell whether a test has @cases but not the fixture."""
     if "perf" in getattr(item, "fixturenames", ("perf",)):
         return False
     parametrized = item.iter_markers("parametrize")
@@ -63,8 +63,8 @@ def lacks_perf(item: pytest.Item) -> bool:
 
 
 def refuse_without_perf(item: pytest.Item) -> None:
-    """Raise UsageError for a test that lacks_perf(): it would be green whatever its cases do, and
-    no mark of its own, xfail for one, may hide that.
+    """Raise UsageError for a test that lacks_perf(): it would be green whatever its cases do. No
+    mark of its own, such as xfail, may hide that.
     """
     if lacks_perf(item):
         raise pytest.UsageError(
@@ -81,7 +81,7 @@ def _fixtures(item: pytest.Item) -> tuple[str, ...]:
 class CollectedTest:
     """A test that takes ``perf``, as pytest collected it."""
 
-    case: Case | None  # that it declares
+    case: Case | None  # the case that it declares
     file: str
     line: int  # from 1
 
@@ -91,8 +91,8 @@ class Collected:
 
     def __init__(self) -> None:
         self.tests: dict[str, CollectedTest] = {}  # by node id
-        self.deselected: set[str] = set()  # node ids that pytest was told of
-        self.modules: list[str] = []  # that gave no tests, and why
+        self.deselected: set[str] = set()  # node ids that pytest deselected
+        self.modules: list[str] = []  # modules that gave no tests, and why
 
     @property
     def cases(self) -> frozenset[str]:
@@ -100,18 +100,18 @@ class Collected:
         return frozenset(test.case.id for test in self.tests.values() if test.case)
 
     def add(self, item: pytest.Item) -> None:
-        """Take a test, before anything can deselect it."""
+        """Add a test, before anything can deselect it."""
         if asks_for_perf(item):
             file, line, _ = item.location
             self.tests[item.nodeid] = CollectedTest(case_of(item), file, (line or 0) + 1)
 
     def add_report(self, report: pytest.CollectReport) -> None:
-        """Take a module that was skipped whole, or failed: its cases were never collected."""
+        """Add a module that was skipped as a whole, or failed: its cases were not collected."""
         if report.skipped and isinstance(report.longrepr, tuple):
             self.modules.append(f"{report.nodeid} was skipped: {report.longrepr[2]}")
         elif not report.passed:
             self.modules.append(f"{report.nodeid} could not be collected")
 
     def deselect(self, items: Sequence[pytest.Item]) -> None:
-        """Take what pytest was told that it is deselected."""
+        """Note tests that pytest deselected."""
         self.deselected.update(item.nodeid for item in items)

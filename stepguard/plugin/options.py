@@ -1,4 +1,4 @@
-"""Options of the plugin. Every project of the environment has them, so that little is imported."""
+"""Options of the plugin. Every project of the environment has them, so little is imported."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ TEXTS = {
 
 
 def add_options(group: Any) -> None:
-    """Add them all to a group of pytest's parser."""
+    """Add all options to a group of pytest's parser."""
     for name, text in FLAGS.items():
         group.addoption(name, action="store_true", help=text)
     for name, (metavar, text) in TEXTS.items():
@@ -55,7 +55,7 @@ def add_options(group: Any) -> None:
     group.addoption("--perf-budget", metavar="MIN", type=float, default=BUDGET_MIN, help=text)
 
 
-# How CI services name the branch that a change is to be merged into.
+# How CI services name the branch that a change will be merged into.
 CI_BASES = (
     "GITHUB_BASE_REF",
     "CI_MERGE_REQUEST_TARGET_BRANCH_NAME",
@@ -67,20 +67,20 @@ CI_BASES = (
 
 
 def value_of(name: str, config: Any) -> Any:
-    """Return the value of an option by the name that is typed."""
+    """Return the value of an option, by the name that is typed."""
     return getattr(config.option, name[2:].replace("-", "_"))
 
 
 def begins_at_once(option: Any) -> bool:
-    """Tell whether a run with these options has something to say though it has no case."""
+    """Tell whether a run with these options has something to say even without a case."""
     return bool(option.perf_json or option.perf_report or option.perf_strict)
 
 
 def is_strict(config: Any) -> bool:
-    """Tell whether whatever leaves a case unguarded fails the run. That it need not is said by the
-    command alone: settings and PYTEST_ADDOPTS are meant by nobody who runs it.
+    """Tell whether a case that is not guarded fails the run. Only the command itself can switch
+    that off: settings and PYTEST_ADDOPTS need not be what the person who runs it wants.
     """
-    # GitHub and most others set true, some 1. No conftest can take it back.
+    # GitHub and most others set true, some 1. No conftest can undo it.
     ci = inherited.STARTED.variables.get("CI", "").lower() not in ("", "0", "false")
     option = config.option
     loose = option.perf_no_strict and is_typed("--perf-no-strict", config)
@@ -88,8 +88,8 @@ def is_strict(config: Any) -> bool:
 
 
 def base_branch(config: Any) -> tuple[str, str]:
-    """Return the branch whose baselines judge, and what says so: the option --perf-base or, in a
-    strict run, a variable of CI. Both are empty where the tree's own baselines judge.
+    """Return the branch whose baselines judge, and what names it: the option --perf-base or, in a
+    strict run, a variable of CI. Both are empty if the tree's own baselines judge.
     """
     if rev := config.option.perf_base:
         return rev, f"--perf-base={rev}"

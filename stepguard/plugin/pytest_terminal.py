@@ -1,4 +1,4 @@
-"""The writing to pytest's terminal: the progress line, verdicts among the failures, the summary."""
+"""All writing to pytest's terminal: the progress line, verdicts among the failures, the summary."""
 
 import contextlib
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import pytest
 
 from stepguard.core.case import Case
 from stepguard.core.text import printable
-from stepguard.report import terminal
+from stepguard.report import terminal_summary
 from stepguard.report.progress_line import (
     GUESS_S,
     PAIRS_GUESS_S,
@@ -22,7 +22,9 @@ from stepguard.report.progress_line import (
 def progress_line(
     config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
 ) -> ProgressLine:
-    """Return the run's line on pytest's terminal; ``last_s``: what cases took, also in pairs."""
+    """Return the run's line on pytest's terminal. ``last_s``: what cases took last, also in
+    pairs.
+    """
     display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
     devices = {case.id: case.device for case in cases}
     guess_s = PAIRS_GUESS_S if pairs else GUESS_S
@@ -36,7 +38,7 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
     if reporter is None:
         return Display(lambda text: None)
     writer, file = reporter._tw, reporter._tw._file
-    with uncaptured():  # else the file may be one that pytest captures in
+    with uncaptured():  # otherwise the file may be one that pytest captures in
         terminal = has_cursor(file)
 
     def write(text: str) -> None:
@@ -44,7 +46,7 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
             if not terminal:
                 writer.write(text, flush=True)
                 return
-            # Not by the writer, which counts the columns of what pytest itself has written.
+            # Not through the writer, which counts the columns of pytest's own text.
             file.write(text)
             file.flush()
 
@@ -56,8 +58,8 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
 
 
 class VerdictText:
-    """A verdict as pytest prints it among its failures. Of a text, or of what crashed somewhere,
-    pytest's summary would show the first words.
+    """A verdict as pytest prints it among its failures. Of a plain text, or of a crash, pytest's
+    summary would show the first words.
     """
 
     def __init__(self, text: str) -> None:
@@ -67,13 +69,13 @@ class VerdictText:
         return self._text
 
     def toterminal(self, writer: Any) -> None:
-        """Print it; called by pytest, with its terminal writer."""
+        """Print it. pytest calls this with its terminal writer."""
         writer.line(self._text)
 
 
-def write_summary(reporter: pytest.TerminalReporter, run: terminal.Run) -> None:
-    """Write the table and, for everything that did not pass, what to do."""
+def write_summary(reporter: pytest.TerminalReporter, run: terminal_summary.Run) -> None:
+    """Write the table, and for all that did not pass what to do."""
     reporter.section("performance")
     width = reporter._tw.fullwidth if reporter.isatty else 0  # a log has any width
-    for text, markup in terminal.lines(run, width):
+    for text, markup in terminal_summary.lines(run, width):
         reporter.line(printable(text), **markup)

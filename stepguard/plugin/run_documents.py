@@ -1,4 +1,4 @@
-"""The document of one pytest run: put together at its end, however that came, and written."""
+"""The document of one pytest run: put together at its end, however it ended, and written."""
 
 import contextlib
 import os
@@ -23,9 +23,9 @@ from stepguard.core.run_document import (
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
-from stepguard.report import result_documents
-from stepguard.report.commands import Commands
-from stepguard.report.page import page
+from stepguard.report import document_json
+from stepguard.report.markdown_page import page
+from stepguard.report.next_steps import Commands
 from stepguard.storage.baseline_files import CPU_MACHINE
 
 _ENDS = {
@@ -41,9 +41,9 @@ def _end_of(exitstatus: int) -> End:
 
 
 def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> list[Problem]:
-    """Return why a run is no pass, strict or not, apart from its verdicts: by how it ended, by what
-    is ``unrecorded`` though that was asked for, and where ``nothing`` that was selected came to a
-    result.
+    """Return why a run does not pass, strict or not, apart from its verdicts: because of how it
+    ended, because something is ``unrecorded`` that should be, or because ``nothing`` that was
+    selected has a result.
     """
     problems = [Problem(ProblemCode.NOT_RECORDED, text) for text in unrecorded]
     end = _end_of(exitstatus)
@@ -72,12 +72,12 @@ def run_document(
     waivers: Sequence[Permission],
     **others: Any,
 ) -> RunDocument:
-    """Return the document of a run that ends with ``exitstatus``, as pytest has it by now. ``gpus``
-    is None where the machine cannot be read; ``others`` are fields of the document.
+    """Return the document of a run that ends with ``exitstatus``, as pytest knows it by now.
+    ``gpus`` is None if the machine cannot be read. ``others`` are fields of the document.
     """
     inside = Commands(config.rootpath, baselines=commands.baselines)
     machine = gpus[0].name if gpus else CPU_MACHINE
-    # Whoever reads it may have another interpreter, and another folder: paths are the project's.
+    # A reader may have another interpreter and another folder: paths are relative to the project.
     return RunDocument(
         schema=SCHEMA,
         date=began.isoformat(timespec="seconds"),
@@ -87,12 +87,12 @@ def run_document(
         commit=revision.commit,
         dirty=list(revision.dirty),
         machine="" if gpus is None else machine,
-        gpus=[GpuDocument(name=one.name, uuid=one.uuid, driver=one.driver) for one in gpus or ()],
+        gpus=[GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus or ()],
         baselines=inside.relative(baselines),
         options=_options(config),
-        results=[result_documents.result_document(result, inside) for result in results],
+        results=[document_json.result_document(result, inside) for result in results],
         problems=problems,
-        waivers=result_documents.waiver_documents(waivers, results),
+        waivers=document_json.waiver_documents(waivers, results),
         **others,
     )
 
@@ -114,27 +114,31 @@ def _options(config: pytest.Config) -> Options:
 
 
 def forget_documents(config: pytest.Config) -> None:
-    """Remove the documents of the run before: one that is killed must not leave them as its own."""
+    """Remove the documents of the run before: if this run is killed, they must not seem to be its
+    own.
+    """
     option = config.option
     if option.collectonly or hasattr(config, "workerinput"):
         return
     for name in filter(None, (option.perf_json, option.perf_report)):
         path = Path(config.invocation_params.dir, name)
-        with contextlib.suppress(OSError):  # a path that is refused in a moment
-            if not result_documents.kept_from(path):
+        with contextlib.suppress(OSError):  # a path that will be refused
+            if not document_json.kept_from(path):
                 path.unlink(missing_ok=True)
 
 
 def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
-    """Write the documents that were asked for; return why one could not be, a sentence each."""
+    """Write the documents that were asked for. Return a sentence for each that could not be
+    written.
+    """
     problems = []
-    texts = {"json": result_documents.as_json(document), "report": page(document)}
+    texts = {"json": document_json.as_json(document), "report": page(document)}
     for name, text in texts.items():
         target = getattr(option, f"perf_{name}")
-        # A path that was refused, a folder for one, is no reason to lose the other document.
+        # A path that was refused, such as a folder, is no reason to lose the other document.
         if not target or not target.strip():
             continue
         path = folder / target
-        if problem := result_documents.unwritable(path) or result_documents.put(path, text):
+        if problem := document_json.unwritable(path) or document_json.put(path, text):
             problems.append(f"--perf-{name}={target}: {problem}")
     return problems

@@ -1,4 +1,4 @@
-"""Describe what a pytest run selects, and what became of every case: measured, or why not."""
+"""What a pytest run selects, and what became of every case: measured, or why not."""
 
 import os
 import re
@@ -20,7 +20,7 @@ NO_RESULT = "its test came to no result"
 
 
 class Wanted:
-    """The cases that --perf-select names; all of them where it was not said."""
+    """The cases that --perf-select names; all cases without the option."""
 
     def __init__(self, text: str | None) -> None:
         self.text = text
@@ -28,7 +28,7 @@ class Wanted:
 
     def __contains__(self, case_id: str) -> bool:
         patterns = (re.escape(name).replace(r"\*", ".*") for name in self.names)
-        return self.text is None or any(re.fullmatch(one, case_id) for one in patterns)
+        return self.text is None or any(re.fullmatch(pattern, case_id) for pattern in patterns)
 
 
 class Selection:
@@ -37,19 +37,21 @@ class Selection:
     def __init__(self, config: pytest.Config, collection: Collected) -> None:
         self._config, self._option, self.collection = config, config.option, collection
         self.wanted = Wanted(config.option.perf_select)
-        self._kept: set[str] = set()  # what was left after deselection, by node id
-        self._unsuited: dict[str, str] = {}  # why this machine is not for it
+        self._kept: set[str] = set()  # left after deselection, by node id
+        self._unsuited: dict[str, str] = {}  # why this machine is not for a test, by node id
         self._skipped: dict[str, str] = {}
         self._ran: set[str] = set()
         self._measured: dict[str, Case] = {}
 
     @property
     def undeclared(self) -> bool:
-        """Tell whether a test is left that declares no case, and may measure any."""
+        """Tell whether a remaining test declares no case, and so may measure any."""
         return any(self.collection.tests[node].case is None for node in self._kept)
 
     def refuse_unknown(self, recorded: Collection[str]) -> None:
-        """Raise UsageError if --perf-select names what is no case, collected or ``recorded``."""
+        """Raise UsageError if --perf-select names something that is no case, neither collected nor
+        ``recorded``.
+        """
         known = sorted({*self.collection.cases, *recorded})
         for name in self.wanted.names:
             if not any(case_id in Wanted(name) for case_id in known):
@@ -57,7 +59,7 @@ class Selection:
                 raise pytest.UsageError(f"--perf-select={name}: no such case{has}")
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
-        """Take the tests that are left."""
+        """Note the tests that are left after deselection."""
         self._kept = {item.nodeid for item in items} & self.collection.tests.keys()
 
     def unsuited(self, item: pytest.Item, reason: str) -> None:
@@ -88,28 +90,28 @@ class Selection:
     def states(
         self, recorded: Mapping[str, Recorded], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
-        """Return what became of every case: of those collected, and of those ``recorded`` for
-        this machine. ``unsuited`` tells why it is not for a case.
+        """Return what became of every case, both collected and ``recorded`` for this machine.
+        ``unsuited`` tells why the machine is not for a case.
 
-        Guarded is what is recorded, and what is new and no extended case; of a selection that says
-        what it means, what it names.
+        Guarded cases are those that are recorded, and new ones that are not extended. With an
+        explicit selection they are the named ones.
         """
-        core = {name for name, one in recorded.items() if not one.entry.extended}
+        core = {name for name, known in recorded.items() if not known.entry.extended}
         whole = self._whole(self._typed())
-        found = []
+        states = []
         for node, test in self.collection.tests.items():
             case = self._measured.get(node, test.case)
             new = case is not None and case.id not in recorded and not case.extended
             core_case = case is not None and (case.id in core or new and not unsuited(case))
             named = case is not None and self.wanted.text is not None and case.id in self.wanted
             guarded = named if self.wanted.text is not None else core_case
-            found.append(self._state(node, test, case, guarded))
+            states.append(self._state(node, test, case, guarded))
         modules = self.collection.modules
         unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
         missing = "; ".join(["no test of it was collected", *unsaid, *modules])
-        for case_id in sorted(set(recorded) - {one.case for one in found}):
+        for case_id in sorted(set(recorded) - {state.case for state in states}):
             absent = whole and case_id in self.wanted
-            found.append(
+            states.append(
                 CaseState(
                     state=State.ABSENT if absent else State.LEFT_OUT,
                     case=case_id,
@@ -118,21 +120,21 @@ class Selection:
                     guarded=absent and (case_id in core or self.wanted.text is not None),
                 )
             )
-        return found
+        return states
 
     def _whole(self, typed: Sequence[str]) -> bool:
-        """Tell whether all cases should be there. Who names files or tests, means those; a folder
-        should have all there is, also beside a file of other tests.
+        """Tell whether all cases should be there. A user who names files or tests means only those.
+        A folder should have all its cases, even beside a file of other tests.
         """
         root = self._config.rootpath.resolve()
         files = [root / test.file for test in self.collection.tests.values()]
-        folders = [Path(one).resolve() for one in typed if folders_alone(self._config, [one])]
+        folders = [Path(text).resolve() for text in typed if folders_alone(self._config, [text])]
         here = any(file.is_relative_to(folder) for file in files for folder in folders)
         return here or folders_alone(self._config, typed)
 
     def _typed(self) -> list[str]:
         """Return the paths of the command itself. Those of `addopts`, `testpaths` and
-        PYTEST_ADDOPTS are meant by nobody who runs it.
+        PYTEST_ADDOPTS need not be what the person who runs it wants.
         """
         if self._config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
             return self._config.args
@@ -191,7 +193,7 @@ class Selection:
         return f"deselected by {' or '.join(said) or 'a plugin'}"
 
     def _origin(self, value: str) -> str:
-        """Return where an option comes from, if not from the command line."""
+        """Return where an option comes from, unless it is the command line."""
         if value in os.environ.get("PYTEST_ADDOPTS", ""):
             return " of PYTEST_ADDOPTS"
         return " of addopts" if value in self._config.getini("addopts") else ""

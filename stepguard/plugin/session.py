@@ -1,7 +1,7 @@
 """One pytest run: what is selected, measured and recorded, and what the summary says of it.
 
-The hooks call it; it starts the engine when the first case asks for it, so that collecting tests
-costs nothing.
+The hooks call it. It starts the engine when the first case asks for it, so collecting tests costs
+nothing.
 """
 
 import contextlib
@@ -43,26 +43,26 @@ from stepguard.plugin.baseline_folder import (
 from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
+from stepguard.plugin.perf_update import Recorder
 from stepguard.plugin.pytest_terminal import progress_line
-from stepguard.plugin.recorder import Recorder
-from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
+from stepguard.plugin.refuse_options import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
-from stepguard.report import words
-from stepguard.report.commands import Commands
-from stepguard.report.last_run import several_times_slower
+from stepguard.report import verdict_text
+from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.repeated import ReportedCauses
-from stepguard.report.terminal import Run
+from stepguard.report.repeated_causes import ReportedCauses
+from stepguard.report.slower_than_last_run import several_times_slower
+from stepguard.report.terminal_summary import Run
 from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
 
 @contextlib.contextmanager
 def _usage_errors(front: str = "") -> Iterator[None]:
-    """Raise UsageError, which ends the run before anything is measured, for what was refused."""
+    """Raise UsageError, which ends the run before it measures, for refused options and files."""
     try:
         yield
     except (FileError, LauncherError, MachineError, TreeError) as error:
@@ -72,7 +72,7 @@ def _usage_errors(front: str = "") -> Iterator[None]:
 
 
 class Session:
-    """The state of one pytest run. Raises UsageError for what would turn the gate off."""
+    """The state of one pytest run. Raises UsageError for all that would switch the gate off."""
 
     def __init__(self, config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
         self._config, self._option, self._bridge = config, config.option, bridge
@@ -87,14 +87,14 @@ class Session:
         parts = self._baselines, self._commands, self.selection
         self.guard = StrictRun(config, *parts, self._unsuited)
         self.recorder = Recorder(config.option, self._commands)
-        self._stack = contextlib.ExitStack()  # what has to be given up at the end
+        self._stack = contextlib.ExitStack()  # closed at the end
         self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
         self._checked = False  # pytest goes on with refused options
         self._whole = False  # all cases are known
         self._base: BaseBranch | None = None
         self._waivers: tuple[Permission, ...] = ()
-        self._cases: list[Case] = []  # that this run measures
-        self._ran = False  # whether any test ran, or was skipped, not only collected
+        self._cases: list[Case] = []  # the cases that this run measures
+        self._ran = False  # whether any test ran or was skipped, not only collected
         self._launcher: Launcher | None = None
         self._suite: Suite | None = None
         self._tree: Tree | None = None
@@ -105,14 +105,14 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Note that the run was interrupted: at a second interrupt, while pytest shows where the
-        first one was, it ends as if all had passed.
+        """Note that the run was interrupted. At a second interrupt, while pytest shows where the
+        first one was, the run would otherwise end as if all had passed.
         """
         self._interrupted = excinfo.errisinstance(KeyboardInterrupt)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the usage error that ends the run: the document has it, too."""
+        """Note the usage error that ends the run, since the document has it, too."""
         try:
             yield
         except pytest.UsageError as error:
@@ -122,7 +122,7 @@ class Session:
             raise
 
     def header(self) -> list[str]:
-        """Return a line on the machine and what judges, for a run of cases; else none."""
+        """Return a line on the machine and on what judges, if the run has cases; else empty."""
         if not self.selection.asked or self._config.get_verbosity() < 0:
             return []
         gpus = self._gpus
@@ -143,11 +143,11 @@ class Session:
 
     @_usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
-        """Check tests, options and baselines before anything is deselected, set the timers, and
-        leave out what --perf-select does.
+        """Check tests, options and baselines before anything is deselected. Set the timers, and
+        leave out what --perf-select leaves out.
         """
         ours = [item for item in items if asks_for_perf(item)]
-        # xdist hides a worker's usage errors: there each test is refused in its turn, as an error.
+        # xdist hides a worker's usage errors: there each test is refused when it begins.
         if not hasattr(self._config, "workerinput"):
             for item in items:
                 refuse_without_perf(item)
@@ -168,13 +168,13 @@ class Session:
             with _usage_errors(f"{named[1]}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, named[0], into)
-        # Of this tree alone: the base may still have what this change removes.
+        # Only of this tree: the base may still have what this change removes.
         refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         written = [self._commands.folder / path for path in self._documents]
         self.guard.begin(self._gpus, written, judges, self._option.perf_base or "")
-        # Last: only what passed all checks lets plan() start a launcher.
+        # Last, so that plan() starts a launcher only after all checks passed.
         self._checked = True
 
     @property
@@ -186,8 +186,8 @@ class Session:
 
     @_usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
-        """Take the tests that are left after deselection; skip what this machine is not for."""
-        # Those to be skipped count as well: a run that selects cases and skips them all must fail.
+        """Note the tests that are left after deselection. Skip those not for this machine."""
+        # Those to be skipped count, too: a run that selects cases and skips all of them must fail.
         self.selection.kept(items)
         if not hasattr(self._config, "workerinput"):
             self.guard.plan(items, needed=bool(self._documents))
@@ -198,7 +198,7 @@ class Session:
             why = "ids are baseline keys; rename one of them"
             raise pytest.UsageError(f"two cases are called {twice[0]}: {why}")
         text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
-        # A launcher starts processes on every node: not for a listing, or for cases of one rank.
+        # A launcher starts processes on every node: not for a listing, nor for cases of one rank.
         if text and several and self._checked and not self._option.collectonly:
             with _usage_errors(f"--perf-launcher={text}: "):
                 self._launcher = survey(text, self._root)
@@ -209,13 +209,13 @@ class Session:
                 continue
             self._cases.append(case)
             if nodes := spread(case, self._launcher):
-                # For its error: ranks that the nodes cannot share, before anything is measured.
+                # For its error, before anything is measured: nodes that cannot share the ranks.
                 nodes.per_node(case)
 
     def measure(self, item: pytest.Item, case: Case) -> Result:
-        """Measure and judge a test's case, and record it if that was asked for.
+        """Measure and judge a test's case. Record it if that was asked for.
 
-        Raises TreeError if the other revision's tree cannot be had, and what Suite.run raises.
+        Raises TreeError if the other revision's tree is not available, and what Suite.run raises.
         """
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
@@ -223,7 +223,7 @@ class Session:
         last = None if self._tree else Store(self._root).last_evidence(case)
         with line.case(case.id, suite.longest_s(case)):
             result = suite.run(case, line.stage, self._after(case))
-        if not result.evidence.faults:  # it would have ended early, or waited for a deadline
+        if not result.evidence.faults:  # such a case ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
         if text := several_times_slower(result.evidence, last):
             self._notices.append(f"{case.id}: {text}")
@@ -232,12 +232,12 @@ class Session:
         return self.recorder.marked(result)
 
     def _after(self, case: Case) -> Case | None:
-        """Return the case that comes next, if pytest keeps to the order that it collected."""
-        behind = dropwhile(lambda one: one.id != case.id, self._cases)
+        """Return the next case, if pytest keeps the order in which it collected them."""
+        behind = dropwhile(lambda collected: collected.id != case.id, self._cases)
         return next(islice(behind, 1, None), None)
 
     def repeated(self, result: Result) -> Result:
-        """Return the result of a test that is run again: tried until it passes, a gate is off."""
+        """Return the result of a test that already has one: repeated until green, no gate works."""
         self._notices.append(
             f"{result.case.id}: its test was run again (--reruns?): the verdict stands, "
             "nothing was measured again"
@@ -287,20 +287,20 @@ class Session:
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
         path, verdict = self._commands.relative(result.evidence_path), result.verdict
-        fails = verdict.outcome != "passed" and not verdict.recorded  # else nobody reads it
+        fails = verdict.outcome != "passed" and not verdict.recorded  # otherwise nobody reads it
         reference = self._reported.reference(verdict) if fails else ""
         dirty = result.evidence.of_no_commit
-        return words.block(verdict, path, self._commands, dirty, reference)
+        return verdict_text.block(verdict, path, self._commands, dirty, reference)
 
     def close(self) -> None:
-        """Give up what the run holds."""
+        """Release all that the run has taken."""
         self._stack.close()
 
     def finish(self, exitstatus: int) -> bool:
-        """Record what had to wait and write the documents; tell whether the run may pass: it
+        """Record what had to wait, and write the documents. Return whether the run may pass: it
         measured a case if it selected one, and recorded what it was asked to.
         """
-        # Now and not at pytest's clean-up: the summary says which tree could not be removed.
+        # Now, not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
         if self._interrupted and exitstatus == pytest.ExitCode.OK:
             exitstatus = pytest.ExitCode.INTERRUPTED
@@ -311,7 +311,7 @@ class Session:
             left = [case.id for case in self._cases if case.id not in measured]
             what = f"{len(left)} of {counted(len(self._cases), 'case')} not measured"
             self._notices.append(f"interrupted: {what}{': ' if left else ''}{listed(left, 3)}")
-        # A list is no run; a strict one was refused.
+        # A listing is no run; a strict one was refused.
         if self._option.collectonly and not self._refused:
             return True
         results = self._results()
@@ -331,7 +331,7 @@ class Session:
         problems += self.guard.problems
         unwritten = self._write(exitstatus, results, problems, states)
         self._notices += unwritten
-        return not problems and not unwritten  # whoever reads a document would find an older one
+        return not problems and not unwritten  # a reader would find an older document
 
     def _settle(self, suite: Suite) -> None:
         """Note and record what only all results together decide."""
@@ -339,7 +339,7 @@ class Session:
             self._notices.append("--perf-fresh: what earlier runs called SLOWER was measured again")
         remarks: dict[str, list[str]] = {}
         for result in suite.results:
-            for text in words.remarks(result.evidence):
+            for text in verdict_text.remarks(result.evidence):
                 remarks.setdefault(text, []).append(result.case.id)
         self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
         self.recorder.record_waiting([result.verdict for result in suite.results])
@@ -355,11 +355,11 @@ class Session:
         problems: list[Problem],
         states: list[CaseState],
     ) -> list[str]:
-        """Write the documents that were asked for; return why one could not be."""
+        """Write the documents that were asked for. Return why one could not be written."""
         if not self._documents or hasattr(self._config, "workerinput"):
             return []
         gpus: tuple[Gpu, ...] | None = None
-        # Whatever ended the run may be just this; then the document has the rest.
+        # The same error may have ended the run; then the document has the rest.
         with contextlib.suppress(pytest.UsageError):
             gpus = self._gpus
         document = run_document(
@@ -384,8 +384,9 @@ class Session:
         return write(self._option, self._commands.folder, document)
 
     def summary(self, lists_skips: bool) -> Run | None:
-        """Return the run for its summary; None where it measured nothing and was not to, or where
-        a usage error says more. ``lists_skips`` tells whether pytest does so: -ra, say.
+        """Return the run for its summary. None if it measured nothing and had nothing to measure,
+        or if a usage error says more. ``lists_skips`` tells whether pytest lists skipped tests, as
+        with -ra.
         """
         results = self._results()
         began = self._ran or self.guard.missed

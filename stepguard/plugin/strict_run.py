@@ -1,4 +1,6 @@
-"""Describe the run of this process to the guard, and refuse a strict one that it finds wanting."""
+"""The run of this process, described to the guard. A strict run is refused for what the guard
+finds.
+"""
 
 import shlex
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +13,7 @@ from msgspec import structs
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.run_document import CaseState, Problem, State
-from stepguard.core.sentences import changed_in_pytest
+from stepguard.core.shared_sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
 from stepguard.judge.guard import guard
 from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
@@ -24,22 +26,22 @@ from stepguard.measure.suite import Result
 from stepguard.plugin.baseline_folder import Recorded, recorded_here
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import is_strict
-from stepguard.plugin.refusals import (
+from stepguard.plugin.refuse_options import (
     NO_GATE,
     Refused,
     guarding_options,
     tree_beside_commit,
 )
 from stepguard.plugin.selection import Selection
-from stepguard.report.commands import Commands
+from stepguard.report.next_steps import Commands
 
 
 class StrictRun:
-    """The run of this process, as the guard asks of it.
+    """The run of this process, as the guard sees it.
 
-    A strict run is refused for the problems that are known before it measures, and fails for those
-    that are found later. A run that is not strict has none. ``unsuited`` tells why this machine is
-    not for a case.
+    A strict run is refused for problems that are known before it measures, and fails for those that
+    are found later. A run that is not strict has no such problems. ``unsuited`` tells why this
+    machine is not for a case.
     """
 
     def __init__(
@@ -51,24 +53,24 @@ class StrictRun:
         unsuited: Callable[[Case], str],
     ) -> None:
         self.strict = is_strict(config)
-        self.missed: list[Problem] = []  # found at the run's end
+        self.missed: list[Problem] = []  # found at the end of the run
         self.notices: dict[str, None] = {}  # of a run that is not strict
-        self._refused: list[Problem] = []  # the failures of tests that tell them
+        self._refused: list[Problem] = []  # the failures of tests that already report them
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
         self._selection, self._unsuited = selection, unsuited
         self._expected: dict[str, Recorded] = {}  # by case: what judges on this machine
-        # With what this tree has recorded of cases that those lack.
+        # Also with what this tree has recorded of cases that those lack.
         self._recorded = self._expected
-        self._branch = ""  # whose recordings judge; empty: this tree's
-        self._began = Revision()  # that a strict run began with
+        self._branch = ""  # whose recordings judge; empty: this tree's own
+        self._began = Revision()  # the revision at the begin of a strict run
 
     def begin(
         self, gpus: Sequence[Gpu], written: Collection[Path], judges: Path, branch: str
     ) -> None:
-        """Read what is recorded for this machine, here and in the baselines that are the
-        ``judges``, those of the ``branch``; refuse options and tree of a strict run, in which
-        its own documents are ``written``. Raises Refused, UsageError, FileError.
+        """Read what is recorded for this machine, here and in the baselines that judge (``judges``,
+        those of the ``branch``). Refuse options and tree of a strict run, whose own documents are
+        ``written`` into the tree. Raises Refused, UsageError, FileError.
         """
         self._expected, self._branch = recorded_here(judges, gpus), branch
         self._recorded = recorded_here(self._baselines, gpus) | self._expected
@@ -81,8 +83,8 @@ class StrictRun:
             self._refuse(replace(self._run(), options=options, tree=tree))
 
     def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
-        """Refuse a strict run that would leave a case unguarded, as far as is known before it
-        measures. A run without any is refused if there is ``needed`` one. Raises Refused.
+        """Refuse a strict run that would leave a case unguarded, as far as known before it
+        measures. If a case is ``needed``, a run without any is refused. Raises Refused.
         """
         if not self.strict:
             return
@@ -102,47 +104,50 @@ class StrictRun:
         self._refuse(replace(self._run(self.states()), cases=cases, open=undeclared))
 
     def refuse_case(self, own: Case | None, case: Case) -> None:
-        """Refuse, in a strict run, what a test measures if it guards less than it should. ``own``
-        is what the test declares. Raises Refused.
+        """Refuse, in a strict run, a case that guards less than it should. ``own`` is the case that
+        the test declares. Raises Refused.
         """
         if not self.strict:
             self.notices |= dict.fromkeys(map(changed_in_pytest, _changed()))
             return
         measured = replace(self._case(case), as_declared=own in (None, case))
         run = replace(self._run(), cases=[measured])
-        self._refused += [structs.replace(one, case=case.id) for one in guard(run)]
+        self._refused += [structs.replace(problem, case=case.id) for problem in guard(run)]
         self._refuse(run)
 
     def finish(
         self, states: Sequence[CaseState], results: Sequence[Result], collected: bool, passes: bool
     ) -> None:
         """Add what a strict run missed: cases, verdicts, or the tree that it began with.
-        ``collected`` tells whether it came to know its cases, ``passes`` whether it would end with
-        status 0: of another one pytest says itself why.
+        ``collected``: it knows its cases. ``passes``: it would end with status 0; otherwise pytest
+        itself says why not.
         """
         if not self.strict:
             return
         run = replace(
             self._run(states),
-            cases=[replace(self._case(one.case), result=self._result_of(one)) for one in results],
+            cases=[
+                replace(self._case(result.case), result=self._result_of(result))
+                for result in results
+            ],
             ending=Ending(passes=passes, knows_cases=collected),
             problems=tuple(self._refused),
         )
-        known = {one.text for one in self._refused}
-        self.missed += [one for one in guard(run) if one.text not in known]
+        known = {problem.text for problem in self._refused}
+        self.missed += [problem for problem in guard(run) if problem.text not in known]
 
     def _run(self, states: Sequence[CaseState] = ()) -> Run:
         """Return the run as it is known by now."""
         return Run(
             door=Door.PYTEST,
-            expected={name: one.entry for name, one in self._expected.items()},
+            expected={name: known.entry for name, known in self._expected.items()},
             files={
-                name: self._commands.relative(self._baselines / one.path.name)
-                for name, one in self._recorded.items()
+                name: self._commands.relative(self._baselines / known.path.name)
+                for name, known in self._recorded.items()
             },
             branch=self._branch,
-            states={one.case or one.test: one for one in states},
-            must_measure=[one.case or one.test for one in states if one.guarded],
+            states={state.case or state.test: state for state in states},
+            must_measure=[state.case or state.test for state in states if state.guarded],
             began=(self._began.commit, self._began.dirty),
             against=self._option.perf_against or "",
             changed=_changed(),
@@ -180,11 +185,11 @@ class StrictRun:
 
     @property
     def problems(self) -> list[Problem]:
-        """Return why a strict run is no pass."""
+        """Return why a strict run does not pass."""
         return [*self._refused, *self.missed]
 
     def states(self) -> list[CaseState]:
-        """Return what became of every case by now."""
+        """Return what has become of every case so far."""
         return self._selection.states(self._recorded, self._unsuited)
 
     def _refuse(self, run: Run) -> None:
@@ -193,25 +198,25 @@ class StrictRun:
 
 
 def _changed() -> tuple[str, ...]:
-    """Return what has changed since pytest was started, of all that launches would inherit."""
+    """Return all that launches would inherit and that has changed since pytest was started."""
     return inherited.STARTED.changes(inherited.inherited_now())
 
 
 def left_out_line(states: Sequence[CaseState]) -> list[str]:
-    """Return a line on what was left out by a selection that is meant; extended cases are not part
-    of a whole run, either.
+    """Return a line on what an explicit selection left out. Extended cases are not part of a whole
+    run anyway.
     """
-    core = [one for one in states if not one.extended]
-    left_out = [one for one in core if one.state is State.LEFT_OUT]
+    core = [state for state in states if not state.extended]
+    left_out = [state for state in core if state.state is State.LEFT_OUT]
     if not left_out:
         return []
-    shown = listed([one.case for one in left_out], 2)
+    shown = listed([state.case for state in left_out], 2)
     return [f"left out by {left_out[0].why}: {len(left_out)} of {len(core)} cases ({shown})"]
 
 
 def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
-    """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
-    they are. ``markers`` is the expression that tests were chosen by.
+    """Return why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty
+    if they are. ``markers`` is the expression that chose the tests.
     """
     need = f"needs {counted(case.world_size, 'GPU')}"
     if case.device == GPU and (nodes := spread(case, launcher)):

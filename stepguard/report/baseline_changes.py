@@ -7,20 +7,20 @@ from typing import TypeVar
 from stepguard.core.baseline import Entry
 from stepguard.core.metrics import GATEABLE, METRICS, format_value
 from stepguard.core.recording import Recording
-from stepguard.core.sentences import both_pct
+from stepguard.core.shared_sentences import both_pct
 from stepguard.core.text import listed, short_hash
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files
 from stepguard.storage.waiver_file import load_waivers, today
 
-FIGURES = 4  # of an entry; the diff has them all
+FIGURES = 4  # shown for an entry; the diff has them all
 NONE = "none"
 Kept = TypeVar("Kept")
 
 
 def changes(old: Path, new: Path) -> list[str]:
-    """Return what the folder of baselines ``new`` has otherwise than ``old``, in the order of files
-    and cases. Raises FileError for a file of either that cannot be trusted.
+    """Return what the folder of baselines ``new`` has different from ``old``, sorted by file and
+    case. Raises FileError if a file of either cannot be trusted.
     """
     lines: list[str] = []
     for name in _names(old, new):
@@ -39,7 +39,8 @@ def _names(old: Path, new: Path) -> list[str]:
 
 
 def _waived(folder: Path) -> dict[str, str]:
-    return {f"{one.case}, {one.metric}": described(one) for one in load_waivers(folder, today())}
+    waivers = load_waivers(folder, today())
+    return {f"{waiver.case}, {waiver.metric}": described(waiver) for waiver in waivers}
 
 
 def _lines(
@@ -47,7 +48,7 @@ def _lines(
     both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
     say: Callable[[Kept | None, Kept | None], str],
 ) -> Iterator[str]:
-    """Yield a line for each entry that is not the same in both."""
+    """Yield a line for each entry that differs."""
     old, new = both
     for key in sorted(old.keys() | new.keys()):
         was, now = old.get(key), new.get(key)
@@ -56,14 +57,14 @@ def _lines(
 
 
 def _entry(old: Entry | None, new: Entry | None) -> str:
-    """Return how a case's baseline differs: its level, and what the level rests on."""
+    """Return how a case's baseline differs: its level, and the recordings behind it."""
     if old is None or new is None:
         return f"{_level(old)} -> {_level(new)}"
     was, now = old.level, new.level
     counted = (
         ("levels", str(len(old.epochs)), str(len(new.epochs))),
         ("recordings", str(len(was.recordings)), str(len(now.recordings))),
-        ("commit", *(short_hash(one.recordings[0].commit) for one in (was, now))),
+        ("commit", *(short_hash(side.recordings[0].commit) for side in (was, now))),
         ("reason", repr(was.reason), repr(now.reason)),
         ("gates", *_apart(old.required_gates, new.required_gates)),
         ("margins", *map(both_pct, (old.margins, new.margins))),
@@ -78,28 +79,28 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
 
 
 def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
-    """Return how many of a level's recordings are no longer there as far as they are judged: times
-    are compared with all of them. The newest one's figures are told by themselves.
+    """Return how many of a level's recordings are gone, or were edited in what is judged: times are
+    compared with all of them. The newest one is left out, since its figures are shown.
     """
 
-    def origin(one: Recording) -> object:
-        return one.commit, one.device_uuid, one.software
+    def origin(recording: Recording) -> object:
+        return recording.commit, recording.device_uuid, recording.software
 
-    def judged(one: Recording) -> object:
-        return origin(one), one.times_ms, one.counters, one.differences_pct
+    def judged(recording: Recording) -> object:
+        return origin(recording), recording.times_ms, recording.counters, recording.differences_pct
 
-    lost = [one for one in old[:-1] if judged(one) not in map(judged, new)]
+    lost = [recording for recording in old[:-1] if judged(recording) not in map(judged, new)]
     return len(lost) + (origin(old[-1]) not in map(origin, new))
 
 
 def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
     """Return what each of the two has that the other lacks."""
-    first, second = (", ".join(sorted(one)) or NONE for one in (old - new, new - old))
+    first, second = (", ".join(sorted(metrics)) or NONE for metrics in (old - new, new - old))
     return first, second
 
 
 def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
-    """Return the judged figures that differ, the first FIGURES of them, as name, old and new."""
+    """Return the judged figures that differ as name, old and new; the first FIGURES of them."""
     was, now = (entry.newest.values() for entry in (old, new))
     names = [name for name in GATEABLE if was.get(name) != now.get(name)]
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
@@ -114,7 +115,7 @@ def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
     for name, row in METRICS.items():
         yield f"{name} of ranks", str(ranks[0].get(name, NONE)), str(ranks[1].get(name, NONE))
         if row.parts:
-            then, there = (one.detail.get(name, {}).items() for one in (was, now))
+            then, there = (side.detail.get(name, {}).items() for side in (was, now))
             yield f"parts of {name}", _listed(then - there), _listed(there - then)
 
 

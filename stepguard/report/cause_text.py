@@ -6,7 +6,7 @@ from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.text import listed
 from stepguard.report.kernel_names import short
 
-# By kind: what, how, and what a page of its own says besides.
+# By kind: what it is, how, and what a page of its own adds.
 _WORDS = {
     Kind.IDLE: ("GPU idle, {idle}", "{calls} gaps", ""),
     Kind.CALLS: ("{what}", "{calls} launches", ""),
@@ -18,7 +18,7 @@ _WORDS = {
     Kind.MOVED: ("{before} moved to {after}", "{calls} launches", ""),
     Kind.CLOCK: ("the clock ({classes})", "by one ratio", "{times}"),
 }
-_PART = ("{what}", "", "{ms}")  # of the step, which is no kernel
+_PART = ("{what}", "", "{ms}")  # a part of the step that is no kernel
 
 
 def named(cause: Cause) -> str:
@@ -27,12 +27,14 @@ def named(cause: Cause) -> str:
 
 
 def how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches, each slower"; of a part nothing."""
+    """Return what makes a cause's time: "12 launches, each slower"; empty for a part of the
+    step.
+    """
     return _word(cause, 1)
 
 
 def sentence(cause: Cause) -> str:
-    """Return all of a cause: what, how often, by how much and where."""
+    """Return a cause in full: what, how often, by how much and where."""
     place = ", ".join(filter(None, (cause.phase, cause.place)))
     words = ", ".join(filter(None, (named(cause), how(cause), _word(cause, 2))))
     return words + (f" in {place}" if place else "")
@@ -41,7 +43,7 @@ def sentence(cause: Cause) -> str:
 def _word(cause: Cause, column: int) -> str:
     before, after = cause.before, cause.after
     old, new = before.calls, after.calls
-    # Beside a kernel that is still the longest those count that came; or else those that went.
+    # If the longest kernel is still the same, the added ones count; otherwise those that are gone.
     stays = before.names[:1] == after.names[:1]
     come = [name for name in after.names if stays and name not in before.names]
     went = [name for name in before.names if stays and not come and name not in after.names]
@@ -69,7 +71,7 @@ def _word(cause: Cause, column: int) -> str:
 
 
 def _names(kernels: Sequence[str]) -> str:
-    """Return the first of some kernels, the longest, and how many more there are."""
+    """Return the first and longest of some kernels, and how many more there are."""
     return listed([short(name, 36) for name in kernels]) or "nothing"
 
 

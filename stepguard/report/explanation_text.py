@@ -1,4 +1,4 @@
-"""An explanation as text, at most 80 columns: the causes in order of their time, and the rest."""
+"""An explanation as text of at most 80 columns: the causes, sorted by their time, and the rest."""
 
 import textwrap
 from collections.abc import Iterator
@@ -19,65 +19,69 @@ _REFUSED = {
 }
 
 
-def lines(found: Explanation, most: int = 12, peaks: Peaks | None = None) -> Iterator[str]:
-    """Yield the page of an explanation; with ``peaks`` where kernels are under the roof."""
-    if found.refused:
+def lines(explanation: Explanation, most: int = 12, peaks: Peaks | None = None) -> Iterator[str]:
+    """Yield the page of an explanation. With ``peaks`` it shows where kernels are under the
+    roof.
+    """
+    if explanation.refused:
         yield "The two cannot be compared:"
-        yield from (f"  {refused_because(one)}" for one in found.refused)
+        yield from (f"  {refused_because(refused)}" for refused in explanation.refused)
         return
-    share = 100 * found.change_us / found.before_us
+    share = 100 * explanation.change_us / explanation.before_us
     yield (
-        f"step: {_ms(found.after_us)} ms against {_ms(found.before_us)} ms, "
-        f"{_signed(found.change_us)} ms ({share:+.2f} %)"
+        f"step: {_ms(explanation.after_us)} ms against {_ms(explanation.before_us)} ms, "
+        f"{_signed(explanation.change_us)} ms ({share:+.2f} %)"
     )
-    for name, old, new in found.software:
+    for name, old, new in explanation.software:
         yield f"note: {name} was {old}, is {new}"
     yield ""
-    if not found.scatter_known:
+    if not explanation.scatter_known:
         yield "A side has one step, so how much steps differ is not known: profile several."
         yield "All differences, the largest first:"
-    yield from _causes(found, most, peaks)
-    yield f"explained: {_signed(found.explained_us)} of {_signed(found.change_us)} ms"
-    if found.scatter_us:
-        parts = [f"{name} {_signed(us)}" for name, us in found.scatter_parts if abs(us) > 100]
+    yield from _causes(explanation, most, peaks)
+    yield f"explained: {_signed(explanation.explained_us)} of {_signed(explanation.change_us)} ms"
+    if explanation.scatter_us:
+        parts = [f"{name} {_signed(us)}" for name, us in explanation.scatter_parts if abs(us) > 100]
         within = "within what the steps of one file differ"
-        within = within if found.scatter_known else "in differences of at most 1 us each"
-        text = f"the other {_signed(found.scatter_us)} ms is {within}"
+        within = within if explanation.scatter_known else "in differences of at most 1 us each"
+        text = f"the other {_signed(explanation.scatter_us)} ms is {within}"
         yield from textwrap.wrap(text + (": " + ", ".join(parts) if parts else ""), WIDTH)
-    if found.calls:
-        changed = ", ".join(f"{name} {old:g} -> {new:g}" for name, old, new in found.calls[:6])
+    if explanation.calls:
+        changed = ", ".join(
+            f"{name} {old:g} -> {new:g}" for name, old, new in explanation.calls[:6]
+        )
         yield from textwrap.wrap(f"CUDA calls a step: {changed}", WIDTH)
 
 
-def _causes(found: Explanation, most: int, peaks: Peaks | None) -> Iterator[str]:
-    if not found.causes:
+def _causes(explanation: Explanation, most: int, peaks: Peaks | None) -> Iterator[str]:
+    if not explanation.causes:
         yield "No cause is beyond the scatter between steps."
-    for cause in found.causes[:most]:
+    for cause in explanation.causes[:most]:
         text = sentence(cause) + _when(cause) + _roof(cause, peaks)
         first, *more = textwrap.wrap(text, WIDTH - 13)
         yield f"{_signed(cause.us):>8} ms  {first}"
         yield from (f"{'':13}{line}" for line in more)
-    if len(found.causes) > most:
-        rest = sum(cause.us for cause in found.causes[most:])
-        yield f"{_signed(rest):>8} ms  {len(found.causes) - most} smaller causes"
+    if len(explanation.causes) > most:
+        rest = sum(cause.us for cause in explanation.causes[most:])
+        yield f"{_signed(rest):>8} ms  {len(explanation.causes) - most} smaller causes"
 
 
 def _roof(cause: Cause, peaks: Peaks | None) -> str:
-    """Return how near to the roof the kernels were and are, as far as both are known."""
+    """Return how close to the roof the kernels were and are, as far as known."""
     if peaks is None:
         return ""
-    found = [
+    usages = [
         position(side.work, side.us / side.calls, peaks) if side.calls else None
         for side in (cause.before, cause.after)
     ]
-    before, after = (f"{100 * one.utilisation:.0f} %" if one else "?" for one in found)
-    bound = next((one.bound for one in reversed(found) if one), "")
+    before, after = (f"{100 * usage.utilisation:.0f} %" if usage else "?" for usage in usages)
+    bound = next((usage.bound for usage in reversed(usages) if usage), "")
     return f"; {before} -> {after} of its roof, {bound}-bound" if bound else ""
 
 
-def refused_because(one: Refused) -> str:
+def refused_because(refused: Refused) -> str:
     """Return the sentence of a reason not to compare."""
-    return _REFUSED[one.reason].format(before=one.before, after=one.after)
+    return _REFUSED[refused.reason].format(before=refused.before, after=refused.after)
 
 
 def _when(cause: Cause) -> str:

@@ -1,12 +1,12 @@
-"""Permissions in sentences: how far one goes, and what it did in a run."""
+"""Permissions in sentences: how far each goes, and its effect in a run."""
 
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.permit import largest_value, uncovered_count
-from stepguard.report.commands import Commands
+from stepguard.judge.permission_rules import largest_value, uncovered_count
+from stepguard.report.next_steps import Commands
 
 TYPED_ANYWHERE = Commands()
 _OF_TRAILERS = {
@@ -35,19 +35,19 @@ def described(permission: Permission) -> str:
 
 
 def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[str]:
-    """Return what each waiver of the case did, a sentence each."""
-    mine = [one for one in verdict.permissions if not one.permission.is_trailer]
-    return [_of_waiver(one, verdict, commands) for one in mine]
+    """Return the effect of each waiver of the case, a sentence each."""
+    mine = [outcome for outcome in verdict.permissions if not outcome.permission.is_trailer]
+    return [_of_waiver(outcome, verdict, commands) for outcome in mine]
 
 
 def of_trailers(verdict: Verdict) -> list[str]:
-    """Return what each trailer of the range that is about the case did, a sentence each."""
-    mine = [one for one in verdict.permissions if one.permission.is_trailer]
-    return [f"{_OF_TRAILERS[one.effect]}: {described(one.permission)}" for one in mine]
+    """Return the effect of each trailer of the range that is about the case, a sentence each."""
+    mine = [outcome for outcome in verdict.permissions if outcome.permission.is_trailer]
+    return [f"{_OF_TRAILERS[outcome.effect]}: {described(outcome.permission)}" for outcome in mine]
 
 
 def _of_waiver(outcome: PermissionOutcome, verdict: Verdict, commands: Commands) -> str:
-    metrics = {one.metric: one for one in verdict.metrics}
+    metrics = {metric.metric: metric for metric in verdict.metrics}
     effect = _effect(outcome, metrics.get(outcome.permission.metric), verdict, commands)
     word = effect if outcome.effect is Effect.ALLOWED else f"waiver {effect}"
     return f"{word}: {described(outcome.permission)}"
@@ -55,13 +55,13 @@ def _of_waiver(outcome: PermissionOutcome, verdict: Verdict, commands: Commands)
 
 def _effect(
     outcome: PermissionOutcome,
-    found: MetricVerdict | None,
+    metric: MetricVerdict | None,
     verdict: Verdict,
     commands: Commands,
 ) -> str:
     waiver, effect = outcome.permission, outcome.effect
     against = f" against {verdict.against}" if verdict.against else ""
-    # Beside another revision not: the recordings may still need it.
+    # Not beside another revision: the recordings may still need the waiver.
     remove = "" if against else f" (remove it: {commands.unwaive(waiver)})"
     if effect is Effect.ALLOWED:
         return "waived"
@@ -69,25 +69,25 @@ def _effect(
         return "EXPIRED"
     if effect is Effect.NOT_APPLIED:
         return f"not applied, the case is {verdict.status.value}"
-    if found is None or effect is Effect.NOT_GATED:
+    if metric is None or effect is Effect.NOT_GATED:
         return f"not judged{against}" if against else f"stale, the case does not gate it{remove}"
     if effect is Effect.NOT_NEEDED:
-        if found.reason is Reason.MACHINE_MOVED:
+        if metric.reason is Reason.MACHINE_MOVED:
             return "not needed, the machine changed and not the code"
         word = f"not needed{against}" if against else "stale"
-        return f"{word}, {waiver.metric} is {found.status.value}{remove}"
+        return f"{word}, {waiver.metric} is {metric.status.value}{remove}"
     if effect is Effect.TOO_WIDE:
-        return f"TOO WIDE, at most {format_value(waiver.metric, largest_value(found))}"
-    return _uncovered(waiver, found)
+        return f"TOO WIDE, at most {format_value(waiver.metric, largest_value(metric))}"
+    return _uncovered(waiver, metric)
 
 
-def _uncovered(waiver: Permission, found: MetricVerdict) -> str:
-    """Return by how much the metric is further off than is waived."""
-    missed = None if waiver.value is None else uncovered_count(waiver, found)
-    old, new = missed or (found.old, found.new)
+def _uncovered(waiver: Permission, metric: MetricVerdict) -> str:
+    """Return by how much the metric is worse than waived."""
+    missed = None if waiver.value is None else uncovered_count(waiver, metric)
+    old, new = missed or (metric.old, metric.new)
     now = format_value(waiver.metric, new)
-    if waiver.limit_pct is not None and found.change_pct is not None:
-        now = f"{found.change_pct:+.2f} %"
+    if waiver.limit_pct is not None and metric.change_pct is not None:
+        now = f"{metric.change_pct:+.2f} %"
     if METRICS[waiver.metric].role == "work" and missed:
         return "of other work, " + (
             f"it is {now} now" if new != old else "its total did not change"

@@ -1,8 +1,8 @@
 """The progress line: what runs, for how long, and how much time is left.
 
 On a terminal one line is rewritten in place, at least once a second while somebody waits, and
-taken away when the case is over: what was on the screen before stays, as does the cursor.
-In a log a line says that a case begins, and with -v every stage gets one.
+removed when the case is over. What was on the screen before stays, and so does the cursor. In a log
+each case has one line, and with -v each stage has one.
 """
 
 import contextlib
@@ -16,7 +16,8 @@ from typing import TextIO
 from stepguard.core.device import CPU, GPU
 from stepguard.core.text import printable, shortened
 
-# A case that never ran here, nor another one in this run: alone, and in pairs with another tree.
+# Seconds of a case if neither it nor another one has run here: alone, and in pairs with another
+# tree.
 GUESS_S = {GPU: 65.0, CPU: 20.0}
 PAIRS_GUESS_S = {GPU: 110.0, CPU: 100.0}
 ID_LEAST = 10  # columns that a case's id keeps
@@ -26,16 +27,16 @@ UP, RIGHT = "\x1b[A", "\x1b[{}C"
 
 @dataclass(frozen=True)
 class Display:
-    """Say where progress is shown. ``width`` is asked each time: a window may be resized."""
+    """Where progress is shown. ``width`` is asked each time, since a window may be resized."""
 
     write: Callable[[str], None]  # past any capturing
-    terminal: bool = False  # and one whose cursor can be moved
+    terminal: bool = False  # one whose cursor can be moved
     width: Callable[[], int] = lambda: 80  # columns
-    column: Callable[[], int] = lambda: 0  # of the cursor, in a line that somebody else has begun
+    column: Callable[[], int] = lambda: 0  # of the cursor, in a line that another program has begun
 
 
 class ProgressLine:
-    """Progress of a run of cases, whose ``devices`` are by id, in their order."""
+    """Progress of a run of cases. ``devices`` are by case id, in the order of the run."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class ProgressLine:
         self._guess_s = guess_s  # by device
         self._display, self._write, self._verbose = display, display.write, verbose
         self._terminal, self._column = display.terminal, 0
-        self._last_s = last_s  # that cases took the last time, by id
+        self._last_s = last_s  # that cases took last, by id
         self._took_s: dict[str, float] = {}  # in this run
         self._device, self._queue = devices, [*devices]
         self._done = 0
@@ -68,7 +69,7 @@ class ProgressLine:
             self.end()
 
     def begin(self, case_id: str, most_s: float | None = None) -> None:
-        """Begin a case. ``most_s`` is how long it may take, where it goes on until it decides."""
+        """Begin a case. ``most_s`` is how long it may take if it goes on until it decides."""
         self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
@@ -79,9 +80,10 @@ class ProgressLine:
             self._write("\n")
 
     def stage(self, text: str) -> None:
-        """Show that the case's next stage begins; the same text again says that it goes on.
+        """Show that the case's next stage begins. The same text once more says that the stage goes
+        on.
 
-        A terminal's line then shows for how long; a log has each stage once.
+        On a terminal the line then shows for how long. A log has each stage once.
         """
         text = printable(text)
         now, begins = time.monotonic(), text != self._stage
@@ -94,8 +96,8 @@ class ProgressLine:
             self._write(f"  {now - self._began:6.1f} s  {text}\n")
 
     def _line(self, text: str, lasted: str, took_s: float) -> str:
-        """Return the whole line. Where it is too long, the time is told in fewer words, then the
-        case's id is cut, in its middle, and the stage last.
+        """Return the whole line. If it is too long, first the time is shortened, then the case's id
+        is cut in its middle, and last the stage.
         """
         width, front = self._display.width() - 1, f"{self._position()} "
         least, tails = min(ID_LEAST, len(self._case)), self._tails(took_s)
@@ -109,7 +111,7 @@ class ProgressLine:
         return f"\r{line[: max(0, width)]}{CLEAR}"
 
     def _tails(self, took_s: float) -> list[str]:
-        """Return what can be said of the time, the shortest last."""
+        """Return texts about the time, the shortest last."""
         took = f"  {clock(took_s)}"
         if most := self._most(took_s):
             return [f"{took}, {most}", took]
@@ -122,14 +124,14 @@ class ProgressLine:
         return [*then, longer, took]
 
     def _most(self, took_s: float) -> str:
-        """Return how long a case may take that goes on until it decides, where no more is known."""
+        """Return how long a case may take that goes on until it decides, if no more is known."""
         known_s = self._known_s(self._case)
         if self._most_s is None or known_s is not None and took_s <= known_s:
             return ""
         return f"up to about {clock(self._most_s)}"
 
     def end(self) -> None:
-        """End the case, and take its line away."""
+        """End the case, and remove its line."""
         if self._terminal and self._case:
             back = UP + RIGHT.format(self._column) if self._column else ""
             self._write(f"\r{CLEAR}{back}")
@@ -138,7 +140,7 @@ class ProgressLine:
         self._case, self._column = "", 0
 
     def learn(self, case_id: str, took_s: float) -> None:
-        """Take how long a case took that came to its end: it says how long others will take."""
+        """Learn from a case that came to its end how long others will take."""
         self._took_s[case_id] = took_s
 
     def _position(self) -> str:
@@ -149,7 +151,7 @@ class ProgressLine:
         return max(1.0, max(0.0, self._of(self._case) - took_s) + self._others_s())
 
     def _others_s(self) -> float:
-        """Return how long the cases that are still to come will take."""
+        """Return how long the remaining cases will take."""
         return sum(self._of(case_id) for case_id in self._queue if case_id != self._case)
 
     def _of(self, case_id: str) -> float:
@@ -158,23 +160,24 @@ class ProgressLine:
 
     def _known_s(self, case_id: str) -> float | None:
         device = self._device.get(case_id)
-        alike = {one: s for one, s in self._took_s.items() if self._device.get(one) == device}
+        alike = {name: s for name, s in self._took_s.items() if self._device.get(name) == device}
         return expected_s(case_id, self._last_s, alike)
 
 
 def expected_s(
     case_id: str, last_s: Mapping[str, float], took_s: Mapping[str, float]
 ) -> float | None:
-    """Return how long a case will take; None where nothing is known. By id, ``last_s`` are what
-    cases took the last time, ``took_s`` what those of this run took that are over.
+    """Return how long a case will take; None if nothing is known. By case id, ``last_s`` are the
+    times of the last run, ``took_s`` those of this run's cases that are over.
 
-    It is what the case took the last time, by as much longer as those of this run took than their
-    own last time; without a last time, the mean of those of this run.
+    It is the case's last time, scaled by how this run's cases compare with their own last times.
+    Without a last time it is the mean of this run's cases.
     """
     if case_id in last_s:
         both = took_s.keys() & last_s.keys()
-        before_s = sum(last_s[one] for one in both)
-        return last_s[case_id] * (sum(took_s[one] for one in both) / before_s if before_s else 1.0)
+        before_s = sum(last_s[name] for name in both)
+        pace = sum(took_s[name] for name in both) / before_s if before_s else 1.0
+        return last_s[case_id] * pace
     return fmean(took_s.values()) if took_s else None
 
 
@@ -184,7 +187,7 @@ def has_cursor(file: TextIO) -> bool:
 
 
 def columns(file: TextIO) -> int:
-    """Return how wide a text may be: COLUMNS, or its terminal's width, or 80."""
+    """Return how wide a text may be: COLUMNS, or the terminal's width, or 80."""
     if (asked := os.environ.get("COLUMNS", "")).isdecimal() and int(asked):
         return int(asked)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The table of a run: a row per case, worst first; empty columns are left out."""
+"""The table of a run: a row for each case, worst first. Empty columns are left out."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -9,7 +9,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 
-# Counters that moved and pass, since a time says what they are worth or a commit declares them.
+# Reasons of counters that moved and pass, since a time shows their cost or a commit declares them.
 _OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR, Reason.EXPECTED)
 
 COLUMNS = (
@@ -26,39 +26,39 @@ COLUMNS = (
     "verdict",
 )
 NARROW = tuple(name.replace(" [", "\n[") for name in COLUMNS)
-_LEAST_TEXT = 16  # columns of a text that is shortened; below it names say nothing
-LOG_WIDTH = 120  # columns of a table in a file or a log, as far as what it has allows
+_LEAST_TEXT = 16  # the least columns of a shortened text; a name with fewer says nothing
+LOG_WIDTH = 120  # columns of a table in a file or a log, if its content allows
 CPU_NOTE = "Times are not gated on CPU."
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case's cells, by column, and its verdict for colour."""
+    """A case's cells, by column, and its verdict for the colour."""
 
     cells: tuple[str, ...]
     status: Status
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[Row]:
-    """Return the rows, worst verdict first, then by case id."""
+    """Return the rows, worst verdict first, then sorted by case id."""
     ordered = sorted(verdicts, key=lambda v: (v.status.rank, v.case_id))
     return [Row(_cells(verdict), verdict.status) for verdict in ordered]
 
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
-    found = {metric.metric: metric for metric in verdict.metrics}
-    step = found.get(JUDGED_TIME)
+    by_name = {metric.metric: metric for metric in verdict.metrics}
+    step = by_name.get(JUDGED_TIME)
     gated = step is not None and step.gated
-    peak = found.get(PEAK)
+    peak = by_name.get(PEAK)
     return (
         verdict.case_id,
         _value(step),
         format_value(JUDGED_TIME, step.old) if gated and step and step.old else "",
         f"{step.change_pct:+.2f}" if gated and step and step.change_pct is not None else "",
         f"{step.limit_pct:.2f}" if gated and step and step.limit_pct is not None else "",
-        _value(found.get("tokens_per_s")),
-        _value(found.get("scaling_efficiency_pct")),
-        _value(found.get("mfu_pct")),
+        _value(by_name.get("tokens_per_s")),
+        _value(by_name.get("scaling_efficiency_pct")),
+        _value(by_name.get("mfu_pct")),
         f"{peak.new / 2**20:,.1f}" if peak and peak.new is not None else "",
         _counters(verdict),
         verdict.word,
@@ -80,19 +80,19 @@ def _counters(verdict: Verdict) -> str:
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
-    # Counted alone: without a baseline, where the case as a whole failed, and what is newer than
-    # the recording.
+    # Counters without an old value are only counted: without a baseline, if the case as a whole
+    # failed, or if they are newer than the recording.
     equal = sum(m.old is not None for m in counters)
     parts = {"equal": equal, "counted": len(counters) - equal}
     return ", ".join(f"{number} {word}" for word, number in parts.items() if number)
 
 
 def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:
-    """Yield the table as text, a line at a time; the status is None for the header.
+    """Yield the table as text, line by line. The status is None for the header.
 
-    Where it is wider than ``width`` columns, headings have two lines, and columns are closer; where
-    that does not help, its cells are under each other. 0 is for a file or a log, in which a table
-    may be of any width.
+    If it is wider than ``width`` columns, headings get two lines and columns move closer. If that
+    is not enough, the cells are placed below each other. 0 is for a file or a log, where a table
+    may have any width.
     """
     left = (0, len(COLUMNS) - 1)
     for heading, gap in ((COLUMNS, 2), (NARROW, 1)):
@@ -108,16 +108,16 @@ def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | 
 
 
 def _stacked(row: Row, width: int) -> Iterator[str]:
-    """Yield a row over several lines: case and verdict, then each figure under its heading."""
+    """Yield a row over several lines: case and verdict, then each figure with its heading."""
     case, *figures, verdict = row.cells
     yield f"{case}: {verdict}"
     shown = [f"{name} {text}" for name, text in zip(COLUMNS[1:-1], figures, strict=True) if text]
     line = ""
-    for one in shown:
-        if line and len(line) + len(one) + 2 > width - 3:
+    for cell in shown:
+        if line and len(line) + len(cell) + 2 > width - 3:
             yield f"  {line},"
             line = ""
-        line += f", {one}" if line else one
+        line += f", {cell}" if line else cell
     if line:
         yield f"  {line}"
 
@@ -125,9 +125,9 @@ def _stacked(row: Row, width: int) -> Iterator[str]:
 def aligned(
     rows: Sequence[Sequence[str]], left: Collection[int] = (0,), gap: int = 2
 ) -> Iterator[str]:
-    """Yield a table, its header first: the columns ``left`` to the left, others to the right,
-    ``gap`` blanks between them. A cell without text is "-"; a column without any is left out.
-    Headings may have several lines.
+    """Yield a table, its header first. The columns ``left`` are aligned to the left, others to the
+    right, with ``gap`` blanks between them. A cell without text is "-". A column without any text
+    is left out. Headings may have several lines.
     """
     header, *body = rows
     kept = [i for i in range(len(header)) if not body or any(row[i] for row in body)]
@@ -152,7 +152,7 @@ def fitted(
     column: int = 0,
     left: Collection[int] = (0,),
 ) -> Iterator[str]:
-    """Yield a table in ``width`` columns, as far as shorter texts in one of its columns allow."""
+    """Yield a table in ``width`` columns, if shorter texts in one of its columns allow that."""
     lines = list(aligned(rows, left))
     excess = max(map(len, lines)) - width
     if excess > 0 and len(rows) > 1:
@@ -171,7 +171,7 @@ def figure(name: str, value: float, width: int) -> str:
 
 def counts(verdicts: Sequence[Verdict]) -> str:
     """Return how many of each verdict there are: "1 SLOWER, 2 same, 1 recorded"."""
-    # Recorded and waived ones last: they pass, whatever their status.
+    # Recorded and waived ones come last: they pass, whatever their status.
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))
-    found = Counter(verdict.word for verdict in ordered)
-    return ", ".join(f"{number} {word}" for word, number in found.items())
+    numbers = Counter(verdict.word for verdict in ordered)
+    return ", ".join(f"{number} {word}" for word, number in numbers.items())

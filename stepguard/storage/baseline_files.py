@@ -1,4 +1,4 @@
-"""Baseline files: which one a machine's figures are in, and what it may contain."""
+"""Baseline files: which file has a machine's figures, and what it may contain."""
 
 import os
 import re
@@ -22,13 +22,13 @@ from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
 WAIVERS = "waivers.json"  # lies among the baseline files, but is none
-# A table of a recording, and the kind of metric that its keys have to be.
+# Tables of a recording, with the kind of metric that their keys must be.
 _KINDS = {"times_ms": "time", "counters": "counter", "sites": "counter"}
 _KINDS |= {"differences_pct": "difference"}
 
 
 def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) -> str:
-    """Name the file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json".
+    """Return the name of the file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json".
 
     ``world_size`` is that of all ``nodes`` together.
     """
@@ -40,27 +40,29 @@ def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) ->
 
 
 def name_of(case: Mapping[str, Any], machine: str) -> str:
-    """Name the file that the figures of a case, as a baseline describes it, are in."""
+    """Return the name of the file for a case as a baseline describes it."""
     return file_name(case["device"], machine, case["world_size"], case.get("nodes", 1))
 
 
 def path_of(folder: Path, evidence: Evidence) -> Path:
-    """Return the file in ``folder`` that the evidence belongs to."""
+    """Return the file in ``folder`` for the evidence."""
     return folder / name_of(evidence.case, machine_of(evidence))
 
 
 def usual(root: Path) -> Path:
-    """Return the usual folder of baselines, as it would be typed here."""
+    """Return the usual folder of baselines, as typed here."""
     return Path(os.path.relpath(root / "baselines"))
 
 
 def files(folder: Path) -> list[Path]:
-    """Return the baseline files of a folder, by name."""
+    """Return the baseline files of a folder, sorted by name."""
     return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]
 
 
 def refuse_calibrations(folder: Path) -> None:
-    """Raise FileError for calibrations of an earlier version, which nothing reads any more."""
+    """Raise FileError if there are calibrations of an earlier version: nothing reads them any
+    more.
+    """
     if (path := folder / "calibration").is_dir():
         typed = shlex.quote(os.path.relpath(path))
         raise FileError(
@@ -70,29 +72,31 @@ def refuse_calibrations(folder: Path) -> None:
 
 
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
-    """Return the cases of a file that it is for by its name: a copy of a file judges nothing."""
+    """Return the cases that belong into a file of this name. A copy under another name judges
+    nothing.
+    """
     cases, machine = content.cases.items(), content.machine
-    return {case_id: one for case_id, one in cases if name_of(one.case, machine) == path.name}
+    return {case_id: entry for case_id, entry in cases if name_of(entry.case, machine) == path.name}
 
 
 def load(path: Path) -> BaselineFile | None:
-    """Return the file's content; None where there is no file.
+    """Return the file's content; None if there is no file.
 
-    Raises FileError for anything that is not exactly a baseline file.
+    Raises FileError if it is not exactly a baseline file.
     """
     return read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update", _problems)
 
 
 def machine_of(evidence: Evidence) -> str:
-    """Return the kind of machine that the evidence is from, as a baseline file names it."""
+    """Return the kind of machine of the evidence, as a baseline file names it."""
     if not evidence.on_gpu:
         return CPU_MACHINE
     return evidence.fingerprint.device_name if evidence.fingerprint else ""
 
 
 def load_for(path: Path, machine: str) -> BaselineFile | None:
-    """Return the file's content. Raises FileError, as load() does, and for another machine's:
-    nothing is compared with it, or recorded into it.
+    """Return the file's content. Raises FileError as load() does. Also raises it for another
+    machine's file, which can neither be compared with nor recorded into.
     """
     content = load(path)
     if content is not None:
@@ -107,7 +111,7 @@ def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
 
 
 def _problems(content: BaselineFile) -> Iterator[str]:
-    """Yield what is wrong with a file although every field has its type."""
+    """Yield what is wrong with a file whose fields all have their types."""
     for case_id, entry in content.cases.items():
         yield from (f"{case_id}: {problem}" for problem in _problems_of_entry(entry))
 
@@ -119,7 +123,7 @@ def _problems_of_entry(entry: Entry) -> Iterator[str]:
         yield str(error)
         return
     ranks = entry.case.get("world_size", 1)
-    # Older recordings may lack it: they are from before ranks were kept apart.
+    # Older recordings may lack it: they are from before ranks were counted apart.
     if ranks != 1 and entry.newest.by_rank is msgspec.UNSET:
         yield (
             "the newest recording lacks by_rank, without which a rank hides behind the busiest one"
@@ -154,13 +158,13 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
 
 @one_at_a_time
 def remove(path: Path, case_id: str) -> None:
-    """Remove a case from a baseline file. Raises FileError, and leaves it, where that fails."""
+    """Remove a case from a baseline file. Raises FileError, and leaves the file, if that fails."""
     if content := load(path):
         cases = {name: entry for name, entry in content.cases.items() if name != case_id}
         save(path, msgspec.structs.replace(content, cases=cases))
 
 
 def save(path: Path, content: BaselineFile) -> None:
-    """Write a baseline file. Raises FileError, and leaves the old one, where it cannot be."""
+    """Write a baseline file. Raises FileError, and leaves the old one, if that fails."""
     remedy = f"the evidence is kept: {as_typed('stepguard accept')}, once it can be written"
     save_json(path, content, SCHEMA, remedy, _problems)

@@ -1,6 +1,6 @@
-"""JSON files that people review and merge: read strictly, written whole or not at all.
+"""JSON files that people review and merge: read strictly, and written whole or not at all.
 
-What a document has to be is in stepguard/core/strict_json.py.
+stepguard/core/strict_json.py says what a document must be.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ Done = TypeVar("Done")
 
 
 class FileError(Exception):
-    """A file that cannot be used or written; one sentence with the remedy."""
+    """A file that cannot be used or written. One sentence, with the remedy."""
 
 
 def read(
@@ -43,12 +43,12 @@ def read(
     remedy: str = "",
     older: Mapping[int, Upgrade] = NO_OLDER,
 ) -> Content | None:
-    """Return the file's content, or None where there is no file.
+    """Return the file's content; None if there is no file.
 
-    Raises FileError when it has conflict markers, or is no document of that kind and schema, or
-    ``check`` finds a problem in it; ``renew`` are a module and its arguments, which make it anew
-    once another schema's is removed. The ``remedy`` of all else is restore() without one. ``older``
-    schemas are made into this one.
+    Raises FileError if the file has conflict markers, is no document of that kind and schema, or
+    ``check`` finds a problem. ``renew`` is a module with its arguments that makes the file anew,
+    once a file of another schema is removed. ``remedy`` is what mends all other errors; without one
+    it is restore(). ``older`` upgrades documents of older schemas.
     """
     data = contents(path, remedy)
     if data is None:
@@ -56,12 +56,13 @@ def read(
     try:
         return _parsed(path, data, kind, schema, check, older)
     except OtherSchema as error:  # restoring the file does not help then
-        # Whatever makes it anew reads it first, and is refused as long as it is there.
+        # The command that makes it anew reads the old file first, and would be refused.
         anew = f"make it anew: rm {shlex.quote(str(path))} && {as_typed(renew)}"
-        newer = "a newer version wrote it: update stepguard"  # else all that it holds is lost
+        # Removing it would lose all that it has.
+        newer = "a newer version wrote it: update stepguard"
         raise FileError(f"{path}: {error}; {remedy or (newer if error.newer else anew)}") from None
     except ValueError as error:
-        # What people wrote is worth more than the last commit, which may be as wrong.
+        # People's text is worth more than the last commit, which may be as wrong.
         mend = remedy or f"correct it, or {restore(path)}"
         raise FileError(f"{path}: {error}; {mend}") from None
 
@@ -74,26 +75,26 @@ def _parsed(
     check: Check[Content] | None,
     older: Mapping[int, Upgrade],
 ) -> Content:
-    """Return what the bytes of a file hold. Raises ValueError."""
+    """Return what the bytes of a file contain. Raises ValueError."""
     text = data.decode("utf-8")
-    # Before JSON, whose error would name a column and not the merge.
+    # Before JSON is read: its error would name a column, and not the merge.
     _refuse_conflict(path, text)
     return parse(text, kind, schema, check, older)
 
 
 def contents(path: Path, remedy: str = "") -> bytes | None:
-    """Return what is in a file of moderate size, or None where there is none.
+    """Return the bytes of a file of moderate size; None if there is no file.
 
-    Raises FileError, with the ``remedy`` (restore() without one), for a file that cannot be read,
-    and for anything else than a file: a device or a pipe, by whatever link, might never end.
+    Raises FileError, with the ``remedy`` (restore() without one), if the file cannot be read. Also
+    raises it for anything but a plain file, even behind a link: a device or a pipe might never end.
     """
     try:
-        # Before opening it: that alone does something to some devices.
+        # Checked before opening: some devices do something when they are opened.
         _refuse_other_than_file(os.stat(path))
         # Without O_NONBLOCK opening a pipe waits until somebody writes to it.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(handle, "rb") as file:
-            # Again, of the open file: the path may name another one by now.
+            # The open file is checked, too: the path may lead to another file by now.
             _refuse_other_than_file(os.fstat(handle))
             return file.read(MAX_BYTES)
     except FileNotFoundError:
@@ -113,7 +114,7 @@ def _refuse_other_than_file(status: os.stat_result) -> None:
 
 def _refuse_conflict(path: Path, text: str) -> None:
     for number, line in enumerate(text.splitlines(), start=1):
-        # No line of JSON begins so: a string cannot contain a line break.
+        # No line of JSON begins like this: a string cannot contain a line break.
         if line.startswith(("<<<<<<< ", "=======", ">>>>>>> ")):
             raise FileError(
                 f"{path}, line {number}: merge conflict marker {line[:20]!r}; "
@@ -122,8 +123,8 @@ def _refuse_conflict(path: Path, text: str) -> None:
 
 
 def restore(path: Path, typed: str = "") -> str:
-    """Return the command that brings back the file that git has, or puts aside one that git has
-    not; ``typed`` is the path where the command is typed.
+    """Return the command that restores git's version of a file, or that moves away a file unknown
+    to git. ``typed`` is the path where the command is typed.
     """
     name = shlex.quote(typed or str(path))
     if is_tracked(path):
@@ -134,17 +135,17 @@ def restore(path: Path, typed: str = "") -> str:
 def one_at_a_time(
     update: Callable[Concatenate[Path, Arguments], Done],
 ) -> Callable[Concatenate[Path, Arguments], Done]:
-    """Make what reads a file, changes its content and saves it wait for others that do: the last
-    one would write what it read before the first one saved. Its first argument is the file, or
-    its folder.
+    """Make a function that reads a file, changes its content and saves it wait for others that do
+    the same. Otherwise the last one would write what it read before the first one saved. The first
+    argument is the file or its folder.
     """
 
     @functools.wraps(update)
     def alone(path: Path, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Done:
         with contextlib.ExitStack() as stack:
-            # The folder, which is there before its files.
-            with contextlib.suppress(OSError):  # some file systems lock none
-                folder = next(one for one in (path, *path.parents) if one.is_dir())
+            # The folder is locked, since it exists before its files.
+            with contextlib.suppress(OSError):  # some file systems cannot lock
+                folder = next(parent for parent in (path, *path.parents) if parent.is_dir())
                 handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 stack.callback(os.close, handle)
                 fcntl.flock(handle, fcntl.LOCK_EX)
@@ -156,10 +157,10 @@ def one_at_a_time(
 def save(
     path: Path, content: Content, schema: int, remedy: str, check: Check[Content] | None = None
 ) -> None:
-    """Write a file of sorted keys that read() accepts.
+    """Write a file with sorted keys that read() accepts.
 
-    Raises FileError, and leaves the old file as it was, for content that read() would refuse, and
-    where the folder cannot be written; ``remedy`` then says what to do.
+    Raises FileError, and leaves the old file, if read() would refuse the content, or if the folder
+    cannot be written. ``remedy`` then says what to do.
     """
     try:
         data = f"{layout(msgspec.to_builtins(content))}\n".encode()
@@ -176,7 +177,7 @@ def save(
 
 
 def _unwritten(path: Path, error: OSError) -> str:
-    """Return why a file was not written, and what has to be done before it can be."""
+    """Return why a file was not written, and what must be done before it can be."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     first = "free some space" if full else f"make {shlex.quote(str(path.parent))} writable"
     old = "; the old file is unchanged" if path.exists() else ""
@@ -184,22 +185,23 @@ def _unwritten(path: Path, error: OSError) -> str:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write beside the file and rename over it: the old file stays until the new one is whole.
+    """Write a new file beside the old one and rename it: the old file stays until the new one is
+    whole.
 
-    Raises OSError, and leaves nothing but the old file, when that cannot be done. Ctrl-C waits
-    until the file is written.
+    Raises OSError, and leaves only the old file, if that fails. Ctrl-C waits until the file is
+    written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with interrupts_deferred():
-        # In the same folder: a rename replaces a file at once only within one file system.
+        # In the same folder, since a rename replaces a file at once only within a file system.
         handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
-                # Else a crash of the machine after the rename could leave it empty.
+                # Without it a crash of the machine after the rename could leave the file empty.
                 os.fsync(file.fileno())
-            # mkstemp makes it readable by its owner alone.
+            # mkstemp makes a file that only its owner can read.
             os.chmod(temporary, 0o644)
             os.replace(temporary, path)
         except OSError:
@@ -209,12 +211,14 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def layout(value: Any, depth: int = 0) -> str:
-    """Return JSON with sorted keys; what fits a line is on one, so that a diff shows whole facts.
+    """Return JSON with sorted keys. What fits on a line is on one line, so that a diff shows whole
+    facts.
 
     Raises ValueError for a number that is not finite.
     """
     compact = json.dumps(value, sort_keys=True, allow_nan=False)
-    # The outer levels are always spread: a small file on one line would conflict at every merge.
+    # The outer levels always have lines of their own: a small file on one line would conflict at
+    # every merge.
     short = len(compact) + depth <= LINE_WIDTH and depth > 2
     if short or not value or not isinstance(value, dict | list):
         return compact

@@ -1,4 +1,6 @@
-"""Measured peaks, one file a card in the user's cache: they are the machine's, not a project's."""
+"""Measured peaks: one file for each card in the user's cache. They belong to the machine, not to a
+project.
+"""
 
 import re
 from pathlib import Path
@@ -8,16 +10,16 @@ import msgspec
 from stepguard.core.roofline import Peaks
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, replace_file
-from stepguard.storage.runs import user_cache
+from stepguard.storage.kept_runs import user_cache
 
 
 def folder() -> Path:
-    """Return where they are kept."""
+    """Return the folder of measured peaks."""
     return user_cache() / "peaks"
 
 
 def save(peaks: Peaks) -> Path:
-    """Keep a card's peaks instead of older ones of it; return the file."""
+    """Keep a card's peaks in place of its older ones. Return the file."""
     name = re.sub(r"[^\w-]+", "-", peaks.device_uuid or peaks.device_name)
     path = folder() / f"{name}.json"
     replace_file(path, msgspec.json.format(msgspec.json.encode(peaks)) + b"\n")
@@ -25,15 +27,15 @@ def save(peaks: Peaks) -> Path:
 
 
 def newest(device_name: str) -> Peaks | None:
-    """Return the newest peaks of a card of this name, None without any. Raises FileError."""
-    found = [one for path in sorted(folder().glob("*.json")) if (one := _load(path))]
-    mine = [one for one in found if one.device_name == device_name]
-    return max(mine, key=lambda one: one.date, default=None)
+    """Return the newest peaks of a card of this name; None if there are none. Raises FileError."""
+    known = [peaks for path in sorted(folder().glob("*.json")) if (peaks := _load(path))]
+    mine = [peaks for peaks in known if peaks.device_name == device_name]
+    return max(mine, key=lambda peaks: peaks.date, default=None)
 
 
 def _load(path: Path) -> Peaks:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Peaks)
     except (OSError, msgspec.DecodeError) as error:
-        again = as_typed("stepguard doctor --peaks")
-        raise FileError(f"{path}: {error}; remove it and measure again: {again}") from None
+        command = as_typed("stepguard doctor --peaks")
+        raise FileError(f"{path}: {error}; remove it and measure again: {command}") from None

@@ -12,7 +12,7 @@ from stepguard.core.metrics import GATEABLE
 from stepguard.core.permission import Permission
 from stepguard.core.recording import Count, Text
 from stepguard.core.text import meant
-from stepguard.judge.permit import MAX_PCT, may_cover, problem_of
+from stepguard.judge.permission_rules import MAX_PCT, may_cover, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 
@@ -22,7 +22,7 @@ SCHEMA = 1
 class WaiverRow(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """A waiver as the file has it; permission.py says what each field is."""
+    """A waiver as the file has it. permission.py explains the fields."""
 
     case: Text
     metric: Text
@@ -45,15 +45,15 @@ class BadWaiver(FileError):
 
 
 def today() -> date:
-    """Return the day that waivers expire by, in UTC: the same on every machine."""
+    """Return the day that waivers expire by. It is UTC's, the same on every machine."""
     return datetime.now(UTC).date()
 
 
 def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
-    """Return the waivers of a folder of baselines; none where there is no file.
+    """Return the waivers of a folder of baselines; empty if there is no file.
 
-    Raises FileError, which names the place, for a file that is not exactly one, and for a waiver
-    that is too long, without a limit or there twice. Cases are not looked up: see unknown().
+    Raises FileError, which names the place, if the file is not exactly a waiver file, or if a
+    waiver lasts too long, has no limit, or is there twice. Cases are not looked up: see unknown().
     """
     path = folder / WAIVERS
     content = read(path, WaiverFile, SCHEMA, "stepguard waive CASE --reason '...' --days N")
@@ -76,7 +76,9 @@ def _key(waiver: Permission) -> tuple[str, str]:
 
 
 def unknown(folder: Path, waivers: Sequence[Permission], known: Collection[str]) -> list[str]:
-    """Return cases of waivers that no baseline has and that are not ``known``: misspelt ones."""
+    """Return the cases of waivers that neither a baseline has nor ``known`` contains: typing
+    errors.
+    """
     recorded = _recorded(folder) if waivers else set()
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 
@@ -90,20 +92,24 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
 
 
 def _idle(folder: Path, waiver: Permission) -> str:
-    """Return why a waiver lets nothing pass, whatever its case measures; else empty."""
-    every = (one.cases.get(waiver.case) for one in _baselines(folder))
+    """Return why a waiver can never let anything pass, whatever its case measures; empty if
+    it can.
+    """
+    every = (cases.cases.get(waiver.case) for cases in _baselines(folder))
     entries = [entry for entry in every if entry]
     if not entries:
         return ""
-    newest = [one.newest for one in entries if waiver.metric in one.required_gates]
+    newest = [entry.newest for entry in entries if waiver.metric in entry.required_gates]
     if not newest:
-        gates = frozenset[str]().union(*(one.required_gates for one in entries))
+        gates = frozenset[str]().union(*(entry.required_gates for entry in entries))
         known = ", ".join(name for name in GATEABLE if name in gates)
         return f"it does not gate {waiver.metric}, but {known}"
     if waiver.value is None:
         return ""
-    for one in newest:
-        ranks = one.unlike_ranks().get(waiver.metric) or [one.counters.get(waiver.metric, -1)]
+    for recording in newest:
+        ranks = recording.unlike_ranks().get(waiver.metric) or [
+            recording.counters.get(waiver.metric, -1)
+        ]
         if any(may_cover(waiver.value, waiver.metric, old) for old in ranks):
             return ""
     count = newest[0].counters[waiver.metric]
@@ -112,15 +118,15 @@ def _idle(folder: Path, waiver: Permission) -> str:
 
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
-    """Remove the case's waiver of a metric, or all of its waivers where that is empty, from the
-    folder's file; one that is left empty stays.
+    """Remove the case's waiver of a metric from the folder's file, or all of its waivers if
+    ``metric`` is empty. An empty file stays.
 
-    Raises FileError where there is none of it, or the file is not sound.
+    Raises FileError if there is no such waiver, or the file is not sound.
     """
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
-    kept = [one for one in waivers if (one.case, metric and one.metric) != (case_id, metric)]
+    kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
     if len(kept) == len(waivers):
-        has = ", ".join(f"{one.case} {one.metric}" for one in waivers) or "none at all"
+        has = ", ".join(f"{waiver.case} {waiver.metric}" for waiver in waivers) or "none at all"
         raise FileError(f"{path}: no waiver of {f'{case_id} {metric}'.rstrip()}; it has: {has}")
     _save(path, kept)
     return path
@@ -128,10 +134,10 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
 
 @one_at_a_time
 def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
-    """Write the waiver into the folder's file, in place of an older one of the same metric.
+    """Write the waiver into the folder's file. It replaces an older one of the same metric.
 
-    Raises BadWaiver when it is not sound, or of a case that no baseline has and that is not
-    ``known`` either, FileError when the file is not; the file is then unchanged.
+    Raises BadWaiver if it is not sound, or if neither a baseline has its case nor ``known``
+    contains it. Raises FileError if the file is not sound. The file is then unchanged.
     """
     path = folder / WAIVERS
     problem = problem_of(waiver, day)
@@ -140,13 +146,13 @@ def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[st
         problem = f"no baseline and no run that is kept here has this case{hint}"
     if problem := problem or _idle(folder, waiver):
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
-    others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
-    # Sorted, so that a diff shows the waiver that was written and no other one.
+    others = [row for row in load_waivers(folder, day) if _key(row) != _key(waiver)]
+    # Sorted, so that a diff shows only the waiver that was written.
     _save(path, sorted([*others, waiver], key=_key))
     return path
 
 
 def _save(path: Path, waivers: Sequence[Permission]) -> None:
     names = WaiverRow.__struct_fields__
-    rows = [WaiverRow(**{name: getattr(one, name) for name in names}) for one in waivers]
+    rows = [WaiverRow(**{name: getattr(row, name) for name in names}) for row in waivers]
     save(path, WaiverFile(schema=SCHEMA, waivers=rows), SCHEMA, "run the command again")

@@ -1,1 +1,1 @@
-"""Readers of profiler traces. No torch: a trace is a file, whoever wrote it."""
+"""Readers of profiler traces. They need no torch: a trace is a file, whoever wrote it."""

@@ -1,7 +1,8 @@
-"""A trace as columns: what every reader makes and every analysis reads. Times in us from its begin.
+"""A trace as columns. All readers make them and all analyses read them. Times are in us, from the
+trace's begin.
 
-One row is one event. Names are numbers into ``Trace.names``, since a gigabyte of events has a few
-thousand of them.
+One row is one event. Names are numbers into ``Trace.names``: a gigabyte of events has only a few
+thousand different ones.
 """
 
 from collections.abc import Container
@@ -44,20 +45,20 @@ class _Table:
 
 @dataclass(frozen=True)
 class Host(_Table):
-    """Describe what the host did, in order of its begin: operators, annotations, CUDA calls."""
+    """What the host did, sorted by begin: operators, annotations, CUDA calls."""
 
     kind: Ints
     name: Ints
     start_us: Floats
     end_us: Floats
     thread: Ints
-    correlation: Ints  # of a call, with the GPU's record
-    external: Ints  # of an operator or call, with the GPU's record
+    correlation: Ints  # of a call; its GPU record has the same
+    external: Ints  # of an operator or call; the GPU record has the same
 
 
 @dataclass(frozen=True)
 class Gpu(_Table):
-    """Describe what the GPU did, in order of its begin."""
+    """What the GPU did, sorted by begin."""
 
     kind: Ints
     name: Ints
@@ -72,18 +73,18 @@ class Gpu(_Table):
 
 @dataclass(frozen=True)
 class Allocations(_Table):
-    """Describe what was allocated and freed (``profile_memory=True``), in order of time."""
+    """What was allocated and freed (``profile_memory=True``), sorted by time."""
 
     when_us: Floats
     thread: Ints  # as in Host
-    on_gpu: Ints  # 1, or 0 for the CPU
+    on_gpu: Ints  # 1; or 0 for the CPU
     address: Ints
-    bytes: Ints  # less than 0: freed
+    bytes: Ints  # negative if freed
 
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """Describe how a kernel is launched."""
+    """The grid and block of a kernel's launch."""
 
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
@@ -91,7 +92,7 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class Message:
-    """Describe what a collective exchanges, as the process group noted it."""
+    """What a collective exchanges, as the process group noted it."""
 
     name: str
     elements_in: int
@@ -102,13 +103,13 @@ class Message:
 
 @dataclass(frozen=True)
 class Machine:
-    """Describe what the file says of where it was recorded."""
+    """Where the file was recorded, as far as it says."""
 
     gpu: str = ""
     rank: int | None = None
     world_size: int = 1
     software: tuple[tuple[str, str], ...] = ()  # ("cuda_driver_version", "13000")
-    base_ns: int = 0  # what the file's times count from
+    base_ns: int = 0  # the file's times count from here
 
 
 @dataclass(frozen=True)
@@ -120,46 +121,49 @@ class Trace:
     gpu: Gpu
     shapes: tuple[LaunchShape, ...] = ()
     messages: dict[int, Message] = field(default_factory=dict)  # by the operator's external id
-    codes: dict[int, str] = field(default_factory=dict)  # hash of generated source, by the same
+    # Hash of generated source, by the operator's external id.
+    codes: dict[int, str] = field(default_factory=dict)
     machine: Machine = Machine()
-    began_us: float = 0.0  # the file's time at which the columns begin
+    began_us: float = 0.0  # the time in the file at which the columns begin
     allocations: Allocations | None = None
     work: dict[int, Work] = field(default_factory=dict)  # by the operator's external id
 
     @cached_property
     def calls(self) -> Host:
-        """The CUDA calls."""
+        """Return the CUDA calls."""
         return self.host.where(self.host.kind == CALL)
 
     @cached_property
     def operators(self) -> Host:
-        """The operators."""
+        """Return the operators."""
         return self.host.where(self.host.kind == OPERATOR)
 
     @cached_property
     def annotations(self) -> Host:
-        """The user's annotations."""
+        """Return the user's annotations."""
         return self.host.where(self.host.kind == ANNOTATION)
 
     def named(self, wanted: Container[str]) -> Ints:
-        """Return the numbers of those of these names that occur."""
+        """Return the numbers of these names, as far as they occur."""
         return np.array([i for i, name in enumerate(self.names) if name in wanted], np.int64)
 
 
 def launched_by(calls: Host, correlation: Ints) -> Ints:
-    """Return for each correlation the row of its call, NONE where there is none."""
+    """Return the row of the call for each correlation; NONE if it has no call."""
     with_one = np.flatnonzero(calls.correlation != NONE)
     order = with_one[np.argsort(calls.correlation[with_one], kind="stable")]
     return look_up(calls.correlation[order], order, correlation)
 
 
 def taken(values: Floats, rows: Ints, missing: float) -> Floats:
-    """Return ``values[rows]``, ``missing`` where a row is NONE; there may be no values at all."""
-    return np.append(values, missing)[rows]  # NONE is the last
+    """Return ``values[rows]``, with ``missing`` where a row is NONE. There may be no values
+    at all.
+    """
+    return np.append(values, missing)[rows]  # NONE, -1, selects the last value
 
 
 def look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
-    """Return the value of each wanted key among sorted ``keys``, NONE where it is not there."""
+    """Return the value of each wanted key among sorted ``keys``; NONE for a key that is missing."""
     if not len(keys):
         return np.full(len(wanted), NONE, np.int64)
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)

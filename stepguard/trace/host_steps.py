@@ -1,8 +1,8 @@
-"""Calls of profiled steps, read off the host side of a Chrome trace.
+"""Calls of profiled steps, from the host's events of a Chrome trace.
 
-API calls are counted, not the GPU's records of them: those get lost, while the calls are exact
-over processes, ranks and steps. Only a copy's direction and bytes have to come from the GPU's
-record; where one is missing, the copies of the step count as lost, which says so.
+API calls are counted, not the GPU's records of them: records get lost, while calls are exact over
+processes, ranks and steps. Only the direction and the bytes of a copy come from the GPU's record. A
+step with a copy whose record is missing says so (``lost_copies``).
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepguard.trace.calls import (
+from stepguard.trace.api_calls import (
     API_CATEGORIES,
     DTYPE_BYTES,
     LAUNCH_CALLS,
@@ -24,15 +24,15 @@ from stepguard.trace.calls import (
     is_copy,
     is_memset,
 )
-from stepguard.trace.read.chunks import DetailedEvent as Event
-from stepguard.trace.windows import step_at
+from stepguard.trace.chrome_chunks import DetailedEvent as Event
+from stepguard.trace.step_windows import step_at
 
 HOST = ("cpu_op", *API_CATEGORIES)  # categories of events
 
 
 @dataclass(frozen=True)
 class Sync:
-    """One call that makes the host wait, and the operators that it was made in."""
+    """One call that makes the host wait, and the operators around it."""
 
     kind: str  # "stream", "device", "event" or "copy"
     chain: tuple[str, ...]  # enclosing operators, outermost first
@@ -41,27 +41,28 @@ class Sync:
 
 @dataclass(frozen=True)
 class StepCalls:
-    """The calls of one step. Counters go from a name to how often, or how many bytes."""
+    """The calls of one step. Counters map a name to calls or bytes."""
 
     operators: Counter[str] = field(default_factory=Counter)
     launches: Counter[str] = field(default_factory=Counter)
     copies: Counter[str] = field(default_factory=Counter)
     copy_bytes: Counter[str] = field(default_factory=Counter)
-    lost_copies: int = 0  # copies without a record of the GPU's
+    lost_copies: int = 0  # copies whose GPU record is missing
     memsets: int = 0
     syncs: tuple[Sync, ...] = ()
     collectives: Counter[str] = field(default_factory=Counter)  # by name and size, "allreduce 8 B"
     collective_bytes: Counter[str] = field(default_factory=Counter)
-    unsized_collectives: Counter[str] = field(default_factory=Counter)  # bytes are not in the trace
+    # The trace does not have their bytes.
+    unsized_collectives: Counter[str] = field(default_factory=Counter)
     api_us: float = 0.0  # host time inside CUDA calls
-    sync_us: float = 0.0  # ... of it inside calls that wait
+    sync_us: float = 0.0  # ... of that inside calls that wait
 
 
 def read_steps(events: Sequence[Event], mark: str, steps: int) -> list[StepCalls]:
-    """Return the calls inside each of ``steps`` user annotations named ``mark``, in order of time.
+    """Return the calls in each of ``steps`` user annotations named ``mark``, sorted by time.
 
-    Raises RuntimeError when the trace does not have every marked step, or an event lacks something:
-    a count from an incomplete trace would be wrong, not approximate.
+    Raises RuntimeError if a marked step is missing, or an event lacks a field: a count from an
+    incomplete trace would be wrong, not approximate.
     """
     with sound_events():
         sizes = _gloo_sizes(events)
@@ -71,7 +72,7 @@ def read_steps(events: Sequence[Event], mark: str, steps: int) -> list[StepCalls
 
 @contextmanager
 def sound_events() -> Iterator[None]:
-    """Raise RuntimeError for what an event lacks, or has as another type."""
+    """Raise RuntimeError for a field that an event lacks, or has with another type."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -80,8 +81,8 @@ def sound_events() -> Iterator[None]:
 
 
 def host_steps(events: Sequence[Event], mark: str, steps: int) -> list[list[Event]]:
-    """Return the operators and CUDA calls of each of ``steps`` user annotations named ``mark``, all
-    in order of time. Raises RuntimeError if the trace does not have exactly that many.
+    """Return the operators and CUDA calls in each of ``steps`` user annotations named ``mark``,
+    sorted by time. Raises RuntimeError if the trace does not have exactly that many.
     """
     marks = [e for e in events if e.name == mark and e.cat == "user_annotation"]
     if len(marks) != steps:
@@ -99,7 +100,9 @@ def _begin(event: Event) -> float:
 
 
 def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[float, Event]:
-    """Return the GPU's records of these categories, which come later, by the call's correlation."""
+    """Return the GPU's records of these categories by the correlation of their call. Records come
+    later than calls.
+    """
     return {
         e.args.correlation: e
         for e in events
@@ -108,7 +111,7 @@ def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[flo
 
 
 def record_of(call: Event, records: Mapping[float, Event]) -> Event | None:
-    """Return the GPU's record of a call, None where it got lost."""
+    """Return the GPU's record of a call; None if it got lost."""
     return None if call.args.correlation is None else records.get(call.args.correlation)
 
 
@@ -154,9 +157,9 @@ def _sync(
     copies: Sequence[Event],
     records: Mapping[float, Event],
 ) -> Sync:
-    # Of the same thread: the backward pass runs in autograd's, beside other operators.
+    # Only operators of the same thread: the backward pass runs in autograd's thread, beside others.
     around = [e for e in operators if e.tid == wait.tid and _holds(e, wait)]
-    # Sorted by start, so the last one that contains the call is the innermost.
+    # They are sorted by start, so the last one that contains the call is the innermost.
     inner = around[-1] if around else None
     waited_for = ""
     for copy in copies:  # the last copy in the same operator, before the wait
@@ -175,10 +178,10 @@ def _holds(outer: Event, inner: Event) -> bool:
 def _collectives(
     operators: Sequence[Event], sizes: dict[tuple[str, int], int]
 ) -> list[tuple[str, int | None]]:
-    """Return each collective's name and payload in bytes, None where that is not known.
+    """Return each collective's name and its payload in bytes; None if that is unknown.
 
-    NCCL notes elements and type beside each call; gloo the elements there, and the type in other
-    threads (``sizes``).
+    NCCL notes elements and type at each call. gloo notes the elements there, and the type in its
+    own threads (``sizes``).
     """
     messages: list[tuple[str, int | None]] = []
     noted = [e for e in operators if e.name == "record_param_comms"]
@@ -209,16 +212,16 @@ def _summed(sizes: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def _described(name: str, size: int | None) -> str:
-    """Return "allreduce 2480 B"; a barrier hands over nothing."""
+    """Return "allreduce 2480 B"; a barrier has no payload."""
     if name == "barrier":
         return name
     return f"{name} {size} B" if size is not None else f"{name} of unknown size"
 
 
 def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
-    """Return the bytes of an element, by collective and elements of a message, from gloo's threads.
+    """Return the bytes of an element, by collective and number of elements, from gloo's threads.
 
-    Messages of one length and several types are left out: nothing sets them apart.
+    Messages of one length with several types are left out, since they cannot be told apart.
     """
     noted: dict[tuple[str, int], set[int | None]] = {}
     for event in events:
@@ -231,15 +234,15 @@ def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
 
 
 def _bare(collective: str) -> str:
-    """Return "allreduce" of "all_reduce": c10d and gloo write it differently."""
+    """Return "allreduce" for "all_reduce": c10d and gloo write it differently."""
     return collective.replace("_", "")
 
 
 def _elements(event: Event) -> int:
     """Return the elements of all input tensors, from the shapes in the trace; 0 without any.
 
-    A list of tensors has a list of shapes, and a scalar tensor the shape []. So has what is no
-    tensor, which only its type shows.
+    A list of tensors has a list of shapes. A scalar tensor has the shape [], and so has an input
+    that is no tensor; only its type shows the difference.
     """
     types = [str(name).lower() for name in decoded(bytes(event.args.types)) or []]
     total = 0

@@ -15,11 +15,11 @@ class Union:
     end_us: Floats
 
     def inside(self, begin_us: Floats, end_us: Floats) -> Floats:
-        """Return how much of each window [begin, end) the union covers, in us."""
+        """Return how many us of each window [begin, end) the union covers."""
         return self._up_to(end_us) - self._up_to(begin_us)
 
     def _up_to(self, when_us: Floats) -> Floats:
-        """Return the length of the union before each moment."""
+        """Return the length of the union before each moment, in us."""
         if not len(self.start_us):
             return np.zeros(len(when_us))
         before = np.concatenate([[0.0], np.cumsum(self.end_us - self.start_us)])
@@ -29,12 +29,12 @@ class Union:
         return np.where(at > 0, before[last] + partly, 0.0)
 
     def gaps(self) -> tuple[Floats, Floats]:
-        """Return begin and end of what lies between the intervals."""
+        """Return the begins and ends of the gaps between the intervals."""
         return self.end_us[:-1], self.start_us[1:]
 
 
 def union(start_us: Floats, end_us: Floats) -> Union:
-    """Return the union of intervals, which may overlap and be in any order."""
+    """Return the union of intervals, which may overlap, in any order."""
     order = np.argsort(start_us, kind="stable")
     start, end = start_us[order], end_us[order]
     if not len(start):

@@ -1,7 +1,7 @@
-"""The identity of profiled steps, read off the events of a Chrome trace with shapes.
+"""The identity of profiled steps, from the events of a Chrome trace with shapes.
 
-What is not known for sure makes it unknown: a launch without the GPU's record, a graph, whose
-kernels need not be the ones that were launched last time, steps that are not all alike.
+It is unknown if anything is not certain: a launch without a GPU record, a graph (whose kernels may
+have changed since the last launch), or steps that are not all alike.
 """
 
 import hashlib
@@ -12,7 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.core.step_identity import StepIdentity
-from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
+from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
+from stepguard.trace.chrome_chunks import DetailedEvent as Event
+from stepguard.trace.chrome_chunks import Details
 from stepguard.trace.host_steps import (
     HOST,
     decoded,
@@ -22,15 +24,16 @@ from stepguard.trace.host_steps import (
     sound_events,
 )
 from stepguard.trace.phases import LIBRARIES
-from stepguard.trace.read.chunks import DetailedEvent as Event
-from stepguard.trace.read.chunks import Details
 
-_TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")  # versions are software
+# Their versions are part of the software.
+_TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def identity_of(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
-    """Return the identity of the marked steps. Raises RuntimeError for a trace that lacks one."""
+    """Return the identity of the marked steps. Raises RuntimeError if the trace lacks one of
+    them.
+    """
     with sound_events():
         return _identity(events, mark, steps)
 
@@ -38,20 +41,20 @@ def identity_of(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
 def _identity(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
     records, hosts = records_of(events, _RECORDS), host_steps(events, mark, steps)
     called = {e.args.correlation for e in events if e.cat in HOST and works(e.name)}
-    # What was launched before the file begins has a lower number.
+    # A launch from before the file begins has a lower number.
     first_call = min((n for n in called if n is not None), default=0)
     if any(n > first_call and n not in called for n in records):
         return StepIdentity(problem="it launches by calls that are not known")
-    found: list[dict[str, str]] = []
-    for one in hosts:
-        parts = _parts(one, records)
+    of_steps: list[dict[str, str]] = []
+    for events_of in hosts:
+        parts = _parts(events_of, records)
         if isinstance(parts, str):
             return StepIdentity(problem=parts)
-        found.append(parts)
-    moving = [name for name in found[0] if len({parts[name] for parts in found}) > 1]
+        of_steps.append(parts)
+    moving = [name for name in of_steps[0] if len({parts[name] for parts in of_steps}) > 1]
     if moving:
         return StepIdentity(problem=f"{', '.join(moving)} differ from step to step")
-    return StepIdentity(found[0])
+    return StepIdentity(of_steps[0])
 
 
 def _parts(host: Sequence[Event], records: Mapping[float, Event]) -> dict[str, str] | str:
@@ -66,10 +69,10 @@ def _parts(host: Sequence[Event], records: Mapping[float, Event]) -> dict[str, s
         launches = works(name)
         if operator:
             around[event.tid].append(event)
-        # One more wait between streams takes away an overlap.
+        # One more wait between streams takes away an overlap, so such calls count.
         called = launches or name in SYNC_CALLS or orders(name)
         if not called and (not operator or LIBRARIES.search(name)):
-            continue  # polls vary, and so do the threads that poll
+            continue  # the number of polls varies, and so do the threads that poll
         thread = threads.setdefault(event.tid, len(threads))
         if operator and name == "record_param_comms":
             messages.append([thread, *_message(event.args)])
@@ -94,14 +97,14 @@ def _parts(host: Sequence[Event], records: Mapping[float, Event]) -> dict[str, s
 
 
 def _inputs(args: Details) -> tuple[Any, ...]:
-    """Return the operands; and of a kernel that the compiler made, which it is."""
+    """Return the operands. For a kernel of the compiler also return which kernel it is."""
     operands = args.dims, args.strides, args.types, args.values
     kernel = args.code, args.kernel_kwargs, args.warps, args.stages, args.backend
-    return *(decoded(bytes(one)) for one in operands), *kernel
+    return *(decoded(bytes(operand)) for operand in operands), *kernel
 
 
 def _message(args: Details) -> tuple[Any, ...]:
-    """Return what a collective exchanges; its other inputs have a number that counts it."""
+    """Return what a collective exchanges. Other inputs contain a counter."""
     return args.collective, args.elements_in, args.elements_out, args.dtype, args.group
 
 
@@ -112,7 +115,8 @@ def _shape(args: Details) -> tuple[Any, ...]:
 
 def _known_code(around: list[Event], ts: float) -> bool:
     """Tell whether the innermost operator at that time is torch's own, NCCL's, or generated code
-    with its hash: a kernel that somebody wrote can change without its name, grid or registers.
+    with a hash. A kernel that somebody wrote can change while its name, grid and registers stay the
+    same.
     """
     while around and around[-1].ts + around[-1].dur < ts:
         around.pop()
@@ -121,11 +125,11 @@ def _known_code(around: list[Event], ts: float) -> bool:
     return around[-1].name.startswith(_TORCHS) or around[-1].args.code is not None
 
 
-def with_settings(found: StepIdentity, settings: dict[str, Any]) -> StepIdentity:
-    """Return the identity, if it is known, with the settings as one more part of it."""
-    if found.problem:
-        return found
-    return replace(found, parts=found.parts | {"settings": _hash([settings])})
+def with_settings(identity: StepIdentity, settings: dict[str, Any]) -> StepIdentity:
+    """Return a known identity with the settings as one more part; an unknown one as it is."""
+    if identity.problem:
+        return identity
+    return replace(identity, parts=identity.parts | {"settings": _hash([settings])})
 
 
 def _hash(rows: Sequence[Any]) -> str:

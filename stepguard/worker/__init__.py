@@ -1,1 +1,1 @@
-"""Runs inside a rank. Nothing outside of this package imports torch."""
+"""Code that runs inside a rank. Only this package imports torch."""

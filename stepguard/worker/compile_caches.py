@@ -1,12 +1,14 @@
-"""What the compiler keeps on disk: traces that it may not take from there, and headers that it may.
+"""What the compiler keeps on disk: traces that must not be taken from there, and headers that may
+be.
 
-torch keeps on disk what AOTAutograd made of a graph, by a key that names an operator or a class of
-tensors, and not its code. What an operator is composed of is inlined into what is kept, and so are
-its backward and what a class does in ``__torch_dispatch__``: whoever edits these would measure what
-they were before, on both sides of a comparison whichever was compiled first. Nor does the key name
-all settings that a trace depends on: those that choose the kernel of an attention, and in an older
-torch the type of an autocast around what is compiled. The kernels that follow from the trace are
-still found on disk, by their code.
+torch keeps on disk what AOTAutograd made of a graph. The key names an operator or a class of
+tensors, but not its code. The kept trace contains what an operator is composed of, its backward,
+and what a class does in ``__torch_dispatch__``. Whoever edits these would measure the code from
+before the edit, on both sides of a comparison, whichever was compiled first.
+
+The key also lacks some settings that a trace depends on: those that choose the kernel of an
+attention, and in an older torch the type of an autocast around the compiled code. The kernels that
+follow from a trace are still found on disk, by their code.
 """
 
 import contextlib
@@ -26,15 +28,15 @@ AUTOCAST = ("cpu", "cuda")
 
 
 def has_compiler() -> bool:
-    """Tell whether the compiler is imported, as the agent does it: a rank without it compiles
+    """Tell whether the compiler is imported, as the agent does it. A rank without it compiles
     nothing, and would take a second to ask it for its folders.
     """
     return "torch._inductor" in sys.modules
 
 
 def trace_own_code_anew() -> None:
-    """Keep graphs with code of the workload's own out of the cache of traces, and those of other
-    settings apart; all graphs out of it in a torch that cannot be asked. Does nothing while the
+    """Keep graphs with the workload's own code out of the cache of traces, and graphs of other
+    settings apart. A torch that cannot be asked keeps no graph there. Does nothing while the
     compiler is not imported. Call it before a workload is imported: what torch knows by then are
     its own operators.
     """
@@ -52,11 +54,11 @@ def trace_own_code_anew() -> None:
 
     def check_own_code(graph: Any) -> None:
         check(graph)
-        # Of an operator of torch's own, "aten/gelu.out/AutogradCPU": any graph may come to it.
+        # Of one of torch's own operators, "aten/gelu.out/AutogradCPU": any graph may use it.
         for kernel in torch.library._impls - kernels:
             if (name := _without_overload("::".join(kernel.split("/")[:2]))) in known:
                 raise bypass(f"another kernel of {name} is the workload's own")
-        # Those of checkpointed parts, for one, are in graphs of their own.
+        # Checkpointed parts, for example, are in graphs of their own.
         parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
         for node in (node for part in parts for node in part.graph.nodes):
             operator, foreign = _operator(node.target), _foreign_class(node)
@@ -67,26 +69,30 @@ def trace_own_code_anew() -> None:
 
 
 def _key_with_settings(details: Any) -> None:
-    """Have what a graph's key is made of, all attributes of ``details``, hold torch's settings."""
+    """Add torch's settings to the attributes of ``details``, from all of which a graph's key is
+    made.
+    """
     begin = details.__init__
 
     def begin_with_settings(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
-        types = {one: torch.get_autocast_dtype(one) for one in AUTOCAST}
+        types = {device: torch.get_autocast_dtype(device) for device in AUTOCAST}
         self.settings_around = str((flags(), types, [*map(torch.is_autocast_enabled, AUTOCAST)]))
 
     details.__init__ = begin_with_settings
 
 
 def _operator(target: Any) -> str:
-    """Return an operator's name, "aten::add", or nothing for another function."""
+    """Return an operator's name, "aten::add"; empty for another function."""
     if isinstance(target, torch._ops.OpOverload):
         return _without_overload(target.name())
     return target._qualified_op_name if isinstance(target, torch._ops.OpOverloadPacket) else ""
 
 
 def _foreign_class(node: torch.fx.Node) -> str:
-    """Return the class of a node's tensor, or of one of its tensors, that is not torch's own."""
+    """Return the class of a node's tensor, or of one of its tensors, that is not torch's own; else
+    empty.
+    """
     values = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
     classes = {type(value) for value in values if isinstance(value, torch.Tensor)}
     return next((c.__qualname__ for c in classes if c.__module__.partition(".")[0] != "torch"), "")
@@ -97,8 +103,10 @@ def _without_overload(name: str) -> str:
 
 
 def _headers() -> tuple[Path, Path]:
-    """Return the folders of precompiled headers: torch's own, and where they outlast the launch."""
-    # torch wants them beside TMPDIR's files, which end with the launch, and not in its cache.
+    """Return the folders of precompiled headers: torch's own, and the one that outlasts the
+    launch.
+    """
+    # torch puts them beside TMPDIR's files, which end with the launch, and not into its cache.
     folder = importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir()
     own = Path(folder, "precompiled_headers")
     return own, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], own.name)
@@ -106,26 +114,25 @@ def _headers() -> tuple[Path, Path]:
 
 def take_kept_headers() -> None:
     """Give torch the headers that earlier launches precompiled: on a CPU one takes it 5 s."""
-    with contextlib.suppress(Exception):  # what is private to torch saves seconds, or does not
+    with contextlib.suppress(Exception):  # private to torch; it saves seconds, or does nothing
         own, kept = _headers()
         own.mkdir(parents=True, exist_ok=True)
         for path in kept.glob("*.h.*"):
             if path.suffix != _checksum(path):
-                path.unlink()  # a disk that was full, a machine that fell: it is made anew
+                path.unlink()  # damaged by a full disk or a crash: it is made anew
                 continue
-            with contextlib.suppress(FileExistsError):  # another rank was here
+            with contextlib.suppress(FileExistsError):  # another rank has made it
                 (own / path.stem).symlink_to(path)
 
 
 def keep_headers() -> None:
-    """Keep the headers that this launch precompiled, whole ones only, with their checksum in their
-    names: a launch may be killed while one is written, and with half of it nothing compiles any
-    more.
+    """Keep the headers that this launch precompiled, with their checksums in their names. A launch
+    may be killed while it writes one, and with half a header nothing compiles any more.
     """
     with contextlib.suppress(Exception):
         own, kept = _headers()
         made = [path for path in own.glob("*.h.gch") if not path.is_symlink()]
-        for path in (one for gch in made for one in (gch.with_suffix(""), gch)):
+        for path in (file for gch in made for file in (gch.with_suffix(""), gch)):
             kept.mkdir(parents=True, exist_ok=True)
             part = kept / f"{os.getpid()}.part"
             shutil.copyfile(path, part)
@@ -133,6 +140,6 @@ def keep_headers() -> None:
 
 
 def _checksum(path: Path) -> str:
-    """Return the suffix that a file's content has: ".1c291ca30a1b2c3d"; 150 MB take 0.1 s."""
+    """Return the suffix for a file's content: ".1c291ca30a1b2c3d". 150 MB take 0.1 s."""
     with path.open("rb") as file:
         return f".{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"

@@ -1,10 +1,9 @@
-"""Connects the ranks to the host: rank 0 has the socket and passes commands to the other ranks.
+"""Connect the ranks to the host: rank 0 has the socket, and passes commands to the other ranks.
 
-The host's end is launch/host_channel.py.
-
-Ranks have no standard input and live in sessions of their own, so commands come over a Unix socket
-in the abstract namespace (no file to leave behind). Rank 0 broadcasts each on a gloo
-group, where waiting costs nothing: a waiting NCCL call would spin on the GPU.
+The host's end is launch/host_channel.py. Ranks have no standard input and sessions of their own. So
+commands come over a Unix socket in the abstract namespace, which has no file. Rank 0 broadcasts
+each command on a gloo group, where waiting costs nothing: a waiting NCCL call would spin on the
+GPU.
 """
 
 import json
@@ -20,13 +19,13 @@ from stepguard.worker.rendezvous import meet
 
 Message = dict[str, Any]
 _EXIT = '{"command": "exit"}'
-_IDLE_LIMIT = timedelta(hours=6)  # the host enforces the real limits; this only must not be shorter
+_IDLE_LIMIT = timedelta(hours=6)  # longer than the real limits, which the host enforces
 
 
 class Channel:
     """Commands in, and one reply out for all ranks together.
 
-    Its group is its own, beside torch's default group, which a script makes by itself.
+    It has its own group, beside torch's default group, which a script makes itself.
     """
 
     def __init__(self) -> None:
@@ -39,17 +38,19 @@ class Channel:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect(f"\0stepguard-{os.environ['STEPGUARD_TOKEN']}")
             self._lines = self._socket.makefile("r", encoding="utf-8")
-        # The gather waits for every rank, so a hello says that all of them have imported.
+        # The gather waits for all ranks, so a hello means that all of them have imported.
         pids = self.gather(os.getpid())
         self.reply({"hello": os.environ["STEPGUARD_TOKEN"], "pids": pids})
 
     def receive(self) -> Message:
-        """Return the next command, on every rank. A closed socket reads as the command ``exit``."""
+        """Return the next command, on every rank. A closed socket counts as the command
+        ``exit``.
+        """
         line = (self._lines.readline() or _EXIT) if self.rank == 0 else ""
         if self._group is not None:
             line = self._from_first(line.encode()).decode()
-        found: Message = json.loads(line)
-        return found
+        message: Message = json.loads(line)
+        return message
 
     def _from_first(self, data: bytes) -> bytes:
         """Return rank 0's ``data``."""
@@ -62,7 +63,7 @@ class Channel:
         return bytes(box.numpy())
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, in rank order, on rank 0; an empty list on the others."""
+        """Return all ranks' values on rank 0, in rank order; an empty list on the others."""
         if self._group is None:
             return [value]
         data = json.dumps(value).encode()
@@ -77,14 +78,14 @@ class Channel:
         return [json.loads(bytes(box[:length].numpy())) for box, length in both] if first else []
 
     def any(self, value: bool) -> bool:
-        """Return, on every rank alike, whether ``value`` is true on any."""
+        """Return, on all ranks, whether ``value`` is true on any."""
         return any(self._numbers(int(value))) if self._group is not None else value
 
     def _numbers(self, value: int) -> list[int]:
-        """Return, on every rank, each rank's number."""
-        found = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
-        self._group.allgather([found], [torch.tensor([value])]).wait()
-        return [int(one) for one in found]
+        """Return, on all ranks, each rank's number."""
+        numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        self._group.allgather([numbers], [torch.tensor([value])]).wait()
+        return [int(number) for number in numbers]
 
     def barrier(self) -> None:
         """Line the ranks up before a block, without touching the GPUs."""
@@ -92,7 +93,7 @@ class Channel:
             self._group.barrier().wait()
 
     def begin(self) -> None:
-        """Tell the host that what it asked for begins now: its own clock runs from here on."""
+        """Tell the host that the command's work begins now: its own clock runs from here on."""
         self.reply({"begin": True})
 
     def reply(self, message: Message) -> None:

@@ -17,7 +17,7 @@ from stepguard.core.fingerprint import LIBRARIES, STEERING
 from stepguard.worker.torch_device import properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
-_OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch
+_OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # every launch sets these
 _READ_ONCE = (
     "ENABLE_PERSISTENT_TMA_MATMUL",
     "TORCHDYNAMO_",
@@ -29,7 +29,7 @@ _READ_ONCE = (
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:
-    """Return the fields of evidence.Fingerprint that only torch can tell, and the SM count."""
+    """Return the fields of evidence.Fingerprint that only torch knows, and the SM count."""
     return properties(device) | {
         "torch": torch.__version__,
         "triton": _version("triton"),
@@ -42,8 +42,8 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
 
 
 def read_once() -> dict[str, str]:
-    """Return the variables that torch and its compiler read as they are imported, by the agent:
-    whoever sets one of them in a rank sets what nothing reads any more.
+    """Return the variables that torch and its compiler read on import, in the agent. If a rank sets
+    one of them, nothing reads it any more.
     """
     return _variables(_READ_ONCE)
 
@@ -64,14 +64,14 @@ def _version(package: str) -> str:
 
 
 def modules(package: str) -> dict[str, dict[str, str]]:
-    """Return, by module name, the files that modules were loaded from, links followed: "installed",
-    of those from where packages are, and "sources", of all others and of ``package``; and of every
-    other library, whoever loaded it (torch.ops.load_library, ctypes).
+    """Return the files of modules, by module name, with links resolved. "installed": modules from
+    folders of packages. "sources": all others, and those of ``package``. Also return all other
+    libraries, whoever loaded them (torch.ops.load_library, ctypes).
 
-    Python's own are in neither. What is a link or a path that leads elsewhere is not installed: an
-    editable install shows where its source is. A module without a file (built in, a namespace, or
-    torch.ops, which names one that does not exist) has no code of its own; Python code that was run
-    but not imported is not seen.
+    Python's own modules are left out. A link or a path that leads out of the folders of packages
+    does not count as installed: an editable install shows its source. A module without a file
+    (built in, a namespace, or torch.ops, which names a file that does not exist) has no code of its
+    own. Python code that was run without an import is not seen.
     """
     packages = _packages()
     with_python = (*_folders("stdlib", "platstdlib"), *packages)
@@ -89,7 +89,7 @@ def modules(package: str) -> dict[str, dict[str, str]]:
 
 
 def _loaded() -> Iterator[tuple[str, str]]:
-    """Yield every module with a file, or a place in an archive, and that, links followed."""
+    """Yield every module that has a file, or a place in an archive, with that path resolved."""
     real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
@@ -99,14 +99,14 @@ def _loaded() -> Iterator[tuple[str, str]]:
         path = os.path.join(real_folder(folder), base)
         if os.path.islink(path):
             path = os.path.realpath(path)
-        if os.path.isfile(path) or any(one.is_file() for one in Path(path).parents):
+        if os.path.isfile(path) or any(parent.is_file() for parent in Path(path).parents):
             yield name, path
 
 
 def _packages() -> tuple[str, ...]:
     """Return the folders that packages are installed in."""
     others = (*site.getsitepackages(), site.getusersitepackages())
-    return (*_folders("purelib", "platlib"), *(f"{Path(one).resolve()}/" for one in others))
+    return (*_folders("purelib", "platlib"), *(f"{Path(folder).resolve()}/" for folder in others))
 
 
 def _folders(*names: str) -> Iterator[str]:
@@ -115,9 +115,9 @@ def _folders(*names: str) -> Iterator[str]:
 
 
 def _libraries() -> list[str]:
-    """Return the files that this process runs machine code of, but Python's own."""
-    own = tuple(f"{os.path.realpath(one)}/" for one in (sys.prefix, sys.base_prefix))
+    """Return the files from which this process runs machine code, without Python's own."""
+    own = tuple(f"{os.path.realpath(prefix)}/" for prefix in (sys.prefix, sys.base_prefix))
     with open("/proc/self/maps", errors="surrogateescape") as maps:
         fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
-    mapped = {one[5] for one in fields if len(one) == 6 and "x" in one[1]}
+    mapped = {mapping[5] for mapping in fields if len(mapping) == 6 and "x" in mapping[1]}
     return sorted(path for path in mapped if not path.startswith(own) and os.path.isfile(path))

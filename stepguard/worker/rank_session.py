@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Clock
+from stepguard.worker.block_timer import Clock
 from stepguard.worker.compile_caches import (
     has_compiler,
     keep_headers,
@@ -42,19 +42,19 @@ from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.steering import everywhere
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.loops.looped import workload_of
-from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory_snapshot import record_memory
 from stepguard.worker.profilers.record_trace import record_trace
 from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
+from stepguard.worker.rank_position import Note, Phases
 from stepguard.worker.rendezvous import join_process_group
-from stepguard.worker.variants import VARIANTS, alternate
+from stepguard.worker.step_variants import VARIANTS, alternate
 from stepguard.worker.workload import BadWorkload
 
 
 class MachineSamples:
-    """Samples of another node's GPUs, which a process beside the ranks writes to a file
-    (launch/nodes/on_node.py): the node's first rank brings them along with its answers.
+    """Samples of another node's GPUs. A process beside the ranks writes them to a file
+    (launch/nodes/on_node.py), and the node's first rank sends them with its answers.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class MachineSamples:
         self._read_bytes = 0
 
     def since(self) -> dict[str, Any]:
-        """Return what was written since the last call, as a part of an answer."""
+        """Return what was written since the last call, as part of an answer."""
         if not self._path:
             return {}
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
@@ -110,28 +110,28 @@ class Session:
             replies = self.channel.gather(handler(**message) | self.machine.since())
             self.channel.reply({"reply": name, "ranks": replies})
             self.note.command("idle")
-        if dist.is_initialized():  # in order, so that no rank is left waiting for another
+        if dist.is_initialized():  # in order, so that no rank waits for another
             dist.destroy_process_group()
         if has_compiler():
             keep_headers()
 
     def do_prepare(self, case: dict[str, Any], timed_s: float = 0.0) -> dict[str, Any]:
-        """Build the workload; return what it says of itself, and what this rank runs on."""
+        """Build the workload. Return its description, and what this rank runs on."""
         wanted = from_dict(case)
-        # Not before: a launch on standby must not hold a GPU context.
+        # Not earlier: a launch on standby must not have a GPU context.
         torch_device.select(self.device)
         if has_compiler():
             take_kept_headers()
         self.package = wanted.module.partition(".")[0]
         if wanted.loop is None:  # a loop joins by itself
             join_process_group(torch_device.backend(self.device))
-        compiler.install()  # where it is imported already: a loop compiles before its first rest
-        # A GPU's tensors say themselves where they are.
+        compiler.install()  # if it is already imported: a loop compiles before its first stop
+        # On a GPU tensors know where they are.
         watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
         with watched:
             self.workload = workload_of(wanted, self.device.type, timed_s)
         refuse_set_too_late(self._read_once, read_once())
-        compiler.install()  # not before: only a workload that compiles has imported the compiler
+        compiler.install()  # not earlier: only a workload that compiles has imported the compiler
         if hasattr(self.workload, "on_phase"):
             self.workload.on_phase = self.phases
         return {
@@ -145,11 +145,11 @@ class Session:
         }
 
     def do_sources(self) -> dict[str, Any]:
-        """Return the files that this rank's modules came from, and what of them is installed."""
+        """Return the files that this rank's modules came from, and which of them are installed."""
         return modules(self.package)
 
     def do_first_step(self) -> dict[str, Any]:
-        """Run the first step, compilation included; return the seconds to synchronization, and
+        """Run the first step, with its compilation. Return the seconds to the synchronization, and
         whether something was compiled that no cache had.
         """
         torch_device.synchronize(self.device)
@@ -157,20 +157,21 @@ class Session:
         self.workload.step()
         torch_device.synchronize(self.device)
         took_s = perf_counter() - began
-        compiler.install()  # a step may have been the first to ask for the compiler
+        compiler.install()  # a step may have been the first to use the compiler
         return {"compile_s": took_s, "compiled_afresh": compiler.compiled_afresh()}
 
     def do_block(self, steps: int) -> dict[str, Any]:
-        """Time one block; return its times, and what would show that it was not steady."""
-        found = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
-        found["compiled_graphs"] = compiler.unique_graphs()
-        found["compiled_afresh"] = compiler.compiled_afresh()
+        """Time one block. Return its times, and what would show that it was not steady."""
+        block = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
+        block["compiled_graphs"] = compiler.unique_graphs()
+        block["compiled_afresh"] = compiler.compiled_afresh()
         if self.on_gpu:
-            found["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
-        return found
+            block["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
+        return block
 
     def _line_up(self) -> None:
-        self.channel.barrier()  # or the host's time would hold what another rank still does
+        # Otherwise the host's time would contain what another rank still does.
+        self.channel.barrier()
         self.channel.begin()
         self.channel.barrier()
 
@@ -188,7 +189,7 @@ class Session:
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
     def do_count(self) -> dict[str, Any]:
-        """Run the counting pass; return its counts."""
+        """Run the counting pass. Return its counts."""
         return count(self._step(), self._progress)
 
     def _step(self) -> RankStep:
@@ -209,17 +210,17 @@ class Session:
         self.channel.reply({"progress": text})
 
     def do_trace(self, folder: str, plan: list[int], **wanted: bool) -> dict[str, Any]:
-        """Write a trace of this rank's steps into the folder; return its path and size."""
+        """Write a trace of this rank's steps into the folder. Return its path and size."""
         path = Path(folder) / f"rank{self.channel.rank}.json.gz"
         return record_trace(self._step(), path, plan, self._progress, **wanted)
 
     def do_memory(self, folder: str) -> dict[str, Any]:
-        """Write what allocates in a step of this rank into the folder; return paths and bytes."""
+        """Write what allocates in a step of this rank into the folder. Return paths and bytes."""
         path = Path(folder) / f"rank{self.channel.rank}.json.gz"
         return record_memory(self._step(), path, self._progress)
 
     def do_park(self) -> dict[str, Any]:
-        """Hand cached memory back to the driver."""
+        """Give cached memory back to the driver."""
         torch_device.synchronize(self.device)
         if self.on_gpu:
             torch_device.empty_cache()
@@ -227,8 +228,8 @@ class Session:
 
 
 def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Raise BadWorkload where a workload changed variables that torch had read ``then``: without
-    the engine it would run with other settings than it is measured with.
+    """Raise BadWorkload if a workload changed variables that torch had already read ``then``.
+    Without the engine it would run with other settings than it is measured with.
     """
     moved = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
     if moved:
@@ -243,7 +244,7 @@ def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None
 
 def preload(variable: str) -> None:
     """Import the modules that an environment variable lists, while nobody waits for them: the next
-    launch starts early. Whatever fails here fails again in ``prepare``, where it is reported.
+    launch starts early. A failure here occurs again in ``prepare``, which reports it.
     """
     for name in os.environ.get(variable, "").split():
         with contextlib.suppress(Exception):

@@ -1,10 +1,10 @@
-"""Runs ranks under torch elastic, torchrun's engine, as forks of the process that it runs in.
+"""Run ranks under torch elastic, torchrun's engine, as forks of the process that it runs in.
 
-What a rank needs is imported once, by the agent, and a rank is there at once. A fork is sound here
-since the agent only imports and waits: CUDA, autograd and OpenMP are first used in a rank, and no
-thread of Python's runs (over several nodes a thread serves a store that ranks never touch). Ranks
-of one launch share the layout of their address space and their hash seed; every launch has an
-agent, and so these, of its own: launches differ from each other as processes do.
+The agent imports what ranks need, once, so a rank starts at once. A fork is safe here since the
+agent only imports and waits: CUDA, autograd and OpenMP are first used in a rank, and no Python
+thread runs (over several nodes a thread serves a store that ranks never touch). Ranks of one launch
+share the layout of their address space and their hash seed. Every launch has its own agent, so
+launches differ from each other as processes do.
 """
 
 import faulthandler
@@ -32,9 +32,9 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.count.locate import raised_at
-from stepguard.worker.endings import Ending, Endings
-from stepguard.worker.position import Note
-from stepguard.worker.printed import Printed, open_to_append
+from stepguard.worker.output_limit import Printed, open_to_append
+from stepguard.worker.rank_endings import Ending, Endings
+from stepguard.worker.rank_position import Note
 from stepguard.worker.rank_session import Session
 from stepguard.worker.torch_device import out_of_memory
 from stepguard.worker.workload import BadWorkload, import_from_source
@@ -44,12 +44,12 @@ JOIN_LIMIT_S = 900  # for the other nodes
 
 
 def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
-    """Run a node's ``ranks`` until all have ended or one has failed; return the exit status.
+    """Run a node's ``ranks`` until all have ended or one has failed. Return the exit status.
 
-    ``address``, ``port``: where the agent of node 0 lets those of others join.
+    Agents of other nodes join that of node 0 at ``address`` and ``port``.
     """
     kind = StaticTCPRendezvous if nodes > 1 else OneNode
-    token = os.environ["STEPGUARD_TOKEN"].partition("-")[0]  # alike on all nodes
+    token = os.environ["STEPGUARD_TOKEN"].partition("-")[0]  # the same on all nodes
     spec = WorkerSpec(
         role="rank",
         local_world_size=ranks,
@@ -63,8 +63,8 @@ def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
 
 
 class OneNode(StaticTCPRendezvous):  # type: ignore[misc]  # torch is untyped here
-    """The rendezvous of a node that is alone: in memory, where others listen on all interfaces,
-    whatever address they are given, and unpickle what comes.
+    """The rendezvous of a single node, in memory. Others listen on all interfaces, whatever address
+    they are given, and unpickle what comes.
     """
 
     use_agent_store = False
@@ -112,19 +112,19 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         return RunResult(state=WorkerState.SUCCEEDED, return_values=ended)
 
     def _reap(self, options: int, victim: bool = False) -> list[Ending]:
-        """Return and note the endings of those that are no more; ``victim``: they were ended. What
-        ranks printed is bounded by the way.
+        """Return and note the endings of ranks that are gone. ``victim``: the agent ended them.
+        Also limit what ranks printed.
         """
-        found = []
+        endings = []
         for pid in self._alive:
             gone, status = os.waitpid(pid, options)
             if gone:
-                found.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
-                self._endings.note(found[-1])
+                endings.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
+                self._endings.note(endings[-1])
         self._printed.bound()
-        ended = {ending.pid for ending in found}
+        ended = {ending.pid for ending in endings}
         self._alive = [pid for pid in self._alive if pid not in ended]
-        return found
+        return endings
 
     def _shutdown(self, *_: Any, **__: Any) -> None:
         for pid in self._alive:
@@ -163,7 +163,7 @@ def _streams(folder: Path, rank: int) -> list[Path]:
 
 
 def _leave_the_agent(folder: Path, rank: int) -> None:
-    """Become what a new process would be: a session, streams and signal handlers of its own."""
+    """Become what a new process would be, with its own session, streams and signal handlers."""
     os.setsid()
     for number, path in enumerate([Path(os.devnull), *_streams(folder, rank)]):
         opened = open_to_append(path)
@@ -176,21 +176,21 @@ def _leave_the_agent(folder: Path, rank: int) -> None:
 
 
 def serve() -> None:
-    """Serve the host until ``exit``, in a rank; never returns. What goes wrong is written to a file
-    of the rank's own, since any rank may fail and only rank 0 can speak.
+    """Serve the host until ``exit``, in a rank; never returns. Errors are written to a file of the
+    rank, since any rank may fail and only rank 0 can talk.
     """
     if not die_with_parent(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL):
         os._exit(1)
     rank = os.environ["RANK"]
     folder = Path(os.environ["STEPGUARD_RUN_DIR"])
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the host asks where a rank hangs
-    sys.path.insert(1, os.getcwd())  # behind the engine: the tree may hold another one
+    sys.path.insert(1, os.getcwd())  # after the engine: the tree may contain another one
     import_from_source(Path.cwd())
     try:
         Session(Note(folder / f"note-{rank}")).serve()
         sys.stdout.flush()
-        os._exit(0)  # tearing the interpreter and CUDA down takes seconds and tells nothing
-    # SystemExit, too: a workload that leaves would otherwise end without a reason.
+        os._exit(0)  # tearing down the interpreter and CUDA takes seconds and tells nothing
+    # SystemExit, too: otherwise a workload that exits would end without a reason.
     except BaseException as error:
         said = bounded(traceback.format_exc(), DETAIL_CHARACTERS // 2)
         description = {
@@ -200,10 +200,10 @@ def serve() -> None:
             "place": raised_at(error),
             "bad_workload": isinstance(error, BadWorkload),
             "out_of_memory": out_of_memory(error),
-            # One clock for all processes of a node: the first to fail is taken for the cause.
+            # All processes of a node have one clock: the first to fail is the cause.
             "at_ns": time.perf_counter_ns(),
         }
         (folder / f"error-{rank}.json").write_text(json.dumps(description))
         sys.stderr.write(said)
         sys.stderr.flush()
-        os._exit(1)  # a rank stuck in another thread's collective must not hold up the exit
+        os._exit(1)  # a rank stuck in another thread's collective must not delay the exit

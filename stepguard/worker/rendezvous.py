@@ -1,7 +1,7 @@
-"""Brings the ranks of a launch together: the engine's own channel, and the workload's group.
+"""Bring the ranks of a launch together: the engine's own channel, and the workload's group.
 
-On one node ranks meet by a file, without an open port. Each group has keys of its own in the one
-store, so that a script makes its process group beside the channel.
+On one node ranks meet through a file, without an open port. Each group has its own keys in the one
+store, so a script can make its process group beside the channel.
 """
 
 import functools
@@ -26,14 +26,14 @@ def _store() -> dist.Store:
 
 
 def meet(name: str) -> Meeting:
-    """Return how the ranks make the group of that name; each name is for one group."""
+    """Return how ranks make the group of that name; each name is for one group."""
     ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return dist.PrefixStore(name, _store()), *ranks
 
 
 def join_process_group(backend: str) -> None:
-    """Join the other ranks, if there are any. A single rank of a case that has several does it too:
-    its workload may reduce without asking how many ranks there are.
+    """Join the other ranks, if there are any. A single rank of a case with several joins, too: its
+    workload may reduce without asking how many ranks there are.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "STEPGUARD_ONE_OF_SEVERAL" not in os.environ:
         return
@@ -44,7 +44,7 @@ def join_process_group(backend: str) -> None:
 
 def let_script_join() -> None:
     """Have a script that calls init_process_group() meet in the launch's own store."""
-    _store()  # by torch's own handler, where it is not on this node's disk
+    _store()  # by torch's own handler, if it is not on this node's disk
     numbers = itertools.count()  # a group that was destroyed leaves its keys
 
     def by_launch(url: str, *others: Any, **more: Any) -> Iterator[Meeting]:

@@ -1,6 +1,6 @@
-"""Wraps torch's interface to the rank's device: in worker/ only this module names a vendor's.
+"""torch's interface to the rank's device. In worker/ only this module names a vendor's.
 
-Functions that take no device are for GPUs alone.
+Functions without a device argument are only for GPUs.
 """
 
 import contextlib
@@ -21,11 +21,12 @@ _record, _elapsed_time = _Event.record, _Event.elapsed_time
 
 SYNC_KINDS = ("stream", "device", "event")
 HISTORY_EVENTS = 1_000_000  # of the allocator, at most: a step has some ten thousand
-REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"  # by tensors; by the caching allocator
+# What tensors asked for; what the caching allocator has taken.
+REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"
 
 
 def rank_device(kind: str, local_rank: int) -> torch.device:
-    """Return the device of a rank. Raises ValueError where torch cannot use this machine's GPU."""
+    """Return the device of a rank. Raises ValueError if torch cannot use this machine's GPU."""
     if not is_gpu(kind):
         return torch.device(kind)
     if not torch.cuda.is_available():
@@ -48,7 +49,7 @@ def select(device: torch.device) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for a GPU; on a CPU there is nothing to wait for."""
+    """Wait for a GPU; on a CPU do nothing."""
     if on_gpu(device):
         _synchronize()
 
@@ -64,7 +65,7 @@ class TimingEvent:
         _record(self._event)
 
     def elapsed_time(self, later: "TimingEvent") -> float:
-        """Return the milliseconds until ``later``, both of which the device has passed."""
+        """Return the milliseconds until ``later``. The device must have passed both."""
         return float(_elapsed_time(self._event, later._event))
 
 
@@ -83,20 +84,22 @@ def properties(device: torch.device) -> dict[str, Any]:
     """Return the device's fields of evidence.Fingerprint, and a GPU's number of SMs."""
     if not on_gpu(device):
         return {"device_name": platform.processor() or "CPU", "device_uuid": ""}
-    found = torch.cuda.get_device_properties(device)
+    card = torch.cuda.get_device_properties(device)
     return {
-        "device_name": found.name,
-        "device_uuid": f"GPU-{found.uuid}",
+        "device_name": card.name,
+        "device_uuid": f"GPU-{card.uuid}",
         "cuda": torch.version.cuda or "",
         "cudnn": str(torch.backends.cudnn.version() or ""),
         "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
-        "capability": f"{found.major}.{found.minor}",
-        "sm_count": found.multi_processor_count,
+        "capability": f"{card.major}.{card.minor}",
+        "sm_count": card.multi_processor_count,
     }
 
 
 def usable_bytes(device: torch.device) -> int:
-    """Return what this process may take of its GPU (a workload may have set a share); CPU: 0."""
+    """Return the bytes that this process may take of its GPU (a workload may have set a share); 0
+    on a CPU.
+    """
     if not on_gpu(device):
         return 0
     total = torch.cuda.get_device_properties(device).total_memory
@@ -107,7 +110,7 @@ def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, the GPU's or the host's."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # torch has no type for that of a CPU: its allocator can be told by its name alone.
+    # torch has no class for this error of a CPU; only the allocator's name shows it.
     return type(error) is RuntimeError and "DefaultCPUAllocator: can't allocate" in str(error)
 
 
@@ -135,7 +138,9 @@ def begin_history() -> None:
 
 
 def end_history(path: str) -> dict[str, int]:
-    """Write what was noted, for memory_viz; return bytes allocated, reserved, and the most."""
+    """Write the noted history, for memory_viz. Return the bytes allocated, reserved, and their
+    peaks.
+    """
     torch.cuda.memory._dump_snapshot(path)
     torch.cuda.memory._record_memory_history(enabled=None)
     now = ("memory_allocated", "memory_reserved")
@@ -144,7 +149,7 @@ def end_history(path: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def profiled() -> Iterator[None]:
-    """Let NVIDIA's profilers record what the GPU does inside the block, and nothing else."""
+    """Let NVIDIA's profilers record only what the GPU does inside the block."""
     torch.cuda.profiler.start()
     yield
     _synchronize()
@@ -153,12 +158,12 @@ def profiled() -> Iterator[None]:
 
 def nvtx_range(name: str) -> contextlib.AbstractContextManager[object]:
     """Return a range that NVIDIA's profilers show."""
-    found: contextlib.AbstractContextManager[object] = torch.cuda.nvtx.range(name)
-    return found
+    context: contextlib.AbstractContextManager[object] = torch.cuda.nvtx.range(name)
+    return context
 
 
 def empty_cache() -> None:
-    """Hand memory that the allocator caches back to the driver."""
+    """Give memory that the allocator caches back to the driver."""
     torch.cuda.empty_cache()
 
 
@@ -198,15 +203,15 @@ def allocator_calls() -> dict[str, int]:
 
 
 def call_on_sync(callback: Callable[[str], None]) -> None:
-    """Call back with the kind of every synchronization that torch makes from now on.
+    """Call ``callback`` with the kind of each synchronization that torch makes from now on.
 
-    The module is private to torch (it serves the CUDA sanitizer), and what it registers stays. A
-    torch without it calls nobody back.
+    The module is private to torch (it serves the CUDA sanitizer), and a registration stays. A torch
+    without it never calls.
     """
     with contextlib.suppress(ImportError, AttributeError):
         trace: Any = importlib.import_module("torch.cuda._gpu_trace")
         torch._C._activate_gpu_trace()
         for kind in SYNC_KINDS:
             register = getattr(trace, f"register_callback_for_{kind}_synchronization")
-            # torch passes a stream or an event on, and for a device nothing.
+            # torch passes on a stream or an event, and for a device nothing.
             register(lambda *stream, kind=kind: callback(kind))

@@ -24,18 +24,18 @@ from stepguard.core.text import meant
 NO_DEVICE = "has no parameter 'device', with which every factory is called"
 REQUIRED = ("step", "tokens_per_step")
 _INSTALLED = {"site-packages", "dist-packages"}  # large, and nobody edits it
-_ENGINE = Path(__file__).resolve().parents[1]  # in this project's tree, too: not measured
+_ENGINE = Path(__file__).resolve().parents[1]  # in this project's tree, too, it is not measured
 
 
 class BadWorkload(Exception):
-    """Raised for a factory that is none, cannot be called so, or did not return a workload."""
+    """A factory that is none, cannot be called like this, or did not return a workload."""
 
 
 def build(factory: str, params: dict[str, Any], device: str) -> Any:
     """Call ``package.module:function`` with the case's parameters and the rank's device.
 
-    Raises BadWorkload, in one line, for anything that is wrong with the name, the parameters or the
-    result; ValueError from the factory itself (an impossible value) passes through.
+    Raises BadWorkload, in one line, if the name, the parameters or the result are wrong. A
+    ValueError of the factory itself (an impossible value) passes through.
     """
     with _saying_where():
         function = find_function(factory)
@@ -47,11 +47,11 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
             raise BadWorkload(f"{factory} {NO_DEVICE}") from None
         possible = [n for n in signature.parameters if n != "device"]
         unknown = {name: meant(name, possible) for name in params if name not in possible}
-        # Python names the one that is missing first, though it may be the misspelt one.
+        # Python names the missing one first, although another one may be misspelt.
         misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
         why, its = ", ".join(misspelt) or error, ", ".join(possible) or "none but device"
         raise BadWorkload(f"{factory}: {why}; its parameters: {its}") from None
-    with _saying_where():  # some import within the factory
+    with _saying_where():  # of an import within the factory
         workload = function(device=device, **params)
     missing = [name for name in REQUIRED if not hasattr(workload, name)]
     if missing or not callable(workload.step):
@@ -76,17 +76,17 @@ def _takes_device(signature: inspect.Signature) -> bool:
 
 
 def find_function(factory: str) -> Callable[..., Any]:
-    """Return the function of that name, ``package.module:function``. Raises BadWorkload for a
-    module or a function that is not there.
+    """Return the function of that name, ``package.module:function``. Raises BadWorkload if the
+    module or the function does not exist.
     """
     module_name, _, function_name = factory.partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        # A module that is missing elsewhere is the workload's own failure, and has a traceback.
+        # If the workload's own import fails, that is its failure, with a traceback.
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            told = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
-            raise BadWorkload(told + where_else(error.name)) from None
+            missing = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
+            raise BadWorkload(missing + where_else(error.name)) from None
         raise
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
@@ -99,7 +99,7 @@ def find_function(factory: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _saying_where() -> Iterator[None]:
-    """Have the error of a module that is not found say where it lies, if it is near."""
+    """Add to the error of a missing module where it lies, if that is known."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -108,8 +108,8 @@ def _saying_where() -> Iterator[None]:
 
 
 def where_else(name: str, root: Path = Path()) -> str:
-    """Return how a module is found that lies in a folder of ``root``, as in ``src``: what pytest's
-    own setting adds to its path, no rank has.
+    """Return how to find a module that lies in a folder of ``root``, such as ``src``. Ranks do not
+    have what pytest's own setting adds to its path.
     """
     for inner in sorted(root.glob(f"*/{name}")) + sorted(root.glob(f"*/{name}.py")):
         if inner.suffix == ".py" or inner.is_dir():
@@ -122,20 +122,21 @@ class _FromSource(SourceFileLoader):
     """Loads a module without bytecode."""
 
     def path_stats(self, path: Any) -> Any:
-        """Say that nothing is known of a source: then none is read or written."""
+        """Say that a source is unknown: then no bytecode is read or written."""
         raise OSError
 
 
 def import_from_source(folder: Path) -> None:
-    """Have this process import from its source what lies in the folder's repository, or in the
-    folder where there is none, and is not installed there.
+    """Have this process import from source all modules in the folder's repository (or in the
+    folder, if there is none) that are not installed there.
 
-    Python believes bytecode that names its source's size and the second that it was written: those
-    of an older one where a tool has restored both (``cp -p``, ``rsync -t``, a cache of CI). Of some
-    it does not even look at the source. Then what runs is not what the commit says.
+    Python trusts bytecode that names its source's size and the second in which it was written. An
+    older source can have both if a tool restored them (``cp -p``, ``rsync -t``, a cache of CI). For
+    some bytecode Python does not look at the source at all. Then the code that runs is not that of
+    the commit.
     """
     folder = folder.resolve()
-    top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    top = next((above for above in (folder, *folder.parents) if (above / ".git").exists()), folder)
     finder = FileFinder.path_hook(
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
         (_FromSource, SOURCE_SUFFIXES),
@@ -146,7 +147,7 @@ def import_from_source(folder: Path) -> None:
         where = Path(path).resolve()
         installed = where.is_relative_to(_ENGINE) or _INSTALLED & {*where.parts}
         if installed or not where.is_relative_to(top):
-            raise ImportError(path)  # which asks the next hook
+            raise ImportError(path)  # asks the next hook
         return finder(path)
 
     sys.path_hooks.insert(0, of_the_tree)

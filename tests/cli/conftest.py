@@ -15,7 +15,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.lab import sweep
-from stepguard.storage.runs import Store
+from stepguard.storage.kept_runs import Store
 
 KNOWN_COUNTS = {
     "flops_per_step": 1000,

@@ -4,8 +4,8 @@ import pytest
 from builders import entry, evidence
 from run_documents import measured, run_document
 
-from stepguard.report.github import MARKER
-from stepguard.report.result_documents import as_json
+from stepguard.report.comment_and_annotations import MARKER
+from stepguard.report.document_json import as_json
 
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
 

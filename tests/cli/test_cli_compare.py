@@ -13,7 +13,7 @@ from run_documents import measured, run_document
 
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.profile import KernelRow, Parts, Profile
-from stepguard.report.result_documents import as_json
+from stepguard.report.document_json import as_json
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "linear[nano]"

@@ -8,12 +8,12 @@ from typing import get_args
 import pytest
 
 from stepguard.cli.explain_code import codes, page
-from stepguard.core.figures import OfCase, Said, Undecided
+from stepguard.core.reason_sentences import OfCase, Said, Undecided
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
-from stepguard.report.commands import Commands, next_steps
+from stepguard.report.next_steps import Commands, next_steps
 
 
 def test_the_page_is_the_table():

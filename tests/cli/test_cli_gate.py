@@ -5,7 +5,7 @@ from builders import baseline_file, entry, evidence
 from run_documents import COMMIT, measured, run_document
 
 from stepguard.machine.interpreter import as_typed
-from stepguard.report.result_documents import as_json
+from stepguard.report.document_json import as_json
 from stepguard.storage import baseline_files
 
 SOUND = run_document(measured(entry()))

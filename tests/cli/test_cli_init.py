@@ -11,7 +11,7 @@ import pytest
 import yaml
 from _pytest.config.findpaths import locate_config
 
-from stepguard.cli import init, workload_arguments
+from stepguard.cli import init, init_files, workload_arguments
 from stepguard.cli.main import main
 from stepguard.cli.workload_arguments import missing
 
@@ -132,7 +132,10 @@ def test_a_workflow_that_is_added_later_is_all_that_is_committed(project, capsys
     project.init()
     capsys.readouterr()
     assert project.init("--ci") == 0
-    assert f"committed {init.WORKFLOW}, .github/CODEOWNERS: a recording" in capsys.readouterr().out
+    assert (
+        f"committed {init_files.WORKFLOW}, .github/CODEOWNERS: a recording"
+        in capsys.readouterr().out
+    )
 
 
 def test_without_a_new_recording_none_is_to_be_committed(project, capsys, monkeypatch):
@@ -285,7 +288,7 @@ def test_the_workflow_is_written_on_request(project):
     """With the torch that the recording will be of; strict, so that it is red without a test."""
     project.commit()
     project.init("--ci")
-    text = (project.path / init.WORKFLOW).read_text()
+    text = (project.path / init_files.WORKFLOW).read_text()
     assert "python -m pytest perf_tests --perf-strict\n" in text and "pip install torch==" in text
     assert ".github/workflows" in project.git("ls-files")
 
@@ -295,18 +298,18 @@ def test_the_workflow_judges_a_pull_request_by_its_base(project, base, judges):
     """What a request records does not judge it; a commit of main has no base."""
     project.commit()
     project.init("--ci")
-    workflow = yaml.safe_load((project.path / init.WORKFLOW).read_text())
+    workflow = yaml.safe_load((project.path / init_files.WORKFLOW).read_text())
     command = workflow["jobs"]["perf"]["steps"][-1]["run"].replace("python -m pytest", "echo")
     env = {"GITHUB_BASE_REF": base, "PATH": "/usr/bin:/bin"}
     said = subprocess.check_output(["bash", "-ec", command], env=env, text=True)
     assert said.split() == ["perf_tests", "--perf-strict", *judges]
 
 
-@pytest.mark.parametrize("there", [*init.OWNERS_FOLDERS, ""])
+@pytest.mark.parametrize("there", [*init_files.OWNERS_FOLDERS, ""])
 def test_what_judges_has_owners(project, there):
     """Those that the project has stay; the lines are added once, whoever the team is by then."""
     own = "* @me/all\n/baselines/ @me/perf\n"
-    path = project.path / (there or ".github") / init.OWNERS
+    path = project.path / (there or ".github") / init_files.OWNERS
     if there:
         path.parent.mkdir(exist_ok=True)
         path.write_text(own)
@@ -317,10 +320,10 @@ def test_what_judges_has_owners(project, there):
     owned = [line.split()[0] for line in text.splitlines() if line.startswith("/")]
     assert len(owned) == len({*owned})
     assert {"/baselines/", "/perf_tests/", "/conftest.py", "/.github/", "/pytest.ini"} <= {*owned}
-    path.write_text(text.replace(init.TEAM, "@me/perf"))
+    path.write_text(text.replace(init_files.TEAM, "@me/perf"))
     project.commit()
     project.init("--ci")
-    assert path.read_text() == text.replace(init.TEAM, "@me/perf")
+    assert path.read_text() == text.replace(init_files.TEAM, "@me/perf")
 
 
 def test_without_a_factory_one_is_written_to_fill_in(project, capsys):
@@ -391,7 +394,7 @@ def test_commands_of_a_src_layout_find_its_sources(project, capsys, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", "src")
     project.commit()
     assert project.init("--ci") == 0
-    workflow = (project.path / init.WORKFLOW).read_text()
+    workflow = (project.path / init_files.WORKFLOW).read_text()
     assert " env PYTHONPATH=src python -m pytest perf_tests --perf-strict\n" in workflow
 
 

@@ -8,8 +8,8 @@ from stepguard.lab import memory
 from stepguard.lab.memory_events import Holder, MemoryTable
 from stepguard.lab.memory_table import memory_page
 from stepguard.worker.count.tally import RankStep
-from stepguard.worker.position import Phases
 from stepguard.worker.profilers.memory_snapshot import record_memory
+from stepguard.worker.rank_position import Phases
 
 MIB = 2**18  # numbers of four bytes
 

@@ -9,7 +9,7 @@ import pytest
 
 from stepguard import Case
 from stepguard.cli.main import main
-from stepguard.cli.record import ask, plan
+from stepguard.cli.record_traces import ask, plan
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed

@@ -6,7 +6,7 @@ from kineto import Kineto
 from stepguard.core.roofline import Position
 from stepguard.lab.advice import Advice, of_kernels, of_roofs, of_step
 from stepguard.lab.advice_page import recommendations
-from stepguard.lab.read_tables import NcuRow
+from stepguard.lab.nsys_ncu_csv import NcuRow
 from stepguard.lab.roofs import ClassRoof
 from stepguard.lab.trace_summary import summary
 

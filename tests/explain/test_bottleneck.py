@@ -6,7 +6,7 @@ import pytest
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
 from stepguard.lab.bottleneck import Bound, bottleneck
 from stepguard.lab.trace_page import bound
-from stepguard.trace.idle import Idle
+from stepguard.trace.idle_causes import Idle
 
 
 def profile(compute=1000.0, communication=0.0, copies=0.0, **idle):

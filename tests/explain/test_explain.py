@@ -21,7 +21,7 @@ from stepguard.core.profile import (
 from stepguard.core.roofline import Work
 from stepguard.explain.causes import explain
 from stepguard.explain.match import How, match
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.kernel_classes import usual_classes
 
 ANONYMOUS = "void at::native::(anonymous namespace)::"
 STEPS = 3

@@ -24,11 +24,11 @@ INNER_CONFTEST = """
 import json, os, time, types
 import pytest
 import stepguard.launch.host_channel
-import stepguard.launch.group as launch
+import stepguard.launch.worker_group as launch
 from leaping_clock import LeapingClock
 from leftovers import leftovers
 from quick_launches import shorten_launches
-from stepguard.measure.ahead import Ahead
+from stepguard.measure.start_ahead import Ahead
 
 pytest_plugins = ["stepguard.plugin"]
 TOKENS = []

@@ -7,7 +7,7 @@ import pytest
 from agent_forks import VARIABLE
 
 from stepguard.core.run_document import End
-from stepguard.storage.read_documents import load_document
+from stepguard.storage.run_document_file import load_document
 
 BLOCK = (
     '    Case("hang", "factories:faulty", {"how": "hang", "at_step": 9}, device="cpu",'

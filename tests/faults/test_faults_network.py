@@ -8,7 +8,7 @@ import pytest
 from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.core.case import Case
-from stepguard.launch.group import WorkerGroup
+from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ import pytest
 from agent_forks import VARIABLE
 from test_faults_worker import PAIR, case
 
-from stepguard.worker.endings import Endings
+from stepguard.worker.rank_endings import Endings
 
 START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"
 COUNTED = '    Case("counted", "factories:ranks", device="cpu", launches=1, world_size=2),\n'

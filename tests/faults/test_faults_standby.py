@@ -11,9 +11,9 @@ import time
 import pytest
 from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
-from stepguard.launch import group as launch
+from stepguard.launch import worker_group as launch
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.group import WorkerGroup
+from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
 
 
@@ -95,7 +95,7 @@ def test_it_ends_with_its_caller(tmp_path):
     script = f"""
 import time
 from pathlib import Path
-from stepguard.launch.group import WorkerGroup
+from stepguard.launch.worker_group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
 folder = Path({str(tmp_path)!r})
 where = folder, folder / "launch", folder

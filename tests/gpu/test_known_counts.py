@@ -9,7 +9,7 @@ import torch
 from stepguard import allow_sync
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KIB = 1 << 10

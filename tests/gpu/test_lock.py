@@ -15,14 +15,14 @@ import pytest
 from stepguard import Case
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.screen import judge
+from stepguard.judge.judge_recordings import judge
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError
-from stepguard.measure import workers
-from stepguard.measure import workers as station
+from stepguard.measure import case_workers
+from stepguard.measure import case_workers as station
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.launches import measure_launches
-from stepguard.measure.workers import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 UUID = "GPU-1234"
@@ -214,7 +214,7 @@ def test_the_lock_is_held_while_the_machine_is_looked_at_and_not_after(
         notes.append((tmp_path / f"stepguard-{UUID}.lock").read_text())
         raise MachineError("planted")
 
-    monkeypatch.setattr(workers, "Monitor", monitor)
+    monkeypatch.setattr(case_workers, "Monitor", monitor)
     found = on_a_gpu()
     assert [fault.code for fault in found.faults] == ["MACHINE_UNREADABLE"]
     assert json.dumps(notes).count(f"process {os.getpid()}") == 1

@@ -19,7 +19,7 @@ import json, torch
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.workload import build
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 phases = Phases()
 params = {"size": "nano", "batch": 4, "seq": 64, "micro_steps": 2, "compile": False}

@@ -13,14 +13,14 @@ import pytest
 import torch
 
 from stepguard.lab.memory_events import memory_table
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.profiles import analyse, profile
-from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.chrome_trace import read_chrome
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse, profile
 from stepguard.worker.count.tally import RankStep
-from stepguard.worker.position import Phases
 from stepguard.worker.profilers.measure_peaks import measure
 from stepguard.worker.profilers.memory_snapshot import record_memory
 from stepguard.worker.profilers.record_trace import record_trace
+from stepguard.worker.rank_position import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stepguard.core.evidence import EVENTS_AGREE_MS, EVENTS_AGREE_SHARE
-from stepguard.worker.clock import Clock
+from stepguard.worker.block_timer import Clock
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -10,11 +10,11 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import mean
 from stepguard.explain.causes import explain
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.idle import Idle
-from stepguard.trace.profiles import analyse
-from stepguard.trace.profiles import profile as profile_of
-from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.chrome_trace import read_chrome
+from stepguard.trace.idle_causes import Idle
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse
+from stepguard.trace.make_profile import profile as profile_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEPS, LAYERS = 6, 12

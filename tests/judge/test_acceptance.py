@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from stepguard.core.evidence import Disturbance
 from stepguard.core.reasons import Reason
-from stepguard.judge.acceptance import moved_together, spread_too_far, unfit_to_record
+from stepguard.judge.judge_recordings import judge
 from stepguard.judge.noise_limits import launch_spread_limit_pct, launch_spread_pct
-from stepguard.judge.screen import judge
+from stepguard.judge.refuse_recording import moved_together, spread_too_far, unfit_to_record
 
 HOT = block(disturbance=Disturbance(Reason.THROTTLED, "thermal slowdown (hardware)"))
 

@@ -10,10 +10,10 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, cause_first
-from stepguard.judge.counters import compare
-from stepguard.judge.screen import judge
-from stepguard.judge.summary import stored, summarise
-from stepguard.report.words import evidence_lines, headline, operator_move
+from stepguard.judge.compare_metric import compare
+from stepguard.judge.judge_recordings import judge
+from stepguard.judge.summarise_evidence import stored, summarise
+from stepguard.report.verdict_text import evidence_lines, headline, operator_move
 
 COUNTERS = [n for n, m in METRICS.items() if m.kind == "counter"]
 

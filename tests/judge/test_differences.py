@@ -17,11 +17,11 @@ from stepguard.core.recording import RecordedDifference
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
+from stepguard.judge.judge_recordings import judge
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
-from stepguard.judge.screen import judge
-from stepguard.measure.rank_answers import counts_of
-from stepguard.report.notes import note
-from stepguard.report.words import evidence_lines
+from stepguard.measure.combine_ranks import counts_of
+from stepguard.report.metric_notes import note
+from stepguard.report.verdict_text import evidence_lines
 
 OVERHEAD = "sync_overhead_pct"
 SYNCS = "host_syncs_per_step"

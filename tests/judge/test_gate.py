@@ -22,7 +22,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.run_document import CaseState, End, Problem, ProblemCode, State
 from stepguard.core.status import Status
-from stepguard.judge.gate_facts import expected, gate
+from stepguard.judge.gate_decision import expected, gate
 from stepguard.judge.guarded_run import Base
 
 OTHER = "b" * 40

@@ -14,7 +14,7 @@ from stepguard.core.margins import Margins
 from stepguard.core.metrics import default_gates
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.status import Status
-from stepguard.judge.gate_facts import expected, gate, run_of
+from stepguard.judge.gate_decision import expected, gate, run_of
 from stepguard.judge.guard import CONDITIONS, guard
 from stepguard.judge.guarded_run import Base, CaseResult, Door, Ending, Run, RunCase, Tree
 

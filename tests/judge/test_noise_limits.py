@@ -16,7 +16,7 @@ from stepguard.judge.noise_limits import (
     screen,
     standard_error_pct,
 )
-from stepguard.measure.protocol import steady
+from stepguard.measure.warm_up import steady
 
 LAUNCH_SD = 0.0021  # of the mean over three launches of one H200
 RUN_SD = 0.0005  # runs on one card, beside what their launches scatter

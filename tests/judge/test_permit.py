@@ -15,11 +15,11 @@ from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.permit import MAX_DAYS, problem_of, suggested_size
-from stepguard.judge.screen import judge
-from stepguard.report.commands import Commands
+from stepguard.judge.judge_recordings import judge
+from stepguard.judge.permission_rules import MAX_DAYS, problem_of, suggested_size
+from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import of_waivers as sentences
-from stepguard.report.words import block as told
+from stepguard.report.verdict_text import block as told
 from stepguard.storage.baseline_files import files, load, save
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import BadWaiver, WaiverRow, add_waiver, load_waivers, unknown

@@ -19,10 +19,10 @@ from stepguard.core.roofline import Work
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
 from stepguard.explain.causes import explain
+from stepguard.judge.judge_recordings import judge
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
-from stepguard.judge.screen import judge
-from stepguard.judge.summary import stored
-from stepguard.report.words import evidence_lines, headline
+from stepguard.judge.summarise_evidence import stored
+from stepguard.report.verdict_text import evidence_lines, headline
 from stepguard.storage.json_file import layout
 
 STEPS = 6

@@ -34,9 +34,9 @@ from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.screen import judge, measurement_problem, wants_another_launch
-from stepguard.report.notes import note
-from stepguard.report.words import evidence_lines
+from stepguard.judge.judge_recordings import judge, measurement_problem, wants_another_launch
+from stepguard.report.metric_notes import note
+from stepguard.report.verdict_text import evidence_lines
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 WORK = [name for name, metric in METRICS.items() if metric.role == "work"]

@@ -15,17 +15,17 @@ from stepguard.core.evidence import Launch
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
-from stepguard.judge.decision import (
+from stepguard.judge.judge_pairs import (
     judge_ab,
     wants_another_pair,
 )
+from stepguard.judge.judge_recordings import judge
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.screen import judge
-from stepguard.judge.series import of_launches, of_pairs
-from stepguard.judge.summary import summarise
-from stepguard.report.commands import Commands
-from stepguard.report.words import block as shown_block
-from stepguard.report.words import headline
+from stepguard.judge.slow_step_patterns import of_launches, of_pairs
+from stepguard.judge.summarise_evidence import summarise
+from stepguard.report.next_steps import Commands
+from stepguard.report.verdict_text import block as shown_block
+from stepguard.report.verdict_text import headline
 
 GATES = ("step_ms", "flops_per_step")
 SCREEN = (range(110, 156), range(156, 202), range(202, 248))  # blocks of a launch, steps of 43 ms

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.profile import Parts, Profile
-from stepguard.judge.by_profile import STRAGGLER_SHARE, straggler
-from stepguard.judge.decision import judge_ab
+from stepguard.judge.compare_profiles import STRAGGLER_SHARE, straggler
+from stepguard.judge.judge_pairs import judge_ab
 
 STEPS = 6
 

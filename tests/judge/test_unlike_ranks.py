@@ -13,9 +13,9 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.screen import judge
-from stepguard.judge.summary import stored
-from stepguard.report.notes import note
+from stepguard.judge.judge_recordings import judge
+from stepguard.judge.summarise_evidence import stored
+from stepguard.report.metric_notes import note
 
 SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
 

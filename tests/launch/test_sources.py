@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from git_repositories import repository
 
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.sources import changed_modules, check, others, strays, tree_of_root
+from stepguard.launch.loaded_sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
 from stepguard.worker.rank_fingerprint import modules as modules_of
 
@@ -134,7 +134,7 @@ def test_what_a_rank_reports(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     found = {name: file for name, file in sources("x").items() if name.startswith("planted")}
     assert found == {"planted_plain": str(source), "planted_link": str(source)}
-    assert sources("x")["stepguard.launch.engine"] == engine.__file__
+    assert sources("x")["stepguard.launch.callers_engine"] == callers_engine.__file__
     assert not {"json", "pytest", "sys"} & set(sources("x"))
 
 
@@ -168,12 +168,14 @@ def test_extensions_are_built_for_one_tree(spec, tmp_path):
 
 def test_the_import_path(tmp_path):
     """Engine, tree, the caller's own; beside the engine only where that is not forbidden."""
-    beside = str(engine.ENGINE.parent)
-    for n, (forbidden, last) in enumerate([((), [beside]), ((engine.ENGINE.parent,), [])]):
+    beside = str(callers_engine.ENGINE.parent)
+    for n, (forbidden, last) in enumerate([((), [beside]), ((callers_engine.ENGINE.parent,), [])]):
         folder = tmp_path / str(n)
-        path = engine.import_path(folder, Path("/tree"), "/a:/b", forbidden)
+        path = callers_engine.import_path(folder, Path("/tree"), "/a:/b", forbidden)
         assert path.split(":") == [str(folder), "/tree", "/a", "/b", *last]
-        assert (folder / "stepguard" / "__init__.py").samefile(engine.ENGINE / "__init__.py")
+        assert (folder / "stepguard" / "__init__.py").samefile(
+            callers_engine.ENGINE / "__init__.py"
+        )
         assert [entry.name for entry in folder.iterdir()] == ["stepguard"]
 
 

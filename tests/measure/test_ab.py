@@ -9,22 +9,22 @@ import threading
 import pytest
 from builders import FINGERPRINT, replace
 
+import stepguard.measure.case_workers
 import stepguard.measure.launches
 import stepguard.measure.pair_run
-import stepguard.measure.workers
 from stepguard import Case
 from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.margins import Margins
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.decision import judge_ab
-from stepguard.judge.screen import judge
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import judge
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.pair_run import PAIR_TIMINGS, PairsWanted, measure_ab
-from stepguard.measure.workers import Bench
 
 H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
 GIB = 2**30
@@ -201,7 +201,7 @@ def world(monkeypatch):
     """What happens."""
     made = World()
     made.monitor = Monitor(made)
-    monkeypatch.setattr(stepguard.measure.workers, "WorkerGroup", fake_group(made))
+    monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", fake_group(made))
     monkeypatch.setattr(
         stepguard.measure.pair_run,
         "watch",

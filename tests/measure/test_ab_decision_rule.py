@@ -8,8 +8,8 @@ from stepguard.core.evidence import Fault
 from stepguard.core.margins import Margins
 from stepguard.core.reasons import Reason
 from stepguard.machine.git.revision import Revision
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.pair_run import PairsWanted, measure_ab
-from stepguard.measure.workers import Bench
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from stepguard.core.evidence import Disturbance
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import measure_difference
-from stepguard.measure.protocol import PROTOCOLS, protocol_of
+from stepguard.measure.launch_durations import PROTOCOLS, protocol_of
 from stepguard.measure.running_launch import RunningLaunch
 
 GPU = PROTOCOLS["cuda"]

@@ -10,10 +10,10 @@ from comparisons import comparison_of
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
-from stepguard.judge.pairs import decide, figures, out_of_line
+from stepguard.judge.pair_statistics import decide, figures, out_of_line
 from stepguard.judge.rules.mean_of_pairs import rule as by_plan
 from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.measure.pair_run import MOST_AGAIN, PairsWanted, _PairRun
+from stepguard.measure.pair_run import MOST_REPLACED, PairsWanted, _PairRun
 
 GPU = Case("a", "m:f")
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}
@@ -69,7 +69,7 @@ def judged(draw, **how):
         if len(head) not in ANALYSES:
             continue
         sides = replace(empty.head, launches=head), replace(empty.base, launches=base)
-        found = replace(empty, head=sides[0], base=sides[1], again=tuple(run.again))
+        found = replace(empty, head=sides[0], base=sides[1], again=tuple(run.replaced))
         said = by_plan(found)
         if said.final:
             return said.status
@@ -84,9 +84,9 @@ def test_a_pair_out_of_line_is_replaced_and_kept(side):
     assert out_of_line(odd(side).head, odd(side).base) and not out_of_line(EVEN.head, EVEN.base)
     run = Run()
     run._take(odd(side))
-    assert run.ratios() == [] and run.again == []
+    assert run.ratios() == [] and run.replaced == []
     run._take(EVEN)
-    assert run.ratios() == [0.0] and run.again == [odd(side)] and run.aside is None
+    assert run.ratios() == [0.0] and run.replaced == [odd(side)] and run.waiting is None
     assert [one.index for one in run.sides[0].launches] == [1]
 
 
@@ -95,7 +95,7 @@ def test_a_pair_that_compiled_is_marked():
     run = Run()
     run._take(replace(EVEN, compiled=True))
     run._take(EVEN)
-    assert [one.compiled for one in run.again] == [True] and run.ratios() == [0.0]
+    assert [one.compiled for one in run.replaced] == [True] and run.ratios() == [0.0]
 
 
 def test_what_returns_counts():
@@ -103,17 +103,17 @@ def test_what_returns_counts():
     run = Run()
     run._take(odd())
     run._take(odd())
-    assert len(run.ratios()) == 2 and run.again == []
+    assert len(run.ratios()) == 2 and run.replaced == []
 
 
 def test_it_is_bounded():
     """Three pairs are replaced; then all count. On a CPU none is, nor where steps are asked for."""
     run = Run()
-    for _ in range(MOST_AGAIN):
+    for _ in range(MOST_REPLACED):
         run._take(odd())
         run._take(EVEN)
     run._take(odd())
-    assert len(run.again) == MOST_AGAIN and len(run.ratios()) == MOST_AGAIN + 1
+    assert len(run.replaced) == MOST_REPLACED and len(run.ratios()) == MOST_REPLACED + 1
     cpu = Case("a", "m:f", device="cpu", launches=1)
     for other in (Run(cpu), Run(steps=range(3, 9))):
         other._take(odd())

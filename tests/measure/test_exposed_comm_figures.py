@@ -10,11 +10,11 @@ from stepguard.core.evidence import Difference
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
-from stepguard.judge.screen import judge
+from stepguard.judge.judge_recordings import judge
 from stepguard.measure.differences import measure_difference, pairs_of, plain_by_rank
-from stepguard.measure.protocol import Protocol
-from stepguard.report.notes import note
-from stepguard.report.words import evidence_lines
+from stepguard.measure.launch_durations import Protocol
+from stepguard.report.metric_notes import note
+from stepguard.report.verdict_text import evidence_lines
 
 PAIRS = ((250.0, 260.0), (252.0, 262.0))
 ALONE = (250.0, 245.0, 251.0, 248.0)

@@ -7,9 +7,9 @@ from builders import evidence, replace
 from stepguard.core.evidence import Counts
 from stepguard.core.profile import Parts, Profile
 from stepguard.core.site import Site
-from stepguard.judge.summary import summarise
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.rank_answers import counts_of, refuse_unlike_ranks
+from stepguard.measure.combine_ranks import counts_of, refuse_unlike_ranks
 
 
 def rank(**changes):

@@ -23,12 +23,12 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
-from stepguard.judge.screen import judge
+from stepguard.judge.judge_recordings import judge
 from stepguard.measure.launches import planned_launches
 from stepguard.report import table
-from stepguard.report.notes import note
-from stepguard.report.words import evidence_lines
-from stepguard.storage.accepting import recording_of
+from stepguard.report.metric_notes import note
+from stepguard.report.verdict_text import evidence_lines
+from stepguard.storage.accept_recording import recording_of
 
 EFFICIENCY, ALONE = "scaling_efficiency_pct", "one_rank_step_ms"
 NAMES = {EFFICIENCY, ALONE}

@@ -7,8 +7,8 @@ from quick_launches import launch_spec
 
 from stepguard import Case
 from stepguard.machine.git.revision import current
-from stepguard.measure.workers import Bench, CaseWorkers, Ticker
-from stepguard.report import words
+from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker
+from stepguard.report import verdict_text
 
 CASE = Case("a", "work:step", device="cpu", launches=1)
 
@@ -33,5 +33,5 @@ def test_an_ignored_module_is_said(tmp_path):
     workers.check_sources(ranks, launch_spec(root), "end")
     found = workers.evidence(planned_launches=1, gates=("step_ms",))
     assert found.untracked == ("made.py",)
-    (said,) = words.remarks(found)
+    (said,) = verdict_text.remarks(found)
     assert "it runs a module that is in no commit: made.py; no other clone" in said

@@ -3,7 +3,8 @@
 import math
 from dataclasses import replace
 
-from stepguard.measure.protocol import PROTOCOLS, WarmUp
+from stepguard.measure.launch_durations import PROTOCOLS
+from stepguard.measure.warm_up import WarmUp
 
 PROTOCOL = replace(PROTOCOLS["cpu"], warmup_min_s=1.0, warmup_cap_s=4.0, tolerance=0.1)
 

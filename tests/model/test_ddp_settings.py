@@ -17,7 +17,7 @@ from training_runs import run_two_ranks
 from model.config import SIZES, GPTConfig
 from model.ddp import DdpSettings
 from model.workloads import train_step
-from stepguard.worker.variants import VARIANTS, _exchanges
+from stepguard.worker.step_variants import VARIANTS, _exchanges
 
 TINY = GPTConfig(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=8256)
 SMALL: dict[str, Any] = {

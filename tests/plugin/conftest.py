@@ -21,7 +21,7 @@ import stepguard.measure.beside_base
 import stepguard.measure.launches
 import stepguard.measure.suite
 import stepguard.plugin.hooks  # by each run anew, if it were not here already
-import stepguard.plugin.refusals
+import stepguard.plugin.refuse_options
 import stepguard.plugin.session
 from stepguard import Case
 from stepguard.core.comparison import Comparison, judged
@@ -31,7 +31,7 @@ from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.accepting import accept
+from stepguard.storage.accept_recording import accept
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
@@ -305,7 +305,7 @@ def gate(pytester, monkeypatch):
     """
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
-    monkeypatch.setattr(stepguard.plugin.refusals, "known_gpus", made.known_gpus)
+    monkeypatch.setattr(stepguard.plugin.refuse_options, "known_gpus", made.known_gpus)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
     monkeypatch.setattr(stepguard.measure.beside_base, "measure_ab", made.measure_ab)
     # Every run would read all that is installed, and ask git for a name that nothing shows.

@@ -19,7 +19,7 @@ from stepguard.core.run_document import ProblemCode
 from stepguard.core.status import Status
 from stepguard.machine import inherited
 from stepguard.measure.suite import Suite
-from stepguard.storage.read_documents import load_document
+from stepguard.storage.run_document_file import load_document
 
 PLUGIN = 'import os\nimport resource\n\nimport pytest\n\npytest_plugins = ["stepguard.plugin"]\n\n'
 EARLY = "{text}\n"

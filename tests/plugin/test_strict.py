@@ -15,7 +15,7 @@ from run_documents import OLD
 
 from stepguard.cli.main import main
 from stepguard.core.run_document import ProblemCode, State
-from stepguard.storage.read_documents import load_document
+from stepguard.storage.run_document_file import load_document
 
 DECLARED = (
     "@cases(\n"

@@ -6,7 +6,7 @@ from builders import evidence
 
 from stepguard.core.evidence import Counts
 from stepguard.core.site import Site
-from stepguard.report.recorded import PARTS, figures
+from stepguard.report.metric_list import PARTS, figures
 
 LOSS = Site(".item()", "train.py", 10, "step", "loss.item()", "forward", 2)
 LOGGED = Site(".item()", "train.py", 30, "log", "print(loss)", allowed="every 100 steps")

@@ -9,11 +9,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
-from stepguard.core.figures import OtherWork
+from stepguard.core.reason_sentences import OtherWork
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.report.github import ARTIFACT, MARKER, MOST, annotations, comment, no_document
+from stepguard.report.comment_and_annotations import (
+    ARTIFACT,
+    MARKER,
+    MOST,
+    annotations,
+    comment,
+    no_document,
+)
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)

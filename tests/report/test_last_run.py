@@ -8,7 +8,7 @@ from builders import evidence, launch
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import PYTHON_LINES
 from stepguard.core.site import Site
-from stepguard.report.last_run import several_times_slower
+from stepguard.report.slower_than_last_run import several_times_slower
 
 GATES = ("flops_per_step",)
 

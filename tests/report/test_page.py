@@ -13,7 +13,7 @@ from run_documents import measured, run_document
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State, WaiverDocument
 from stepguard.core.status import Status
-from stepguard.report.page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
+from stepguard.report.markdown_page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)

@@ -3,15 +3,15 @@
 import pytest
 from builders import replace
 
-from stepguard.core.figures import Failed, Unstable
+from stepguard.core.reason_sentences import Failed, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.report.commands import Commands
-from stepguard.report.repeated import ReportedCauses
-from stepguard.report.words import block
+from stepguard.report.next_steps import Commands
+from stepguard.report.repeated_causes import ReportedCauses
+from stepguard.report.verdict_text import block
 
 ITEM = Site(".item()", "model/a.py", 88, "step", "loss.item()", count=2)
 OTHER = Site(".item()", "model/a.py", 90, "step", "norm.item()", count=2)

@@ -16,18 +16,18 @@ from msgspec import structs
 
 from stepguard import Case
 from stepguard.core.evidence import Disturbance
-from stepguard.core.figures import Failed, NotRecorded
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.reason_sentences import Failed, NotRecorded
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove, Verdict
-from stepguard.judge.screen import judge
-from stepguard.measure import workers as ticker
+from stepguard.judge.judge_recordings import judge
+from stepguard.measure import case_workers as ticker
 from stepguard.measure.suite import Result
-from stepguard.report import result_documents, table, terminal, words
-from stepguard.report.commands import Commands, next_steps
+from stepguard.report import document_json, table, terminal_summary, verdict_text
+from stepguard.report.next_steps import Commands, next_steps
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
@@ -80,10 +80,10 @@ NO_BASELINE = judge(evidence(), None)
 @given(VERDICTS, st.integers(60, 160))
 def test_a_headline_is_one_line_that_fits(verdict, width):
     """However long the id, the metric or the message: one line, of at most the width if any."""
-    line = words.headline(verdict, width)
+    line = verdict_text.headline(verdict, width)
     assert len(line) <= width
     assert len(line.splitlines()) == 1
-    whole = words.headline(verdict)
+    whole = verdict_text.headline(verdict)
     assert len(whole.splitlines()) == 1 and whole.startswith(f"{verdict.case_id}: ")
 
 
@@ -93,7 +93,7 @@ def test_a_long_id_gives_way(length, message):
     """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
     case_id, figures = f"train_step[{'x' * length}]", Failed(message=message) if message else None
     verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, figures, metrics=SLOWER.metrics)
-    line = words.headline(verdict, 79)
+    line = verdict_text.headline(verdict, 79)
     assert len(line) <= 79
     assert ": SLOWER: " in line
     assert ("mmmmmm" if message else "step_ms 250.000 -> 2") in line
@@ -104,7 +104,7 @@ def test_a_short_id_still_tells_its_case():
     figures = NotRecorded(path="baselines/h200x1.json")
     names = ("train_step[124m-bf16-eager]", "train_step[124m-bf16-2-gpus]")
     verdicts = [Verdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, figures) for name in names]
-    first, second = (words.headline(verdict, 80) for verdict in verdicts)
+    first, second = (verdict_text.headline(verdict, 80) for verdict in verdicts)
     assert first.startswith("train") and "ager]: NO BASELINE: no recording" in first
     assert "gpus]: NO BASELINE: no recording" in second
 
@@ -141,32 +141,35 @@ def test_what_a_device_does_more_of_has_its_operator(metric, old, new, count, sa
         Reason.COUNTER_ROSE,
         metrics=(moved(metric, old, new), replace(operators, status=Status.SAME)),
     )
-    line, named = words.headline(found), "aten.clone in TrainStep.step (model/workloads.py:181)"
+    line, named = (
+        verdict_text.headline(found),
+        "aten.clone in TrainStep.step (model/workloads.py:181)",
+    )
     assert line.startswith(f"{CASE_ID}: CHANGED: {said}")
     assert (named in line) == said.endswith(f"+{count:,}")
-    assert words.place(found) == (clones if named in line else None)
+    assert verdict_text.place(found) == (clones if named in line else None)
 
 
 @pytest.mark.parametrize("status", Status)
 def test_a_headline_says_case_and_verdict(status):
     """Case and verdict stand in front, so that a cut takes neither."""
     verdict = Verdict(CASE_ID, status, Reason.RAISED, Failed(message="m" * 200))
-    assert words.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
+    assert verdict_text.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
 
 
 def test_a_headline_of_equal_counters_shows_none_of_them():
     """Not the first of them, 0 -> 0; a time that was judged is shown with its limit."""
     kept = tuple(m for m in SAME.metrics if METRICS[m.metric].kind == "counter")
-    assert words.headline(of_metrics(SAME, kept)) == f"{CASE_ID}: same: equal"
-    assert words.headline(SAME).startswith(f"{CASE_ID}: same: step_ms ")
+    assert verdict_text.headline(of_metrics(SAME, kept)) == f"{CASE_ID}: same: equal"
+    assert verdict_text.headline(SAME).startswith(f"{CASE_ID}: same: step_ms ")
 
 
 def test_a_headline_says_what_moved():
     """The metric, from what to what, by how much and the limit, in one line."""
     whole = f"{CASE_ID}: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 1.0 %)"
-    assert words.headline(SLOWER) == whole
+    assert verdict_text.headline(SLOWER) == whole
     short = Verdict("f[x]", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=SLOWER.metrics)
-    assert words.headline(short) == (
+    assert verdict_text.headline(short) == (
         "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 1.0 %)"
     )
 
@@ -183,7 +186,7 @@ def test_a_headline_ends_with_the_place():
     """
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
     moved = "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
-    assert words.headline(verdict) == f"{moved} model/gpt.py:88"
+    assert verdict_text.headline(verdict) == f"{moved} model/gpt.py:88"
     bare = moved.partition(" (")[0]
     for file, shown in (
         ("model/" * 3 + "gpt.py", f"{bare} {'model/' * 3}gpt.py:88"),
@@ -191,7 +194,7 @@ def test_a_headline_ends_with_the_place():
         ("g" * 60 + ".py", bare),
     ):
         far = replace(SYNCED, sites=(structs.replace(AT, file=file),))
-        assert words.headline(replace(verdict, metrics=(far,)), 79) == shown
+        assert verdict_text.headline(replace(verdict, metrics=(far,)), 79) == shown
 
 
 CLONES = MetricVerdict(
@@ -226,15 +229,15 @@ def test_a_setting_is_named_old_and_new(parts, text):
     reason = Status.CHANGED, Reason.WORK_MOVED
     found = MetricVerdict("settings", *reason, old=olds, new=news, moved=moves)
     verdict = Verdict("f[x]", *reason, metrics=(found,))
-    assert words.headline(verdict) == f"f[x]: CHANGED: {text}"
-    assert text.removeprefix("settings: ") in "".join(words.evidence_lines(verdict))
+    assert verdict_text.headline(verdict) == f"f[x]: CHANGED: {text}"
+    assert text.removeprefix("settings: ") in "".join(verdict_text.evidence_lines(verdict))
 
 
 def test_a_moved_operator_has_its_place():
     """In the headline and under the figures: how many more of which operator, where."""
     cause = "+4 aten.clone in Block.forward (model/gpt.py:105)"
-    assert words.headline(MOVED) == f"train_step[nano-cpu]: CHANGED: {cause}"
-    lines = words.evidence_lines(MOVED)
+    assert verdict_text.headline(MOVED) == f"train_step[nano-cpu]: CHANGED: {cause}"
+    lines = verdict_text.evidence_lines(MOVED)
     assert lines[0].startswith("  operator_calls_per_step [calls]: 719 -> 723 (+4 calls)")
     assert lines[1] == f"    {cause}"
 
@@ -242,9 +245,17 @@ def test_a_moved_operator_has_its_place():
 def test_a_summary_says_a_place_once():
     """Of a waived verdict, say, which has no block: below is what the headline has no room for."""
     waived = replace(MOVED, waived_until="2030-01-01")
-    texts = [text for text, _ in terminal.lines(terminal.Run([result(waived)], Commands()))]
+    texts = [
+        text
+        for text, _ in terminal_summary.lines(terminal_summary.Run([result(waived)], Commands()))
+    ]
     assert sum("in Block.forward" in text for text in texts) == 1
-    narrow = [text for text, _ in terminal.lines(terminal.Run([result(waived)], Commands()), 60)]
+    narrow = [
+        text
+        for text, _ in terminal_summary.lines(
+            terminal_summary.Run([result(waived)], Commands()), 60
+        )
+    ]
     assert "  +4 aten.clone in Block.forward (model/gpt.py:105)" in narrow
 
 
@@ -256,7 +267,7 @@ def test_a_summary_says_once_what_moved_to_another_line():
     ]
     alone = replace(equal[0], metric="graph_breaks", sites=(structs.replace(AT, line=9),))
     found = result(replace(MOVED, metrics=(*equal, alone)))
-    texts = [text for text, _ in terminal.lines(terminal.Run([found], Commands()))]
+    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
     moved = [text for text in texts if text.startswith("moved in ")]
     where = "now at loss.item() in GPT.forward (model/gpt.py"
     assert moved == [
@@ -273,7 +284,7 @@ def test_what_is_allowed_is_said_in_its_unit():
     sites = {"leaked_bytes_per_step": (kept,), "host_syncs_per_step": (waits,)}
     counts = replace(found.evidence.counts, sites=sites)
     found = replace(found, evidence=replace(found.evidence, counts=counts))
-    texts = [text for text, _ in terminal.lines(terminal.Run([found], Commands()))]
+    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
     front, where = f"allowed in {found.case.id}: ", "loss.item() in GPT.forward (model/gpt.py:88)"
     assert f"{front}4,096 B of aten.add: {where}, forward: a log" in texts
     assert f"{front}2 x .item(): {where}, forward: it is meant" in texts
@@ -283,7 +294,7 @@ def test_what_is_allowed_is_said_in_its_unit():
 @pytest.mark.parametrize("length", [8, 30, 200])
 def test_a_line_that_is_cut_keeps_its_cause(length, width):
     """Prefix and path give way, never which operator moved, and how often."""
-    line = words.headline(replace(MOVED, case_id=f"f[{'x' * length}]"), width)
+    line = verdict_text.headline(replace(MOVED, case_id=f"f[{'x' * length}]"), width)
     assert ": CHANGED: +4 aten.clone" in line
     assert ("gpt.py:105" in line) is (width != 40)
     if width is None:
@@ -299,7 +310,7 @@ def test_a_lost_operator_has_its_former_place():
         moved=(PartMove("aten.clone.default", 2, 0),),
         sites=(Site("aten.clone.default", "model/gpt.py", 0, "Block.forward", "x", count=-2),),
     )
-    line = words.headline(replace(MOVED, metrics=(lost,)))
+    line = verdict_text.headline(replace(MOVED, metrics=(lost,)))
     assert line.endswith(": CHANGED: -2 aten.clone in Block.forward (model/gpt.py)")
 
 
@@ -307,15 +318,19 @@ def test_an_operator_without_a_place_is_named_all_the_same():
     """Where the recording has no lines, or the compiler calls it."""
     bare = replace(CLONES, sites=())
     moved = "operator_calls_per_step 719 -> 723"
-    assert words.headline(replace(MOVED, metrics=(bare,))).endswith(f": +4 aten.clone, {moved}")
+    assert verdict_text.headline(replace(MOVED, metrics=(bare,))).endswith(
+        f": +4 aten.clone, {moved}"
+    )
 
 
 def test_a_sync_that_is_meant_is_shown_the_way():
     """Under a new sync the block says how to allow it; under another counter it does not."""
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
-    assert "# stepguard: allow sync: why" in words.block(verdict, "x", Commands())
+    assert "# stepguard: allow sync: why" in verdict_text.block(verdict, "x", Commands())
     other = replace(SYNCED, metric="graph_breaks")
-    assert "allow sync" not in words.block(replace(verdict, metrics=(other,)), "x", Commands())
+    assert "allow sync" not in verdict_text.block(
+        replace(verdict, metrics=(other,)), "x", Commands()
+    )
 
 
 def test_a_comment_is_not_part_of_the_sentence():
@@ -328,15 +343,15 @@ def test_a_place_without_a_file_is_not_in_the_headline():
     """What torch names no line for has nothing to end with; the block says what it is."""
     nowhere = replace(SYNCED, sites=(Site("nonzero in IndexBackward0"),))
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(nowhere,))
-    assert words.headline(verdict) == "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
-    assert "    nonzero in IndexBackward0\n" in words.block(verdict, "x", Commands())
+    assert verdict_text.headline(verdict) == "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert "    nonzero in IndexBackward0\n" in verdict_text.block(verdict, "x", Commands())
 
 
 def test_a_block_says_where_and_how_often():
     """Of a place: how often, what happens, the source, the function, file and line, the phase."""
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
     line = "    2 x .item(): loss.item() in GPT.forward (model/gpt.py:88), forward\n"
-    assert line in words.block(verdict, "x", Commands())
+    assert line in verdict_text.block(verdict, "x", Commands())
 
 
 def test_an_edited_line_says_how_often_it_was_before():
@@ -344,17 +359,19 @@ def test_an_edited_line_says_how_often_it_was_before():
     three = structs.replace(AT, what=".item()", count=3)
     synced = replace(SYNCED, old=2, new=3, sites=(three,))
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(synced,))
-    assert "    3 x .item() (2 before): loss.item() in" in words.block(verdict, "x", Commands())
+    assert "    3 x .item() (2 before): loss.item() in" in verdict_text.block(
+        verdict, "x", Commands()
+    )
     whole = replace(synced, old=0)
     verdict = replace(verdict, metrics=(whole,))
-    assert "    3 x .item(): loss.item() in" in words.block(verdict, "x", Commands())
+    assert "    3 x .item(): loss.item() in" in verdict_text.block(verdict, "x", Commands())
 
 
 def test_a_leak_says_how_many_bytes_of_which_line():
     """Bytes are no calls: each line has its size, and the headline the first place."""
     sites = tuple(structs.replace(AT, what="aten.div", line=n, count=n << 10) for n in (88, 9))
     leak = replace(SYNCED, metric="leaked_bytes_per_step", old=0.0, new=97 << 10, sites=sites)
-    text = words.block(
+    text = verdict_text.block(
         Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(leak,)), "x", Commands()
     )
     assert text.startswith("f[x]: CHANGED: leaked_bytes_per_step 0 B -> 99,328 B")
@@ -374,30 +391,30 @@ def test_a_move_that_rounding_hides_is_shown():
         old=45_000_000_000,
         new=45_000_000_512,
     )
-    assert "+512 B" in words.change(moved)
+    assert "+512 B" in verdict_text.change(moved)
 
 
 @PROPERTY
 @given(VERDICTS)
 def test_a_block_never_raises(verdict):
     """Whatever the verdict, its explanation can be written, headline first."""
-    assert words.block(verdict, "x", Commands()).startswith(words.headline(verdict))
+    assert verdict_text.block(verdict, "x", Commands()).startswith(verdict_text.headline(verdict))
 
 
 def test_a_block_names_metric_operator_and_command():
     """A failure says what moved, on how many recordings it rests, and how to accept it."""
-    text = words.block(CHANGED, ".stepguard/runs/1/evidence.json", Commands())
+    text = verdict_text.block(CHANGED, ".stepguard/runs/1/evidence.json", Commands())
     assert "operator_calls_per_step" in text and "a counter" not in text.splitlines()[0]
     assert "compared with 1 recording" in text
     assert f"python -m stepguard accept '{CASE_ID}' --reason '...'" in text
     assert "look closer: .stepguard/runs/1/evidence.json" in text
-    assert "standard error over launches" in words.block(SLOWER, "x", Commands())
+    assert "standard error over launches" in verdict_text.block(SLOWER, "x", Commands())
 
 
 def test_a_traceback_stands_in_the_block():
     """The detail of a fault is shown whole, each line marked."""
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, Failed(message="ValueError: x"), "a\nb\n")
-    assert "  | a\n  | b\n" in words.block(verdict, "x", Commands())
+    assert "  | a\n  | b\n" in verdict_text.block(verdict, "x", Commands())
 
 
 def test_a_traceback_comes_before_waivers_that_do_not_apply():
@@ -408,7 +425,7 @@ def test_a_traceback_comes_before_waivers_that_do_not_apply():
     outcome = PermissionOutcome(waiver, Effect.NOT_APPLIED)
     whole = Failed(message="x"), "a\n"
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, *whole, permissions=(outcome,))
-    cause, applied = words.evidence_lines(verdict)
+    cause, applied = verdict_text.evidence_lines(verdict)
     assert cause == "  | a"
     assert applied.startswith("  waiver not applied, the case is BROKEN: ")
 
@@ -455,10 +472,12 @@ def test_commands_carry_the_folder(verdict, commands):
     """Of a run with --perf-baselines: following its hints must not write the usual folder."""
     steps = next_steps(verdict, "e.json", Commands(baselines="my dir"))
     assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
-    assert "--baselines 'my dir'" in words.block(verdict, "e.json", Commands(baselines="my dir"))
-    whole = result_documents.result_document(result(verdict), Commands(baselines="my dir"))
+    assert "--baselines 'my dir'" in verdict_text.block(
+        verdict, "e.json", Commands(baselines="my dir")
+    )
+    whole = document_json.result_document(result(verdict), Commands(baselines="my dir"))
     assert any("--baselines 'my dir'" in step for step in whole.text.steps)
-    assert "baselines" not in words.block(verdict, "e.json", Commands())
+    assert "baselines" not in verdict_text.block(verdict, "e.json", Commands())
 
 
 def test_what_is_too_large_to_be_waived_can_still_be_declared():
@@ -589,7 +608,7 @@ def no_constant(name):
 
 def as_json(made):
     """The document as whoever reads it has it, after it was read as what it is."""
-    text = result_documents.as_json(made)
+    text = document_json.as_json(made)
     assert msgspec.json.decode(text, type=type(made))
     return json.loads(text, parse_constant=no_constant)
 
@@ -598,14 +617,14 @@ def as_json(made):
 @given(VERDICTS)
 def test_a_verdict_as_json(verdict):
     """Valid JSON, with the verdict in words."""
-    told = as_json(result_documents.judged_document(verdict))["verdict"]
+    told = as_json(document_json.judged_document(verdict))["verdict"]
     assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason)
 
 
 def test_a_result_as_json():
     """What was measured, metrics, launches, and where evidence and baseline are."""
     found = result(SLOWER, evidence((270.0,) * 3))
-    document = as_json(result_documents.result_document(found, Commands()))
+    document = as_json(document_json.result_document(found, Commands()))
     assert document["parameters"] == evidence().case
     assert document["metrics"]["step_ms"] == pytest.approx(270.0)
     assert document["launches"] == [{"step_ms": 270.0, "step_ms_median": 270.0}] * 3
@@ -623,7 +642,7 @@ def test_a_result_without_times_as_json(launches):
     """A run that broke at once still is a document."""
     broken = evidence(launches=launches, counts=None)
     document = as_json(
-        result_documents.result_document(result(judge(broken, None), broken), Commands())
+        document_json.result_document(result(judge(broken, None), broken), Commands())
     )
     assert document["launches"] == []
 
@@ -700,7 +719,7 @@ CAUSE = "\nThe above exception was the direct cause of the following exception:\
 )
 def test_the_users_frames(text, shown):
     """The engine's frames and the import machinery's go with their source; all else stays."""
-    assert words.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
+    assert verdict_text.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
 
 
 @pytest.mark.parametrize(
@@ -716,8 +735,8 @@ def test_the_users_frames(text, shown):
 def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
     verdict = Verdict("c", Status.BROKEN, reason, Failed(message="m"), detail)
-    assert words.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
-    assert result_documents.text_of(verdict).detail == detail
+    assert verdict_text.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
+    assert document_json.text_of(verdict).detail == detail
 
 
 def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
@@ -745,16 +764,16 @@ def test_evidence_of_a_dirty_tree_says_what_comes_first():
 def test_a_document_offers_no_command_that_would_be_refused(how):
     """Nor for a tree that was edited while it was measured."""
     found = result(SLOWER, replace(evidence((270.0,) * 3), **how))
-    step, *_ = result_documents.result_document(found, Commands()).text.steps
+    step, *_ = document_json.result_document(found, Commands()).text.steps
     assert step.startswith("accept: commit, measure again, then ")
 
 
 def test_remarks_name_what_was_measured_again():
     """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
-    assert words.remarks(evidence((250.0,) * 3)) == []
+    assert verdict_text.remarks(evidence((250.0,) * 3)) == []
     hot = block(disturbance=Disturbance(Reason.THROTTLED, "hw thermal slowdown"))
     launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
-    told = words.remarks(evidence(launches=launches, tree_changed=True))
+    told = verdict_text.remarks(evidence(launches=launches, tree_changed=True))
     assert told == [
         "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
         "files changed while it was measured: its launches may be of different code",
@@ -766,6 +785,6 @@ def test_bytes_that_look_alike_are_given_whole():
     moved = MetricVerdict(
         "peak_allocated_bytes", Status.CHANGED, Reason.COUNTER_ROSE, 60475904.0, 60476048.0
     )
-    assert words.change(moved) == "peak_allocated_bytes 60,475,904 -> 60,476,048 B (+144 B)"
+    assert verdict_text.change(moved) == "peak_allocated_bytes 60,475,904 -> 60,476,048 B (+144 B)"
     larger = replace(moved, new=61000000.0)
-    assert words.change(larger).startswith("peak_allocated_bytes 57.674 MiB -> 58.174 MiB")
+    assert verdict_text.change(larger).startswith("peak_allocated_bytes 57.674 MiB -> 58.174 MiB")

@@ -11,9 +11,9 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PairsFinding, PartMove, Straggler, Verdict
-from stepguard.judge.pairs import decide, figures
-from stepguard.report import why
-from stepguard.report.words import evidence_lines, headline, place
+from stepguard.judge.pair_statistics import decide, figures
+from stepguard.report import time_causes
+from stepguard.report.verdict_text import evidence_lines, headline, place
 
 GELU = "triton_poi_fused_gelu_5"
 GENERIC = (
@@ -140,7 +140,9 @@ def placed(where, *sites, us=3600.0):
     moved = MetricVerdict(
         "operator_calls_per_step", Status.SAME, Reason.TIME_DECIDES, 9, 11, sites=sites
     )
-    return why.site_of(cause(us, Kind.REPLACED, "fmha_cutlassB_bf16", where), verdict([], moved))
+    return time_causes.site_of(
+        cause(us, Kind.REPLACED, "fmha_cutlassB_bf16", where), verdict([], moved)
+    )
 
 
 # Operators of kernels are those of a profile of an H100, 2026-11-23 (studies/power).
@@ -229,7 +231,10 @@ def test_three_causes_and_the_straggler_are_shown():
         verdict([]), explanation=whole.bounded(), straggler=Straggler(1, 250.0, 254.0, 0.02)
     )
     lines = "\n".join(evidence_lines(found))
-    assert lines.count(GELU) == why.SHOWN and f"{len(many) - why.SHOWN} smaller causes" in lines
+    assert (
+        lines.count(GELU) == time_causes.SHOWN
+        and f"{len(many) - time_causes.SHOWN} smaller causes" in lines
+    )
     assert "rank 1 takes 250.00 -> 254.00 ms without waiting for others (+1.60 %" in lines
     kept = found.explanation
     assert len(kept.causes) == MOST_CAUSES and kept.smaller == 2
@@ -245,5 +250,5 @@ def test_three_causes_and_the_straggler_are_shown():
 def test_profiles_that_cannot_be_compared_say_so():
     """With the reason."""
     refused = Explanation((Refused(Refusal.GPU, "NVIDIA H200", "NVIDIA H100"),))
-    lines = list(why.lines(replace(verdict([]), explanation=refused)))
+    lines = list(time_causes.lines(replace(verdict([]), explanation=refused)))
     assert lines == ["the profiles cannot be compared: different GPUs: NVIDIA H200 and NVIDIA H100"]

@@ -25,7 +25,7 @@ from scenario import Files, Run, Scenario
 from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import NO_PERMITS, verdict_of
-from stepguard.judge.screen import screen
+from stepguard.judge.judge_recordings import screen
 
 GATES = ("step_ms", "flops_per_step")  # what a confirmation measures
 SLOWER_KERNEL = counts_of(evidence(), step(1.04, seed=3))

@@ -7,7 +7,7 @@ from builders import CASE, evidence, recording, replace
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, added
-from stepguard.judge.summary import stored
+from stepguard.judge.summarise_evidence import stored
 
 STEPS = 6
 NORM = "triton_poi_fused_add_gelu_native_layer_norm"

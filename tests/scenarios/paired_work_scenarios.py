@@ -26,7 +26,7 @@ from scenario import Files, Run, Scenario
 from stepguard.core.evidence import Fault
 from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
-from stepguard.judge.decision import judge_ab
+from stepguard.judge.judge_pairs import judge_ab
 
 
 def expected(found, *names):

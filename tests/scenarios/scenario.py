@@ -23,11 +23,11 @@ from stepguard.core.evidence import Evidence, to_json
 from stepguard.core.metrics import METRICS
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
-from stepguard.report import words
-from stepguard.report.commands import Commands
-from stepguard.report.result_documents import as_json, judged_document
+from stepguard.report import verdict_text
+from stepguard.report.document_json import as_json, judged_document
+from stepguard.report.next_steps import Commands
 from stepguard.storage import baseline_files
-from stepguard.storage.runs import kept_files, read_comparison, read_evidence
+from stepguard.storage.kept_runs import kept_files, read_comparison, read_evidence
 from stepguard.storage.waiver_file import WaiverRow, load_waivers, today
 
 HERE = Path(__file__).parent
@@ -144,7 +144,7 @@ def _kept_verdict() -> Verdict:
 
 def _text(verdict: Verdict, document: dict[str, Any]) -> str:
     """Return the terminal's block, and the notes of gated metrics, which it has not always."""
-    block = words.block(verdict, "run/case/evidence.json", Commands())
+    block = verdict_text.block(verdict, "run/case/evidence.json", Commands())
     gated = {one["metric"] for one in document["verdict"]["metrics"] if one["gated"]}
     told = document["text"]["notes"].items()
     notes = [f"{metric}: {note}" for metric, note in told if metric in gated]

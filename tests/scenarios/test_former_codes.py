@@ -7,8 +7,8 @@ import stepguard.core.comparison
 import stepguard.core.evidence
 from stepguard.core.evidence import to_json
 from stepguard.core.reasons import FORMER_CODES, Reason
-from stepguard.judge.decision import judge_ab
-from stepguard.judge.screen import judge
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import judge
 
 KILLED = failed("KILLED", "rank 0 was killed by SIGKILL")
 BASE_KILLED = pairs(head={"launches": ()}, base={"faults": KILLED.faults, "launches": ()})

@@ -6,7 +6,7 @@ import pytest
 from quick_launches import shorten_launches
 
 from stepguard.machine.git.revision import Revision
-from stepguard.measure.workers import Bench
+from stepguard.measure.case_workers import Bench
 
 TESTS = Path(__file__).resolve().parents[1]
 

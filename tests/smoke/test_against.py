@@ -32,14 +32,14 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.alarm import settled
-from stepguard.judge.decision import judge_ab, wants_another_pair
 from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.beside_base import compare_with, confirm
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.pair_run import PairsWanted
-from stepguard.measure.workers import Bench
-from stepguard.report.notes import note
+from stepguard.report.metric_notes import note
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01

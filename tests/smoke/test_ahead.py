@@ -12,9 +12,9 @@ import pytest
 
 from stepguard import Case
 from stepguard.launch.diagnosis import alive
-from stepguard.measure import workers
-from stepguard.measure.ahead import Ahead
+from stepguard.measure import case_workers
 from stepguard.measure.launches import measure_launches
+from stepguard.measure.start_ahead import Ahead
 
 
 def case(name, workload="factories:linear", launches=1):
@@ -33,7 +33,7 @@ def place(bench, tmp_path):
 
 def waiting(place, case):
     """The specification of a case's first launch, and its group, which waits and has imported."""
-    spec = workers.launch_spec(case, place, "launch 1")
+    spec = case_workers.launch_spec(case, place, "launch 1")
     place.ahead.begin(spec, os.environ)
     while not place.ahead.ready():
         time.sleep(0.05)
@@ -61,7 +61,7 @@ def test_the_next_case_takes_what_was_started_for_it(place):
 def test_another_case_takes_nothing(place):
     """Of a test that was skipped, or ran in another order: what is held waits for its case."""
     _, held = waiting(place, case("second"))
-    third = workers.launch_spec(case("third"), place, "launch 1")
+    third = case_workers.launch_spec(case("third"), place, "launch 1")
     assert place.ahead.take(third, os.environ) is None
     assert place.ahead._group is held and held.imported()
 

@@ -6,8 +6,8 @@ from builders import replace
 from stepguard import Case
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.screen import judge
-from stepguard.judge.summary import summarise
+from stepguard.judge.judge_recordings import judge
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.launches import measure_launches, planned_launches
 
 EXPOSED = "exposed_comm_pct"

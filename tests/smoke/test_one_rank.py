@@ -10,10 +10,10 @@ from stepguard import Case
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.screen import judge
-from stepguard.judge.summary import stored, summarise
+from stepguard.judge.judge_recordings import judge
+from stepguard.judge.summarise_evidence import stored, summarise
 from stepguard.measure.launches import measure_launches, planned_launches
-from stepguard.report.notes import note
+from stepguard.report.metric_notes import note
 
 
 def measured(bench, factory, wants_more=lambda evidence: False, times=()):

@@ -13,8 +13,8 @@ from quick_launches import shorten_launches
 from stepguard import Case
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.git.worktree import tree_of
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.launches import measure_launches
-from stepguard.measure.workers import Bench
 
 N = 16
 FLOPS = 2 * N**3  # of one product

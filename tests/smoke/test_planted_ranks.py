@@ -16,14 +16,14 @@ from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
-from stepguard.judge.screen import judge
+from stepguard.judge.judge_recordings import judge
 from stepguard.machine.git.revision import current
+from stepguard.measure.case_workers import Bench
 from stepguard.measure.launches import measure_launches
-from stepguard.measure.workers import Bench
-from stepguard.report.commands import Commands
-from stepguard.report.notes import note
-from stepguard.report.words import block, headline
-from stepguard.storage.accepting import recording_of
+from stepguard.report.metric_notes import note
+from stepguard.report.next_steps import Commands
+from stepguard.report.verdict_text import block, headline
+from stepguard.storage.accept_recording import recording_of
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
 SETTINGS = "    ddp = DdpSettings(\n        bucket_cap_mb,\n"

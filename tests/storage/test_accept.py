@@ -28,11 +28,11 @@ from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.judge.screen import judge
-from stepguard.report.notes import note
-from stepguard.report.recorded import moves
-from stepguard.storage import accepting as acceptance
-from stepguard.storage.accepting import Accepted, Action, Refused, accept, recording_of
+from stepguard.judge.judge_recordings import judge
+from stepguard.report.metric_list import moves
+from stepguard.report.metric_notes import note
+from stepguard.storage import accept_recording as acceptance
+from stepguard.storage.accept_recording import Accepted, Action, Refused, accept, recording_of
 from stepguard.storage.baseline_files import load, save
 from stepguard.storage.json_file import FileError
 

@@ -34,21 +34,21 @@ from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
 from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.judge.acceptance import moved_together
-from stepguard.judge.decision import judge_ab
-from stepguard.judge.screen import judge, wants_another_launch
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import judge, wants_another_launch
+from stepguard.judge.refuse_recording import moved_together
 from stepguard.measure.suite import Result
-from stepguard.report import recorded, words
-from stepguard.report.commands import Commands
-from stepguard.report.github import comment
-from stepguard.report.page import page
+from stepguard.report import metric_list, verdict_text
+from stepguard.report.comment_and_annotations import comment
+from stepguard.report.document_json import as_json, result_document
+from stepguard.report.markdown_page import page
+from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described
-from stepguard.report.result_documents import as_json, result_document
 from stepguard.storage import baseline_files
-from stepguard.storage.accepting import accept
+from stepguard.storage.accept_recording import accept
 from stepguard.storage.json_file import FileError
-from stepguard.storage.read_documents import load_document
-from stepguard.storage.runs import read_comparison, read_evidence
+from stepguard.storage.kept_runs import read_comparison, read_evidence
+from stepguard.storage.run_document_file import load_document
 from stepguard.storage.waiver_file import WAIVERS, WaiverFile, WaiverRow, load_waivers
 
 TODAY = date(2026, 11, 22)
@@ -127,9 +127,9 @@ def shown(found, verdict, comparison=None):
     """Everything that a reader is shown of a verdict."""
     result = Result(CASE, found, verdict, Path("e.json"), Path("b.json"), comparison)
     as_json(result_document(result, Commands()))
-    words.block(verdict, "e.json", Commands())
-    list(recorded.figures(result))
-    words.remarks(found)
+    verdict_text.block(verdict, "e.json", Commands())
+    list(metric_list.figures(result))
+    verdict_text.remarks(found)
     permit(verdict, found, WAIVED, TODAY)
 
 
@@ -216,7 +216,7 @@ def test_fuzzed_baselines(tmp_path):
         baseline_files.save(mine, content)
         assert baseline_files.load(mine) == content
         for case_id, one in content.cases.items():
-            list(recorded.listing({case_id: one})), list(recorded.lines(one))
+            list(metric_list.listing({case_id: one})), list(metric_list.lines(one))
             for now in (evidence(), EVIDENCE["ranks"]):
                 shown(now, judge(now, one))
         for now in (evidence(date="2030-01-01"), evidence(date="2030-01-01", case_id="x")):
@@ -245,7 +245,7 @@ def test_fuzzed_waivers(tmp_path):
         for waiver in waivers:
             described(waiver)
         verdict = permit(moved, evidence(), waivers, TODAY)
-        words.block(verdict, "e.json", Commands())
+        verdict_text.block(verdict, "e.json", Commands())
 
     fuzz()
 

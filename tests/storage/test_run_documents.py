@@ -11,11 +11,11 @@ from run_documents import measured, run_document
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import FORMER_PROBLEM_CODES
-from stepguard.judge.gate_facts import Base, gate
-from stepguard.report.github import annotations, comment
-from stepguard.report.result_documents import as_json
+from stepguard.judge.gate_decision import Base, gate
+from stepguard.report.comment_and_annotations import annotations, comment
+from stepguard.report.document_json import as_json
 from stepguard.storage.json_file import FileError
-from stepguard.storage.read_documents import load_document
+from stepguard.storage.run_document_file import load_document
 
 ONE = run_document(measured(entry()))
 

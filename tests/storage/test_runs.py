@@ -15,7 +15,7 @@ from stepguard import Case
 from stepguard.core.evidence import Fault, from_json
 from stepguard.core.reasons import Reason
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import KEPT_RUNS, Store
+from stepguard.storage.kept_runs import KEPT_RUNS, Store
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_older_evidence_is_not_read(store, monkeypatch):
         read.append(source)
         return from_json(data, source)
 
-    monkeypatch.setattr("stepguard.storage.runs.from_json", noted)
+    monkeypatch.setattr("stepguard.storage.kept_runs.from_json", noted)
     store.keep(a_run(store, "20261120T1-1"), "a", evidence(case_id="a"))
     newest = store.keep(a_run(store, "20261121T1-1"), "a", evidence(case_id="a"))
     assert store.newest() == {"a": newest} and read == [str(newest)]

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import Kineto, steps
 
+from stepguard.trace.chrome_chunks import EVENTS, Chunks, TraceError
+from stepguard.trace.chrome_trace import read_chrome
 from stepguard.trace.columns import CALL, NONE
-from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import EVENTS, Chunks, TraceError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,7 +107,7 @@ def test_damaged_gzip_is_refused(missing, tmp_path):
     (tmp_path / "damaged.gz").write_bytes(packed)
     script = (
         f"import sys; sys.modules.update(dict.fromkeys(['isal'], None)) if {missing} else None\n"
-        "from stepguard.trace.read.chrome import TraceError, read_chrome\n"
+        "from stepguard.trace.chrome_trace import TraceError, read_chrome\n"
         "print(len(read_chrome(open('whole.gz', 'rb')).gpu.kind), bool(sys.modules.get('isal')))\n"
         "try:\n    read_chrome(open('damaged.gz', 'rb'))\nexcept TraceError as e:\n    print(e)\n"
     )

@@ -19,12 +19,12 @@ from stepguard.lab.trace_page import page, roof_lines
 from stepguard.lab.trace_summary import summary
 from stepguard.report import explanation_text
 from stepguard.storage.json_file import FileError
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.chrome_trace import decode_all
 from stepguard.trace.host_steps import read_steps
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import profile
 from stepguard.trace.operator_identity import identity_of
-from stepguard.trace.profiles import profile
-from stepguard.trace.read.chrome import decode_all
-from stepguard.trace.read.chunks import TraceError
 
 HEAD = {
     "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
@@ -76,7 +76,7 @@ def test_fuzzed_trace_files(tmp_path):
         for pair in ((found, sound), (sound, found)):
             list(
                 explanation_text.lines(
-                    peaks=PEAKS, found=explain(*(over_ranks([profile(one)]) for one in pair))
+                    peaks=PEAKS, explanation=explain(*(over_ranks([profile(one)]) for one in pair))
                 )
             )
 

@@ -8,8 +8,8 @@ from kineto import MAIN, Kineto
 
 from stepguard.lab.memory_events import memory_table
 from stepguard.lab.memory_table import memory_page
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.kernel_classes import usual_classes
 
 
 def allocation(trace, ts, address, change, device=0):

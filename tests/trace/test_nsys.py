@@ -9,11 +9,11 @@ from trace_exports import STRINGS, export
 
 from stepguard.cli.main import main
 from stepguard.core.profile import mean
-from stepguard.lab.read_nsys import read_nsys
-from stepguard.lab.read_tables import Stats, read_ncu, read_stats
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.profiles import analyse, profile
-from stepguard.trace.read.chunks import TraceError
+from stepguard.lab.nsys_ncu_csv import Stats, read_ncu, read_stats
+from stepguard.lab.nsys_sqlite import read_nsys
+from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse, profile
 
 
 def parts(trace):

@@ -13,10 +13,10 @@ from stepguard.lab.bottleneck import Bound, bottleneck
 from stepguard.lab.exchanges import bus_factor, exchanges
 from stepguard.lab.timeline import timeline
 from stepguard.lab.trace_summary import summary
-from stepguard.trace.classes import parse_classes, usual_classes, with_more
-from stepguard.trace.profiles import analyse, profile
-from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.chrome_trace import read_chrome
+from stepguard.trace.kernel_classes import parse_classes, usual_classes, with_more
+from stepguard.trace.make_profile import analyse, profile
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 

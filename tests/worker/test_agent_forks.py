@@ -14,9 +14,9 @@ from agent_forks import VARIABLE, ForkedAgent
 from leftovers import environment
 from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
 
-from stepguard.launch.group import WorkerGroup
+from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
-from stepguard.measure import workers
+from stepguard.measure import case_workers
 
 # Imported by the agent before it forks a rank, and again by the rank.
 FACTS = """
@@ -108,7 +108,7 @@ def test_a_forked_agent_is_as_a_new_process(tmp_path, monkeypatch, standby):
     open files, session, signals, limits and imports; and so has its rank. Random numbers are its
     own, as a new process draws them.
     """
-    changes = {"shared": (*workers.COMPILER, "facts"), "standby": standby}
+    changes = {"shared": (*case_workers.COMPILER, "facts"), "standby": standby}
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "a"), "b", str(tmp_path)]))
     monkeypatch.setenv("STEPGUARD_OWN", "x" * 1000)
     hot, forked, seeds = facts_of_a_launch(tmp_path, **changes)
@@ -167,7 +167,7 @@ import sys, time
 from pathlib import Path
 import pytest
 from quick_launches import fork_agents, launch_spec
-from stepguard.launch.group import WorkerGroup
+from stepguard.launch.worker_group import WorkerGroup
 
 fork_agents(pytest.MonkeyPatch())
 group = WorkerGroup(launch_spec(Path(sys.argv[1]), standby=True))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from stepguard.worker import torch_device as rank_device
-from stepguard.worker.clock import Clock, Collector
-from stepguard.worker.variants import alternate
+from stepguard.worker.block_timer import Clock, Collector
+from stepguard.worker.step_variants import alternate
 
 CPU = torch.device("cpu")
 

@@ -11,17 +11,17 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from model import workloads
-from stepguard.core.allow import allow_sync, allowed_by_comment, allowed_now
+from stepguard.core.allow_sync import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.report.why import site_of
+from stepguard.report.time_causes import site_of
 from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 CPU = torch.device("cpu")
 METRIC = "sync_candidates_per_step"
@@ -34,7 +34,7 @@ def program(tmp_path, monkeypatch):
     def count(*lines, before="", stable=True):
         head = [
             "import torch",
-            "from stepguard.core.allow import allow_sync",
+            "from stepguard.core.allow_sync import allow_sync",
             "DEVICE, CPU = 'cpu', torch.device('cpu')",
             "x = torch.arange(6.0, device=DEVICE).reshape(2, 3)",
             "w = torch.ones(6, requires_grad=True, device=DEVICE)",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepguard.worker.endings import Ending, Endings, first
+from stepguard.worker.rank_endings import Ending, Endings, first
 
 
 def test_what_was_noted_is_read(tmp_path):

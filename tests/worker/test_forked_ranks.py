@@ -10,10 +10,10 @@ import pytest
 from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.core.case import Case
-from stepguard.launch import group as launch
+from stepguard.launch import worker_group as launch
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.group import WorkerGroup
-from stepguard.measure import workers
+from stepguard.launch.worker_group import WorkerGroup
+from stepguard.measure import case_workers
 
 FACTS = """
 import gc, json, os, signal, sys
@@ -63,7 +63,7 @@ def test_a_rank_is_a_process_of_its_own(tmp_path, monkeypatch, variable):
     """
     monkeypatch.setenv(variable, "2")
     (tmp_path / "facts.py").write_text(FACTS)
-    imported = {"preload": ("facts",), "shared": workers.COMPILER}
+    imported = {"preload": ("facts",), "shared": case_workers.COMPILER}
     with WorkerGroup(launch_spec(tmp_path, world_size=2, **imported)) as group:
         group.hello()
         group.leave()
@@ -121,7 +121,7 @@ def test_a_setting_that_comes_too_late_is_refused(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "setter.py").write_text(f"{SETTER}{line}\n")
-    imported = {"preload": ("setter",), "shared": workers.COMPILER}
+    imported = {"preload": ("setter",), "shared": case_workers.COMPILER}
     with WorkerGroup(launch_spec(tmp_path, **imported)) as group:
         group.hello()
         how = {"limit_s": BUSY_LIMIT_S, "poll": lambda: None, "progress": lambda text: None}

@@ -6,7 +6,7 @@ from py_compile import PycInvalidationMode
 
 from quick_launches import launch_spec
 
-from stepguard.launch.group import WorkerGroup
+from stepguard.launch.worker_group import WorkerGroup
 
 OLD_S = 1_600_000_000
 SAYS = "from pathlib import Path\nPath(__name__).write_text({value!r})\n"

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from stepguard.core.metrics import BETWEEN_STEPS
-from stepguard.worker.count.kept import LEAK, locate_kept
+from stepguard.worker.count.kept_memory import LEAK, locate_kept
 from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 N = 1 << 10  # a tensor of it has 4 KiB
 

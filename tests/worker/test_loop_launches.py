@@ -6,7 +6,7 @@ from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
 
 from stepguard.core.case import Case, Loop
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.group import WorkerGroup
+from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
 
 DDP = """

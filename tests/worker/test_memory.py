@@ -17,7 +17,7 @@ from stepguard.worker import torch_device
 from stepguard.worker.count import memory_counters
 from stepguard.worker.count.memory_counters import count_memory, live_tensor_bytes, running_peaks
 from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -8,7 +8,7 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.worker.position import Note, read_position
+from stepguard.worker.rank_position import Note, read_position
 
 LONG_S = 900.0
 
@@ -56,7 +56,7 @@ def test_a_note_outlives_its_process(tmp_path):
     """What a killed process noted last can still be read."""
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from stepguard.worker.position import Note\n"
+        "from stepguard.worker.rank_position import Note\n"
         "rank = Note(Path(sys.argv[1])); rank.command('block'); rank.step(3)\n"
         "rank.phase('backward'); os.kill(os.getpid(), signal.SIGKILL)"
     )

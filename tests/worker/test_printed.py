@@ -11,8 +11,8 @@ from stepguard.core.case import Case
 from stepguard.core.evidence import Fault
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.group import WorkerGroup
-from stepguard.worker.printed import KEPT_BYTES, MOST_BYTES, Printed, open_to_append
+from stepguard.launch.worker_group import WorkerGroup
+from stepguard.worker.output_limit import KEPT_BYTES, MOST_BYTES, Printed, open_to_append
 
 LOUD = """
 import sys
@@ -80,7 +80,8 @@ def test_a_fault_is_bounded_wherever_it_comes_from():
 
 
 WAITS = """
-import sys, tempfile, time
+import signal, sys, tempfile, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" hands it on as ignored
 from stepguard.machine.lifeline import ends_as_interrupts
 with ends_as_interrupts(), tempfile.TemporaryDirectory(dir=sys.argv[1]):
     print("there", flush=True)
@@ -91,13 +92,13 @@ with ends_as_interrupts(), tempfile.TemporaryDirectory(dir=sys.argv[1]):
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
 def test_what_a_command_holds_is_given_up_when_it_is_ended(tmp_path, name):
     """As by Ctrl-C; where the signal is ignored (nohup) it stays so."""
-    ignores = f"import signal; signal.signal(signal.{name}, signal.SIG_IGN)\n"
-    for front in ("", ignores):
+    for handler in ("SIG_DFL", "SIG_IGN"):  # nohup hands the latter on
+        front = f"import signal; signal.signal(signal.{name}, signal.{handler})\n"
         command = [sys.executable, "-c", front + WAITS, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdout.readline() == b"there\n"
         process.send_signal(getattr(__import__("signal"), name))
-        if front:
+        if handler == "SIG_IGN":
             assert process.poll() is None
             process.send_signal(2)
         said = process.communicate()[1].decode()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepguard.trace.chrome_chunks import DetailedEvent
 from stepguard.trace.host_steps import read_steps
-from stepguard.trace.read.chunks import DetailedEvent
 from stepguard.worker.count import profiled_steps
 from stepguard.worker.count.profiled_steps import MARK, ProfiledSteps
 from stepguard.worker.count.tally import RankStep, Tally

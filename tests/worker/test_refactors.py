@@ -18,9 +18,9 @@ from builders import cpu_evidence, entry, epoch
 
 from stepguard.core.evidence import Counts
 from stepguard.core.status import Status
-from stepguard.judge.screen import judge
-from stepguard.judge.summary import stored
-from stepguard.report.words import evidence_lines, headline
+from stepguard.judge.judge_recordings import judge
+from stepguard.judge.summarise_evidence import stored
+from stepguard.report.verdict_text import evidence_lines, headline
 from stepguard.worker.count import candidates
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.placement import Placement

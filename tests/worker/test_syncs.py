@@ -8,13 +8,13 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.core.allow import allow_sync
+from stepguard.core.allow_sync import allow_sync
 from stepguard.core.site import Site
 from stepguard.trace.host_steps import StepCalls, Sync
 from stepguard.worker.count.profiled_steps import count_syncs
 from stepguard.worker.count.syncs import SyncListener, by_place, located, what_waits
 from stepguard.worker.count.tally import Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 from stepguard.worker.torch_device import SYNC_KINDS
 
 ITEM = ("aten::item", "aten::_local_scalar_dense")

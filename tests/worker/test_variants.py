@@ -4,7 +4,7 @@ import factories
 import pytest
 import torch.distributed as dist
 
-from stepguard.worker.variants import VARIANTS
+from stepguard.worker.step_variants import VARIANTS
 
 
 @pytest.fixture(scope="module", autouse=True)

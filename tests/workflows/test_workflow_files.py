@@ -10,7 +10,7 @@ import pytest
 import yaml
 from workflow_runner import filled
 
-from stepguard.cli.init import OWN_FILES
+from stepguard.cli.init_files import OWN_FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))

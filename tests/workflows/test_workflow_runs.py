@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from workflow_runner import GitHub, git
 
-from stepguard.report.github import MARKER
+from stepguard.report.comment_and_annotations import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLER, COMMENT, BASELINES, TESTS = (

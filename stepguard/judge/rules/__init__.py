@@ -1,5 +1,6 @@
-"""Rules for a step time that pairs of two trees measured: one a module, and the first that speaks
-decides. Their order, what each may say and how often it errs is the table of docs/judge.md.
+"""Rules for a step time that pairs of two trees measured. Each is a module. They are asked in
+order, and the first that returns a decision decides. docs/judge.md has a table of their order, of
+what each may say, and of how often it errs.
 """
 
 from collections.abc import Callable
@@ -13,12 +14,12 @@ from stepguard.judge.rules import identical_step, mean_of_pairs, mean_on_cpu, sl
 
 
 class Rule(NamedTuple):
-    """A rule, and what is promised of it."""
+    """A rule with what it promises."""
 
     name: str
-    decide: Callable[[Comparison], Decision | None]  # None: it says nothing
+    decide: Callable[[Comparison], Decision | None]  # None: the rule does not decide
     may_say: tuple[Status, ...]
-    errs: str  # how often, and where that was measured
+    errs: str  # how often it errs, and where that was measured
 
 
 RULES = (
@@ -51,10 +52,12 @@ RULES = (
 
 
 def decision(comparison: Comparison) -> Decision | None:
-    """Decide the step time by the pairs so far; None if it is not judged, or no pair has times."""
+    """Decide the step time by the pairs so far. None if the time is not judged, or a launch has
+    none.
+    """
     launches = (*comparison.head.launches, *comparison.base.launches)
     timed = comparison.pairs and all(launch.has_times() for launch in launches)
     if JUDGED_TIME not in comparison.head.gates or not timed:
         return None
     decided = (rule.decide(comparison) for rule in RULES)
-    return next(found for found in decided if found is not None)
+    return next(answer for answer in decided if answer is not None)

@@ -1,10 +1,12 @@
-"""The step that did not change: the same kernels need not be timed until pairs decide.
+"""The step that did not change: if all kernels are the same, a few pairs are enough.
 
-Where every rank's step is known to be what the other tree's is, and the GPU bounds it, one pair is
-enough, or as many as tell something at this noise: they have to look as pairs of unchanged code
-look, step by step, or there are pairs as ever. What only the host does (a thread, a sleep, every
-n-th step, later on) is in no identity. It costs time only where the GPU waits for it, and then
-these pairs have it as any pair would.
+This rule says `same` if every rank's step is known to be that of the other tree, and if the GPU
+bounds it. It takes one pair, or more where pairs are noisy (``enough``). These pairs must look,
+step by step, as pairs of unchanged code do; otherwise the other rules decide.
+
+What only the host does is in no identity: a thread, a sleep, work in every n-th step, work that
+begins late. It costs time only where the GPU waits for it, and then it shows in these pairs as in
+any others.
 """
 
 import math
@@ -18,42 +20,47 @@ from stepguard.core.profile import mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.by_profile import IDLE_SHARE
-from stepguard.judge.pairs import out_of_line
+from stepguard.judge.compare_profiles import IDLE_SHARE
+from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.series import of_pairs
+from stepguard.judge.slow_step_patterns import of_pairs
 
-# A host that needs most of the step for its launches may bound it when it gets slower. It waits for
-# room in the queue with more than some 1,000 launches: on H200s it needs 0.09 of a step for
-# `forward`, 0.48 for a train step of 1,500 launches, 0.72 with two and four ranks.
+# The GPU may wait for a host that needs more than this share of the step for its launches. With
+# more than some 1,000 launches the host waits for room in the queue: on H200s it needs 0.09 of a
+# step for `forward`, 0.48 for a train step of 1,500 launches, 0.72 with two and four ranks.
 HOST_SHARE = 0.8
-PAIR_SDS = 2.0  # of the mean of such pairs, that it may be away from zero
-# ... and that the matter margin has to be. So at most 31 % of what is slower by that margin, and
-# shows in no identity, would pass; one pair is enough up to a sd of 0.2 %.
+PAIR_SDS = 2.0  # the mean of the pairs may be so many of its standard deviations away from zero
+# The matter margin must be at least so many standard deviations of the pairs' mean away from zero.
+# One pair is enough for that up to a standard deviation of 0.2 %. Of slowdowns as large as the
+# matter margin that show in no identity, at most 31 % then pass.
 MARGIN_SDS = 2.5
-MOST_ALIKE = 4  # pairs, as by margins that are as wide as their noise
-# The ratio of the last blocks above that of the first ones: in 73 pairs of train steps on H200s
-# (studies/judge_power) its sd was 0.45 %, the largest 0.96 %; in seven of `forward` 0.8 and 1.1 %.
+MOST_ALIKE = 4  # the most pairs that `enough` asks for
+# A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
+# train steps on H200s (studies/judge_power) its standard deviation was 0.45 %, the largest 0.96 %.
+# In seven of `forward` it was 0.8 and 1.1 %.
 RISE_LIMIT = 0.02
-# By how much the eighth of the steps that HEAD is slowest in may be further from their median than
-# the eighth that it is fastest in. Of 212 pairs of launches of unchanged code, paired anew, one is
-# beyond it (studies/judge_power).
+# The tails are the eighth of the steps that are slowest beside the base's, and the eighth that are
+# fastest. The slow tail may lie further from the median than the fast one by at most this limit. Of
+# 212 pairs made anew of launches of unchanged code, one is beyond it (studies/judge_power).
 TAIL, TAIL_LIMIT = 1 / 8, 0.025
-# What lies in other files (data, libraries, settings) may steer what a later step does.
+# Other files (data, libraries, settings) may change what a later step does.
 _CODE = (".py", ".pyi", ".md", ".rst")
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """Say `same` where there are just enough pairs of steps that are the same, and look like it."""
+    """Say `same` if there are exactly ``enough`` pairs, the steps are the same, and the pairs look
+    so.
+    """
     if not identical(comparison):
         return None
     return mean_of_pairs.measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
 
 
 def unlike(comparison: Comparison) -> str:
-    """Return why the two steps are not known to be the same, "" if they are; no time is looked at.
+    """Return why the two steps are not known to be the same; empty if they are. Times are not
+    looked at.
 
-    Anything that is not known makes them unlike.
+    Anything unknown is such a reason.
     """
     head, base = comparison.head, comparison.base
     if not head.on_gpu:
@@ -63,7 +70,7 @@ def unlike(comparison: Comparison) -> str:
     other = [path for path in comparison.files if not path.endswith(_CODE)]
     if other:
         return f"other files than code differ: {other[0]}"
-    if loose := (*head.untracked, *base.untracked):  # which git does not list as different
+    if loose := (*head.untracked, *base.untracked):  # git does not list them as different
         return f"a module is in no commit: {loose[0]}"
     if head.counts is None or base.counts is None:
         return "nothing was counted"
@@ -92,8 +99,9 @@ def _unlike(head: Counts, base: Counts) -> str:
 
 
 def enough(comparison: Comparison) -> int:
-    """Return how many pairs of a step that is the same say that nothing slowed it down: MARGIN_SDS
-    of their mean are within the matter margin. 0 where more than MOST_ALIKE would be needed.
+    """Return how many pairs of an unchanged step show that nothing slowed it down. With so many,
+    MARGIN_SDS standard deviations of their mean fit into the matter margin. 0 if that takes more
+    than MOST_ALIKE pairs.
     """
     ratio = MARGIN_SDS * PRIOR.sd_pct / comparison.margins.matter_pct
     needed = math.ceil(ratio**2 - 1e-9)
@@ -101,14 +109,16 @@ def enough(comparison: Comparison) -> int:
 
 
 def identical(comparison: Comparison) -> bool:
-    """Tell whether there are just enough pairs, of steps that are the same, and look like it."""
+    """Tell whether there are exactly ``enough`` pairs, the steps are the same, and the pairs look
+    so.
+    """
     just = 0 < comparison.pairs == enough(comparison)
     return just and not unlike(comparison) and not _odd(comparison)
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why so few pairs were not enough on a GPU, "" where they never are: it is not known
-    which files differ, or a commit is beside itself, of which all pairs are wanted.
+    """Return why a few pairs were not enough on a GPU. Empty if they never are: it is not known
+    which files differ, or a commit is compared with itself and all pairs are wanted.
     """
     few = enough(comparison)
     possible = comparison.files is not None and comparison.head.on_gpu
@@ -125,7 +135,7 @@ def not_enough(comparison: Comparison) -> str:
 
 
 def _odd(comparison: Comparison) -> str:
-    """Return what the pairs so far show that pairs of unchanged code hardly ever do."""
+    """Return what the pairs show that pairs of unchanged code hardly ever do; empty if nothing."""
     if comparison.again:
         return "a pair before it was out of line"
     pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))
@@ -141,15 +151,17 @@ def _odd(comparison: Comparison) -> str:
         return "the step time differs"
     if not all(_rise(*pair) <= RISE_LIMIT for pair in pairs):
         return "the last block is slower"
-    if not all(lopsided(*pair) <= TAIL_LIMIT for pair in pairs):
+    if not all(tail_excess(*pair) <= TAIL_LIMIT for pair in pairs):
         return "some steps are slower"
-    # At the level of a case alone: a stricter one would let more pass here.
+    # The level is that of a single case: a stricter one would let more pass here.
     slower = of_pairs(replace(comparison, alpha=ALPHA), least=1)
     return "steps get slower" if slower else ""
 
 
 def _ahead(launch: Launch) -> bool:
-    """Tell whether the slowest rank's host launches a step well before the GPU is done with it."""
+    """Tell whether the host launches a step well before the GPU finishes it, on the slowest
+    rank.
+    """
     return all(
         block.enqueue_ms is not None and block.enqueue_ms <= HOST_SHARE * block.mean_ms
         for block in launch.blocks
@@ -157,17 +169,18 @@ def _ahead(launch: Launch) -> bool:
 
 
 def _rise(head: Launch, base: Launch) -> float:
-    """Return by how much the ratio of the last blocks is above that of the first ones, as a log."""
+    """Return the log-ratio of the last blocks less that of the first blocks."""
     first, last = (math.log(head.blocks[i].mean_ms / base.blocks[i].mean_ms) for i in (0, -1))
     return last - first
 
 
-def lopsided(head: Launch, base: Launch) -> float:
-    """Return by how much more the log-ratios of steps of the same place lie above their median than
-    below it, at the ends: what slows only some steps down is at one of them, and scatter at both.
+def tail_excess(head: Launch, base: Launch) -> float:
+    """Return by how much the slow tail of a pair's steps lies further from their median than the
+    fast tail, as a log-ratio. A cause that slows only some steps down is in one tail; scatter is in
+    both.
     """
     blocks = zip(head.blocks, base.blocks, strict=False)
-    steps = (zip(one.step_ms, other.step_ms, strict=False) for one, other in blocks)
+    steps = (zip(block.step_ms, other.step_ms, strict=False) for block, other in blocks)
     ratios = sorted(math.log(ms / base_ms) for block in steps for ms, base_ms in block)
     if not ratios:
         return math.inf

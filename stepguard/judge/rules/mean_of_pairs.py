@@ -1,7 +1,7 @@
-"""The sequential plan: the mean of all pairs, set against the margins at its analyses.
+"""The sequential plan: the mean of all pairs, compared with the margins at the plan's analyses.
 
-It always says something, INCONCLUSIVE while more pairs are wanted. SLOWER and FASTER take six
-pairs, or four whose change the profiles of both sides explain.
+It always decides: INCONCLUSIVE while it wants more pairs. SLOWER and FASTER need six pairs, or four
+if the profiles of both sides explain the change.
 """
 
 import math
@@ -11,8 +11,8 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.explanation import Explanation
 from stepguard.core.verdict import Decision
 from stepguard.explain.causes import explain
-from stepguard.judge.by_profile import other_kernels
-from stepguard.judge.pairs import Figures, decide, figures
+from stepguard.judge.compare_profiles import other_kernels
+from stepguard.judge.pair_statistics import Figures, decide, figures
 from stepguard.judge.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS
 
 
@@ -22,20 +22,20 @@ def rule(comparison: Comparison) -> Decision:
 
 
 def measured(comparison: Comparison) -> Figures:
-    """Return what the pairs say of the mean step, whichever rule decides by it."""
+    """Return what the pairs say of the mean step. All rules use these figures."""
     ratios = comparison.log_ratios()
     few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
     explained = few and other_kernels(explanation(comparison), math.expm1(fmean(ratios)))
     return figures(
         ratios,
         comparison.margins,
-        replaced=[one.log_ratio for one in comparison.again if not one.compiled],
+        replaced=[pair.log_ratio for pair in comparison.again if not pair.compiled],
         fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
         alpha=comparison.alpha,
     )
 
 
 def explanation(comparison: Comparison) -> Explanation | None:
-    """Return why HEAD's step takes longer; None where a side has no profile."""
+    """Return why HEAD's step takes longer; None if a side has no profile."""
     before, after = comparison.base.counted.profile, comparison.head.counted.profile
     return explain(before, after) if before and after else None

@@ -1,7 +1,7 @@
-"""The mean on a CPU, of a case that gates no time: only a slowdown beyond doubt fails.
+"""The mean on a CPU, for a case that gates no time: it fails only for a slowdown beyond doubt.
 
-This rule can only say `same`, so it adds no false alarm. It needs at least LEAST_PAIRS: with fewer,
-every slowdown is still in doubt.
+This rule only says `same`, so it adds no false alarm. It ends the comparison early, once more pairs
+could hardly show such a slowdown.
 """
 
 from stepguard.core.comparison import Comparison
@@ -10,22 +10,23 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
-# Two pairs that show no slowdown on average end the comparison, so do eight that leave it in doubt.
+# With LEAST_PAIRS or more it ends if their mean shows no slowdown. With MOST_PAIRS it also ends in
+# doubt.
 LEAST_PAIRS, MOST_PAIRS = 2, 8
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """End early what only a slowdown decides: as soon as the pairs' mean shows none, and where it
-    is in doubt after a few, unless the mean itself would matter.
+    """Say `same` if the mean of the pairs is within the ignore margin. After MOST_PAIRS say it also
+    up to the matter margin. Else return None: then the sequential plan goes on.
     """
     if not comparison.glance:
         return None
     if mean_of_pairs.rule(comparison).status is not Status.INCONCLUSIVE:
         return None
-    found = mean_of_pairs.measured(comparison)
-    margins, slower_pct, pairs = comparison.margins, found.estimate_pct, comparison.pairs
+    figures = mean_of_pairs.measured(comparison)
+    margins, slower_pct, pairs = comparison.margins, figures.estimate_pct, comparison.pairs
     if pairs >= LEAST_PAIRS and slower_pct <= margins.ignore_pct:
-        return found.say(Status.SAME, Reason.NO_SLOWDOWN)
+        return figures.say(Status.SAME, Reason.NO_SLOWDOWN)
     if pairs >= MOST_PAIRS and slower_pct <= margins.matter_pct:
-        return found.say(Status.SAME, Reason.MAYBE_SLOWER)
+        return figures.say(Status.SAME, Reason.MAYBE_SLOWER)
     return None

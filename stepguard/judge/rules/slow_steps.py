@@ -1,4 +1,6 @@
-"""Late and periodic slowdowns: HEAD is SLOWER by steps of its launches, whatever the mean says."""
+"""Late and periodic slowdowns: HEAD is SLOWER because of some steps of its launches, whatever the
+mean of all steps says.
+"""
 
 import math
 
@@ -6,13 +8,13 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.series import REASONS, of_pairs
+from stepguard.judge.slow_step_patterns import REASONS, of_pairs
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """Say SLOWER where steps of HEAD are slower from some step on, or every so many steps, and
-    those of the other tree are not. If the mean is SLOWER by more
-    than the slow steps add to it, the mean is the reason.
+    """Say SLOWER if HEAD's steps are slower from some step on, or at every n-th step, and the other
+    tree's are not. If the mean is SLOWER by more than the slow steps add to it, the mean is the
+    reason.
     """
     slow = of_pairs(comparison)
     if slow is None:
@@ -20,5 +22,5 @@ def rule(comparison: Comparison) -> Decision | None:
     by_mean = mean_of_pairs.rule(comparison)
     more = by_mean.status is Status.SLOWER and by_mean.low_pct > 100 * math.expm1(slow.adds)
     reason = by_mean.reason if more else REASONS[slow.kind]
-    found = mean_of_pairs.measured(comparison)
-    return found.say(Status.SLOWER, reason, p_value=slow.p_value)
+    figures = mean_of_pairs.measured(comparison)
+    return figures.say(Status.SLOWER, reason, p_value=slow.p_value)

@@ -1,14 +1,14 @@
-"""Describes a node, or runs its part of a launch: a launcher starts it once on each node.
+"""Describe a node, or run its part of a launch. A launcher starts this once on each node.
 
     srun --nodes=2 --ntasks-per-node=1 env PYTHONPATH=... \\
         python -P -m stepguard.launch.nodes.on_node \\
         describe .stepguard/shared-...
         run .stepguard/runs/.../launch-1/launch.json
 
-A part of a launch is an agent with the node's ranks. Beside it this process samples the node's GPUs
-into a file, which the first of the ranks reads after each block and brings along with its answer.
-It ends with the agent, at a signal to end, and when whoever started it here is gone; then every
-process of its part is killed, found by a token of the node's own.
+A node's part of a launch is an agent with the node's ranks. Beside it this process samples the
+node's GPUs into a file. The first of the ranks reads the file after each block and sends it with
+its answer. This process ends with the agent, at a signal, or when the process that started it is
+gone. Then all processes of the part are killed; a token of the node finds them.
 """
 
 import contextlib
@@ -45,11 +45,11 @@ from stepguard.machine.gpu.nvml import MachineError, Sampler, visible_gpus
 PACKAGES = ("torch", "triton", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 POLL_S = 0.05
 END_LIMIT_S = 5.0
-SAMPLES = "samples.jsonl"  # in the scratch folder; a poll of all GPUs a line
+SAMPLES = "samples.jsonl"  # in the scratch folder; each line is a poll of all GPUs
 
 
 def describe(proof: Path) -> None:
-    """Print what this node is. ``proof``: a file that lies where the project does."""
+    """Print what this node is. ``proof`` is a file in the project's folder."""
     rank, nodes = node_of(os.environ)
     gpus, problem, unreadable = [], "", ""
     try:
@@ -72,26 +72,26 @@ def describe(proof: Path) -> None:
 
 
 def _software() -> dict[str, str]:
-    found = {"stepguard": stepguard.__version__, "python": platform.python_version()}
+    versions = {"stepguard": stepguard.__version__, "python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def run(path: Path) -> int:
-    """Run this node's part of the launch that the file describes; return its agent's status."""
+    """Run this node's part of the launch that the file describes. Return its agent's status."""
     parent = os.getppid()
     shared = SharedLaunch.read(path)
     rank, nodes = node_of(os.environ)
     address = shared.address or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or shared.host
     part = Part(rank, nodes, address, shared.port)
     token = f"{shared.token}-{rank}" if rank else shared.token
-    # Beside pytest in a folder that it removes: this process may be killed before it does.
+    # On pytest's node in a folder that pytest removes: this process may be killed before it can.
     scratch = Path(tempfile.mkdtemp(prefix="stepguard-", dir=None if rank else shared.scratch))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave)
-    # What steers is the same on every node, or the ranks would not run the same.
+    # Variables that steer are the same on all nodes; otherwise the ranks would not run the same.
     own = {name: value for name, value in os.environ.items() if not steers(name)}
     environment = own | shared.steering | {"PYTHONPATH": shared.python_path}
     agent = None
@@ -113,8 +113,8 @@ def run(path: Path) -> int:
 
 
 def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
-    """Have the agent end its part, scratch folder and all: it does so even if this process
-    is killed meanwhile, as launchers do soon after they have asked.
+    """Ask the agent to end its part, with its scratch folder. It does so even if this process is
+    killed, as launchers do soon after they asked.
     """
     agent.send_signal(signal.SIGUSR1)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -122,8 +122,8 @@ def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
 
 
 def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
-    """Return who samples this node's GPUs; None where that is pytest, or where it cannot be done:
-    a block without samples does not count.
+    """Return the sampler of this node's GPUs. None if pytest samples them, or if they cannot be
+    sampled: a block without samples does not count.
     """
     if shared.spec.device == "cpu" or part.node == 0:
         return None
@@ -134,12 +134,12 @@ def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
 
 
 def _sample(sampler: Sampler, samples: BinaryIO) -> None:
-    if found := sampler.poll():
-        samples.write(msgspec.json.encode(found) + b"\n")
+    if sample := sampler.poll():
+        samples.write(msgspec.json.encode(sample) + b"\n")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """End through every ``finally``."""
+    """End, running every ``finally``."""
     sys.exit(128 + number)
 
 

@@ -1,10 +1,10 @@
-"""Runs a launcher command beside pytest; whatever becomes of pytest, the launcher ends in order.
+"""Run a launcher command beside pytest, and end the launcher in order, whatever happens to pytest.
 
     STEPGUARD_TOKEN=... python -m stepguard.launch.nodes.run_launcher srun --nodes=2 ...
 
-A launcher that is killed leaves what it has started on other nodes. So it is asked first (SIGTERM:
-srun and mpirun then kill what they started), when the run closes the launch as well as when the
-kernel tells that pytest is gone.
+A killed launcher leaves processes on other nodes. So it is asked to end first (SIGTERM: srun and
+mpirun then kill what they started), both when the run closes the launch and when the kernel reports
+that pytest is gone.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ ASK_LIMIT_S = 8.0
 
 
 def end_launcher(token: str, spare: int = 0) -> None:
-    """Ask all processes with the launcher's token to end, then kill what is left of them here."""
+    """Ask all processes with the launcher's token to end. Then kill those that are left here."""
     for pid in pids_by_token(token):
         if pid != spare:
             with contextlib.suppress(ProcessLookupError):
@@ -36,7 +36,7 @@ def end_launcher(token: str, spare: int = 0) -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments are; end with its status."""
+    """Run the command that the arguments are. End with its status."""
     token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
 
     def caller_died(signum: int, frame: FrameType | None) -> None:
@@ -48,7 +48,8 @@ def main() -> None:
     if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
         caller_died(signal.SIGUSR1, None)
     if os.environ.pop("STEPGUARD_STANDBY", ""):
-        # At once: nothing is imported here, and on several nodes no launch starts ahead of time.
+        # At once: this process imports nothing, and on several nodes no launch starts ahead of
+        # time.
         Path(scratch, STANDBY).touch()
         if not sys.stdin.buffer.read(1):
             caller_died(signal.SIGUSR1, None)

@@ -1,9 +1,10 @@
-"""A command that starts its argument once on each node of a job: srun, mpirun, a script.
+"""A launcher: a command that starts its argument once on each node of a job. srun, mpirun, a
+script.
 
-It is put in front of every launch of a case of several ranks and starts on_node.py, which
-finds its rank among the nodes in what the scheduler has put into the environment there. Node 0 has
-to be this host, since rank 0 talks to this process; the project has to lie on a file system that
-all nodes share. Before anything is measured every node is asked to describe itself.
+It comes before every launch of a case of several ranks, and starts on_node.py. That finds its
+node's rank in the environment that the scheduler made. Node 0 must be this host, since rank 0 talks
+to this process. The project must be on a file system that all nodes share. Before anything is
+measured, each node describes itself.
 """
 
 import contextlib
@@ -22,21 +23,23 @@ import msgspec
 
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
-from stepguard.launch import engine
+from stepguard.launch import callers_engine
 from stepguard.launch.torchrun import LaunchSpec, spawn
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.gpu.nvml import Gpu, MachineError
 
 SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
-MARK = "stepguard-node "  # before what a node prints of itself
-PORTS = range(29400, 1 << 16)  # from torchrun's own on
-KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # for who asks for any
+MARK = "stepguard-node "  # before what a node prints about itself
+PORTS = range(29400, 1 << 16)  # from torchrun's own port on
+# The ports that the kernel gives away.
+KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
-# How many processes there are, and which one this is: where a process is started on each node.
+# Variables with the number of processes and this one's rank, where a process is started on each
+# node.
 SIZE_AND_RANK = (
-    # In this order, since who started the process last knows: mpirun's processes in a SLURM job
-    # have SLURM's variables as well, and a step may have fewer nodes than its job.
+    # In this order, since the process that started this one knows best. mpirun's processes in a
+    # SLURM job also have SLURM's variables, and a step may have fewer nodes than its job.
     ("STEPGUARD_NODES", "STEPGUARD_NODE_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
@@ -45,22 +48,22 @@ SIZE_AND_RANK = (
 
 
 class LauncherError(Exception):
-    """A launcher that cannot be used; one sentence with the remedy."""
+    """A launcher that cannot be used. One sentence, with the remedy."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node as it describes itself."""
+    """A node, as it describes itself."""
 
     rank: int
-    nodes: int  # how many there are
+    nodes: int  # the number of nodes
     host: str
-    machine: str  # alike for two processes that see each other's sockets and processes
+    machine: str  # equal for two processes that see each other's sockets and processes
     shares_files: bool
     software: dict[str, str]
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""  # why its GPUs are not fit to measure on
-    unreadable: str = ""  # why that cannot be found out
+    unreadable: str = ""  # why its GPUs cannot be checked
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,9 @@ class Launcher:
     nodes: tuple[Node, ...]
 
     def per_node(self, case: Case) -> int:
-        """Return the case's ranks on each node. Raises LauncherError if nodes cannot share them."""
+        """Return the case's ranks on each node. Raises LauncherError if they cannot be shared
+        equally.
+        """
         count = len(self.nodes)
         if case.world_size % count:
             raise LauncherError(
@@ -81,7 +86,9 @@ class Launcher:
         return case.world_size // count
 
     def preflight(self) -> str:
-        """Return why GPUs of another node were not fit to measure on. Raises MachineError."""
+        """Return why GPUs of another node are not fit to measure on; else empty. Raises
+        MachineError.
+        """
         for node in self.nodes[1:]:
             if node.unreadable:
                 raise MachineError(f"{node.host}: {node.unreadable}")
@@ -91,33 +98,35 @@ class Launcher:
 
     @property
     def fewest_gpus(self) -> int:
-        """GPUs that every node has."""
+        """Return the number of GPUs that every node has."""
         return min(len(node.gpus) for node in self.nodes)
 
     def gpus(self, per_node: int) -> tuple[Gpu, ...]:
-        """Return the GPUs by rank where each node has so many ranks."""
+        """Return the GPUs by rank if each node has so many ranks."""
         return tuple(gpu for node in self.nodes for gpu in node.gpus[:per_node])
 
 
 def spread(case: Case, launcher: Launcher | None) -> Launcher | None:
-    """Return the launcher of a case of several ranks; one rank runs here, without any."""
+    """Return the launcher for a case of several ranks. A single rank runs here, without one."""
     return launcher if case.world_size > 1 else None
 
 
 def identity(case: Case, launcher: Launcher | None) -> dict[str, Any]:
-    """Return what the case's figures depend on: itself, and over how many nodes it is spread."""
+    """Return what the case's figures depend on: the case itself, and the number of its nodes."""
     shared = spread(case, launcher)
     return case.as_dict() | ({"nodes": len(shared.nodes)} if shared else {})
 
 
 def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return this node's rank and the number of nodes. Raises LauncherError if nothing tells."""
+    """Return this node's rank and the number of nodes. Raises LauncherError if no variable tells
+    them.
+    """
     for size, rank in SIZE_AND_RANK:
         if size in environment and rank in environment:
-            found = environment[rank], environment[size]
-            if not all(text.isdecimal() for text in found) or int(found[0]) >= int(found[1]):
-                raise LauncherError(f"{rank}={found[0]} is no node's rank of {size}={found[1]}")
-            return int(found[0]), int(found[1])
+            numbers = environment[rank], environment[size]
+            if not all(text.isdecimal() for text in numbers) or int(numbers[0]) >= int(numbers[1]):
+                raise LauncherError(f"{rank}={numbers[0]} is no node's rank of {size}={numbers[1]}")
+            return int(numbers[0]), int(numbers[1])
     names = ", ".join(f"{size} and {rank}" for size, rank in SIZE_AND_RANK[:3])
     raise LauncherError(
         f"the launcher sets none of {names} on {socket.gethostname()}: "
@@ -128,7 +137,7 @@ def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
 def survey(text: str, root: Path) -> Launcher:
     """Ask every node that the launcher ``text`` starts on to describe itself.
 
-    Raises LauncherError, which says what mends it, for nodes on which nothing could be measured.
+    Raises LauncherError, which says what mends it, if nothing can be measured on these nodes.
     """
     launcher = describe_nodes(text, root)
     if problem := unfit(launcher.nodes, machine_id()):
@@ -137,8 +146,8 @@ def survey(text: str, root: Path) -> Launcher:
 
 
 def describe_nodes(text: str, root: Path) -> Launcher:
-    """Ask the nodes, and return their answers as they are, by rank. Raises LauncherError if the
-    command does not run, or if none answers.
+    """Ask the nodes, and return their answers unchecked, by rank. Raises LauncherError if the
+    command does not run, or if no node answers.
     """
     try:
         command = tuple(shlex.split(text))
@@ -155,7 +164,7 @@ def describe_nodes(text: str, root: Path) -> Launcher:
         status, output, errors = _run([*command, *on_each_node("describe", proof)])
     finally:
         proof.unlink(missing_ok=True)
-    # What a launcher puts before each line, a label for one, is cut off.
+    # A launcher may put a label before each line, which is cut off.
     lines = [line.partition(MARK)[2] for line in output.splitlines() if MARK in line]
     if status or not lines:
         last = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-1]
@@ -165,15 +174,20 @@ def describe_nodes(text: str, root: Path) -> Launcher:
 
 
 def on_each_node(*arguments: object) -> list[str]:
-    """Return the command line of on_node.py. ``env``, since a launcher may not hand the
-    environment on.
+    """Return the command line of on_node.py. It uses ``env``, since a launcher may not pass on the
+    environment.
     """
-    path = f"PYTHONPATH={engine.ENGINE.parent}"
-    return ["env", path, *engine.command("stepguard.launch.nodes.on_node"), *map(str, arguments)]
+    path = f"PYTHONPATH={callers_engine.ENGINE.parent}"
+    return [
+        "env",
+        path,
+        *callers_engine.command("stepguard.launch.nodes.on_node"),
+        *map(str, arguments),
+    ]
 
 
 def _run(command: list[str]) -> tuple[int, str, str]:
-    """Run a launcher to its end; its status and what it wrote. Raises LauncherError."""
+    """Run a launcher to its end. Return its status and what it wrote. Raises LauncherError."""
     try:
         process = subprocess.Popen(
             command,
@@ -204,14 +218,14 @@ def _run(command: list[str]) -> tuple[int, str, str]:
 
 
 def machine_id() -> str:
-    """Return what is alike for two processes that see each other's sockets and processes."""
+    """Return a text that is equal for two processes that see each other's sockets and processes."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot} {os.readlink('/proc/self/ns/net')} {os.readlink('/proc/self/ns/pid')}"
 
 
 def unfit(nodes: Sequence[Node], here: str) -> str:
-    """Return why cases cannot be spread over these nodes, with the remedy, or the empty string.
-    ``here``: the machine_id() of this process.
+    """Return why cases cannot be spread over these nodes, with the remedy; empty if they can.
+    ``here`` is the machine_id() of this process.
     """
     first, count = nodes[0], nodes[0].nodes
     ranks = [node.rank for node in nodes]
@@ -242,7 +256,7 @@ def unfit(nodes: Sequence[Node], here: str) -> str:
 
 
 def unlike(nodes: Sequence[Node]) -> str:
-    """Return how a node differs from the first one where it must not, or the empty string."""
+    """Return how a node differs from the first one where it must not; empty if none does."""
     first, known = nodes[0], _facts(nodes[0])
     for node in nodes[1:]:
         mine = _facts(node)
@@ -263,28 +277,28 @@ def _facts(node: Node) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SharedLaunch:
-    """Tells every node of a launch what it has to know, by a file in the launch's folder."""
+    """What every node of a launch has to know, as a file in the launch's folder."""
 
     spec: LaunchSpec
     token: str
-    address: str  # of this host, if the user says it
-    host: str  # its name, for where the scheduler does not say it either
+    address: str  # of this host, if the user gives it
+    host: str  # its name, if the scheduler gives no address either
     scratch: Path  # a folder of this host that is removed at the end
     port: int  # where node 0's agent lets the others join
-    steering: dict[str, str]  # the variables that steer, as they are here
+    steering: dict[str, str]  # the variables that steer, as on this host
     python_path: str  # the caller's own
 
     FILE = "launch.json"
 
     def write(self) -> Path:
-        """Leave it for all nodes."""
+        """Write the file for all nodes."""
         path = self.spec.folder / self.FILE
         path.write_bytes(msgspec.json.encode(self, enc_hook=str))
         return path
 
     @classmethod
     def read(cls, path: Path) -> "SharedLaunch":
-        """Return what write() left."""
+        """Return what write() wrote."""
         return msgspec.json.decode(
             path.read_bytes(), type=cls, dec_hook=lambda kind, value: kind(value)
         )
@@ -293,10 +307,10 @@ class SharedLaunch:
 def start(
     spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Start the launcher on a launch, under run_launcher.py, which ends it if we die."""
+    """Start the launcher on a launch, under run_launcher.py, which ends it if this process dies."""
     theirs = environment.get("PYTHONPATH", "")
     shared = SharedLaunch(
-        spec=replace(spec, standby=False),  # that is the supervisor's to heed
+        spec=replace(spec, standby=False),  # the supervisor handles standby
         token=token,
         address=environment.get(ADDRESS, ""),
         host=socket.gethostname(),
@@ -311,18 +325,18 @@ def start(
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),
         "STEPGUARD_STANDBY": "1" if spec.standby else "",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(engine.ENGINE.parent), theirs])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(callers_engine.ENGINE.parent), theirs])),
     }
-    supervisor = [*engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
+    supervisor = [*callers_engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
     return spawn(command, spec, own, spec.folder / "launcher.log")
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on. Every node has to know it seconds before node 0 does:
-    until then the kernel must give it to no other process either, which asks for any port.
+    """Return a free port. Every node must know it seconds before node 0 listens on it, so it is
+    outside of the range from which the kernel gives ports away.
     """
-    low, high = 32768, 60999  # Linux' own default, for who does not show what is set
+    low, high = 32768, 60999  # Linux' default, if the range cannot be read
     with contextlib.suppress(OSError):
         low, high = map(int, KERNELS_PORTS.read_text().split())
     others = [port for port in PORTS if not low <= port <= high]
@@ -333,5 +347,5 @@ def free_port() -> int:
 
 
 def launcher_token(token: str) -> str:
-    """Return the token of the launcher's own processes, which have to be ended before the ranks."""
+    """Return the token of the launcher's own processes, which must end before the ranks."""
     return f"{token}-launcher"

@@ -8,7 +8,7 @@ from pathlib import Path
 from stepguard.core.text import listed, meant, revision, short_hash
 from stepguard.machine.git.revision import complaint, git, run_git
 
-# Where the main branch is looked for, in this order.
+# Names of the main branch, tried in this order.
 MAIN = (
     "refs/remotes/origin/HEAD",
     "refs/remotes/origin/main",
@@ -19,37 +19,37 @@ DEEPEN = "git fetch --unshallow (in CI: fetch-depth: 0)"
 
 
 class TreeError(Exception):
-    """A revision's tree cannot be had; one sentence: what, the value, and what mends it."""
+    """A revision's tree is not available. One sentence: what, the value, and what mends it."""
 
 
 @dataclass(frozen=True)
 class Named:
-    """A revision of the repository that a folder lies in."""
+    """A revision of the repository that contains a folder."""
 
-    rev: str  # as it was asked for
-    commit: str  # in full
+    rev: str  # as given
+    commit: str  # the full hash
     top: Path  # the repository's folder
-    below: str  # the folder that was asked from, relative to it; empty at the top
+    below: str  # the folder itself, relative to the repository's; empty at the top
 
     @property
     def shown(self) -> str:
-        """``main (4f2a91c0d3e7)``."""
+        """Return ``main (4f2a91c0d3e7)``."""
         return revision(self.rev, self.commit)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Names the commit that a slowdown is judged against, or none, and ``how`` it was chosen."""
+    """The commit that a slowdown is judged against, if there is one, and ``how`` it was chosen."""
 
-    commit: str  # in full; empty if there is none
+    commit: str  # the full hash; empty if there is none
     how: str
-    own: bool = False  # whether it is the recording's own, and not one in its place
+    own: bool = False  # it is the recording's own commit, not one in its place
 
 
 def resolve(root: Path, rev: str) -> Named:
     """Return the commit that ``rev`` names: a branch, a remote's branch, a tag, a hash, ``HEAD~2``.
 
-    Raises TreeError where there is no git, no repository, no such revision, or more than one.
+    Raises TreeError if there is no git, no repository, no such revision, or more than one.
     """
     top, below = _repository(root)
     _refuse_two_meanings(root, rev)
@@ -61,23 +61,25 @@ def resolve(root: Path, rev: str) -> Named:
 
 @dataclass(frozen=True)
 class Main:
-    """The branch that a tree is merged into, and the last commit that both have."""
+    """The branch that a tree will be merged into, and the last commit that both have."""
 
-    name: str  # as git shows it
-    tip: str  # in full, like the base
+    name: str  # the name as git shows it
+    tip: str  # the full hash, as for the base
     base: str
 
 
 def main_branch(root: Path, rev: str = "") -> Main:
-    """Return the branch that HEAD is to be merged into: ``rev``, or the main branch.
+    """Return the branch that HEAD will be merged into: ``rev``, or else the main branch.
 
-    Raises TreeError where none is known, or HEAD has no commit in common with it.
+    Raises TreeError if none is known, or if HEAD shares no commit with it.
     """
     if rev:
         named = resolve(root, rev)
         name, tip = named.shown, named.commit
     else:
-        name, tip = next(((ref, found) for ref in MAIN if (found := _commit(root, ref))), ("", ""))
+        name, tip = next(
+            ((ref, commit) for ref in MAIN if (commit := _commit(root, ref))), ("", "")
+        )
         name = name.removeprefix("refs/remotes/").removeprefix("refs/heads/")
     if not tip:
         raise TreeError("no main branch is known: git fetch origin main")
@@ -89,8 +91,8 @@ def main_branch(root: Path, rev: str = "") -> Main:
 
 
 def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
-    """Return the text of every JSON file that a folder of the repository had at a commit, by its
-    path below the folder. Raises TreeError if the folder is not the repository's, or git fails.
+    """Return the text of each JSON file that a folder of the repository had at a commit, by its
+    path below the folder. Raises TreeError if the folder is not in the repository, or git fails.
     """
     top, _ = _repository(root)
     inside, own = folder.resolve(), top.resolve()
@@ -104,22 +106,24 @@ def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
     )
     if listed is None:
         raise TreeError(f"git cannot list {below} at {short_hash(commit)}: git fsck")
-    found = {}
+    texts = {}
     for path in filter(None, listed.split("\0")):
         if path.endswith(".json"):
             text = git(top, "cat-file", "blob", f"{commit}:{path}")
             if text is None:
                 raise TreeError(f"git cannot read {path} at {short_hash(commit)}: {DEEPEN}")
-            found[path.removeprefix(f"{below}/")] = text
-    return found
+            texts[path.removeprefix(f"{below}/")] = text
+    return texts
 
 
 def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
-    """Choose what to measure beside HEAD when a recording of the commit ``recorded`` says SLOWER.
+    """Choose the commit to measure beside HEAD if a recording of the commit ``recorded`` says
+    SLOWER.
 
-    The recording's own commit, if HEAD and the main branch (``rev``, where it is named) both have
-    it: one of this branch alone may be as slow as HEAD, and prove nothing. After a squash, or in a
-    shallow clone, the merge base of the two; HEAD itself would prove nothing either.
+    It is the recording's own commit if HEAD and the main branch (or ``rev``) both have it. A commit
+    that only this branch has may be as slow as HEAD, and would prove nothing. After a squash, or in
+    a shallow clone, it is the merge base of the two. It is never HEAD itself, which would prove
+    nothing either.
     """
     head = _commit(root, "HEAD")
     if not head:
@@ -147,8 +151,8 @@ def _unusable(recorded: str) -> str:
 
 
 def known_commit(root: Path, text: str) -> str:
-    """Return the commit with this hash in full; empty if the repository has none. A name, HEAD for
-    one, is no hash: it would be another commit tomorrow.
+    """Return the full hash of a commit; empty if the repository has none with this hash. A name
+    such as HEAD is not accepted, since it means another commit tomorrow.
     """
     return _commit(root, text) if re.fullmatch(r"[0-9a-f]{7,64}", text) else ""
 
@@ -159,8 +163,8 @@ def has_commit(root: Path, tip: str, commit: str) -> bool:
 
 
 def left_behind(root: Path, rev: str, commit: str) -> str:
-    """Return a sentence where HEAD lacks commits of another revision, as a branch does whose main
-    went on; empty where it has them all, or nothing in common.
+    """Return a sentence if HEAD lacks commits of another revision, for example because main went
+    on. Empty if it has them all, or if the two share nothing.
     """
     both = (git(root, "merge-base", "HEAD", commit) or "").strip()
     if both in ("", commit):
@@ -181,35 +185,39 @@ def _repository(root: Path) -> tuple[Path, str]:
     prefix = git(root, "rev-parse", "--show-prefix")
     if done.returncode != 0 or prefix is None:
         raise TreeError(f"git refuses the repository of {root}: {complaint(done.stderr)}")
-    # Only the newline goes: a folder's name may end in a blank.
+    # Only the line break is removed: a folder's name may end in a blank.
     return Path(done.stdout.removesuffix("\n")), prefix.removesuffix("\n").rstrip("/")
 
 
 def _commit(root: Path, name: str) -> str:
-    """Return the hash in full; empty if the repository has no such commit."""
+    """Return the full hash; empty if the repository has no such commit."""
     if not name or name.startswith("-"):  # git would take it for an option
         return ""
     return (git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
 
 
 def _refuse_two_meanings(root: Path, rev: str) -> None:
-    """Raise TreeError for the name of a tag and a branch that are not the same commit: git would
-    take the tag, which may be of the branch that is judged.
+    """Raise TreeError if the name is that of a tag and of a branch with another commit. git would
+    take the tag, which may belong to the branch that is judged.
     """
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
-    found = {ref: commit for ref in refs if (commit := _commit(root, ref))}
-    if len(set(found.values())) > 1:
-        raise TreeError(f"{name!r} has several meanings: say {' or '.join(found)}")
+    commits = {ref: commit for ref in refs if (commit := _commit(root, ref))}
+    if len(set(commits.values())) > 1:
+        raise TreeError(f"{name!r} has several meanings: say {' or '.join(commits)}")
 
 
 def _branch_of_a_remote(root: Path, rev: str) -> str:
     remotes = (git(root, "remote") or "").split("\n")
-    found = {f"{remote}/{rev}": _commit(root, f"refs/remotes/{remote}/{rev}") for remote in remotes}
-    found = {name: commit for name, commit in found.items() if commit}
-    if len(set(found.values())) > 1:
-        raise TreeError(f"{rev!r} is a branch of several remotes: say {' or '.join(sorted(found))}")
-    return next(iter(found.values()), "")
+    branches = {
+        f"{remote}/{rev}": _commit(root, f"refs/remotes/{remote}/{rev}") for remote in remotes
+    }
+    branches = {name: commit for name, commit in branches.items() if commit}
+    if len(set(branches.values())) > 1:
+        raise TreeError(
+            f"{rev!r} is a branch of several remotes: say {' or '.join(sorted(branches))}"
+        )
+    return next(iter(branches.values()), "")
 
 
 def _unknown(root: Path, rev: str, top: Path) -> str:
@@ -218,10 +226,10 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
     if not known and not _commit(root, "HEAD"):
         return f"{top} has no commit yet, so no revision {rev!r}: git commit"
     names = dict.fromkeys([*known, *(name.partition("/")[2] for name in known)])
-    # A repository whose main branch has another name than the one that a page says.
+    # The repository's main branch may have another name than the page says.
     hint = meant(rev, filter(None, names)) or (f" (it has: {listed(known, 5)})" if known else "")
     start = re.split("[~^]", rev)[0]
-    # Of "HEAD~3" the name is right, and the commit is not there.
+    # In "HEAD~3" the name is right, but the commit does not exist.
     if start != rev and _commit(root, start):
         hint = ""
     if is_shallow(root):
@@ -230,5 +238,7 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
 
 
 def is_shallow(root: Path) -> bool:
-    """Tell whether a clone lacks older commits, so that git may take one of main for a branch's."""
+    """Tell whether a clone lacks older commits. git may then take one of main's commits for the
+    branch's.
+    """
     return (git(root, "rev-parse", "--is-shallow-repository") or "").strip() == "true"

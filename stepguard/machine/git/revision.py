@@ -12,22 +12,21 @@ from pathlib import Path
 
 GIT_LIMIT_S = 30
 _NOT_TAKEN = (
-    # What git sets inside a hook, for one, and obeys before -C.
+    # git sets these inside a hook, for example, and obeys them before -C.
     "GIT_DIR",
     "GIT_COMMON_DIR",
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
     "GIT_OBJECT_DIRECTORY",
-    # What would read our patterns, or the attributes of files, in another way.
+    # With these git would read our patterns, or the attributes of files, differently.
     "GIT_LITERAL_PATHSPECS",
     "GIT_GLOB_PATHSPECS",
     "GIT_NOGLOB_PATHSPECS",
     "GIT_ICASE_PATHSPECS",
     "GIT_ATTR_SOURCE",
 )
-# Which files changed git sees itself: a monitor that died says that none did, and by its size and
-# mtime alone an edit can look like none.
-# A file that orders what it prints may be missing, which is an error.
+# git must look at the files itself: a monitor that died reports no changes, and an edit may keep a
+# file's size and mtime. A missing order file would be an error.
 _SETTINGS = (
     "core.fsmonitor=false",
     "core.trustctime=true",
@@ -35,7 +34,7 @@ _SETTINGS = (
     f"diff.orderFile={os.devnull}",
 )
 _ENVIRONMENT = {
-    "LC_ALL": "C",  # callers look for words in what git says, which it would translate
+    "LC_ALL": "C",  # callers look for words that git would translate
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_GRAFT_FILE": os.devnull,
@@ -44,28 +43,29 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Revision:
-    """Names a tree's commit; ``dirty`` lists what differs from it outside baselines/."""
+    """A tree's commit. ``dirty`` lists the files outside baselines/ that differ from it."""
 
     commit: str = ""
     dirty: tuple[str, ...] = ()
-    # Of all files: another value says that one was written again, with what it held or not.
+    # Of all files. If it changes, a file was written, even with the same content.
     state: str = field(default="", compare=False)
 
 
 def complaint(stderr: str) -> str:
-    """Return what git complained of, in one line, without its hints."""
+    """Return git's complaint in one line, without its hints."""
     lines = [line for line in stderr.splitlines() if not line.startswith("hint: ")]
     return " ".join(" ".join(lines).split()) or "git does not say why"
 
 
 def no_commit(root: Path) -> str:
-    """Return why a tree belongs to no commit, and the command that mends it; empty if it does."""
+    """Return why a tree has no commit, and the command that mends it; empty if it has one."""
     if shutil.which("git") is None:
         return "git is not on PATH: install it"
     inside = run_git(root, "rev-parse", "--is-inside-work-tree")
     if inside is None or "not a git repository" in inside.stderr:
         return f"{root} is in no git repository: git init && git add -A && git commit -m 'Begin'"
-    if inside.returncode:  # of another user's, in a container say: git's answer has the command
+    # Another user's repository, as in a container; git's answer has the command.
+    if inside.returncode:
         return f"git refuses the repository of {root}: {complaint(inside.stderr)}"
     if git(root, "rev-parse", "--verify", "HEAD") is None:
         return "the repository has no commit yet: git add -A && git commit -m 'Begin'"
@@ -73,19 +73,19 @@ def no_commit(root: Path) -> str:
 
 
 def current(root: Path, baselines: Path | None) -> Revision:
-    """Return the revision of ``root``; an empty one where there is no repository or no git.
+    """Return the revision of ``root``; an empty one if there is no repository or no git.
 
-    The files of ``baselines`` may differ from the commit; without a folder they may not, either.
+    Files of ``baselines`` may differ from the commit; if it is None, no file may.
     """
     commit = git(root, "rev-parse", "HEAD")
     if not commit:
         return Revision()
     commit, folder = commit.strip(), git(root, "rev-parse", "--show-toplevel")
-    # A rename would be two entries. What the others list, a configuration may hide; and a folder
-    # in place of its files would not show which of them are baselines.
+    # A rename would be two entries. A configuration may hide untracked files and submodules. A
+    # folder listed in place of its files would not show which of them are baselines.
     asked = ("--no-renames", "--untracked-files=all", "--ignore-submodules=none")
     status = git(root, "status", "--porcelain", "-z", *asked)
-    if folder is None or status is None:  # not known to be clean
+    if folder is None or status is None:  # it is not known to be clean
         return Revision(commit, ("git status failed",))
     top = Path(folder.removesuffix("\n"))
     paths = [entry[3:] for entry in status.split("\0") if entry]
@@ -97,8 +97,8 @@ def current(root: Path, baselines: Path | None) -> Revision:
 
 
 def _unwatched(top: Path) -> list[str]:
-    """Return the files that git does not look at (assume-unchanged, skip-worktree): nobody knows
-    what is in them, or that they are gone. Those that a sparse checkout leaves out are no change.
+    """Return the files that git does not look at (assume-unchanged, skip-worktree): they may have
+    changed, or be gone. Files that a sparse checkout leaves out are not among them.
     """
     listed = (git(top, "ls-files", "-v", "-z") or "").split("\0")
     marked = [line[2:] for line in listed if line[:1] == "S" or line[:1].islower()]
@@ -108,30 +108,31 @@ def _unwatched(top: Path) -> list[str]:
 
 
 def _state(top: Path, paths: Collection[str]) -> str:
-    """Return a digest of sizes, times and places of these files: another commit that was checked
-    out for a while, and the first one again, leave the same content and other times.
+    """Return a digest of the sizes, times and inodes of these files. It changes even if another
+    commit was checked out for a while and the first one restored: the content is then the same, the
+    times are not.
 
-    A tool may rewrite a file and restore its mtime; its ctime it cannot.
+    A tool can restore a file's mtime, but not its ctime.
     """
     digest = hashlib.sha256()
     for path in sorted(paths):
         with contextlib.suppress(OSError):
-            found = (top / path).lstat()
-            entry = (path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+            status = (top / path).lstat()
+            entry = (path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
             digest.update("\0".join(map(str, entry)).encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()
 
 
 def is_tracked(path: Path) -> bool:
-    """Tell whether git has a file of that name in its index, whatever is in the file now."""
+    """Tell whether git has a file of that name in its index, whatever the file holds now."""
     return bool(git(path.parent, "ls-files", "--", path.name))
 
 
 def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
-    """Return the files whose content is in no commit: git ignores them, or has a link alone."""
+    """Return the files whose content is in no commit: git ignores them, or knows only a link."""
     if not paths:
         return []
-    # A submodule's are in the commit that names it, as a whole: another one there is a change.
+    # The commit of a submodule is part of the commit that names it: another one is a change.
     listed = git(root, "ls-files", "-z", "--recurse-submodules", "--", *map(str, paths))
     known = (listed or "").split("\0")
     there = {(root / path).resolve() for path in known if path}
@@ -139,8 +140,8 @@ def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
 
 
 def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None:
-    """Return the files, but baselines, in which the tree at ``top`` differs from a commit, those in
-    no commit included, as git names them; None where git does not say.
+    """Return the files, without baselines, in which the tree at ``top`` differs from a commit, as
+    git names them. Files in no commit count, too. None if git does not say.
     """
     changed = git(
         top, "diff", "--name-only", "-z", "--no-renames", "--ignore-submodules=none", commit, "--"
@@ -152,21 +153,23 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
     return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
 
 
-def same_files(root: Path, one: str, other: str) -> bool:
-    """Tell whether two commits, named by their hashes, have the same files, whatever their messages
-    and parents say; False where git does not know one of them. A file of the tree itself may name
-    HEAD, and never HEAD's hash, which follows from it.
+def same_files(root: Path, commit: str, other: str) -> bool:
+    """Tell whether two commits, given by their hashes, have the same files. Messages and parents do
+    not matter. False if git does not know one of them. Names are not accepted: a file of the tree
+    could name HEAD, but cannot contain HEAD's hash, which depends on the file.
     """
 
-    def files(commit: str) -> str | None:
-        is_hash = re.fullmatch(r"[0-9a-f]{40,64}", commit)
-        return git(root, "rev-parse", "--verify", f"{commit}^{{tree}}") if is_hash else None
+    def files(rev: str) -> str | None:
+        is_hash = re.fullmatch(r"[0-9a-f]{40,64}", rev)
+        return git(root, "rev-parse", "--verify", f"{rev}^{{tree}}") if is_hash else None
 
-    return one == other or (files(one) or "no commit") == files(other)
+    return commit == other or (files(commit) or "no commit") == files(other)
 
 
 def _is_baseline(path: Path, baselines: Path | None) -> bool:
-    """Accept only the files themselves: --perf-baselines=. must not excuse the whole tree."""
+    """Accept only the baseline files themselves: --perf-baselines=. must not excuse the whole
+    tree.
+    """
     if baselines is None:
         return False
     return path.suffix == ".json" and path.parent.resolve() == baselines.resolve()
@@ -183,9 +186,9 @@ def run_git(
 ) -> "subprocess.CompletedProcess[str] | None":
     """Run git in ``root`` to its end; None without git, or if it takes more than ``limit_s``.
 
-    The environment must not point it to another repository, it asks nobody for a password, and it
-    has a session of its own: a Ctrl-C at the terminal is ours to handle. Commits are what their
-    hashes say: no replacements, no grafts.
+    The environment cannot point it to another repository. It never asks for a password. It has a
+    session of its own, so that a Ctrl-C at the terminal is ours to handle. Replacements and grafts
+    are ignored: commits are what their hashes say.
     """
     own = {key: value for key, value in os.environ.items() if key not in _NOT_TAKEN}
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]

@@ -10,9 +10,10 @@ from stepguard.core.text import short_hash
 from stepguard.machine.git.resolve import DEEPEN, MAIN, TreeError, is_shallow
 from stepguard.machine.git.revision import git
 
-# A line that is meant as one, wherever it is in a message: GitHub's squash moves it to the middle.
+# A line that is meant as a trailer, wherever it is in a message: GitHub's squash moves it to the
+# middle.
 _MEANT = re.compile(rf"^{KEY}:(.*)", re.IGNORECASE | re.MULTILINE)
-# As git revert writes it; with --reference the hash is a short one.
+# As git revert writes it. With --reference the hash is short.
 _REVERTS = re.compile(r"^This reverts commit ([0-9a-f]{7,64})\b", re.MULTILINE)
 _TRAILERS = f"%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)"
 _FORMAT = f"%H%x00%an%x00{_TRAILERS}%x00%B%x00%x02"
@@ -29,25 +30,25 @@ def trailers(
     cases: Collection[str] | None = None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Permission]:
-    """Return what the trailers of the commits ``base..head`` permit, the newest first. The trailers
-    of a commit that another one of the range reverts do not count, unless that is reverted, too.
+    """Return what the trailers of the commits ``base..head`` permit, newest first. Trailers of a
+    reverted commit do not count, unless the revert is reverted, too.
 
-    A line is wrong if it is malformed, of an unknown metric, of a case that is not among ``cases``
-    (None: any), or if it is in no trailer's place. Raises TreeError, with the commit, the line and
-    the right form, for one of a commit that the main branch lacks. Of the main branch's own, which
-    nobody can amend, it is a ``notice``, and a line in another place permits what it says.
+    A line is wrong if it is malformed, names an unknown metric, names a case that is not among
+    ``cases`` (None: any), or is not in a trailer's place. If the main branch lacks the commit, this
+    raises TreeError with the commit, the line and the right form. A commit of the main branch
+    cannot be amended any more: its wrong lines give a ``notice``, and lines in another place count.
 
-    Raises TreeError, too, where the range or a message cannot be read: in a shallow clone commits
-    of the base's own past may seem to be in it.
+    Also raises TreeError if the range or a message cannot be read. In a shallow clone the range may
+    seem to contain older commits of the base.
     """
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
     commits = f"{short_hash(base)}..{short_hash(head)}"
     if text is None:
         raise TreeError(f"the commits {commits} cannot be read for {KEY}")
     own = _not_on_main(root, base, head)
-    found, reverted = [], list[str]()
+    permissions, reverted = [], list[str]()
     for entry in filter(str.strip, text.split("\x02")):
-        # What separates values and commits here a message may hold as well, where nobody sees it.
+        # A message may contain, unseen, the characters that separate values and commits here.
         fields = entry.lstrip("\n").split("\x00")
         if len(fields) != _FIELDS or "\x01" in fields[3]:
             raise TreeError(
@@ -63,17 +64,17 @@ def trailers(
                 notice(f"{wrong}; main has it")
             declared += permitted
         if not any(map(commit.startswith, reverted)):
-            found += declared
+            permissions += declared
             reverted += _REVERTS.findall(message)
-    if found and is_shallow(root):
-        named = f"commit {short_hash(found[0].commit)} has the trailer {KEY}"
+    if permissions and is_shallow(root):
+        named = f"commit {short_hash(permissions[0].commit)} has the trailer {KEY}"
         raise TreeError(f"{named}, and a shallow clone cannot tell if it is of the range: {DEEPEN}")
-    return found
+    return permissions
 
 
 def _not_on_main(root: Path, base: str, head: str) -> set[str]:
-    """Return the commits ``base..head`` that the main branch lacks: that of a remote, since those
-    of one's own main can be amended.
+    """Return the commits ``base..head`` that the main branch lacks. The remote's main branch
+    counts, since commits of a local one can be amended.
     """
     for main in (f"^{ref}" for ref in MAIN if ref.startswith("refs/remotes/")):
         if (text := git(root, "rev-list", f"{base}..{head}", main, "--")) is not None:
@@ -82,12 +83,13 @@ def _not_on_main(root: Path, base: str, head: str) -> set[str]:
 
 
 def _lines(values: str, message: str) -> list[tuple[str, bool]]:
-    """Return the values of a message's lines, each with whether it is a trailer to git."""
+    """Return the values of a message's lines, each with whether git takes it for a trailer."""
     known = [value.strip() for value in values.split("\x01") if value.strip()]
     meant = [value.strip() for value in _MEANT.findall(message)]
-    # The first line of a folded one is less than git's value; one without a value is none to git.
-    others = [one for one in meant if not one or not any(v.startswith(one) for v in known)]
-    # Of lines that say the same as a trailer the first is not in its place.
+    # git joins a folded line, so that its first line is only a part of git's value. A line without
+    # a value is no trailer to git.
+    others = [line for line in meant if not line or not any(v.startswith(line) for v in known)]
+    # If a line repeats a trailer, the first of the two is not in a trailer's place.
     others = others or meant[: max(0, len(meant) - len(known))]
     return [*((value, True) for value in known), *((value, False) for value in others)]
 
@@ -96,24 +98,24 @@ def _read(
     value: str, in_place: bool, commit: str, author: str, cases: Collection[str] | None
 ) -> tuple[list[Permission], str]:
     """Return what a line permits, and what is wrong with it."""
-    found, wrong = [], "" if in_place else _NO_TRAILER
+    permissions, wrong = [], "" if in_place else _NO_TRAILER
     try:
-        found = [parse(value, commit, author)]
-        if cases is not None and found[0].case not in cases:
+        permissions = [parse(value, commit, author)]
+        if cases is not None and permissions[0].case not in cases:
             there = ", ".join(sorted(cases)) or "none"
-            found, wrong = [], f"there is no case {found[0].case!r}; cases: {there}"
+            permissions, wrong = [], f"there is no case {permissions[0].case!r}; cases: {there}"
     except ValueError as error:
         wrong = str(error)
     line = f"{KEY}: {value}"
-    return found, f"commit {short_hash(commit)} says {line!r}: {wrong}" if wrong else ""
+    return permissions, f"commit {short_hash(commit)} says {line!r}: {wrong}" if wrong else ""
 
 
 def parse(value: str, commit: str, author: str) -> Permission:
-    """Return the permission of a trailer's value. Raises ValueError saying what is wrong."""
+    """Return the permission in a trailer's value. Raises ValueError that says what is wrong."""
     parts = _VALUE.fullmatch(value.strip())
     if parts is None:
         raise ValueError("not of that form, or without a reason")
-    # Whoever approves the change reads it, in a terminal or a comment.
+    # Whoever approves the change reads it in a terminal or a comment.
     if not parts["reason"].isprintable() or not any(map(str.isalnum, parts["reason"])):
         raise ValueError("its reason is no line of words")
     if parts["metric"] not in GATEABLE:

@@ -1,11 +1,11 @@
-"""Checks out the tree of another revision beside this one for as long as it is measured.
+"""Check out another revision's tree beside this one, for as long as it is measured.
 
-.stepguard/trees/4f2a91c0d3e7-1b6c/         a worktree of git's, detached at the revision
-.stepguard/trees/4f2a91c0d3e7-1b6c.lock     held with flock by the process that uses it
-.stepguard/trees/lock                       held while trees are claimed and given up
+    .stepguard/trees/4f2a91c0d3e7-1b6c/       a worktree of git's, detached at the revision
+    .stepguard/trees/4f2a91c0d3e7-1b6c.lock   locked by flock by the process that uses it
+    .stepguard/trees/lock                     locked while trees are claimed and given up
 
-A process that dies lets go of its lock, however it dies, and the next one removes its tree. Only
-what git knows is in such a tree: files that are ignored, or not added, are not there.
+The kernel releases a process' lock however it dies, and the next process removes its tree. Such a
+tree has only what git knows: ignored and untracked files are missing.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from stepguard.machine.git.resolve import Named, TreeError, resolve
 from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, run_git
 from stepguard.machine.lifeline import interrupts_deferred
 
-FOLDER = ".stepguard"  # of all that is kept in a checkout: trees, runs, caches
+FOLDER = ".stepguard"  # contains all that is kept in a checkout: trees, runs, caches
 CHECKOUT_LIMIT_S = 600.0
 LOCK_LIMIT_S = 60.0
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 COLLISION_PAUSES_S = (0.05, 0.2, 1.0)
-# The last worktree that is removed takes the folder of all entries with it.
+# When the last worktree is removed, the folder of all entries goes, too.
 _COLLIDED = re.compile(
     r"(failed to read|Invalid path) .*worktrees/"
     r"|could not create directory of .*worktrees/.*No such file"
 )
-# A hook or a submodule is not what was asked for, and might outlive us.
+# Hooks and submodules are not asked for, and might outlive this process.
 PLAIN = ("core.hooksPath=/dev/null", "submodule.recurse=false")
 
 Notice = Callable[[str], None]
@@ -47,20 +47,19 @@ Notice = Callable[[str], None]
 class Tree:
     """Another revision, checked out."""
 
-    rev: str  # as it was asked for
-    commit: str  # in full
-    root: Path  # what corresponds to the caller's root: launch from here
-    top: Path  # the whole checkout, of which root may be a folder
+    rev: str  # as given
+    commit: str  # the full hash
+    root: Path  # corresponds to the caller's root: launches start here
+    top: Path  # the whole checkout, which contains root
     base: Path  # the caller's own repository
 
 
 @contextlib.contextmanager
 def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterator[Tree]:
-    """Check out the tree of ``rev`` beside ``root``; it is gone at the end, however that comes.
+    """Check out the tree of ``rev`` beside ``root``. It is removed at the end, whatever happens.
 
-    ``notice`` takes a sentence on what a killed run had left and was removed, and on what could not
-    be removed.
-    Raises TreeError.
+    ``notice`` gets a sentence on what a killed run had left and was removed, and on what could not
+    be removed. Raises TreeError.
     """
     named = resolve(root, rev)
     folder = root.resolve() / FOLDER / "trees"
@@ -85,7 +84,7 @@ def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterato
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from claiming and giving up trees meanwhile."""
+    """Keep other processes from claiming or giving up trees."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         keep_out_of_git(folder.parent)
@@ -110,7 +109,7 @@ def _not_made(path: Path, error: OSError) -> str:
 
 
 def _locked(file: TextIO) -> bool:
-    """Take the lock unless somebody has it."""
+    """Take the lock, unless somebody has it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,7 +118,9 @@ def _locked(file: TextIO) -> bool:
 
 
 def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
-    """Choose a name for a tree; return its path and its lock, held until the file is closed."""
+    """Choose a name for a tree. Return its path and its lock, which lasts until the file is
+    closed.
+    """
     path = folder / f"{short_hash(named.commit)}-{secrets.token_hex(4)}"
     try:
         lock = path.with_suffix(".lock").open("x")
@@ -127,13 +128,13 @@ def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
         lock.flush()
     except OSError as error:
         raise TreeError(_not_made(path, error)) from None
-    # Nobody can be first: the file is new, and others look for orphans under _alone() only.
+    # This always succeeds: the file is new, and others look for orphans only under _alone().
     _locked(lock)
     return path, lock
 
 
 def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
-    """Remove what nobody holds any more."""
+    """Remove trees that no process has locked."""
     for path in sorted(folder.glob("*.lock")):
         try:
             with path.open() as lock:
@@ -153,8 +154,8 @@ def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
 
 
 def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, notice: Notice) -> None:
-    """Remove the tree and its lock; what is left after all is the next run's to remove."""
-    # Still locked meanwhile, so that no other run takes it for an orphan.
+    """Remove the tree and its lock. If something remains, the next run removes it."""
+    # The lock is kept until the tree is removed, so that no other run takes it for an orphan.
     problem = _remove(root, path)
     with lock:
         try:
@@ -169,14 +170,14 @@ def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, notice: Notice)
 
 
 def _remove(root: Path, path: Path) -> str:
-    """Remove a tree, and its entry in the repository; a sentence if it cannot be.
+    """Remove a tree and its entry in the repository. Return a sentence if that fails.
 
-    Not by ``git worktree prune``: that would forget other worktrees too, if their disk is not
-    mounted at the moment. Twice --force, since git leaves an entry locked if it dies meanwhile.
+    ``git worktree prune`` is not used: it would also forget other worktrees whose disk is not
+    mounted. --force is given twice, since git leaves an entry locked if it dies.
     """
     try:
         for parent, folders, _ in os.walk(path):
-            for name in folders:  # a workload may have taken its own folder's rights away
+            for name in folders:  # a workload may have removed its own folder's rights
                 if not os.path.islink(inner := os.path.join(parent, name)):
                     os.chmod(inner, 0o700)
         with contextlib.suppress(FileNotFoundError):
@@ -193,8 +194,8 @@ def _remove(root: Path, path: Path) -> str:
 def _worktree(
     root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Run git worktree, again while it trips over an entry that another process is just writing or
-    removing: git reads all of them, and locks none.
+    """Run git worktree. Repeat it if it trips over an entry that another process is writing or
+    removing: git reads all entries, and locks none.
     """
     plain = [part for setting in PLAIN for part in ("-c", setting)]
     for pause_s in (*COLLISION_PAUSES_S, None):
@@ -221,10 +222,10 @@ def _check_out(named: Named, path: Path) -> None:
 
 
 def _check_complete(named: Named, path: Path) -> None:
-    """Raise TreeError if the caller's tree has what this one lacks: submodules, git-lfs files, and
-    what an absolute link has the caller's file for.
+    """Raise TreeError if this tree lacks what the caller's tree has: submodules, git-lfs files, and
+    targets of absolute links into the caller's tree.
 
-    Without them it could be other work, quietly. Where both trees lack them, they are alike.
+    Without them the step could silently do other work. If both trees lack them, they are alike.
     """
     listed = _files(path, "--stage")
     modules = _of_mode("160000", listed)
@@ -255,15 +256,17 @@ def _of_mode(mode: str, listed: Sequence[str]) -> list[str]:
 
 
 def _leads_back(link: Path, top: Path) -> bool:
-    """Tell whether a link of another revision's tree ends in the tree at ``top``."""
-    if not link.is_symlink():  # a file that holds the path: core.symlinks=false
+    """Tell whether a link in another revision's tree ends in the tree at ``top``."""
+    if not link.is_symlink():  # with core.symlinks=false a file holds the path
         return False
     target, own = os.readlink(link), os.path.realpath(top)
     return os.path.isabs(target) and Path(os.path.realpath(target)).is_relative_to(own)
 
 
 def _files(path: Path, *arguments: str) -> list[str]:
-    """Return what git lists of a tree. Raises TreeError if it cannot: that is not an empty list."""
+    """Return what git lists of a tree. Raises TreeError if git fails, since that is no empty
+    list.
+    """
     done = run_git(path, "ls-files", "-z", *arguments, limit_s=CHECKOUT_LIMIT_S)
     if done is None or done.returncode != 0:
         why = complaint(done.stderr) if done else "no answer"
@@ -280,8 +283,8 @@ def _is_pointer(path: Path) -> bool:
 
 
 def keep_out_of_git(folder: Path) -> None:
-    """Make git ignore a folder that is there: what is kept in it must not dirty the tree."""
+    """Make git ignore an existing folder, so that its content does not make the tree dirty."""
     path, text = folder / ".gitignore", "*\n"
-    # Written again it would be empty for a moment, and another run's tree dirty.
+    # Rewritten, it would be empty for a moment, and another run's tree would be dirty.
     if not path.is_file() or path.read_bytes() != text.encode():
         path.write_text(text)

@@ -1,11 +1,12 @@
-"""One measurement on a GPU at a time: a lock per GPU that all users of the machine share.
+"""One measurement on a GPU at a time: each GPU has a lock that all users of the machine share.
 
-/tmp/stepguard-<uuid>.lock     held while a case is measured; names the holder
-/tmp/stepguard-<uuid>.queue    held by whoever is next, so that runs take turns case by case
+    /tmp/stepguard-<uuid>.lock     locked while a case is measured; names the process
+    /tmp/stepguard-<uuid>.queue    locked by whoever is next, so that runs take turns case by case
 
-The kernel gives both back when their holder ends, however it does. Files stay, empty. A container
-with a /tmp of its own does not see them; its process on the GPU is noticed all the same. Our own
-code, since no package of locks queues, names the holder, or opens a file of all users safely.
+The kernel releases both when the process ends, however it ends. The files stay, empty. A container
+with a /tmp of its own does not see them; its process on the GPU is noticed nevertheless. This is
+our own code because no package of locks queues, names the holder, or safely opens a file of all
+users.
 """
 
 import contextlib
@@ -17,14 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-FOLDER = Path("/tmp")  # not TMPDIR, which may be one user's own
+FOLDER = Path("/tmp")  # not TMPDIR, which may belong to one user
 WAIT_LIMIT_S = 900.0  # several times what a case takes
 POLL_S = 0.2
 NOTE_BYTES = 400
 
 
 class GpuLocked(Exception):
-    """A GPU that cannot be had; one sentence with what to do."""
+    """A GPU that is not available. One sentence, with what to do."""
 
 
 @contextlib.contextmanager
@@ -35,14 +36,13 @@ def exclusive(
     folder: Path = FOLDER,
     limit_s: float = WAIT_LIMIT_S,
 ) -> Iterator[None]:
-    """Hold the GPUs, in an order that all runs have in common; wait ``limit_s`` for them at most.
+    """Lock the GPUs, in an order that all runs share. Wait for at most ``limit_s``.
 
-    Raises GpuLocked, which names the holder, when that was not enough, or when a lock file cannot
-    be used.
+    Raises GpuLocked, which names the holder, if that was not enough or a lock file cannot be used.
     """
     until = time.monotonic() + limit_s
     with contextlib.ExitStack() as stack:
-        # In one order for all, or two runs could each wait for what the other one has.
+        # All runs use one order. Otherwise two runs could each wait for what the other one has.
         for uuid in sorted(uuids):
             path = folder / f"stepguard-{uuid}.lock"
             waiting = _Waiting(uuid, path, until, limit_s, progress)
@@ -61,7 +61,7 @@ class _Waiting:
 
     @contextlib.contextmanager
     def take(self, path: Path) -> Iterator[int]:
-        """Hold one lock file; yield its descriptor."""
+        """Lock a file; yield its descriptor."""
         while (handle := self._try(path)) is None:
             holder = _holder(self.path)
             left = self.until - time.monotonic()
@@ -70,7 +70,7 @@ class _Waiting:
                     f"{self.uuid}: {holder} measures on it, waited {self.limit_s:.0f} s; measure "
                     "again when that is over, or choose a GPU with CUDA_VISIBLE_DEVICES"
                 )
-            # One text for the whole wait: in a log each is a line.
+            # The text stays the same during the wait, since a log has a line for each text.
             self.progress(f"waiting for the GPU, {self.limit_s:.0f} s at most: {holder} measures")
             time.sleep(min(POLL_S, left))
         try:
@@ -79,7 +79,7 @@ class _Waiting:
             os.close(handle)
 
     def _try(self, path: Path) -> int | None:
-        """Return a descriptor of the file, locked; None while another process has it."""
+        """Return a descriptor of the locked file; None while another process has the lock."""
         try:
             handle = _opened(path)
         except OSError as error:
@@ -87,10 +87,10 @@ class _Waiting:
             raise GpuLocked(f"{self.uuid}: cannot be locked: {path}: {problem}") from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A file that was removed before it was locked is not the one that others open now.
+            # If the file was removed before it was locked, others now open another file.
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
-        except (BlockingIOError, FileNotFoundError):  # held; or somebody cleaned up meanwhile
+        except (BlockingIOError, FileNotFoundError):  # locked; or somebody removed it
             pass
         except BaseException:
             os.close(handle)
@@ -100,17 +100,17 @@ class _Waiting:
 
 
 def _opened(path: Path) -> int:
-    """Open the file, made if need be and then open to every user. A link is not followed, since
-    anybody could have laid one; anything but a plain file is refused.
+    """Open the file. If it is missing, make it, readable and writable for all users. A link is not
+    followed, since anybody could have put one there. Anything but a plain file is refused.
     """
-    # O_NONBLOCK: to open a FIFO would wait for its other end.
+    # O_NONBLOCK: otherwise opening a FIFO would wait for its other end.
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        handle = os.open(path, flags)  # no O_CREAT: in /tmp the kernel refuses it on others' files
+        handle = os.open(path, flags)  # no O_CREAT: in /tmp the kernel refuses it for others' files
     except FileNotFoundError:
         with contextlib.suppress(FileExistsError):
             handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-            os.fchmod(handle, 0o666)  # whatever the umask says
+            os.fchmod(handle, 0o666)  # whatever the umask is
             return handle
         handle = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -121,7 +121,7 @@ def _opened(path: Path) -> int:
 
 @contextlib.contextmanager
 def _noted(handle: int, command: str) -> Iterator[None]:
-    """Write who holds it, for whoever waits."""
+    """Write who has the lock, for those who wait."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     note = f"process {os.getpid()} since {since} ({command})"
     os.ftruncate(handle, 0)
@@ -133,7 +133,7 @@ def _noted(handle: int, command: str) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-    """Return what the holder noted, in a line of plain characters: anybody can write there."""
+    """Return what the holder wrote, as one line of plain characters: anybody can write there."""
     try:
         handle = _opened(path)
     except OSError:

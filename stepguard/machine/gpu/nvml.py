@@ -1,7 +1,7 @@
-"""Finds, checks and samples the GPUs of this host through NVML.
+"""Find, check and sample the GPUs of this host through NVML.
 
-Everything is read through NVML by GPU UUID and nothing is ever set. NVML starts no CUDA context, so
-the calling process can sample while a worker is timed: it is idle then, and not the timed process.
+Everything is read by GPU UUID, and nothing is ever set. NVML starts no CUDA context. So the calling
+process, which is idle and is not timed, can sample while a worker is timed.
 """
 
 import os
@@ -15,22 +15,15 @@ import pynvml
 
 from stepguard.core.evidence import Block
 from stepguard.machine.gpu.telemetry import Expected, Poll, Ranks, Sample, annotate
+from stepguard.machine.gpu.throttling import slowdown
 
 SAMPLE_S = 0.05
 GONE_LIMIT_S = 10.0
-HIDDEN_MEMORY_BYTES = 2 << 30  # more than this in use with no process to see: somebody is hiding
-# Bits of nvmlDeviceGetCurrentClocksThrottleReasons (nvml.h). The software power cap, 0x4, is left
-# out: a big GPU lives at it, and the recordings do too.
-_SLOWDOWN_BITS = {
-    0x08: "hardware slowdown",
-    0x20: "thermal slowdown (software)",
-    0x40: "thermal slowdown (hardware)",
-    0x80: "power brake",
-}
+HIDDEN_MEMORY_BYTES = 2 << 30  # more memory than this in use, by no process that can be seen
 
 
 class MachineError(Exception):
-    """Raised for a machine that cannot be read, or is not fit; one sentence, with the remedy."""
+    """A machine that cannot be read, or is not fit. One sentence, with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +37,16 @@ class Gpu:
 
 
 def visible_gpus() -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in PCI order; none without a driver.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES allows, in PCI order; empty without a driver.
 
-    Raises MachineError when a driver is there but does not answer: that is not a CPU machine.
+    Raises MachineError if a driver is there but does not answer: that is no CPU machine.
     """
     return _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def known_gpus() -> int:
-    """Return how many GPUs this machine, or container, has, also those that CUDA_VISIBLE_DEVICES
-    hides. Raises MachineError as visible_gpus() does.
+    """Return how many GPUs this machine or container has. Those that CUDA_VISIBLE_DEVICES hides
+    count, too. Raises MachineError as visible_gpus() does.
     """
     return len(_all_gpus())
 
@@ -102,19 +95,19 @@ def _visible(gpus: list[Gpu], variable: str | None) -> list[Gpu]:
 
 
 class Sampler:
-    """Reads GPUs of this host, as often as it is polled and SAMPLE_S apart."""
+    """Reads GPUs of this host whenever it is polled, but at least SAMPLE_S apart."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = tuple(gpus)
-        # By UUID: CUDA_VISIBLE_DEVICES has chosen these, and an index is one of all GPUs.
+        # By UUID: CUDA_VISIBLE_DEVICES chose these GPUs, and an index counts all GPUs.
         self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
         self._next = 0.0
 
     def preflight(self) -> str:
-        """Return why a GPU is not fit to measure on, with the remedy, or the empty string.
+        """Return why a GPU is not fit to measure on, with the remedy; empty if all are.
 
-        Raises MachineError when the machine cannot be asked. The driver may list a process for
-        seconds after it has ended, so a first no is not final.
+        A process that has ended may be listed for seconds, so a failed check is repeated. Raises
+        MachineError if the machine cannot be asked.
         """
         until = time.monotonic() + GONE_LIMIT_S
         while (problem := self._problem()) and time.monotonic() < until:
@@ -132,7 +125,9 @@ class Sampler:
         return ""
 
     def poll(self) -> list[Sample | None]:
-        """Return a sample of every GPU, None of one that cannot be read; none before it is due."""
+        """Return a sample of every GPU, None for one that cannot be read. Empty before a sample is
+        due.
+        """
         now = time.monotonic()
         if now < self._next:
             return []
@@ -141,8 +136,9 @@ class Sampler:
 
 
 class Monitor:
-    """Watches the GPUs of a case while its blocks run. ``gpus``: by rank, over all nodes, of which
-    this host is the first and has ``per_node``; ranks of the others bring their samples along.
+    """Watches the GPUs of a case while its blocks run. ``gpus`` are listed by rank, over all nodes.
+    This host is the first node and has ``per_node`` of them. Ranks of other nodes send their
+    samples.
     """
 
     def __init__(self, gpus: Sequence[Gpu], per_node: int = 0) -> None:
@@ -153,20 +149,24 @@ class Monitor:
         self._expected: Expected = ()
 
     def preflight(self) -> str:
-        """Return why a GPU of this host is not fit to measure on. Raises MachineError."""
+        """Return why a GPU of this host is not fit to measure on; else empty. Raises
+        MachineError.
+        """
         return self._sampler.preflight()
 
     def expect(self, *groups: Sequence[int]) -> None:
-        """Let only these processes be on the GPUs from now on: of each worker group, by rank."""
+        """Set the processes that may be on the GPUs from now on: those of each worker group, by
+        rank.
+        """
         self._expected = groups
 
     def poll(self) -> None:
         """Take a sample of every GPU of this host if one is due."""
-        if found := self._sampler.poll():
-            self._polls.append(found)
+        if samples := self._sampler.poll():
+            self._polls.append(samples)
 
     def annotate(self, block: Block, ranks: Ranks) -> Block:
-        """Return the block with the telemetry of the GPUs that its ranks ran on."""
+        """Return the block with the telemetry of the GPUs that its ranks used."""
         polls, self._polls = self._polls, self._polls[-2:]
         return annotate(block, ranks, polls, self._expected, self._per_node)
 
@@ -192,8 +192,8 @@ def _sample(handle: Any) -> Sample | None:
             temperature_c=int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
             power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
             energy_mj=int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
-            slowdown=", ".join(text for bit, text in _SLOWDOWN_BITS.items() if bits & bit),
+            slowdown=slowdown(bits),
             pids=tuple(sorted({process.pid for process in processes})),
         )
-    except pynvml.NVMLError:  # a block without samples does not count
+    except pynvml.NVMLError:  # then the block has no samples and does not count
         return None

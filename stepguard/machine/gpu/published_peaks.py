@@ -1,14 +1,15 @@
-"""Peaks of GPUs: the nominal one that MFU is quoted against, and the one no result can beat.
+"""Peaks of GPUs: the nominal peak, which MFU refers to, and the physical peak, which no result can
+beat.
 
-The nominal peak is the vendor's data sheet, dense, without sparsity. The physical one is what the
-chip could do at the highest clock it can run, from its own SM count: SMs x FLOP per clock x clock.
+The nominal peak is that of the vendor's data sheet, dense, without sparsity. The physical peak is
+what the chip could do at its highest clock: SMs x FLOP per clock and SM x clock.
 """
 
 import re
 
 _PRECISION_RATE = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "fp32"}
 
-# NVIDIA data sheets, dense TFLOP/s. Longer names first: the first one that fits wins.
+# NVIDIA data sheets, dense TFLOP/s. Longer names come first: the first that fits is used.
 _NOMINAL_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("H200 NVL", {"half": 836, "tf32": 418, "fp32": 60}),
     ("H200", {"half": 989, "tf32": 494, "fp32": 67}),
@@ -18,7 +19,7 @@ _NOMINAL_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
     ("A100", {"half": 312, "tf32": 156, "fp32": 19.5}),
 )
 
-# FLOP per clock and SM of dense matrix products (vendor's architecture white papers); fp32 is the
+# FLOP per clock and SM of dense matrix products (vendor's architecture white papers). fp32 is the
 # plain FMA pipe.
 _FLOP_PER_CLOCK_AND_SM: dict[str, dict[str, int]] = {
     "9.0": {"half": 4096, "tf32": 2048, "fp32": 256},
@@ -27,10 +28,10 @@ _FLOP_PER_CLOCK_AND_SM: dict[str, dict[str, int]] = {
 
 
 def nominal_peak_flops(device_name: str, precision: str) -> float | None:
-    """Return the data sheet's dense peak in FLOP/s; None for what is not in the table."""
+    """Return the data sheet's dense peak in FLOP/s; None if it is not in the table."""
     rate = _PRECISION_RATE.get(precision)
     for name, tflops in _NOMINAL_TFLOPS:
-        if re.search(rf"{name}(?!\d)", device_name) and rate is not None:  # no A1000 is an A100
+        if re.search(rf"{name}(?!\d)", device_name) and rate is not None:  # an A1000 is no A100
             return tflops[rate] * 1e12
     return None
 
@@ -38,7 +39,7 @@ def nominal_peak_flops(device_name: str, precision: str) -> float | None:
 def physical_peak_flops(
     capability: str, sm_count: int, max_clock_mhz: float, precision: str
 ) -> float | None:
-    """Return FLOP/s at the highest clock the card can run; None where the rate is not known."""
+    """Return FLOP/s at the highest clock the card can run; None if the rate is unknown."""
     rate = _PRECISION_RATE.get(precision)
     if rate is None or capability not in _FLOP_PER_CLOCK_AND_SM:
         return None

@@ -1,7 +1,7 @@
-"""Says what a case's GPUs did during a block, on every node, and if the block may count. Pure.
+"""Tell what a case's GPUs did during a block, on every node, and whether the block counts. Pure.
 
-Ranks are laid out node after node, ``per_node`` on each, rank i of a node on its GPU i. Every node
-has a clock of its own: its samples are cut by what its own ranks say of a block.
+Ranks are numbered node after node, ``per_node`` on each. Rank i of a node is on its GPU i. Every
+node has its own clock: its samples are cut by the times that its own ranks give for a block.
 """
 
 from collections.abc import Sequence, Set
@@ -14,7 +14,7 @@ import msgspec
 from stepguard.core.evidence import Block, Disturbance
 from stepguard.core.reasons import Reason
 
-Ranks = Sequence[dict[str, Any]]  # what the ranks answered to one command, in rank order
+Ranks = Sequence[dict[str, Any]]  # the answers of all ranks to one command, in rank order
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Sample:
     temperature_c: int
     power_w: float
     energy_mj: int
-    slowdown: str  # what holds the clocks down besides the power cap, or ""
-    pids: tuple[int, ...]  # of the processes on it
+    slowdown: str  # what slows the clocks down, other than the power cap; else empty
+    pids: tuple[int, ...]  # of the processes on the GPU
 
 
 Poll = Sequence[Sample | None]  # a sample of every GPU of a node
@@ -38,10 +38,11 @@ Expected = Sequence[Sequence[int]]
 
 
 def _stranger(pids: Sequence[int], expected: Expected, node: range) -> int | None:
-    """Return a process on a GPU of the node (its ranks) that belongs to no expected group.
+    """Return a process on the GPUs of ``node`` (a range of ranks) that belongs to no expected
+    group; None if there is none.
 
-    In a container NVML may show pids of the host: ours are not among them, and only numbers
-    compare. A GPU has one rank of each group.
+    In a container NVML may show pids of the host, and ours are not among them. Then only the number
+    of processes is compared: a GPU has one rank of each group.
     """
     ours = {pid for group in expected for pid in group[node.start : node.stop]}
     if not ours:
@@ -56,11 +57,13 @@ class _Gpu:
 
     samples: Sequence[Sample]
     seconds: float
-    strangers: frozenset[str]  # processes that are not expected, in words
+    strangers: frozenset[str]  # unexpected processes, in words
 
     @property
     def energy_j(self) -> float | None:
-        """Return the rise of the counter from the first to the last sample, scaled to the block."""
+        """Return the rise of the energy counter between first and last sample, scaled to the
+        block.
+        """
         if len(self.samples) < 2:
             return None
         first, last = self.samples[0], self.samples[-1]
@@ -73,14 +76,14 @@ class _Gpu:
 def annotate(
     block: Block, ranks: Ranks, local: Sequence[Poll], expected: Expected, per_node: int
 ) -> Block:
-    """Return the block with the telemetry of all nodes whose ranks ran it. ``local``: the polls of
-    this host; other nodes' come with the answers of their first ranks.
+    """Return the block with the telemetry of all nodes that ran it. ``local`` are the polls of this
+    host. Those of other nodes come with the answers of their first ranks.
 
-    ``disturbance`` says why the block must be measured again.
+    A ``disturbance`` says why the block must be measured again.
     """
     gpus: list[_Gpu] = []
     for first in range(0, len(ranks), per_node):
-        # One rank alone is less than what a node has of the case.
+        # A case of one rank has fewer ranks than a node.
         node = range(first, min(first + per_node, len(ranks)))
         polls = local if first == 0 else _carried(ranks[first])
         gpus += _gpus_of(node, ranks[node.start : node.stop], polls, expected, per_node)
@@ -103,7 +106,7 @@ def annotate(
 
 
 def _disturbance(strangers: Set[str], slowdowns: Set[str]) -> Disturbance | None:
-    """Return what spoilt a block; another process explains a slowdown, and goes first."""
+    """Return what disturbed a block. Another process comes first, since it explains a slowdown."""
     if not strangers and not slowdowns:
         return None
     reason = Reason.FOREIGN_PROCESS if strangers else Reason.THROTTLED
@@ -116,18 +119,18 @@ def _gpus_of(
     began = min(rank["began_ns"] for rank in ranks)
     ended = max(rank["ended_ns"] for rank in ranks)
     where = f" of node {node.start // per_node}" if node.start else ""
-    found = []
+    gpus = []
     for at in range(len(node)):
         read = [poll[at] for poll in polls if at < len(poll)]
-        inside = [one for one in read if one and began <= one.at_ns <= ended]
+        inside = [sample for sample in read if sample and began <= sample.at_ns <= ended]
         pids = {_stranger(sample.pids, expected, node) for sample in inside} - {None}
         strangers = frozenset(f"process {pid} on the GPU{where}" for pid in pids)
-        found.append(_Gpu(inside, (ended - began) / 1e9, strangers))
-    return found
+        gpus.append(_Gpu(inside, (ended - began) / 1e9, strangers))
+    return gpus
 
 
 def _carried(rank: dict[str, Any]) -> list[Poll]:
-    """Return what a rank of another node brought along; nothing where it had nothing to read."""
+    """Return what a rank of another node sent along; empty if it could read nothing."""
     try:
         polls: list[Poll] = msgspec.convert(rank.get("samples", []), list[list[Sample | None]])
     except msgspec.ValidationError:

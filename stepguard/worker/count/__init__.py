@@ -1,1 +1,1 @@
-"""Counts exactly what a step does, in a pass of its own and never inside a timed block."""
+"""Exact counts of what a step does, in a pass of its own and never inside a timed block."""

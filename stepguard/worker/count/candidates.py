@@ -1,6 +1,6 @@
 """Candidates for host syncs: calls of the eager step, on a CPU, that would wait for a GPU.
 
-Only what reads a tensor of the device waits; placement.py says which tensors are that.
+Only a call that reads a tensor of the device waits; placement.py knows which tensors those are.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from stepguard.core.site import Site
 from stepguard.worker.count.placement import Placement, target
 from stepguard.worker.count.syncs import by_place, site_here
 from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
 # Operators that hand a value of the device to the host, or need one to know their output's shape.
 _WAITING = {
@@ -32,17 +32,18 @@ _WAITING = {
 _INDEX = "aten.index.Tensor"
 _INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
 _COPY = "aten.copy_.default"
-# Methods that no operator shows on a CPU, where the copy to the host is none.
+# Methods that no operator shows on a CPU, where nothing is copied to the host.
 _TO_HOST = {
     "cpu": "copy to the host",
     "numpy": ".numpy()",
     "tolist": ".tolist()",
     "__repr__": "print of a tensor",
 }
-# Calls that read the numbers in a list of tensors without an operator that a dispatch mode sees.
+# Calls that read the numbers in a list of tensors, without an operator that a dispatch mode sees.
 _FROM_NUMBERS = ("tensor", "as_tensor", "new_tensor")
-SETTLING_STEPS = 2  # what a step leaves for the next one to read was made in a step that was seen
-CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the counting begins at
+# What a step reads was made in this step or the ones before, all of them followed.
+SETTLING_STEPS = 2
+CANDIDATE_STEPS = 10  # a loop that logs every tenth step is seen, wherever the counting begins
 
 
 def count_candidates(tally: Tally, counted: RankStep) -> None:
@@ -54,11 +55,11 @@ def count_candidates(tally: Tally, counted: RankStep) -> None:
         waits = _Waits(counted.placement, counted.phases)
         with counted.placement.observed(copies=True), waits, _HostCopies(waits):
             counted.step()
-        steps.append(waits.found)
-    # Allowed candidates are kept, and do not count.
+        steps.append(waits.sites)
+    # Allowed candidates are kept, but do not count.
     del steps[:SETTLING_STEPS]
-    counts = [sum(not site.allowed for site in found) for found in steps]
-    sites = [by_place(found, len(counted.phases.micro_steps)) for found in steps]
+    counts = [sum(not site.allowed for site in of_step) for of_step in steps]
+    sites = [by_place(of_step, len(counted.phases.micro_steps)) for of_step in steps]
     tally.add("sync_candidates_per_step", counts, sites=sites)
 
 
@@ -67,7 +68,7 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, placement: Placement, phases: Phases) -> None:
         super().__init__()
-        self.found: list[Site] = []
+        self.sites: list[Site] = []
         self.placement, self._phases = placement, phases
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,17 +78,17 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def note(self, what: str) -> None:
-        """Add a candidate: the line that is running now."""
-        self.found.append(site_here(what, self._phases))
+        """Add a candidate at the line that is running now."""
+        self.sites.append(site_here(what, self._phases))
 
     def _waits(self, name: str, args: Any, kwargs: Any) -> str:
-        """Return what would make the host wait in a call of an operator; empty if nothing would."""
-        if name in _WAITING:  # an output_size spares repeat_interleave reading its repeats
+        """Return why a call of an operator would make the host wait; empty if it would not."""
+        if name in _WAITING:  # with an output_size repeat_interleave need not read its repeats
             spared = kwargs.get("output_size") is not None or not self.placement.on_device(args)
             return "" if spared else _WAITING[name]
         if name == _INDEX or name in _INDEX_PUT and not _fills(*args[2:4]):
             tensors = [index for index in args[1] if isinstance(index, torch.Tensor)]
-            # torch takes bytes as a mask, too.
+            # torch accepts bytes as a mask, too.
             masks = [index for index in tensors if index.dtype in (torch.bool, torch.uint8)]
             return "nonzero of a mask" if self.placement.on_device(masks) else ""
         if name == _COPY and not _is_async(*args[2:3], **kwargs):
@@ -97,7 +98,9 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _fills(values: Any, accumulate: bool = False) -> bool:
-    """Return whether torch makes a masked_fill of it on a GPU, as of ``x[mask] = 0.0``: no wait."""
+    """Return whether torch makes a masked_fill of it on a GPU, as of ``x[mask] = 0.0``, and does
+    not wait.
+    """
     return values.dim() == 0 and not accumulate
 
 
@@ -106,7 +109,7 @@ def _is_async(non_blocking: bool = False) -> bool:
 
 
 class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
-    """Notes the calls that bring a tensor to the host, which on a CPU dispatch nothing."""
+    """Notes the calls that bring a tensor to the host. On a CPU they dispatch nothing."""
 
     def __init__(self, waits: _Waits) -> None:
         super().__init__()
@@ -119,13 +122,13 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
         if tensor is not None and self._waits.placement.on_device(tensor):
             if name in _TO_HOST:
                 self._waits.note(_TO_HOST[name])
-            # Without blocking torch copies into pinned memory, and the host goes on.
+            # With non_blocking torch copies into pinned memory, and the host goes on.
             elif name == "to" and target(func, args, kwargs) is False:
                 if not kwargs.get("non_blocking"):
                     self._waits.note("copy to the host")
         if name in _FROM_NUMBERS:
             given = (*args[name == "new_tensor" :], kwargs.get("data"))[0]
-            for one in tree_iter(given) if isinstance(given, list | tuple) else ():
-                if self._waits.placement.on_device(one):
+            for value in tree_iter(given) if isinstance(given, list | tuple) else ():
+                if self._waits.placement.on_device(value):
                     self._waits.note(".item()")
         return func(*args, **kwargs)

@@ -1,22 +1,23 @@
-"""Reads what torch.compile did in this process: graph breaks, compilations, recompiles, reasons.
+"""Read what torch.compile did in this process: graph breaks, compilations, recompiles, reasons.
 
-Everything is read from the compiler's own records, never from its log, so nothing is printed, no
-log level is touched, and nothing has to be switched on before the compilation. The records are
-private to torch; all their names are in this module. Tried with torch 2.8, 2.13 and 2.15:
+Everything comes from the compiler's own records, never from its log. So nothing is printed, no log
+level is changed, and nothing must be switched on before the compilation. The records are private to
+torch; all their names are in this module. Tried with torch 2.8, 2.13 and 2.15:
 
-* ``torch._dynamo.utils.graph_break_reasons``: every break that a compiled frame resumed from, with
-  its user stack. ``counters["graph_break"]`` knows fewer: branches on a tensor's value are missing.
-* ``torch._dynamo.utils.get_compilation_metrics()``: one record per compiled frame, with the guard
-  that failed, and with the error of a frame that was given up (a break in a loop, the recompile
-  limit): such a frame runs eagerly, and ``counters["graph_break"]`` says nothing of it. torch 2.8
-  to 2.10 keep no error of a break in a loop: the function is known there, not the line.
+* ``torch._dynamo.utils.graph_break_reasons``: every break after which a compiled frame resumed,
+  with its user stack. ``counters["graph_break"]`` knows fewer: it lacks branches on a tensor's
+  value.
+* ``torch._dynamo.utils.get_compilation_metrics()``: one record for each compiled frame, with the
+  guard that failed, or with the error of a frame that was given up (a break in a loop, the
+  recompile limit). Such a frame runs eagerly, and ``counters["graph_break"]`` does not show it.
+  torch 2.8 to 2.10 keep no error of a break in a loop: then the function is known, not the line.
 * ``torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER``: compilations of each frame.
-  ``counters["frames"]`` misses fullgraph=True and counts frames that were only looked at.
-* ``counters["inductor"]["fxgraph_cache_miss"]``: graphs that the cache on disk did not have;
-  ``..._bypass``: that are never kept there, such as those of a pass of the user's own.
+  ``counters["frames"]`` misses fullgraph=True, and counts frames that were only looked at.
+* ``counters["inductor"]["fxgraph_cache_miss"]``: graphs that the cache on disk did not have.
+  ``..._bypass``: graphs that are never kept there, such as those of a user's own pass.
 
-Tracing is done anew in every process, so all of it is the same whatever the caches on disk hold.
-Where a record is missing there is still a count, or a text without a place: never a zero.
+Every process traces anew, so all of this is the same whatever the caches on disk contain. If a
+record is missing, there is still a count, or a text without a place: never a zero.
 """
 
 import re
@@ -31,7 +32,7 @@ from stepguard.core.site import Site
 from stepguard.worker.count.locate import Place, enclosing, locate, qualified, site_at
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), from the innermost frame outwards
-RECORDS = 100_000  # torch keeps the newest 64 compilations unless it is asked for more
+RECORDS = 100_000  # torch keeps only the newest 64 compilations by default
 _TORCH = f"{Path(torch.__file__).parent}/"
 _LIMIT = re.compile(r"(recompile|cache)[ _]?(size[ _]?)?limit", re.IGNORECASE)
 _COMPILE_ID = re.compile(r"^\S*\d+/\d+(_\d+)?: ")
@@ -41,15 +42,17 @@ _REWORDED = {  # torch's own words name its internals
     "step_unsupported": "instruction that cannot be traced",
 }
 _GIVEN_UP = "where the function cannot be resumed (in a loop, try or with)"
-_DDP_BUCKETS = "DDPOptimizer"  # splits the graph by gradient bucket on purpose; no user's line
+# Splits the graph by gradient bucket on purpose; no line of the user's.
+_DDP_BUCKETS = "DDPOptimizer"
 
 
 def install() -> None:
-    """Make the compiler keep the record of every compilation; cheap, and may be called again.
+    """Make the compiler keep the records of all compilations. It is cheap, and may be called
+    repeatedly.
 
-    Does nothing while torch._dynamo is not imported (nothing here imports it: who does not compile
-    pays nothing). Call it when the workload is built, since ``torch.compile`` does, and again after
-    the first step.
+    Does nothing while torch._dynamo is not imported. Nothing here imports it, so a workload that
+    does not compile pays nothing. Call it when the workload is built, since ``torch.compile``
+    imports it, and once more after the first step.
     """
     widen, records = _utils("set_compilation_metrics_limit"), _utils("_compilation_metrics")
     if widen is not None and getattr(records, "maxlen", 0) != RECORDS:
@@ -57,7 +60,7 @@ def install() -> None:
 
 
 def compilations() -> int:
-    """Return how many frames this process has compiled so far, each recompile counted."""
+    """Return how many frames this process has compiled so far; each recompile counts."""
     frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", None)
     if frames is not None:
         return int(sum(frames.values()))
@@ -65,15 +68,15 @@ def compilations() -> int:
 
 
 def unique_graphs() -> int:
-    """Return how many graphs the backend was handed so far, recompiled ones included."""
+    """Return how many graphs the backend got so far, with recompiled ones."""
     return int(_counters("stats").get("unique_graphs", 0))
 
 
 def generated_kernels() -> int:
     """Return how many kernels were generated for this process's graphs so far.
 
-    The same with a cold and a warm cache on disk: torch stores the number with each cached graph
-    and adds it when the graph is loaded.
+    The number is the same with a cold and a warm cache on disk: torch stores it with each cached
+    graph and adds it when the graph is loaded.
     """
     metrics = sys.modules.get("torch._inductor.metrics")
     return int(getattr(metrics, "generated_kernel_count", 0))
@@ -81,46 +84,46 @@ def generated_kernels() -> int:
 
 def uncached_graphs() -> int:
     """Return how many graphs no cache on disk can keep, so that every process compiles them."""
-    found, traces = _counters("inductor"), _counters("aot_autograd")
+    counters, traces = _counters("inductor"), _counters("aot_autograd")
     asked = (f"fxgraph_cache_{answer}" for answer in ("hit", "miss", "bypass"))
-    if any(found.get(name, 0) for name in asked) or traces.get("autograd_cache_hit", 0):
-        return found.get("fxgraph_cache_bypass", 0)
+    if any(counters.get(name, 0) for name in asked) or traces.get("autograd_cache_hit", 0):
+        return counters.get("fxgraph_cache_bypass", 0)
     # With the cache switched off nothing is counted.
     return unique_graphs() if generated_kernels() else 0
 
 
 def compiled_afresh() -> bool:
     """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
-    have: of such a graph it has the kernels, or not, which no counter says.
+    have. No counter says whether the kernels of such a graph were cached.
     """
-    found, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
-    if found.get("fxgraph_cache_miss", 0) or found.get("fxgraph_cache_bypass", 0):
+    counters, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
+    if counters.get("fxgraph_cache_miss", 0) or counters.get("fxgraph_cache_bypass", 0):
         return True
     # With the cache switched off nothing is counted.
-    return generated_kernels() > 0 and not found.get("fxgraph_cache_hit", 0) + hits
+    return generated_kernels() > 0 and not counters.get("fxgraph_cache_hit", 0) + hits
 
 
 def graph_breaks() -> list[Site]:
-    """Return the unique graph breaks of this process so far: one Site for each line and reason.
+    """Return the graph breaks of this process so far: one Site for each line and reason.
 
-    A break deep in a call is met again when the compiler goes on with the callee alone; it is one.
-    Frames that were given up because of a break count with it; the recompile limit does not.
+    A break deep in a call occurs once more when the compiler goes on with the callee alone; it
+    counts once. Frames that were given up because of a break count. The recompile limit does not.
     """
     reasons = _utils("graph_break_reasons")
     if reasons is None:
-        found = [_break(text, []) for text in _counters("graph_break")]
+        breaks = [_break(text, []) for text in _counters("graph_break")]
     else:
-        found = [_break(text, stack) for text, stack in _longest(reasons)]
+        breaks = [_break(text, stack) for text, stack in _longest(reasons)]
     for record in _records():
         if record.fail_type is not None and not _is_limit(record):
-            found.append(_break(str(record.fail_reason or record.fail_type), _failed(record)))
+            breaks.append(_break(str(record.fail_reason or record.fail_type), _failed(record)))
         elif _is_given_up(record):
-            found.append(_break(_GIVEN_UP, _compiled(record)))
-    return list(dict.fromkeys(found))
+            breaks.append(_break(_GIVEN_UP, _compiled(record)))
+    return list(dict.fromkeys(breaks))
 
 
 def recompile_limits() -> list[Site]:
-    """Return the functions that torch runs eagerly by now, having compiled them too often."""
+    """Return the functions that torch now runs eagerly because it compiled them too often."""
     records = _records()
     return [_compilation(r, records) for r in records if _is_limit(r)]
 
@@ -147,23 +150,23 @@ class Recompiles:
 
     def __exit__(self, *error: object) -> None:
         now = compilations()
-        # torch._dynamo.reset() sets the count back to zero: what is there came after it.
+        # torch._dynamo.reset() sets the count to zero: all that is counted then came after it.
         self.compilations = now - self._before if now >= self._before else now
-        # self._records keeps the old records alive, so that none of their ids is used again.
+        # self._records keeps the old records alive, so that no id is reused.
         records, old = _records(), {id(record) for record in self._records}
         new = [record for record in records if id(record) not in old]
         forward = [record for record in new if record.is_forward is not False]
         ids = {str(record.compile_id) for record in forward}
-        # A backward that is compiled with its forward is one compilation with it.
+        # A backward that is compiled with its forward is part of that compilation.
         deferred = [r for r in new if r.is_forward is False and str(r.compile_id) not in ids]
         self.sites = [_compilation(record, records) for record in forward + deferred]
-        # A compilation without a record counts all the same.
+        # A compilation without a record counts, too.
         if (unexplained := self.compilations - len(forward)) > 0:
             self.sites.append(Site("recompile: of unknown reason", count=unexplained))
 
 
 def _utils(name: str) -> Any:
-    """Return one of the compiler's records; None without it, or where nothing is compiled."""
+    """Return one of the compiler's records; None if it is missing, or nothing is compiled."""
     return getattr(sys.modules.get("torch._dynamo.utils"), name, None)
 
 
@@ -172,13 +175,15 @@ def _counters(category: str) -> dict[str, int]:
 
 
 def _records() -> list[Any]:
-    """Return a record per compilation, oldest first, without what only ran (autotuning)."""
+    """Return a record for each compilation, oldest first, without those that only ran
+    (autotuning).
+    """
     read = _utils("get_compilation_metrics") or list
     return [record for record in read() if not getattr(record, "is_runtime", False)]
 
 
 def _longest(reasons: Iterable[Any]) -> list[tuple[str, Stack]]:
-    """Return (reason, stack) of each break, less stacks with which a longer one begins."""
+    """Return (reason, stack) of each break, without stacks that a longer one begins with."""
     stacks: dict[tuple[str, tuple[tuple[str, int], ...]], Stack] = {}
     for reason in reasons:
         text = str(reason.reason)
@@ -195,16 +200,18 @@ def _is_limit(record: Any) -> bool:
 
 
 def _is_given_up(record: Any) -> bool:
-    """Return whether an older torch gave the frame up: it leaves no error, nor guards.
+    """Return whether an older torch gave the frame up, which leaves neither an error nor guards.
 
-    A frame that was merely found to hold nothing to compile has its instructions counted.
+    A frame in which nothing was to be compiled has a count of its instructions.
     """
     seen = (getattr(record, name, 0) for name in ("fail_type", "guard_count", "ir_count"))
     return record.is_forward is True and all(value is None for value in seen)
 
 
 def _compilation(record: Any, records: list[Any]) -> Site:
-    """Return the Site of a record; ``records`` say whose frame it is, where it does not itself."""
+    """Return the Site of a record. If the record does not say whose frame it is, other ``records``
+    may.
+    """
     guard = _guard(record.recompile_reason)
     if _is_limit(record):
         what = f"recompile limit reached: {guard}"
@@ -212,7 +219,7 @@ def _compilation(record: Any, records: list[Any]) -> Site:
         what = "compilation: deferred backward"
     else:
         what = f"recompile: {guard}" if record.recompile_reason else "compilation: not seen before"
-    if not record.co_filename:  # another compilation of the same frame may have it
+    if not record.co_filename:  # another compilation of the same frame may say it
         named = [r for r in reversed(records) if r.co_filename and _frame(r) == _frame(record)]
         record = named[0] if named else record
     return _site(what, _compiled(record))
@@ -223,7 +230,7 @@ def _frame(record: Any) -> str:
 
 
 def _compiled(record: Any) -> Stack:
-    """Return the function of a record, then its callers where torch keeps them."""
+    """Return the function of a record, then its callers if torch keeps them."""
     file, line = str(record.co_filename or ""), int(record.co_firstlineno or 0)
     function = enclosing(file, line)
     if function is not None and function.first == line:
@@ -241,7 +248,7 @@ def _failed(record: Any) -> Stack:
 
 
 def _site(what: str, stack: Stack) -> Site:
-    """Return the Site of a stack; where all of it is torch's, that of torch's innermost line."""
+    """Return the Site of a stack; torch's innermost line if the whole stack is torch's."""
     stack = [(file, line, qualified(file, line, name)) for file, line, name in stack if file]
     place = locate(stack)
     if not place.file and stack and stack[0][0].startswith(_TORCH):

@@ -1,6 +1,6 @@
-"""Runs the counting pass: exact counts of what a step does, never inside a timed block.
+"""The counting pass: exact counts of what a step does, never inside a timed block.
 
-The order of its parts matters. Whatever the compiler does during the compiled steps is a recompile.
+The order of its parts matters. All that the compiler does during the compiled steps is a recompile.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from stepguard.worker.count import compiler
 from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.garbage import count_garbage, locate_garbage
 from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
-from stepguard.worker.count.kept import locate_kept
+from stepguard.worker.count.kept_memory import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
@@ -22,7 +22,7 @@ from stepguard.worker.count.tally import RankStep, Tally
 
 
 def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Return every counter of a workload whose step has run at least once: a Tally's fields."""
+    """Return all counters of a workload whose step has run at least once: a Tally's fields."""
     tally = Tally()
     progress("count: settling")
     counted.step()  # gradients and optimizer state exist from the second step on
@@ -30,9 +30,9 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     progress("count: compiler")
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
-        # Not on several CPU ranks: gloo's threads free tensors there that no profile sees freed.
+        # Not on several CPU ranks: gloo's threads free tensors there, which no profile shows.
         if METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size):
-            # Before the profiler, whose records are live tensors' neighbours.
+            # Before the profiler, whose records lie in memory between live tensors.
             progress("count: memory")
             count_memory(tally, counted)
         progress("count: graph nodes")
@@ -40,7 +40,7 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
         progress("count: garbage")
         count_garbage(tally, counted)
         refuse_work_elsewhere(counted)
-        # After memory: on a GPU this listens for syncs, which slows allocations for good.
+        # After memory: on a GPU this listens for syncs, which slows down allocations for good.
         progress("count: profiled steps")
         count_profiled(tally, counted)
     count_recompiles(tally, recompiles)
@@ -54,8 +54,8 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
 
 
 def count_compiler(tally: Tally) -> None:
-    """Count graphs, also those that no cache keeps, unique graph breaks and generated kernels of
-    this process so far.
+    """Count graphs, graphs that no cache keeps, graph breaks and generated kernels of this process
+    so far.
     """
     breaks = compiler.graph_breaks()
     reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
@@ -68,7 +68,7 @@ def count_compiler(tally: Tally) -> None:
 def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
     """Count compilations while ``seen`` was active, and functions that torch gave up compiling.
 
-    Such a function no longer recompiles, which must not read as steady.
+    Such a function no longer recompiles, which must not look steady.
     """
     given_up = [site for site in compiler.recompile_limits() if site not in seen.sites]
     sites = merge([*seen.sites, *given_up])

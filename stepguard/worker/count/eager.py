@@ -1,6 +1,6 @@
-"""Counts of the step with the compiler out of the way: FLOPs, and operators with their places.
+"""Counts of the step without the compiler: FLOPs, and operators with their places.
 
-A compiled region is opaque to dispatch modes, so the compiler is asked to step aside
+Dispatch modes cannot see into a compiled region, so the compiler is switched off for these steps
 (``torch.compiler.set_stance``).
 """
 
@@ -15,21 +15,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepguard.core.metrics import GROWING_LINES, OPERATORS
 from stepguard.core.site import Site, merge
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery, site_at
 from stepguard.worker.count.python_lines import TracedStep, count_python
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.torch_device import empty_cache, on_gpu
 
-# What calls operators for a line of its caller's: a change elsewhere shows there, too.
+# torch code that calls operators for a line of its caller's. A change at another place shows here,
+# too.
 _FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
 _CAST = "aten._to_copy.default"  # also a copy to another device
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
-    """Counts every ATen operator that reaches the dispatcher's Python key, backward included;
-    ``by_form`` with the form that its arguments choose in its name.
+    """Counts every ATen operator that reaches the dispatcher's Python key, with those of the
+    backward pass. ``by_form`` adds the form that its arguments choose to its name.
     """
 
     def __init__(self, by_form: bool = True) -> None:
@@ -42,7 +43,8 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = str(func)
-        if name == _CAST and result.dtype != args[0].dtype:  # costs and rounds as that type does
+        # What it costs and how it rounds depends on the new type.
+        if name == _CAST and result.dtype != args[0].dtype:
             name = f"aten._to_copy[{str(result.dtype).removeprefix('torch.')}].default"
         elif self._by_form and (form := _form(func, args, kwargs or {})):
             front, _, overload = name.rpartition(".")
@@ -54,8 +56,8 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def sites(self) -> tuple[Site, ...]:
-        """Return a Site for each operator and line; of a backward pass the line that started it.
-        One that only a backward pass or an optimizer calls has that as its phase.
+        """Return a Site for each operator and line. For a backward pass it is the line that started
+        it. An operator that only a backward pass or an optimizer calls has that as its phase.
         """
         return merge(
             site_at(name, place, min(self._phases[name, place]), count)
@@ -65,20 +67,23 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _form(func: Any, args: Any, kwargs: Any) -> str:
-    """Return the form of an operator that its arguments choose: the text of one ("tanh" of a GELU),
-    or that an attention is causal. Numbers and other flags are left out: some of them are torch's
-    own, and change with its version.
+    """Return the form of an operator that its arguments choose: a text argument ("tanh" of a GELU),
+    or that an attention is causal. Numbers and other flags are left out: some are torch's own, and
+    change with its version.
     """
-    if func.namespace != "aten":  # another library's texts may name anything, a process group say
+    # Texts of another library may name anything, such as a process group.
+    if func.namespace != "aten":
         return ""
-    named = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)}
-    told = [value for value in (named | kwargs).values() if isinstance(value, str)]
-    return ",".join([*told, *(["causal"] if (named | kwargs).get("is_causal") else [])])
+    named = {
+        argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)
+    }
+    texts = [value for value in (named | kwargs).values() if isinstance(value, str)]
+    return ",".join([*texts, *(["causal"] if (named | kwargs).get("is_causal") else [])])
 
 
 def _phase(innermost: FrameType | None) -> str:
-    """Return in which part of a step torch calls for the line that was located; "" if that line
-    calls by itself.
+    """Return the part of a step in which torch makes calls for the located line; "" if the line
+    makes them itself.
     """
     for file, _, _ in machinery(innermost):
         for part, phase in _FOLLOWS.items():
@@ -88,10 +93,11 @@ def _phase(innermost: FrameType | None) -> str:
 
 
 def count_eager(tally: Tally, counted: RankStep) -> None:
-    """Count FLOPs, operators and lines of Python of the step, and on a CPU what would make a host
-    wait for a GPU.
+    """Count the step's FLOPs, operators and lines of Python. On a CPU also count what would make a
+    host wait for a GPU.
 
-    Raises torch.OutOfMemoryError with several ranks: those with memory wait for the one without.
+    Raises torch.OutOfMemoryError with several ranks: otherwise those with memory would wait for the
+    one without.
     """
     gpu = on_gpu(counted.device)
     if gpu:
@@ -103,7 +109,8 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
             step()
             flops = [_flops(step) for _ in range(ACTIVE_STEPS)]
             for _ in range(ACTIVE_STEPS):
-                # On a GPU the time tells what another form costs, and recordings have none.
+                # On a GPU the time shows the cost of another form, and recordings do not have
+                # forms.
                 counters.append(OperatorCounter(by_form=not gpu))
                 with counters[-1]:
                     step()
@@ -117,7 +124,7 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
         return
     count_python(tally, step.lines)
     tally.add_parts("flops_per_step", flops)
-    operators, sites = zip(*((one.calls, one.sites()) for one in counters), strict=True)
+    operators, sites = zip(*((counter.calls, counter.sites()) for counter in counters), strict=True)
     tally.add_parts(OPERATORS, operators, sites)
 
 
@@ -125,12 +132,14 @@ def _flops(step: Step) -> dict[str, int]:
     mapping = _cpu_sdpa()
     with flop_counter.FlopCounterMode(display=False, custom_mapping=mapping) as flops:
         step()
-    counted = flops.get_flop_counts().get("Global", {})  # absent without any product
+    counted = flops.get_flop_counts().get("Global", {})  # missing if there is no product
     return {str(op): int(n) for op, n in counted.items()}
 
 
 def _cpu_sdpa() -> dict[Any, Any]:
-    """Return formulas for the CPU's fused attention, zero FLOPs to torch 2.13 and older."""
+    """Return formulas for the CPU's fused attention, which torch 2.13 and older count as zero
+    FLOPs.
+    """
     name = "_scaled_dot_product_flash_attention_for_cpu"
     formulas = {
         name: lambda q, k, v, *a, **kw: flop_counter.sdpa_flop_count(q, k, v),
@@ -138,6 +147,8 @@ def _cpu_sdpa() -> dict[Any, Any]:
             grad, q, k, v
         ),
     }
-    found = {getattr(torch.ops.aten, name, None): formula for name, formula in formulas.items()}
+    by_operator = {
+        getattr(torch.ops.aten, name, None): formula for name, formula in formulas.items()
+    }
     known = {None, *flop_counter.flop_registry}
-    return {operator: formula for operator, formula in found.items() if operator not in known}
+    return {operator: formula for operator, formula in by_operator.items() if operator not in known}

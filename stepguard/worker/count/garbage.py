@@ -1,7 +1,7 @@
-"""Counts what steps leave to Python's garbage collector, and finds who makes it.
+"""Count what steps leave to Python's garbage collector, and find who makes it.
 
-Objects that refer to each other are freed by the collector alone. It stops the step while it looks
-for them, and it is off in most timed blocks (worker/clock.py), so that no time shows it.
+Only the collector frees objects that refer to each other. It stops the step while it searches. In
+most timed blocks it is off (worker/block_timer.py), so no time shows it.
 """
 
 import gc
@@ -21,32 +21,34 @@ from stepguard.worker.count.memory_counters import PERIOD
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
-PAUSED_STEPS = 50  # a look at everything comes after some 70,000 new objects: of 1,400 a step, one
-PLACES = 5  # that leave most
-_FRAMES = 40  # of an allocation: a loader's line is below those of the loader's machinery
+# With 1,400 new objects a step one full collection, which comes after some 70,000.
+PAUSED_STEPS = 50
+PLACES = 5  # those that leave most
+_FRAMES = 40  # of an allocation: a loader's line is below the lines of the loader's machinery
 
 
 def count_garbage(tally: Tally, counted: RankStep) -> None:
-    """Count garbage_objects_per_step: what collections return that follow each PERIOD of steps, a
-    step's share, rounded up.
+    """Count garbage_objects_per_step: the objects that are collected after PERIOD steps, divided by
+    these steps and rounded up.
     """
     with _own_collections():
-        counted.step()  # it may be the first to miss what an earlier part of the counting made
+        counted.step()  # it may free what an earlier part of the counting made
         gc.collect()
-        found = [_left_by(PERIOD, counted) for _ in range(ACTIVE_STEPS)]
-    tally.add(GARBAGE, [-(-each // PERIOD) for each in found])
+        left = [_left_by(PERIOD, counted) for _ in range(ACTIVE_STEPS)]
+    tally.add(GARBAGE, [-(-each // PERIOD) for each in left])
 
 
 def locate_garbage(tally: Tally, counted: RankStep) -> None:
-    """Add where the garbage was made, if any was counted, and gc_pause_ms_per_step. Runs the step
+    """Add where the garbage was made, if any was counted, and gc_pause_ms_per_step. The step runs
     without the compiler.
     """
-    found = tally.values.get(GARBAGE, 1)  # of what differs between steps there is some
-    if not counted.any_rank(found > 0):
+    per_step = tally.values.get(GARBAGE, 1)  # if it differs between steps, there is some
+    if not counted.any_rank(per_step > 0):
         return
     tally.information["gc_pause_ms_per_step"] = _pause_ms(counted) / PAUSED_STEPS
     with torch.compiler.set_stance("force_eager"), _own_collections(), _traced():
-        # Python keeps the memory of freed objects, and traces none that it kept from before.
+        # Python keeps the memory of freed objects. What it kept before tracing has no place, so
+        # steps run first.
         counted.step()
         gc.collect()
         counted.step()
@@ -57,7 +59,7 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
 
 @contextmanager
 def _own_collections() -> Iterator[None]:
-    """Let nothing but this module collect inside the block."""
+    """Let only this module collect inside the block."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -74,8 +76,8 @@ def _left_by(steps: int, counted: RankStep) -> int:
 
 
 def _pause_ms(counted: RankStep) -> float:
-    """Return the milliseconds that the collector stops PAUSED_STEPS steps, set as the workload has
-    it, and with all objects to look at that the process has.
+    """Return for how many ms the collector stops PAUSED_STEPS steps, with the workload's setting,
+    and with all of the process' objects to look at.
     """
     began, pauses_ns = 0, 0
 
@@ -87,7 +89,7 @@ def _pause_ms(counted: RankStep) -> float:
         else:
             pauses_ns += now - began
 
-    # A plain run has what the engine hid before the ranks were born (worker/agent.py).
+    # A plain run also looks at what the engine hid before the ranks were forked (worker/agent.py).
     hidden = gc.get_freeze_count() == counted.frozen
     if hidden:
         gc.unfreeze()
@@ -104,7 +106,9 @@ def _pause_ms(counted: RankStep) -> float:
 
 @contextmanager
 def _traced() -> Iterator[None]:
-    """Have Python remember where it allocates inside the block, unless the workload does so."""
+    """Have Python remember where it allocates inside the block, unless the workload already
+    does.
+    """
     traces = tracemalloc.is_tracing()
     if not traces:
         tracemalloc.start(_FRAMES)
@@ -116,17 +120,17 @@ def _traced() -> Iterator[None]:
 
 
 def _places() -> list[Site]:
-    """Collect; return where the objects that were found had been made."""
+    """Collect. Return where the collected objects had been made."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
-        found = gc.garbage[known:]
-        counts = Counter((type(thing).__name__, _made_at(thing)) for thing in found)
+        objects = gc.garbage[known:]
+        counts = Counter((type(thing).__name__, _made_at(thing)) for thing in objects)
     finally:
         gc.set_debug(flags)
         del gc.garbage[known:]
-    # What was made before, such as by what traces, has no place.
+    # What was made before the tracing has no place.
     sites = [
         site_at(f"{kind} for the collector", place, count=count)
         for (kind, place), count in sorted(counts.items())

@@ -1,7 +1,7 @@
-"""Counts the nodes of autograd's graph that outlive their step, and finds who keeps them.
+"""Count the nodes of autograd's graph that outlive their step, and find who keeps them.
 
-``total = total + loss`` keeps the graph of every step so far. Its tensors are freed by the backward
-pass, so that no byte of a tensor leaks; the nodes are host memory, which nothing else counts.
+``total = total + loss`` keeps the graph of every step so far. The backward pass frees its tensors,
+so no byte of a tensor leaks. But the nodes take host memory, which nothing else counts.
 """
 
 import re
@@ -19,27 +19,28 @@ from stepguard.worker.count.memory_counters import LEAK_STEPS, PERIOD, live_obje
 from stepguard.worker.count.tally import RankStep, Tally
 
 PLACES = 5  # those that keep most
-# Of a node: torch's own record of where it was made, while it looks for anomalies; and ours.
+# Attributes of a node: torch's record of where it was made (in anomaly mode), and ours.
 _MADE_AT, _STEP = "traceback_", "stepguard.step"
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
 
 def count_graph_nodes(tally: Tally, counted: RankStep) -> None:
-    """Count leaked_graph_nodes_per_step: by how many nodes the graphs grow that living tensors
-    reach, a step.
+    """Count leaked_graph_nodes_per_step: by how many nodes a step the graphs that living tensors
+    reach grow.
     """
-    for _ in range(PERIOD):  # a step may still hold the graph of the one before it
+    for _ in range(PERIOD):  # a step may keep the graph of the one before it
         counted.step()
     before = len(_reachable(counted.frozen))
     for _ in range(LEAK_STEPS):
         counted.step()
     grown = len(_reachable(counted.frozen)) - before
-    tally.add(GRAPH_NODES, [-(-max(0, grown) // LEAK_STEPS)])  # one in four steps is still one
+    # One in four steps still counts as one.
+    tally.add(GRAPH_NODES, [-(-max(0, grown) // LEAK_STEPS)])
 
 
 def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
-    """Add the lines that made what keeps the graphs, if a growth was counted: a Site's count is the
-    nodes a step that are kept with it. Runs the step without the compiler.
+    """Add the lines that made what keeps the graphs, if a growth was counted. A Site's count is the
+    nodes a step that it keeps. The step runs without the compiler.
     """
     if not counted.any_rank(tally.values.get(GRAPH_NODES, 0) > 0):
         return
@@ -49,7 +50,7 @@ def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
                 counted.step()
             for node in _reachable(counted.frozen).values():
                 node.metadata.setdefault(_STEP, number)
-        for _ in range(PERIOD):  # after which what is only replaced later is gone
+        for _ in range(PERIOD):  # then all that is only replaced later is gone
             counted.step()
     kept = [n for n in _reachable(counted.frozen).values() if _MADE_AT in n.metadata]
     if sites := _places(kept):
@@ -57,19 +58,21 @@ def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
 
 
 def _reachable(frozen: int) -> dict[int, Any]:
-    """Return the nodes that living tensors, and nodes that Python holds, lead to, by identity."""
-    found: dict[int, Any] = {}
+    """Return, by identity, the nodes that can be reached from living tensors and from nodes in
+    Python.
+    """
+    nodes: dict[int, Any] = {}
     waiting = list(_held(live_objects(frozen)))
     while waiting:
         node = waiting.pop()
-        if id(node) not in found:
-            found[id(node)] = node  # which keeps its identity from being another one's
+        if id(node) not in nodes:
+            nodes[id(node)] = node  # keeps the node alive, so that its identity is not reused
             waiting += _following(node)
-    return found
+    return nodes
 
 
 def _held(things: Iterable[Any]) -> Iterator[Any]:
-    """Yield the nodes that objects hold at once."""
+    """Yield the nodes that objects directly keep."""
     with torch._C.DisableTorchFunctionSubclass():
         for thing in things:
             kind = type(thing)
@@ -85,8 +88,9 @@ def _following(node: Any) -> list[Any]:
 
 
 def _places(kept: Sequence[Any]) -> list[Site]:
-    """Return where the last node of each step's graph was made, with all that it leads to in its
-    own step: of a sum over steps the line that adds, of a list of losses the loss.
+    """Return where the last node of each step's graph was made, with the number of nodes of its own
+    step that it leads to. For a sum over steps it is the line that adds; for a list of losses, the
+    loss.
     """
     counts: Counter[Site] = Counter()
     of_steps: dict[int, list[Any]] = {}
@@ -94,7 +98,7 @@ def _places(kept: Sequence[Any]) -> list[Site]:
         of_steps.setdefault(node.metadata.get(_STEP, LEAK_STEPS), []).append(node)
     for nodes in of_steps.values():
         inside = {id(node) for node in nodes}
-        followed = {id(one) for node in nodes for one in _following(node)}
+        followed = {id(following) for node in nodes for following in _following(node)}
         for last in (node for node in nodes if id(node) not in followed):
             counts[_site(last)] += _take(last, inside)
     each = [replace(site, count=-(-count // LEAK_STEPS)) for site, count in counts.items() if count]
@@ -102,7 +106,7 @@ def _places(kept: Sequence[Any]) -> list[Site]:
 
 
 def _take(last: Any, inside: set[int]) -> int:
-    """Return how many nodes ``inside`` a step it leads to, and take them out of it."""
+    """Return how many nodes of ``inside`` it leads to. They are removed from ``inside``."""
     waiting, taken = [last], 0
     while waiting:
         node = waiting.pop()
@@ -114,8 +118,8 @@ def _take(last: Any, inside: set[int]) -> int:
 
 
 def _site(node: Any) -> Site:
-    """Return where a node was made, by torch's record of the stack, innermost frame last."""
-    called = [one for text in reversed(node.metadata[_MADE_AT]) for one in _FRAME.findall(text)]
+    """Return where a node was made. torch's record of the stack ends with the innermost frame."""
+    called = [frame for text in reversed(node.metadata[_MADE_AT]) for frame in _FRAME.findall(text)]
     stack = [(file, int(line), name) for file, line, name in called]
     place = locate((file, line, qualified(file, line, name)) for file, line, name in stack)
     return site_at(f"graph kept by {node.name()}", place)

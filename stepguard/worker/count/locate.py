@@ -1,4 +1,4 @@
-"""Finds places in the source: from a call stack to a line, from a line to its function."""
+"""Find places in the source: from a call stack to a line, from a line to its function."""
 
 import ast
 import itertools
@@ -20,22 +20,23 @@ from stepguard.core.site import Site
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_ENGINE = str(Path(__file__).parents[2]) + os.sep  # by the link that it was imported through
+_ENGINE = str(Path(__file__).parents[2]) + os.sep  # the link through which it was imported
 _INSTALLED = ("site-packages", "dist-packages")
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")  # the rest of a broken function
+# The rest of a function with a graph break.
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 
 
 _tree = ""  # empty: the working directory
 
 
 def keep_tree() -> None:
-    """Take the working directory for the measured tree from now on: a script may leave it."""
+    """Remember the working directory as the measured tree: a script may leave it."""
     global _tree
     _tree = os.getcwd()
 
 
 class Place(NamedTuple):
-    """A line of source: ``file`` is relative to the working directory where it lies below it."""
+    """A line of source. ``file`` is relative to the working directory if it lies below it."""
 
     file: str = ""
     line: int = 0
@@ -53,16 +54,17 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def machinery(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
-    """Yield the frames, from the innermost outwards, that lie within what ``locate`` points out."""
+    """Yield the frames, innermost first, that lie within the one that ``locate`` returns."""
     return itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
 
 
 def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
-    """Return the innermost frame of the measured tree, else the innermost outside of torch and us;
-    with the latter as ``via`` where a library is called from the tree.
+    """Return the innermost frame in the measured tree. If a library is called from there, ``via``
+    is the library's innermost frame. Without a frame in the tree, return the innermost one outside
+    of torch and the engine.
 
-    ``stack`` goes from the innermost frame outwards. Returns an empty Place when every frame is
-    torch's, the standard library's or the engine's (an autograd thread has no Python frame).
+    ``stack`` begins with the innermost frame. The Place is empty if all frames are torch's, the
+    standard library's or the engine's (a thread of autograd has no Python frame).
     """
     root = _tree or os.getcwd()
     fallback = Place()
@@ -86,7 +88,7 @@ def site_at(what: str, place: Place, phase: str = "", count: int = 1, allowed: s
 
 
 def _via(place: Place) -> str:
-    """Return a library's line as its readers know it: from the package's folder on."""
+    """Return a library's line as its readers know it: beginning with the package's folder."""
     parts = Path(place.file).parts
     packages = [number for number, part in enumerate(parts) if part in _INSTALLED]
     shown = "/".join(parts[packages[-1] + 1 :]) if packages else place.file
@@ -94,7 +96,7 @@ def _via(place: Place) -> str:
 
 
 def raised_at(error: BaseException) -> Place:
-    """Return where an error came from, as ``locate`` does; a syntax error from its own line."""
+    """Return where an error was raised, as ``locate`` does; for a syntax error its own line."""
     walked = traceback.walk_tb(error.__traceback__)
     stack = [(frame.f_code.co_filename, line, frame.f_code.co_qualname) for frame, line in walked]
     if isinstance(error, SyntaxError):
@@ -104,7 +106,7 @@ def raised_at(error: BaseException) -> Place:
 
 @lru_cache(maxsize=4096)
 def _in_tree(file: str, root: str) -> tuple[bool, str]:
-    """Return whether a file is the measured tree's own, and how it is shown."""
+    """Return whether a file is in the measured tree, and how it is shown."""
     path = Path(file).resolve()
     inside = path.is_relative_to(root) and not any(part in file for part in _INSTALLED)
     return inside, str(path.relative_to(root)) if inside else file
@@ -112,8 +114,10 @@ def _in_tree(file: str, root: str) -> tuple[bool, str]:
 
 @lru_cache(maxsize=4096)
 def is_machinery(file: str) -> bool:
-    """Return whether a frame's file is torch's, this engine's, the standard library's, or none."""
-    # "<": <string>, <frozen ...> and the like, which are no files.
+    """Return whether a frame's file is torch's, this engine's or the standard library's, or is no
+    file.
+    """
+    # "<": <string>, <frozen ...> and the like are no files.
     if file.startswith(("<", TORCH, _ENGINE)):
         return True
     # site-packages lies below the standard library's folder.
@@ -121,8 +125,8 @@ def is_machinery(file: str) -> bool:
 
 
 def call_sources(innermost: FrameType | None) -> Iterator[str]:
-    """Yield the source of a call, all its lines, from a frame outwards: of torch's own calls, up to
-    the one that somebody wrote.
+    """Yield the source of a call, with all its lines, from a frame outwards: torch's own calls,
+    then the first one that is not torch's.
     """
     while innermost is not None:
         file = innermost.f_code.co_filename
@@ -142,7 +146,7 @@ def _source(code: CodeType, instruction: int) -> str:
     lines = [linecache.getline(code.co_filename, n) for n in range(first, last + 1)]
     if not all(lines) or start is None or end is None:
         return "".join(lines)
-    # Columns are of the line's bytes.
+    # Columns count the line's bytes.
     encoded = [line.encode() for line in lines]
     encoded[-1] = encoded[-1][:end]
     encoded[0] = encoded[0][start:]
@@ -153,13 +157,13 @@ class Function(NamedTuple):
     """A function in a file."""
 
     name: str  # dotted: "Block.forward"
-    first: int  # the line of its first decorator, if any
-    line: int  # of "def"
+    first: int  # the line of its first decorator, if it has one
+    line: int  # the line of "def"
     last: int
 
 
 def enclosing(file: str, line: int) -> Function | None:
-    """Return the innermost function around the line; None outside of any or without source."""
+    """Return the innermost function around the line; None if there is none, or no source."""
     around = [f for f in _functions(file) if f.first <= line <= f.last]
     return max(around, key=lambda f: f.first, default=None)
 
@@ -167,7 +171,8 @@ def enclosing(file: str, line: int) -> Function | None:
 def qualified(file: str, line: int, name: str) -> str:
     """Return ``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``.
 
-    The bare name where the source is unreadable; without a name, that of the function around it.
+    Without readable source it is the bare name. Without a name it is that of the function around
+    the line.
     """
     resumed = _RESUMED.match(name)
     name = resumed[1] if resumed else name

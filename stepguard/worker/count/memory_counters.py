@@ -1,9 +1,9 @@
 """Memory of a steady step: its peak by phase, what lives between steps, what each step leaves
 behind, the device allocator's calls.
 
-The peak counts the bytes that tensors ask for. What the caching allocator hands out for them
-depends on which blocks happen to be free, and so on what ran before, the compiler's own trials
-included: on an H200 the same step read 1.7 MB apart with a cold and a warm compile cache.
+The peak counts the bytes that tensors ask for. What the caching allocator gives them depends on
+which blocks are free, and so on all that ran before, even the compiler's trials: on an H200 the
+same step read 1.7 MB apart with a cold and a warm compile cache.
 """
 
 import gc
@@ -25,7 +25,7 @@ from stepguard.worker.count.syncs import site_here
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
 PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
-LEAK_STEPS = 2 * PERIOD  # so that such buffers are no growth
+LEAK_STEPS = 2 * PERIOD  # with so many steps two alternating buffers are no growth
 _BY_ROW = ("crow_indices", "col_indices", "values")
 _BY_COLUMN = ("ccol_indices", "row_indices", "values")
 _PARTS = {  # the methods that return a sparse tensor's dense ones
@@ -35,7 +35,7 @@ _PARTS = {  # the methods that return a sparse tensor's dense ones
     torch.sparse_csc: _BY_COLUMN,
     torch.sparse_bsc: _BY_COLUMN,
 }
-# A subclass of a tensor may refuse what it is asked, or note it.
+# A subclass of a tensor may refuse a question, or note it.
 _unheard = torch._C.DisableTorchFunctionSubclass
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
@@ -45,20 +45,20 @@ def count_memory(tally: Tally, counted: RankStep) -> None:
     """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
     GPU, device_allocations_per_step.
 
-    On a CPU only what this thread frees is seen: of a rank among several, whose gloo threads free
-    too, none of them would be exact (metrics.Scope.EXACT_MEMORY).
+    On a CPU only this thread's frees are seen. With several ranks gloo's threads free, too, so none
+    of these would be exact (metrics.Scope.EXACT_MEMORY).
     """
     gpu = torch_device.on_gpu(counted.device)
     on_gpu = (_gpu_between, _gpu_peaks, _gpu_growth)
     between, peaks_of, growth = on_gpu if gpu else (_cpu_between, _cpu_peaks, _cpu_growth)
-    # First: on a CPU frees of what was made before the first profile go unseen.
-    held = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
-    tally.add(BETWEEN_STEPS, [held])
+    # This is first: on a CPU frees of what was made before the first profile are not seen.
+    kept_bytes = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
+    tally.add(BETWEEN_STEPS, [kept_bytes])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     with _device_calls(tally, counted) if gpu else nullcontext():
         leaked = max(0, growth(counted)) // LEAK_STEPS
     tally.add("leaked_bytes_per_step", [leaked])
-    if leaked:  # each step's peak is higher than the last one's, which the leak says better
+    if leaked:  # then each step's peak is higher than the last one's; the leak shows that better
         del peaks[:-1]
     detail = peaks[0] if len(peaks[0]) > 1 else None
     tally.add("peak_allocated_bytes", [max(by_phase.values()) for by_phase in peaks], detail)
@@ -88,7 +88,9 @@ def _per_step(count: int) -> int:
 
 
 def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[str, int]:
-    """Return the peak of ``what`` by phase: exact, since allocator and phases run on the host."""
+    """Return the peak of ``what`` by phase. It is exact, since allocator and phases run on the
+    host.
+    """
     peaks: dict[str, int] = {}
     now = _OUTSIDE
 
@@ -107,7 +109,7 @@ def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[st
 
 
 def _gpu_between(counted: RankStep, steps: int = PERIOD) -> int:
-    """Return the bytes that live tensors asked for when some more steps have ended."""
+    """Return the bytes that live tensors asked for, after some more steps."""
     for _ in range(steps):
         counted.step()
     gc.collect()
@@ -121,8 +123,8 @@ def _gpu_growth(counted: RankStep) -> int:
 
 
 def _cpu_between(counted: RankStep) -> int:
-    """Return the bytes that two more steps allocate and do not free, whoever has them, and of the
-    storages that Python could reach before them, those that still live.
+    """Return the bytes that two more steps allocate and do not free, plus those of the storages
+    that Python could reach before and that still live.
     """
     before = [(StorageWeakRef(s), s.nbytes()) for s in _live_storages(counted.frozen).values()]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -139,7 +141,9 @@ def _cpu_between(counted: RankStep) -> int:
 
 
 def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
-    """Yield when what address was allocated, with its bytes, or freed, with less than none."""
+    """Yield for each event the time, the address and the bytes, which are negative if it was
+    freed.
+    """
     rest = list(results.experimental_event_tree())
     while rest:
         event = rest.pop()
@@ -149,11 +153,11 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def _cpu_growth(counted: RankStep) -> int:
-    """Return bytes allocated less bytes freed over LEAK_STEPS steps, whether Python, autograd or a
-    bare storage has them.
+    """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them: Python,
+    autograd or a bare storage.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        # Not counted yet: frees of what was made before the profile go unseen.
+        # These do not count yet: frees of what was made before the profile are not seen.
         for _ in range(PERIOD):
             counted.step()
         gc.collect()
@@ -168,8 +172,8 @@ def _cpu_growth(counted: RankStep) -> int:
 
 
 def _cpu_peaks(counted: RankStep) -> dict[str, int]:
-    """Return the peak by phase on a CPU: what lives when the step begins (storages that Python can
-    reach) plus the highest running sum of the step's allocation events.
+    """Return the peak by phase on a CPU: the bytes of storages that Python can reach when the step
+    begins, plus the highest running sum of the step's allocation events.
     """
     live = live_tensor_bytes(counted.frozen)
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
@@ -188,7 +192,7 @@ def _events(profiled: Any) -> Any:
 
 
 def running_peaks(events: Any, live: int) -> dict[str, int]:
-    """Return the highest ``live`` plus running sum of "[memory]" events, by their phase."""
+    """Return the highest ``live`` plus running sum of "[memory]" events, by phase."""
     peaks: dict[str, int] = {}
     now, running = _OUTSIDE, live
     peaks[now] = live
@@ -203,7 +207,7 @@ def running_peaks(events: Any, live: int) -> dict[str, int]:
 
 
 def live_tensor_bytes(frozen: int = 0) -> int:
-    """Return the bytes of distinct CPU storages that Python can reach through tensors."""
+    """Return the bytes of all CPU storages that Python can reach through tensors."""
     return _bytes(_live_storages(frozen))
 
 
@@ -218,15 +222,15 @@ def _live_storages(frozen: int) -> dict[int, torch.UntypedStorage]:
 
 
 def gradients(frozen: int, kind: str) -> dict[int, torch.UntypedStorage]:
-    """Return the storages of gradients on that kind of device, by address of their data."""
+    """Return the storages of gradients on that kind of device, by the address of their data."""
     with _unheard():
         return _by_data(_gradients(_reachable(frozen, kind)))
 
 
 def _gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    # One may have no Python object yet. Of leaves alone: torch warns at others.
-    found = (tensor.grad for tensor in tensors if tensor.is_leaf)
-    return [grad for grad in found if grad is not None and grad.layout == torch.strided]
+    # A gradient may have no Python object yet. Only leaves are asked, since torch warns for others.
+    grads = (tensor.grad for tensor in tensors if tensor.is_leaf)
+    return [grad for grad in grads if grad is not None and grad.layout == torch.strided]
 
 
 def _by_data(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
@@ -235,7 +239,7 @@ def _by_data(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]
 
 
 def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the dense tensors that hold a tensor's bytes; none of an opaque one (MKL-DNN)."""
+    """Return the dense tensors that have a tensor's bytes; none for an opaque one (MKL-DNN)."""
     if tensor.layout == torch.strided:
         return [tensor]
     return [getattr(tensor.detach(), part)() for part in _PARTS.get(tensor.layout, ())]
@@ -250,8 +254,8 @@ def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
 def live_objects(frozen: int) -> list[Any]:
     """Return the objects that Python's collector knows, after a collection.
 
-    A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it: where more
-    than ``frozen`` objects are, they are thawed, and frozen again.
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more than
+    ``frozen`` objects are frozen, they are unfrozen, and frozen again.
     """
     if hidden := gc.get_freeze_count() > frozen:
         gc.unfreeze()
@@ -263,8 +267,8 @@ def live_objects(frozen: int) -> list[Any]:
 
 
 def _has_bytes(kind: Any) -> bool:
-    """Tell whether tensors of a class have the bytes that they say: one that dispatches by itself
-    wraps other tensors, or is none (FakeTensor).
+    """Tell whether tensors of a class have the bytes that they state. One that dispatches by itself
+    wraps other tensors, or has none (FakeTensor).
     """
     plain = torch.Tensor.__torch_dispatch__
     return issubclass(kind, torch.Tensor) and kind.__torch_dispatch__ is plain

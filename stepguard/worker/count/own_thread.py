@@ -1,8 +1,8 @@
-"""Refuses a step whose work runs in another thread than the one that calls it.
+"""Refuse a step whose work runs in another thread than the one that calls it.
 
-Whatever counts operators, FLOPs, waits or bytes listens to the thread of the step, as torch's modes
-and profiler do. Work that the step hands to another thread and waits for would be seen by its time
-alone, and every counter of it would be zero for ever.
+All that counts operators, FLOPs, waits or bytes listens to the step's thread, as torch's modes and
+profiler do. If the step gives work to another thread and waits for it, only the time would show it,
+and every counter of it would be zero.
 """
 
 import re
@@ -19,12 +19,14 @@ from stepguard.worker.workload import BadWorkload
 
 _MARK = "stepguard.own_thread"
 _BACKWARD = "autograd::engine::evaluate_function"
-# What nearly all FLOPs of a step are in. A thread that prepares batches calls none of them.
+# Operators with nearly all FLOPs of a step. A thread that prepares batches calls none of them.
 _PRODUCT = re.compile(r"^aten::(\w*mm\w*|linear|matmul|\w*convolution\w*|_?scaled_dot_product\w*)$")
 
 
 def refuse_work_elsewhere(counted: RankStep) -> None:
-    """Run a step. Raises BadWorkload if its thread calls nothing of torch's, or others multiply."""
+    """Run a step. Raises BadWorkload if its thread calls no operator, or if other threads
+    multiply.
+    """
     config = _ExperimentalConfig(profile_all_threads=True)
     host = [ProfilerActivity.CPU]
     with (
@@ -45,10 +47,10 @@ def _elsewhere(events: Iterable[Any], gpu: bool) -> str:
     seen = list(events)
     own = next(event.start_thread_id() for event in seen if event.name() == _MARK)
     calls = [(e.start_thread_id(), e.name()) for e in seen if not e.is_user_annotation()]
-    # A GPU's step may replay a graph, whose launches are counted whoever makes them.
+    # A GPU's step may replay a graph. Its launches are counted, whoever makes them.
     if not gpu and all(thread != own for thread, _ in calls):
         return "step() takes time, but calls no operator of torch's in its own thread"
-    # A GPU's backward passes run in a thread of autograd's, and are counted.
+    # On a GPU backward passes run in a thread of autograd's, and are counted.
     counted = {own} | {t for t, name in calls if gpu and name.startswith(_BACKWARD)}
     products = Counter(thread in counted for thread, name in calls if _PRODUCT.match(name))
     if not products[False]:

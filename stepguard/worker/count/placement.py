@@ -1,14 +1,16 @@
-"""Say where tensors would live on a machine with a GPU, told on a CPU, where all of them are alike.
+"""Find out, on a CPU, where tensors would live on a machine with a GPU.
 
-A tensor belongs to the device if it was made there (``device=`` of the workload's device), sent
+A tensor belongs to the device if it was made there (``device=`` of the workload's device), was sent
 there (``.to(device)``), is a parameter, or was computed from such a tensor. It belongs to the host
-if it was made without a device, as torch.tensor(0.0) and a loaded batch are, or with "cpu" written
-in the call, or was computed from such tensors alone. So an optimizer's own counter is the host's,
-and the same counter of a fused optimizer, whose kernel writes it beside the parameters, is not.
-A batch that is never sent, since on a CPU it need not be, is the device's from the second step on:
-in the first one it was used beside a parameter.
+if it was made without a device, as torch.tensor(0.0) and a loaded batch are, or with "cpu" in the
+call, or was computed only from such tensors.
 
-Storages are followed, since a view and what autograd saved are other tensors of the same bytes.
+So an optimizer's own counter belongs to the host. The same counter of a fused optimizer belongs to
+the device, since its kernel writes it beside the parameters. A batch that is never sent, since on a
+CPU that is not needed, belongs to the device from the second step on: in the first one it was used
+beside a parameter.
+
+Storages are followed, since a view, or what autograd saved, is another tensor with the same bytes.
 """
 
 import re
@@ -27,34 +29,33 @@ from torch.utils._pytree import tree_iter
 
 from stepguard.worker.count.locate import call_sources, frames, locate
 
-# Not `"cpu" if ... else device`, which on a machine with a GPU is the device.
+# It must not match `"cpu" if ... else device`, which is the device on a machine with a GPU.
 _CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["'](?!\s+if\b)""")
 _COPIES = ("aten.copy_.default", "aten._foreach_copy_.default")  # between devices, by design
 _INDEX = "aten.index.Tensor"
 _INDEXED = (_INDEX, "aten.index_put.default", "aten.index_put_.default")
-# What may stand for the transfer that a CPU does not need: its result is sent, its input need not
-# be.
+# Operators whose result may be what would be sent to the device. Their input need not be sent.
 _STANDS_FOR_TRANSFER = re.compile(r"^aten\.(_to_copy|cat|clone|lift_fresh|stack)\.")
-Origin = tuple[str, str, int, int]  # operator, file, line, and which of its calls in a step
+Origin = tuple[str, str, int, int]  # operator, file, line, and the number of its call in a step
 
 
 class Placement:
-    """Remembers of each storage whether it would be the GPU's; of none that it did not see made."""
+    """Knows for each storage that it saw being made whether it would belong to the GPU."""
 
     def __init__(self) -> None:
-        # The weak reference keeps the address from being given to another storage.
+        # The weak reference prevents that the address is given to another storage.
         self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
-        # Of what was made on the host: by which call, and from what that call was given.
+        # For storages made on the host: the call that made each, and what that call was given.
         self._made_by: dict[int, Origin] = {}
         self._given: dict[Origin, set[Origin]] = {}
-        self._sent: set[Origin] = set()  # those whose results are used beside the device's tensors
+        self._sent: set[Origin] = set()  # calls whose results are used beside the device's tensors
         self._calls: Counter[tuple[str, str, int]] = Counter()
 
     @contextmanager
     def observed(self, copies: bool = False) -> Iterator[None]:
         """Follow all that is made and computed inside the block, which runs eagerly.
 
-        With ``copies`` what moves between host and device is copied, as it would be there: else
+        With ``copies`` a move between host and device makes a copy, as it would there; otherwise
         both would be one tensor.
         """
         self._calls.clear()
@@ -72,11 +73,11 @@ class Placement:
         return known is not None and not self._is_on_device(tensor)
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        # Parameters, whatever an if on the device's name left out on this machine.
+        # Parameters count, even if the code did not send them because this machine has no GPU.
         if isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad:
             return True
         storage = _storage(tensor)
-        # One without a storage (sparse) cannot be followed, and must not hide a wait.
+        # A tensor without a storage (sparse) cannot be followed, and must not hide a wait.
         return storage is None or self._known.get(storage._cdata, (None, False))[1]
 
     def put(self, things: Any, on_device: bool) -> None:
@@ -86,9 +87,9 @@ class Placement:
                 self._known[storage._cdata] = StorageWeakRef(storage), on_device
 
     def forget_freed(self) -> None:
-        """Drop what no longer exists."""
-        self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
-        self._made_by = {key: one for key, one in self._made_by.items() if key in self._known}
+        """Forget what no longer exists."""
+        self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
+        self._made_by = {key: maker for key, maker in self._made_by.items() if key in self._known}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note where an operator's result, and what it wrote, would live."""
@@ -102,12 +103,12 @@ class Placement:
             self.put(joined, True)
         elif made := storages(result).keys() - self._known.keys():
             on_device = self._note(made, name, (args, kwargs))
-        # A view's storage is known already; what it is of counts.
+        # The storage of a view is already known; the tensor that it views counts.
         self.put(result, on_device)
 
     def _note(self, made: Iterable[int], name: str, given: Any) -> bool:
-        """Note which call made these storages of the host; return whether the device's tensors were
-        used beside what it made in an earlier step.
+        """Note which call made these storages of the host. Return whether, in an earlier step, what
+        it made was used beside the device's tensors.
         """
         place = locate(frames(sys._getframe()))
         call = name, place.file, place.line
@@ -120,7 +121,9 @@ class Placement:
         return origin in self._sent
 
     def _learn(self, joined: Iterable[int]) -> None:
-        """Have what made these storages, and what that was computed from, make the device's."""
+        """Note that what made these storages, and what they were computed from, belongs to the
+        device.
+        """
         waiting = [self._made_by[key] for key in joined if key in self._made_by]
         new: set[Origin] = set()
         while waiting:
@@ -130,24 +133,24 @@ class Placement:
                 new.add(origin)
                 waiting += self._given.get(origin, ())
         for key, origin in self._made_by.items() if new else ():
-            if origin in new and key in self._known:  # the next batch, which is there already
+            if origin in new and key in self._known:  # the next batch, which already exists
                 self._known[key] = self._known[key][0], True
 
 
 def _masks(given: Any) -> bool:
-    """Tell whether a mask is among the tensors that an index is given, and no number of a row."""
+    """Tell whether the tensors of an index contain a mask, and no number of a row."""
     return any(tensor.dtype == torch.bool for tensor in _tensors(given))
 
 
 def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that must be where an operator's other tensors are: those that it writes,
-    and all that are more than a number, which alone may come from the host.
+    """Yield the tensors that must be on the same device as an operator's others: those that it
+    writes, and all that are more than a number. Only a number may come from the host.
     """
     by_name = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    fused = "_fused_" in str(func)  # a kernel that takes no number from the host in its lists
+    fused = "_fused_" in str(func)  # such a kernel accepts no number from the host in its lists
     for argument in func._schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
-        if argument.name == "indices" and str(func) in _INDEXED:  # these it copies to the device
+        if argument.name == "indices" and str(func) in _INDEXED:  # it copies these to the device
             continue
         given = by_name.get(argument.name)
         whole = written or fused and isinstance(given, list | tuple)
@@ -155,15 +158,15 @@ def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _eagerly() -> AbstractContextManager[None]:
-    """Let the compiler step aside, where it was imported (measure/workers.py): a frame that it
-    meets under a dispatch mode it never compiles again.
+    """Switch the compiler off, if it was imported (measure/case_workers.py): it never again
+    compiles a frame that it meets under a dispatch mode.
     """
     there = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if there else nullcontext()
 
 
 class _Follows(TorchDispatchMode):  # type: ignore[misc]
-    """Follows every operator, backward included."""
+    """Follows every operator, also of the backward pass."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__()
@@ -171,7 +174,7 @@ class _Follows(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import the compiler, only to step aside
+        return False  # torch would import the compiler, only to switch it off
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -181,7 +184,7 @@ class _Follows(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Moves(TorchFunctionMode):  # type: ignore[misc]
-    """Follows calls that name a device, of which no operator shows anything on a CPU."""
+    """Follows calls that name a device, which no operator shows on a CPU."""
 
     def __init__(self, placement: Placement, copies: bool) -> None:
         super().__init__()
@@ -203,8 +206,8 @@ class _Moves(TorchFunctionMode):  # type: ignore[misc]
 
 
 def target(func: Any, args: Any, kwargs: Any) -> bool | None:
-    """Return whether a call names the device for its result (True) or the host (False); None if it
-    names neither.
+    """Return whether a call asks for its result on the device (True) or on the host (False); None
+    if it names neither.
     """
     name = getattr(func, "__name__", "")
     if name == "cpu" and args:
@@ -214,7 +217,7 @@ def target(func: Any, args: Any, kwargs: Any) -> bool | None:
         named = next((a for a in args[1:2] if isinstance(a, str | torch.device)), None)
     if named is None:
         return True if _made_on_default_device(name, args, kwargs) else None
-    # In the call, or in one of torch's own calls beneath it.
+    # In the call itself, or in one of torch's own calls within it.
     return not any(map(_CPU_WRITTEN.search, call_sources(sys._getframe())))
 
 
@@ -230,8 +233,8 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
 
 def storages(*things: Any) -> dict[int, torch.UntypedStorage]:
     """Return the storages of all tensors among ``things``, by address."""
-    found = filter(None, (_storage(tensor) for tensor in _tensors(things)))
-    return {storage._cdata: storage for storage in found}
+    of_tensors = filter(None, (_storage(tensor) for tensor in _tensors(things)))
+    return {storage._cdata: storage for storage in of_tensors}
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -1,5 +1,5 @@
-"""Counts from the profiler: what the step calls on the device's API and in the dispatcher; and on a
-GPU the profile of the same steps.
+"""Counts from the profiler: calls of the device's API and of the dispatcher; on a GPU also the
+profile of the same steps.
 """
 
 import tempfile
@@ -14,24 +14,24 @@ from torch.profiler import profile, record_function
 from stepguard.core.profile import Profile, bounded
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
-from stepguard.trace.classes import usual_classes
+from stepguard.trace.chrome_chunks import CutOffError, DetailedEvent, TraceError
+from stepguard.trace.chrome_trace import Decoded, decode_all
 from stepguard.trace.host_steps import StepCalls, read_steps
+from stepguard.trace.kernel_classes import usual_classes
+from stepguard.trace.make_profile import analyse
+from stepguard.trace.make_profile import profile as profile_of
 from stepguard.trace.operator_identity import identity_of, with_settings
-from stepguard.trace.profiles import analyse
-from stepguard.trace.profiles import profile as profile_of
-from stepguard.trace.read.chrome import Decoded, decode_all
-from stepguard.trace.read.chunks import CutOffError, DetailedEvent, TraceError
 from stepguard.worker.count.steering import settings
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.position import MICRO_STEP
 from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
-TRIES = 3  # profiles taken until one holds the GPU's record of every copy
+TRIES = 3  # profiles taken until one has the GPU's record of every copy
 MARK = "stepguard.step"
-# On a GPU: six whole steps, the seventh being where the sixth ends. A class of kernels scatters by
-# 0.5 to 1.3 % from step to step there, so that their mean is good to half a percent.
+# On a GPU: six whole steps; the seventh shows where the sixth ends. There a class of kernels
+# scatters by 0.5 to 1.3 % from step to step, so the mean is right to half a percent.
 PROFILED_STEPS = 7
 KEPT_KERNELS = 200  # GPT-2's step has 90 to 105
 
@@ -41,23 +41,23 @@ class ProfiledSteps:
     """What a trace says of the steps in it."""
 
     calls: list[StepCalls]  # of the first ACTIVE_STEPS
-    seen: list[list[Site]]  # ... the synchronizations that torch reported
-    profile: Profile | None = None  # of all
-    problem: str = ""  # why a GPU's steps have none
+    seen: list[list[Site]]  # the synchronizations that torch reported in them
+    profile: Profile | None = None  # of all steps
+    problem: str = ""  # why there is no profile on a GPU
     identity: StepIdentity | None = None  # of a GPU's steps
 
 
 def count_profiled(tally: Tally, counted: RankStep) -> None:
-    """Count all that a trace of ACTIVE_STEPS steps shows: operators everywhere; collectives with
-    several ranks; launches, copies, memsets and host syncs on a GPU.
+    """Count all that a trace of ACTIVE_STEPS steps shows. Everywhere: operators. With several
+    ranks: collectives. On a GPU: launches, copies, memsets and host syncs.
 
-    All ranks profile again if any has to: one that ran more steps than the others would wait in its
-    exchange for ever.
+    If one rank has to profile again, all do: otherwise one that ran more steps would wait for the
+    others for ever.
     """
     listener = SyncListener(counted.phases) if on_gpu(counted.device) else None
     for _ in range(TRIES):
-        found = profile_steps(counted, listener)
-        steps = found.calls
+        profiled = profile_steps(counted, listener)
+        steps = profiled.calls
         if not counted.any_rank(any(calls.lost_copies for calls in steps)):
             break
     tally.add_parts("compiled_operator_calls_per_step", [calls.operators for calls in steps])
@@ -65,9 +65,9 @@ def count_profiled(tally: Tally, counted: RankStep) -> None:
         count_collectives(tally, steps)
     if listener is not None:
         count_device_calls(tally, steps)
-        count_syncs(tally, steps, found.seen, len(counted.phases.micro_steps))
-        tally.profile, tally.profile_problem = found.profile, found.problem
-        tally.identity = found.identity
+        count_syncs(tally, steps, profiled.seen, len(counted.phases.micro_steps))
+        tally.profile, tally.profile_problem = profiled.profile, profiled.problem
+        tally.identity = profiled.identity
 
 
 def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
@@ -106,7 +106,7 @@ def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
 def count_syncs(
     tally: Tally, steps: list[StepCalls], seen: list[list[Site]], micro_steps: int = 0
 ) -> None:
-    """Count host_syncs_per_step and keep their sites; allowed ones do not count."""
+    """Count host_syncs_per_step and keep their sites. Allowed ones do not count."""
     both = zip(steps, seen, strict=True)
     sites = [located(calls.syncs, lines, micro_steps) for calls, lines in both]
     counts = [sum(site.count for site in of_step if not site.allowed) for of_step in sites]
@@ -121,7 +121,7 @@ def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> Pr
     seen: list[list[Site]] = []
     gpu = on_gpu(counted.device)
     steps = PROFILED_STEPS if gpu else ACTIVE_STEPS
-    # Of messages, else their bytes are not in the trace; and with them the code of each kernel.
+    # Shapes are needed for the bytes of messages, and for the code of each kernel.
     shapes = gpu or counted.world_size > 1
     ranges = Ranges(_phase)
     with (
@@ -149,13 +149,13 @@ def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> Pr
 
 
 def _phase(name: str) -> AbstractContextManager[object]:
-    """Return the range of a phase; micro-steps have none, so that their kernels are one row."""
+    """Return the range of a phase. Micro-steps have none, so that their kernels share a row."""
     return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
 
 
-def _identity(events: list[DetailedEvent], steps: int, found: dict[str, Any]) -> StepIdentity:
+def _identity(events: list[DetailedEvent], steps: int, flags: dict[str, Any]) -> StepIdentity:
     try:
-        return with_settings(identity_of(events, MARK, steps), found)
+        return with_settings(identity_of(events, MARK, steps), flags)
     except RuntimeError as error:
         return StepIdentity(problem=str(error))
 
@@ -170,7 +170,7 @@ def _decoded(path: Path) -> Decoded:
     try:
         with path.open("rb") as file:
             return decode_all(file)
-    except CutOffError:  # the profiler does not say that it could not write
+    except CutOffError:  # the profiler does not report that it could not write
         raise OSError(
             f"the profiler wrote no whole trace to {tempfile.gettempdir()} "
             f"({path.stat().st_size} bytes of it): make room there (df), or set TMPDIR to a folder "

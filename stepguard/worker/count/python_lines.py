@@ -1,8 +1,8 @@
-"""Counts the lines of Python that a step runs, by function, without those of torch.
+"""Count the lines of Python that a step runs, by function, without those of torch.
 
 No operator, FLOP or byte shows a loop of Python over a list, and on a CPU no time is gated. Lines
-are exact for one version of the source, and any refactoring moves them, so they only inform. That
-they become more from each step to the next is another matter: such a step ends up slow.
+are exact for one version of the source, but any refactoring changes them, so they only inform. If
+their number rises from each step to the next, it is judged: such a step gets slower and slower.
 """
 
 import gc
@@ -16,17 +16,17 @@ from typing import Any
 
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
 from stepguard.core.site import Site
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.locate import is_machinery, locate, site_at
 from stepguard.worker.count.tally import Tally
 
-PLACES = 10  # that run most: in pairs those that run more lines say where a slower step is so
+PLACES = 10  # those that run most; in pairs the ones that run more lines explain a slower step
 Lines = Counter[CodeType]
 
 
 class TracedStep:
-    """Runs a step and notes the lines that it runs in its thread. Others may count it meanwhile:
-    theirs are the engine's lines, or torch's.
+    """Runs a step and notes the lines that run in its thread. Other counters may be active: their
+    lines belong to the engine or to torch.
     """
 
     def __init__(self, step: Step) -> None:
@@ -34,7 +34,7 @@ class TracedStep:
         self.lines: list[Lines] = []  # of each step so far
 
     def __call__(self) -> object:
-        """Run the step; return what it returns."""
+        """Run the step. Return what it returns."""
         with _traced() as lines:
             returned = self._step()
         self.lines.append(lines)
@@ -42,8 +42,8 @@ class TracedStep:
 
 
 def count_python(tally: Tally, steps: Sequence[Lines]) -> None:
-    """Count growing_python_lines_per_step over steps that ran in turn, two at least; of the last
-    one python_lines_per_step, as information. Both have the functions.
+    """Count growing_python_lines_per_step over at least two consecutive steps. The last step gives
+    python_lines_per_step, as information. Both have the functions.
     """
     last = steps[-1]
     tally.information[PYTHON_LINES] = float(last.total())
@@ -54,28 +54,30 @@ def count_python(tally: Tally, steps: Sequence[Lines]) -> None:
 
 
 def _rise(counts: Sequence[int]) -> int:
-    """Return the least by which a step's count is above the one before, 0 or less if one is not."""
+    """Return the smallest rise of a step's count over the step before; 0 or less if one did not
+    rise.
+    """
     return min(later - earlier for earlier, later in pairwise(counts))
 
 
 @contextmanager
 def _traced() -> Iterator[Lines]:
-    found: Lines = Counter()
+    lines: Lines = Counter()
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
         return None if is_machinery(frame.f_code.co_filename) else inside
 
     def inside(frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
-            found[frame.f_code] += 1
+            lines[frame.f_code] += 1
         return inside
 
     before, collects = sys.gettrace(), gc.isenabled()
-    # A collection comes when it comes, and runs finalizers and callbacks.
+    # A collection comes at any time, and runs finalizers and callbacks.
     gc.disable()
     sys.settrace(enter)
     try:
-        yield found
+        yield lines
     finally:
         sys.settrace(before)
         if collects:

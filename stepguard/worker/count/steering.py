@@ -1,9 +1,8 @@
 """What steers a step beside its code: settings of libraries, threads, processes, the interpreter.
 
-Code may set them anywhere, and they need not show in what is launched: another precision of
-products, or a thread that takes the interpreter's time now and then. All of them are a part of the
-identity of a GPU's step. Those that mean the same on every machine are counted, where the workload
-changed them.
+Any code may set them, and what is launched need not show it: another precision of products, or a
+thread that now and then takes the interpreter's time. All of them are part of the identity of a
+GPU's step. Those that mean the same on every machine are counted if the workload changed them.
 """
 
 import gc
@@ -75,12 +74,12 @@ _FLAGS = (
 
 
 def flags() -> dict[str, str | None]:
-    """Return torch's own settings by name; one that this torch lacks is None."""
+    """Return torch's own settings by name. A setting that this torch lacks is None."""
     return {name: _value(name) for name in _FLAGS}
 
 
 def count_settings(tally: Tally, counted: RankStep) -> None:
-    """Count the settings that the workload changed, each with the value that it has now."""
+    """Count the settings that the workload changed, each with its present value."""
     before = counted.settings
     changed = {
         name: now for name, now in everywhere().items() if name in before and now != before[name]
@@ -91,10 +90,10 @@ def count_settings(tally: Tally, counted: RankStep) -> None:
 
 
 def everywhere() -> dict[str, object]:
-    """Return the settings that every machine has, whatever its GPUs, by name."""
-    # As what nobody set is computed: to say so is no change.
+    """Return by name the settings that every machine has, whatever its GPUs."""
+    # "none" means what unset means, so it is no change.
     unset = {"none": "ieee"}
-    # To ask a GPU would open its context, which a rank on standby must not.
+    # Asking a GPU would open its context, which a rank on standby must not do.
     asked = (name for name in _FLAGS if not name.startswith("cuda."))
     return {
         **{name: unset.get(str(value := _value(name)), value) for name in asked},
@@ -108,18 +107,18 @@ def everywhere() -> dict[str, object]:
 
 
 def _flushes_denormals() -> bool:
-    """Tell whether the CPU takes the smallest numbers for zero, which torch can only set."""
+    """Tell whether the CPU treats the smallest numbers as zero. torch can only set this."""
     return sys.float_info.min / 2 == 0.0
 
 
 def _is_reordered(thing: Any) -> bool:
-    # Parameters ask an object of any other class for attributes, of which some warn.
+    # Parameters ask objects of other classes for attributes, and some classes warn.
     tensor = issubclass(type(thing), torch.Tensor)
     return tensor and isinstance(thing, torch.nn.Parameter) and not thing.is_contiguous()
 
 
 def settings() -> dict[str, Any]:
-    """Return all that is looked at, by name."""
+    """Return all that steers, by name."""
     return {
         **flags(),
         **everywhere(),
@@ -134,36 +133,36 @@ def settings() -> dict[str, Any]:
 
 
 def _value(path: str) -> str | None:
-    found: Any = torch
+    value: Any = torch
     try:
         for name in path.split("."):
-            found = getattr(found, name)
-        return str(found() if callable(found) else found)
+            value = getattr(value, name)
+        return str(value() if callable(value) else value)
     except (AssertionError, AttributeError, RuntimeError, TypeError):
         return None
 
 
 def _own_threads() -> list[str]:
-    """Return the names of Python's threads that are none of torch's, without their numbers."""
-    found = []
+    """Return the names of Python's threads that are not torch's, without their numbers."""
+    names = []
     for thread in threading.enumerate():
         target = getattr(thread, "_target", None)
         module = str(getattr(target, "__module__", "") or type(thread).__module__)
         if not module.startswith(_HELPERS):
-            found.append(re.sub(r"\d+", "", f"{module} {thread.name}"))
-    return found
+            names.append(re.sub(r"\d+", "", f"{module} {thread.name}"))
+    return names
 
 
 def _own_processes() -> list[str]:
-    """Return the commands of this process' children that are no compiler's."""
-    mine, found = str(os.getpid()), []
+    """Return the commands of this process' children, without those of compilers."""
+    mine, commands = str(os.getpid()), []
     for folder in Path("/proc").glob("[0-9]*"):
         # pid (name, which may have spaces and brackets) state parent ...
         if _read(folder / "stat").rpartition(")")[2].split()[1:2] == [mine]:
             command = _read(folder / "cmdline").replace("\0", " ")
             if command and _HELPER_PROCESS not in command:
-                found.append(re.sub(r"\d+", "", command))
-    return found
+                commands.append(re.sub(r"\d+", "", command))
+    return commands
 
 
 def _read(path: Path) -> str:

@@ -1,11 +1,11 @@
-"""Finds where the host waits for the device: on which line, in which phase, for what.
+"""Find where the host waits for the device: the line, the phase and the reason.
 
-torch tells Python about the synchronizations that it makes (torch_device.py). How many there are
-never depends on that: the profiler's trace has every call, also those of other libraries. What is
-found here gives the calls their lines.
+torch tells Python about its synchronizations (torch_device.py). Their number is never taken from
+that: the profiler's trace has all calls, also those of other libraries. This module gives the calls
+their lines.
 
-Listening slows every allocation and cannot be undone, so it never shares a process with timing
-that follows.
+Listening slows down every allocation and cannot be undone, so no timing follows in the same
+process.
 """
 
 import sys
@@ -14,21 +14,21 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from stepguard.core.allow import allowed_by_comment, allowed_now
+from stepguard.core.allow_sync import allowed_by_comment, allowed_now
 from stepguard.core.site import Site
 from stepguard.trace.host_steps import Sync
 from stepguard.worker.count.locate import frames, locate, site_at
-from stepguard.worker.position import MICRO_STEP, Phases
+from stepguard.worker.rank_position import MICRO_STEP, Phases
 from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
-# What waits, by the operator that it waits in; the first that is found decides.
+# What waits, by the operator around it. The first that applies decides.
 _BY_OPERATOR = {
     "aten::is_nonzero": "truth of a tensor",
     "aten::_local_scalar_dense": ".item()",
     "aten::nonzero": "nonzero",
 }
-_BY_COPY = {  # ... or by how the name of the copy that is waited for begins
+_BY_COPY = {  # ... or by the beginning of the name of the copy that is waited for
     "HtoD (Pageable": "pageable copy to the GPU",
     "HtoD": "blocking copy to the GPU",
     "DtoH": "copy to the host",
@@ -36,14 +36,14 @@ _BY_COPY = {  # ... or by how the name of the copy that is waited for begins
 
 
 def site_here(what: str, phases: Phases) -> Site:
-    """Return the line that runs now, outside of torch and this engine, in its phase."""
+    """Return the line that runs now, outside of torch and this engine, with its phase."""
     place = locate(frames(sys._getframe()))
     allowed = allowed_now() or allowed_by_comment(place.text)
     return site_at(what, place, phases.path, allowed=allowed)
 
 
 class SyncListener:
-    """Collects the synchronizations that torch reports while listening."""
+    """Collects the synchronizations that torch reports while it listens."""
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
@@ -56,7 +56,9 @@ class SyncListener:
 
     @contextmanager
     def listen(self) -> Iterator[list[Site]]:
-        """Yield a list that fills, inside the block, with a Site for each: its kind is ``what``."""
+        """Yield a list that fills inside the block: a Site for each synchronization, with its kind
+        in ``what``.
+        """
         sites: list[Site] = []
         self._sites = sites
         try:
@@ -66,10 +68,10 @@ class SyncListener:
 
 
 def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return the trace's calls with their lines: of a kind the n-th call is the n-th reported one,
-    whose ``what`` is that kind.
+    """Return the trace's calls with their lines. Of each kind, the n-th call is the n-th that torch
+    reported with that kind in ``what``.
 
-    A kind of which they disagree on the number keeps its calls, with operators and without lines.
+    If the two disagree on the number of a kind, its calls keep their operators and get no lines.
     """
     sites: list[Site] = []
     # A blocking cudaMemcpy ("copy") never has a line: torch's hook does not report it.
@@ -84,7 +86,9 @@ def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -
 
 
 def what_waits(sync: Sync) -> str:
-    """Return what made the host wait, as one writes it: ".item()", "nonzero in IndexBackward0"."""
+    """Return what made the host wait, as written in code: ".item()", "nonzero in
+    IndexBackward0".
+    """
     backward = [n.removeprefix(_AUTOGRAD) for n in sync.chain if n.startswith(_AUTOGRAD)]
     return _call(sync) + (f" in {backward[-1]}" if backward else "")
 
@@ -94,21 +98,22 @@ def _call(sync: Sync) -> str:
         return "torch.cuda.synchronize()"
     if sync.kind == "event":
         return "Event.synchronize()"
-    found = [what for operator, what in _BY_OPERATOR.items() if operator in sync.chain]
-    found += [what for copy, what in _BY_COPY.items() if sync.after_copy.startswith(copy)]
-    found += [n.removeprefix("aten::") for n in reversed(sync.chain) if n.startswith("aten::")]
-    return next(iter(found), "stream synchronize")
+    calls = [what for operator, what in _BY_OPERATOR.items() if operator in sync.chain]
+    calls += [what for copy, what in _BY_COPY.items() if sync.after_copy.startswith(copy)]
+    calls += [n.removeprefix("aten::") for n in reversed(sync.chain) if n.startswith("aten::")]
+    return next(iter(calls), "stream synchronize")
 
 
 def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return one Site a line: ``print(loss)`` waits eight times in four ways, and is one to mend.
+    """Return one Site for each line: ``print(loss)`` waits eight times in four ways, but is one
+    line to mend.
 
-    Phases are joined: "forward, each micro-step" when it happens in all ``micro_steps`` of them.
+    Phases are joined: "forward, each micro-step" if it happens in all ``micro_steps``.
     """
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
         place = site.key[1:] if site.file else ("", site.what)
-        # Without a line, an allowed sync and one that is not would otherwise be one site.
+        # Otherwise, without a line, an allowed sync and another one would be one site.
         groups.setdefault((*place, site.allowed), []).append(site)
     return [
         replace(

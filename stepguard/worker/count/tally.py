@@ -1,6 +1,6 @@
-"""Holds the step that the counting pass counts, and collects the counts.
+"""The step that the counting pass counts, and the collected counts.
 
-A count that differs between two steps is unstable, never averaged.
+A count that differs between two steps is unstable. It is never averaged.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +15,11 @@ from stepguard.core.profile import Profile
 from stepguard.core.site import Site, added
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.text import listed
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.placement import Placement
-from stepguard.worker.position import Phases
+from stepguard.worker.rank_position import Phases
 
-ACTIVE_STEPS = 2  # a count is taken when this many steps agree
+ACTIVE_STEPS = 2  # a count is accepted if so many steps agree
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class RankStep:
 
     step: Step
     device: torch.device
-    phases: Phases = field(default_factory=Phases)  # which the step enters
+    phases: Phases = field(default_factory=Phases)  # the phases that the step enters
     world_size: int = 1
-    any_rank: Callable[[bool], bool] = bool  # says, on all ranks alike, if it is true on any
+    any_rank: Callable[[bool], bool] = bool  # returns, on all ranks, whether it is true on any
     frozen: int = 0  # objects that gc.freeze() hid before the workload was there; no tensors
-    placement: Placement = field(default_factory=Placement)  # that saw the workload being built
+    placement: Placement = field(default_factory=Placement)  # it saw the workload being built
     settings: Mapping[str, object] = field(default_factory=dict)  # before the workload was imported
 
 
-Differs = tuple[str, int, int]  # how steps do, and the steps with less and with more
+Differs = tuple[str, int, int]  # how steps differ, and which have less and more
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Tally:
         detail: Mapping[str, int] | None = None,
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Take the value if all of ``seen`` agree, and ``sites`` of the first of them; else note
-        what was seen, and where the most is more than the least.
+        """Take the value if all of ``seen`` agree, with the first of ``sites``. Else note what was
+        seen, and where the largest count is above the smallest.
         """
         self._take(metric, seen[0], _differ(seen), detail, sites)
 
@@ -70,8 +70,9 @@ class Tally:
         by_step: Sequence[Mapping[str, int]],
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Add the sum of each step's parts, and as detail the parts of the first step. Where parts
-        are judged, steps of an equal sum must agree in them, or chance says which is compared.
+        """Add the sum of each step's parts, with the first step's parts as detail. If parts are
+        judged, steps with equal sums must also agree in them; otherwise chance would choose the
+        parts that are compared.
         """
         seen = [sum(parts.values()) for parts in by_step]
         differs = _differ(seen)
@@ -97,19 +98,19 @@ class Tally:
         else:
             text, less, more = differs
             self.unstable[metric] = f"steps differ{text}"
-            found = added(sites[less], sites[more]) if sites else ()
-            where = tuple(site for site in found if not site.allowed)
+            more_sites = added(sites[less], sites[more]) if sites else ()
+            where = tuple(site for site in more_sites if not site.allowed)
         if detail is not None:
             self.detail[metric] = dict(sorted(detail.items()))
         if where:
             self.sites[metric] = where
 
     def missing(self, reason: str, *metrics: str) -> None:
-        """Note why none of these could be counted."""
+        """Note why none of these metrics could be counted."""
         self.unstable |= dict.fromkeys(metrics, reason)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a rank sends: plain types."""
+        """Return what a rank sends, in plain types."""
         sent: dict[str, Any] = msgspec.to_builtins(self)
         return sent
 

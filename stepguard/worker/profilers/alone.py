@@ -1,10 +1,10 @@
-"""Runs a workload for a profiler that starts it, which records between two marks of CUDA's.
+"""Run a workload for a profiler that starts it and records between two marks of CUDA's.
 
     nsys profile --capture-range=cudaProfilerApi ... \
         python -m stepguard.worker.profilers.alone '{"case": {...}, "warmup": 3, ...}'
 
-Nothing is forked here, and nobody is asked. Steps are ranges, "step_0"; phases are ranges if the
-workload makes them. Several ranks are started by torchrun.
+Nothing is forked, and no host sends commands. Steps are ranges, "step_0". Phases are ranges if the
+workload makes them. torchrun starts several ranks.
 """
 
 import os
@@ -16,23 +16,23 @@ import torch
 
 from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.rendezvous import join_process_group
 from stepguard.worker.workload import BadWorkload
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Say what runs, and how many steps before and between the marks."""
+    """What runs, and how many steps before and between the marks."""
 
-    case: dict[str, Any]  # as Case.as_dict() gives it
+    case: dict[str, Any]  # as Case.as_dict() returns it
     warmup: int
     steps: int
     one_thread: bool = False  # autograd launches from the thread that has the workload's ranges
 
 
 def main() -> str:
-    """Run what the first argument says; return what went wrong, "" if nothing."""
+    """Run what the first argument says. Return what went wrong; empty if nothing did."""
     wanted = msgspec.json.decode(sys.argv[1], type=Run)
     try:
         case = from_dict(wanted.case)
@@ -49,7 +49,7 @@ def main() -> str:
 
 
 def _record(step: Step, where: torch.device, wanted: Run) -> None:
-    """Run the steps before the marks and between them."""
+    """Run the steps before and between the marks."""
     for _ in range(wanted.warmup):
         step()
     torch_device.synchronize(where)

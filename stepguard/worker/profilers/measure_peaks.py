@@ -1,9 +1,9 @@
-"""Measures what this process's GPU, or else its CPU, can do at most: a copy and matrix products.
+"""Measure the most that this process's GPU, or else its CPU, can do: a copy and matrix products.
 
     python -m stepguard.worker.profilers.measure_peaks
 
-prints one JSON document, core.roofline.Peaks. The best of several runs counts, since nothing
-makes a device faster than it is.
+prints one JSON document, core.roofline.Peaks. The best of several runs counts, since nothing makes
+a device faster than it is.
 """
 
 import sys
@@ -17,7 +17,7 @@ import torch
 from stepguard.core.device import CPU, GPU
 from stepguard.core.roofline import Peaks
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 
 RUNS = 8
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -32,7 +32,7 @@ def measure(where: torch.device, size: int, copied_bytes: int) -> Peaks:
     types = _TYPES | ({"tf32": torch.float32} if torch_device.on_gpu(where) else {})
     for name, dtype in types.items():
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
-        # Random, as weights are: zeros draw less power, and run at higher clocks.
+        # Random numbers, as weights are: zeros take less power, and run at higher clocks.
         left, right = (torch.randn(size, size, device=where, dtype=dtype) for _ in range(2))
         result = torch.empty_like(left)
         taken_s = fastest_s(partial(torch.mm, left, right, out=result), where)

@@ -1,4 +1,4 @@
-"""Records what allocates in one steady step: a trace, and on a GPU the allocator's own history.
+"""Record what allocates in one steady step: a trace, and on a GPU the allocator's own history.
 
 The history is a file for https://pytorch.org/memory_viz, which shows every block over time.
 """
@@ -11,20 +11,20 @@ import torch
 from torch.profiler import profile, record_function
 
 from stepguard.worker import torch_device
-from stepguard.worker.clock import Step
+from stepguard.worker.block_timer import Step
 from stepguard.worker.count.memory_counters import live_tensor_bytes
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.profilers.ranges import Ranges
 from stepguard.worker.profilers.record_trace import write
 
-_SETTLE = 2  # steps; from the second one on gradients and optimizer state exist
+_SETTLE = 2  # steps; gradients and optimizer state exist from the second one on
 
 
 def record_memory(rank: RankStep, path: Path, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Run a step; write its trace to ``path`` (.json.gz), beside it the history (.pickle).
+    """Run a step. Write its trace to ``path`` (.json.gz), and the history beside it (.pickle).
 
-    Return both paths, and bytes: live before the step; on a GPU allocated, reserved and the most of
-    both in the step.
+    Return both paths and figures in bytes: live before the step; on a GPU also allocated, reserved,
+    and the peaks of both in the step.
     """
     where, ranges = rank.device, Ranges(record_function)
     gpu = torch_device.on_gpu(where)
@@ -45,12 +45,12 @@ def record_memory(rank: RankStep, path: Path, progress: Callable[[str], None]) -
         progress("memory: recorded step")
         profiled = _profiled(one_step, where)
     progress("memory: writing")
-    found: dict[str, Any] = {"live_bytes": live, "on_gpu": gpu, "trace": str(path)}
+    recorded: dict[str, Any] = {"live_bytes": live, "on_gpu": gpu, "trace": str(path)}
     if gpu:
-        found["snapshot"] = str(path.with_name(path.name.replace(".json.gz", ".pickle")))
-        found |= torch_device.end_history(found["snapshot"])
+        recorded["snapshot"] = str(path.with_name(path.name.replace(".json.gz", ".pickle")))
+        recorded |= torch_device.end_history(recorded["snapshot"])
     write(profiled, path, gpu)
-    return found
+    return recorded
 
 
 def _profiled(step: Step, where: torch.device) -> profile:

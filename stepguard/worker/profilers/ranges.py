@@ -1,27 +1,27 @@
-"""Makes ranges for a profiler of phases, which a workload only enters and never leaves."""
+"""Make ranges for a profiler from phases, which a workload only enters and never leaves."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from stepguard.worker.position import MICRO_STEP
+from stepguard.worker.rank_position import MICRO_STEP
 
 Open = Callable[[str], AbstractContextManager[object]]
 
 
 class Ranges:
-    """Opens a range at each phase, and closes it at the next one or at the step's end.
+    """Opens a range at each phase, and closes it at the next phase or at the step's end.
 
-    A micro-step's range lies around those of its phases. What comes once after several micro-steps
-    (clipping, the optimizer) is in none of them, which is known from the second step on; then a
-    single micro-step is around nothing, since it would be around all.
+    A micro-step's range contains those of its phases. A phase that comes once after several
+    micro-steps (clipping, the optimizer) is in none of them; that is known from the second step on.
+    A single micro-step gets no range, since it would contain all phases.
     """
 
     def __init__(self, open_range: Open) -> None:
         self._open = open_range
         self._ranges: list[AbstractContextManager[object]] = []
         self._micro_step = ""
-        self._seen_in: dict[str, set[str]] = {}  # this step's micro-steps, by phase
-        self._after: set[str] = set()  # phases that are in no micro-step
+        self._seen_in: dict[str, set[str]] = {}  # by phase: this step's micro-steps
+        self._after: set[str] = set()  # phases outside of micro-steps
 
     def __call__(self, name: str) -> None:
         """Enter a phase."""
@@ -42,5 +42,5 @@ class Ranges:
     def end_step(self) -> None:
         """Close what is open."""
         self._close(0)
-        self._after = {name for name, found in self._seen_in.items() if len(found) == 1}
+        self._after = {name for name, micro_steps in self._seen_in.items() if len(micro_steps) == 1}
         self._seen_in, self._micro_step = {}, ""

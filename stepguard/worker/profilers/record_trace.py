@@ -1,7 +1,7 @@
-"""Records a trace of a few steps by torch.profiler: phases, flows and a counter of memory.
+"""Record a trace of a few steps by torch.profiler: phases, flows and a counter of memory.
 
-The file opens in Perfetto. The profiler notes each allocation, which it draws as a point; a counter
-of the memory in use is added, on a GPU with what the caching allocator has reserved.
+The file opens in Perfetto. The profiler shows each allocation only as a point. So a counter of the
+memory in use is added, on a GPU with the memory that the caching allocator has reserved.
 """
 
 import gzip
@@ -28,8 +28,8 @@ def record_trace(
     with_stack: bool = False,
     shapes: bool = False,
 ) -> dict[str, Any]:
-    """Run ``plan``'s steps, unprofiled, as the profiler's warm-up and recorded; write the recorded
-    ones to ``path`` (.json.gz). Return the file's name and size in bytes, and its steps.
+    """Run ``plan``'s steps: unprofiled, as the profiler's warm-up, and recorded. Write the recorded
+    ones to ``path`` (.json.gz). Return the file's name, its size in bytes, and its steps.
     """
     device, (wait, warmup, active) = rank.device, plan
     ranges = Ranges(record_function)
@@ -69,7 +69,7 @@ def write(profiled: Any, path: Path, gpu: bool) -> None:
 
 
 def counters(events: list[dict[str, Any]], gpu: bool) -> Iterator[dict[str, Any]]:
-    """Yield an event of a counter for each allocation on the GPU, or else on the CPU: MiB."""
+    """Yield a counter event for each allocation on the GPU, or else on the CPU, in MiB."""
     name = "GPU memory [MiB]" if gpu else "CPU memory since the profiler began [MiB]"
     for event in events:
         if event.get("name") != _MEMORY or (event["args"]["Device Type"] == 1) != gpu:

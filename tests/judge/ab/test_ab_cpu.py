@@ -8,19 +8,19 @@ from builders import evidence, replace
 from test_ab_rules import decided, metric, turns
 
 from stepguard import Case
-from stepguard.core.comparison import glances, judged
+from stepguard.core.comparison import judged, judges_ungated_time
 from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.metrics import PYTHON_LINES
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.judge.decision import (
+from stepguard.judge.judge_pairs import (
     judge_ab,
     wants_another_pair,
     wants_every_pair,
 )
 from stepguard.judge.rules import mean_on_cpu
-from stepguard.report.words import evidence_lines, headline, times
+from stepguard.report.verdict_text import evidence_lines, headline, times
 
 QUICK = {"floor_flops_per_step": 0.0, "margins_pct": MARGINS_PCT["cpu"]}
 HOW = {"head": QUICK, "base": QUICK, "glance": True}
@@ -45,9 +45,9 @@ def outcome(draw, pct, sd_pct, modes=0.0):
 def test_a_cpu_case_is_judged_by_its_step_time_too():
     """By counters and by a glance at the step; a GPU's case only by what it gates."""
     case = Case("a", "m:f", device="cpu", gates=("graph_breaks",))
-    assert judged(case) == ("step_ms", "graph_breaks") and glances(case)
-    assert not glances(Case("a", "m:f", device="cpu", gates=("step_ms",)))
-    assert not glances(Case("a", "m:f", gates=("graph_breaks",)))
+    assert judged(case) == ("step_ms", "graph_breaks") and judges_ungated_time(case)
+    assert not judges_ungated_time(Case("a", "m:f", device="cpu", gates=("step_ms",)))
+    assert not judges_ungated_time(Case("a", "m:f", gates=("graph_breaks",)))
 
 
 def test_a_step_several_times_as_long_is_slower():

@@ -27,17 +27,17 @@ from stepguard.core.metrics import GRAPH_NODES, GROWING_LINES, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.judge.decision import (
+from stepguard.judge.judge_pairs import (
     decision,
     judge_ab,
     wants_another_pair,
 )
-from stepguard.judge.pairs import deciding_margins, smallest_detectable_pct
+from stepguard.judge.pair_statistics import deciding_margins, smallest_detectable_pct
 from stepguard.judge.sequential_plan import level_of
-from stepguard.report.commands import Commands, next_steps
-from stepguard.report.notes import note
-from stepguard.report.words import block as told_block
-from stepguard.report.words import headline, place
+from stepguard.report.metric_notes import note
+from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.verdict_text import block as told_block
+from stepguard.report.verdict_text import headline, place
 
 OLD, NEW = "0" * 40, "f" * 40
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})

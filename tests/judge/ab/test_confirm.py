@@ -16,12 +16,12 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import MACHINE_LIMIT_PCT
-from stepguard.judge.decision import wants_another_pair
+from stepguard.judge.judge_pairs import wants_another_pair
+from stepguard.judge.judge_recordings import judge
 from stepguard.judge.rules import decision
-from stepguard.judge.screen import judge
-from stepguard.report.commands import Commands, next_steps
-from stepguard.report.notes import note
-from stepguard.report.words import evidence_lines, times
+from stepguard.report.metric_notes import note
+from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.verdict_text import evidence_lines, times
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 HOW = "the recording's own commit, 000000000000"

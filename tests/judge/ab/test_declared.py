@@ -10,10 +10,10 @@ from test_ab_rules import COST, fault, metric, shifted, turns
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.decision import judge_ab
-from stepguard.report.commands import Commands
-from stepguard.report.result_documents import text_of
-from stepguard.report.words import block as shown_block
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.report.document_json import text_of
+from stepguard.report.next_steps import Commands
+from stepguard.report.verdict_text import block as shown_block
 
 ID = "train_step[124m-bf16]"
 

@@ -21,13 +21,13 @@ from stepguard.core.profile import Parts, Profile
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.step_identity import StepIdentity
-from stepguard.judge.by_profile import IDLE_SHARE
-from stepguard.judge.decision import judge_ab, wants_another_pair
+from stepguard.judge.compare_profiles import IDLE_SHARE
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.judge.rules.identical_step import HOST_SHARE, PAIR_SDS, enough, identical, unlike
 from stepguard.measure.suite import Result
-from stepguard.report.commands import Commands
-from stepguard.report.terminal import Run, lines
-from stepguard.report.words import times
+from stepguard.report.next_steps import Commands
+from stepguard.report.terminal_summary import Run, lines
+from stepguard.report.verdict_text import times
 
 MS, STEPS = 250.0, 32
 IDENTITY = StepIdentity({"kernels and copies": "a1", "operators": "b2", "settings": "c3"})

@@ -10,8 +10,8 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.margins import MARGINS
 from stepguard.core.profile import KernelRow, Parts, Profile, added
 from stepguard.core.status import Status
-from stepguard.judge.decision import judge_ab, wants_another_pair
-from stepguard.judge.pairs import bounds
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.sequential_plan import EXPLAINED_PAIRS
 
 STEPS = 6

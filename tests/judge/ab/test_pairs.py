@@ -14,7 +14,7 @@ from scipy import stats
 from benchmarks.judge_rates import NOISES, binomial_bounds, outcomes
 from stepguard.core.margins import Margins, Prior
 from stepguard.core.status import Status
-from stepguard.judge.pairs import bounds, decide, figures, smallest_detectable_pct
+from stepguard.judge.pair_statistics import bounds, decide, figures, smallest_detectable_pct
 from stepguard.judge.sequential_plan import (
     ALPHA,
     BETA,

@@ -10,10 +10,10 @@ from stepguard.core.evidence import Fault, to_json
 from stepguard.core.margins import MARGINS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.decision import judge_ab
-from stepguard.judge.pairs import bounds
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.sequential_plan import MOST_PAIRS, may_decide
-from stepguard.judge.stays import says_slower, still_slower, unlike
+from stepguard.judge.slower_stays import says_slower, still_slower, unlike
 
 QUIET = (0.05, -0.05, 0.02, -0.02)
 SLOW = (1.0, 1.1, 0.9, 1.05, 0.95, 1.0)

@@ -12,9 +12,9 @@ from stepguard.core.recording import RecordedDifference
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
-from stepguard.report.commands import Commands
-from stepguard.report.recorded import accepted_line, lines, moves
-from stepguard.storage.accepting import Accepted, Action
+from stepguard.report.metric_list import accepted_line, lines, moves
+from stepguard.report.next_steps import Commands
+from stepguard.storage.accept_recording import Accepted, Action
 
 
 def test_times_stand_with_their_distance_from_the_first():

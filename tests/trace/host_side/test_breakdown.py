@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from kineto import AUTOGRAD, Kineto
 
 from stepguard.lab.host_breakdown import host_summary, own_and_total_us
-from stepguard.trace.classes import usual_classes
-from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.kernel_classes import usual_classes
 
 
 def summary(trace):

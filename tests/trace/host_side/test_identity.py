@@ -7,8 +7,8 @@ from kineto import AUTOGRAD, Kineto, decoded
 from msgspec import Raw
 from msgspec.structs import replace
 
+from stepguard.trace.chrome_chunks import Details
 from stepguard.trace.operator_identity import identity_of, with_settings
-from stepguard.trace.read.chunks import Details
 
 MARK, STEPS = "stepguard.step", 3
 OPERANDS = {"Input Dims": [[4, 8]], "Input Strides": [[8, 1]], "Input type": ["float"]}

@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from training_runs import run_two_ranks
 
 from model.workloads import train_step
-from stepguard.measure.rank_answers import counts_of
-from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
+from stepguard.measure.combine_ranks import counts_of
+from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_steps import read_steps
 from stepguard.worker.count import profiled_steps
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally

@@ -1,0 +1,57 @@
+"""Deliberate host syncs: the source allows them, with a reason that the report prints.
+
+    with allow_sync("the loss is logged every 100 steps"):
+        print(loss.item())
+
+    print(loss.item())  # stepguard: allow sync: the loss is logged every 100 steps
+
+The comment is for code that must not import stepguard.
+"""
+
+import re
+import tokenize
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+_MARKER = re.compile(r"(?:^|\s)#\s*stepguard:\s*allow sync(?=[\s:,]|$)[\s:,-]*(?P<reason>.*)$")
+# One list for the process, not one for each thread: a backward pass syncs in autograd's threads.
+_open: list[str] = []
+
+
+@contextmanager
+def allow_sync(reason: str) -> Iterator[None]:
+    """Allow the host syncs inside: they do not count as ``host_syncs_per_step``, and are listed
+    with ``reason``.
+
+    Raises ValueError without a reason, since readers of the report judge the sync by it.
+    """
+    if not reason.strip():
+        raise ValueError("allow_sync needs a reason: it is printed on every run")
+    _open.append(reason.strip())
+    try:
+        yield
+    finally:
+        _open.pop()
+
+
+def allowed_now() -> str:
+    """Return the innermost open ``allow_sync``'s reason; empty without one."""
+    return _open[-1] if _open else ""
+
+
+def allowed_by_comment(source_line: str) -> str:
+    """Return the reason that a line's comment gives; empty if there is no comment, or no reason in
+    it.
+    """
+    marker = _MARKER.search(_comment(source_line))
+    reason = marker["reason"].strip() if marker else ""
+    return reason if re.search(r"\w", reason) else ""
+
+
+def _comment(source_line: str) -> str:
+    """Return the line's comment, not what looks like one inside a string."""
+    with suppress(tokenize.TokenError, SyntaxError):  # a line need not be a whole statement
+        for token in tokenize.generate_tokens(iter([source_line]).__next__):
+            if token.type == tokenize.COMMENT:
+                return token.string
+    return ""

@@ -1,0 +1,349 @@
+"""Rules of an A/B comparison: HEAD's tree and another revision's, measured in pairs.
+
+The first that applies decides:
+
+* the machine or HEAD's step failed;
+* the other tree cannot run the case;
+* the two do not do the same work;
+* a measurement contradicts itself or is not whole;
+* each counter by itself, and the step time by its pairs (judge/rules/): the worst metric decides.
+
+If something is undecided, a counter that is known to have moved decides. On a GPU, once the time is
+decided, counters explain it and do not fail the case: an honest optimization calls other operators.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from msgspec import structs
+from msgspec.structs import replace
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import GRAPH_NODES, GROWING_LINES, JUDGED_TIME, METRICS
+from stepguard.core.permission import Permission
+from stepguard.core.reason_sentences import (
+    Failed,
+    OtherWork,
+    OtherWorkOfRanks,
+    SlowSteps,
+    UnknownWork,
+    Unpaired,
+)
+from stepguard.core.reasons import Reason
+from stepguard.core.recording import Recording
+from stepguard.core.site import Site
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.judge.compare_metric import compare
+from stepguard.judge.compare_profiles import straggler
+from stepguard.judge.findings import Findings, Permits, verdict_of
+from stepguard.judge.judge_recordings import moved_counters
+from stepguard.judge.moved_places import risen_python
+from stepguard.judge.rules import decision, mean_on_cpu
+from stepguard.judge.rules.identical_step import not_enough
+from stepguard.judge.rules.mean_of_pairs import explanation
+from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.slow_step_patterns import REASONS, of_launches, of_pairs
+from stepguard.judge.soundness import (
+    Refusal,
+    measurement_problem,
+    uncompared,
+    undecided_metrics,
+)
+from stepguard.judge.summarise_evidence import summarise
+
+# The other revision may simply lack the case; then nobody made HEAD worse.
+_LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
+# These must be equal on both sides, or their times cannot be compared.
+WORK = ("tokens_per_step", "flops_per_step")
+# No gain of time pays for these: another exchange, or a step that runs out of memory in the end.
+PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
+# On a GPU the cost of the compiler's kernels is in the launches and in the time. A step that lost
+# its graph break has one such kernel more, of 360, and is a gain.
+GENERATED = "generated_kernels"
+
+
+def judge_ab(
+    comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
+) -> Verdict:
+    """Return the verdict on HEAD's tree against the other tree."""
+    findings = findings_of(comparison)
+    return verdict_of(findings, Permits.of(findings, permissions, today))
+
+
+def findings_of(comparison: Comparison) -> Findings:
+    """Return what the rules say of HEAD's tree against the other tree."""
+    refused = refusal(comparison)
+    if refused is None:
+        return _compared(comparison)
+    if refused.status is Status.INCONCLUSIVE and (risen := _risen(comparison)):
+        return risen
+    return _findings(comparison, _shown(comparison, refused), whole=refused)
+
+
+def refusal(comparison: Comparison) -> Refusal | None:
+    """Return why the two cannot be compared; None if they can."""
+    # Other work comes first: the counting pass shows it, without a pair.
+    asked = (_failed, _other_work, _unsound, _unknown_work)
+    return next(filter(None, (refusal_of(comparison) for refusal_of in asked)), None)
+
+
+def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
+    """Return the decision with all that it is based on."""
+    ended = decided.final and not comparison.out_of_time
+    few = comparison.glance and decided.pairs <= mean_on_cpu.MOST_PAIRS
+    most = 0 if ended else mean_on_cpu.MOST_PAIRS if few else MOST_PAIRS
+    moved = decided.status in (Status.SLOWER, Status.FASTER)
+    return PairsFinding(
+        decided,
+        comparison.margins,
+        comparison.alpha,
+        comparison.together,
+        most,
+        len(comparison.again),
+        comparison.stays,
+        "" if moved else not_enough(comparison),  # of a time that moved nobody asks
+    )
+
+
+def wants_another_pair(comparison: Comparison) -> bool:
+    """Tell whether another pair should be measured: there is none yet, or the time is gated and not
+    decided. Sides that cannot be compared get no more pairs.
+    """
+    # Without a pair the evidence has no launches, so only these two can be known.
+    if not comparison.pairs:
+        return not (_failed(comparison) or _other_work(comparison))
+    decided = decision(comparison)
+    return decided is not None and not decided.final and refusal(comparison) is None
+
+
+def wants_every_pair(comparison: Comparison) -> bool:
+    """Tell whether another pair of a commit with itself should be measured. All pairs of the plan
+    are, since none decides early, and each one says more about the machine's noise.
+    """
+    if not comparison.pairs or comparison.glance:
+        return wants_another_pair(comparison)
+    return decision(comparison) is not None and refusal(comparison) is None
+
+
+def _failed(comparison: Comparison) -> Refusal | None:
+    """Return HEAD's fault, or else the other tree's. First, since launches are missing then."""
+    if comparison.head.faults:
+        return _broken(comparison, comparison.head)
+    if not comparison.base.faults:
+        return None
+    fault = comparison.base.faults[0]
+    if fault.code not in _LACKS:
+        return _broken(comparison, comparison.base)
+    lacks = Failed(revision=comparison.named, message=fault.message)
+    return Refusal(Status.NOT_COMPARABLE, Reason.BASE_LACKS, lacks, fault.detail)
+
+
+def _unsound(comparison: Comparison) -> Refusal | None:
+    for evidence in (comparison.head, comparison.base):
+        if refused := _broken(comparison, evidence):
+            return refused
+    head, base = len(comparison.head.launches), len(comparison.base.launches)
+    if head == base:
+        return None
+    unpaired = Unpaired(head=head, base=base, other=comparison.named)
+    return Refusal(Status.BROKEN, Reason.NOTHING_MEASURED, unpaired)
+
+
+def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
+    """Return why one side's evidence is not sound by itself."""
+    refused = measurement_problem(evidence)
+    if refused is None or evidence is comparison.head:
+        return refused
+    figures = structs.replace(refused.figures, revision=comparison.named)
+    return Refusal(refused.status, refused.reason, figures, refused.detail)
+
+
+def _other_work(comparison: Comparison) -> Refusal | None:
+    """Refuse unequal tokens and FLOPs: a step that does less is another step, not a faster one."""
+    head, base = summarise(comparison.head), summarise(comparison.base)
+    now, then = head.values(), base.values()
+    for name in WORK:
+        work: OtherWork | OtherWorkOfRanks
+        if name in now and name in then and now[name] != then[name]:
+            work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
+            return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
+        new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
+        if new != old:  # the busiest rank does as much, and another rank does less or more
+            work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
+            return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
+    return None
+
+
+def _unknown_work(comparison: Comparison) -> Refusal | None:
+    """Refuse work that is not known to be equal, also if the case does not gate it."""
+    for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
+        values = summarise(evidence).values()
+        for name in (name for name in WORK if name not in values):
+            why = evidence.counted.unstable.get(name, "")
+            unknown = UnknownWork(metric=name, whose=whose, why=why)
+            return Refusal(Status.BROKEN, Reason.METRIC_MISSING, unknown)
+    return None
+
+
+def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...]:
+    """Return HEAD's figures, if there are any. If the work differs, the counters of both sides show
+    what differs, and where.
+    """
+    head, gates = summarise(comparison.head), comparison.head.gates
+    status, reason = refused.status, refused.reason
+    shown = uncompared(head, gates, status, reason) if comparison.pairs else ()
+    if reason is not Reason.WORK_MOVED:
+        return shown
+    base = summarise(comparison.base)
+    known = head.counters.keys() & base.counters.keys()
+    compared = tuple(compare(name, head, [base], gates) for name in METRICS if name in known)
+    return (*(metric for metric in shown if metric.metric not in known), *compared)
+
+
+def _risen(comparison: Comparison) -> Findings | None:
+    """Return CHANGED if a counter that both sides know moved, although other counters are
+    undecided.
+    """
+    problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
+    # A side that is BROKEN or UNFIT has no counts to trust.
+    if any(refused and refused.status is not Status.INCONCLUSIVE for refused in problems):
+        return None
+    head, base = comparison.head, comparison.base
+    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
+    if not moved:
+        return None
+    # If both sides are undecided, HEAD's reason is shown.
+    undecided = (*undecided_metrics(base), *undecided_metrics(head))
+    unknown = {metric.metric: metric for metric in undecided}
+    return _findings(comparison, (*moved, *unknown.values()))
+
+
+def _compared(comparison: Comparison) -> Findings:
+    now, base = summarise(comparison.head), summarise(comparison.base)
+    decided, gates, values = decision(comparison), comparison.head.gates, now.values()
+    compared = (
+        _time(comparison, decided, now, base)
+        if name == JUDGED_TIME
+        else compare(name, now, [base], gates)
+        for name in METRICS
+        if name in values
+    )
+    status = decided.status if decided and comparison.head.on_gpu else None
+    metrics = tuple(beside_time(metric, status) for metric in compared)
+    p_value = decided.p_value if decided else None
+    return _findings(comparison, metrics, p_value=p_value, **why(comparison))
+
+
+def _findings(
+    comparison: Comparison, metrics: tuple[MetricVerdict, ...], **others: Any
+) -> Findings:
+    head = comparison.head
+    sound = measurement_problem(head) is None
+    return Findings(head.case_id, metrics, sound=sound, against=comparison.named, **others)
+
+
+def why(comparison: Comparison) -> dict[str, Any]:
+    """Return what the profiles of both sides explain, as fields of a verdict."""
+    head, base = comparison.head.counted, comparison.base.counted
+    return {
+        "explanation": explanation(comparison),
+        "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
+    }
+
+
+def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
+    """Turn a counter that moved into a notice if the GPU's time shows what it costs. A metric of
+    work, equal totals of other parts, and generated kernels become notices in any case, even if
+    the pairs do not decide. A cost that rose becomes one only if the step is FASTER. ``time`` is
+    None if the time is not judged: then nothing changes.
+    """
+    if time is None or metric.status is not Status.CHANGED or metric.metric in PRICELESS:
+        return metric
+    as_many = metric.new == metric.old and all(new <= old for old, new in metric.failing_ranks)
+    if METRICS[metric.metric].role == "work" or metric.metric == GENERATED or as_many:
+        return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
+    if time is Status.FASTER:
+        return replace(metric, status=Status.SAME, reason=Reason.PAID_FOR)
+    return metric
+
+
+def _time(
+    comparison: Comparison, decided: Decision | None, now: Recording, base: Recording
+) -> MetricVerdict:
+    """Compare the step time with the other tree's by the pairs. If it is not gated, it is only
+    shown.
+    """
+    new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
+    if decided is None:
+        change = 100 * (new / old - 1) if old else None
+        shown = Status.SAME, Reason.NOT_JUDGED, old, new, change
+        return MetricVerdict(JUDGED_TIME, *shown, gated=False)
+    said = time_by_pairs(comparison, decided)
+    return MetricVerdict(
+        JUDGED_TIME,
+        said.status,
+        said.reason,
+        said.old,
+        said.new,
+        said.change_pct,
+        said.limit_pct,
+        noise_pct=decided.sd_pct,
+        sites=_risen_python(comparison, decided),
+        pairs=pairs_finding(comparison, decided),
+        slow_steps=said.slow_steps,
+    )
+
+
+def _risen_python(comparison: Comparison, found: Decision) -> tuple[Site, ...]:
+    """Return the functions that run more lines of Python, where HEAD's step may be slower for it.
+    They explain: a time alone decides.
+    """
+    if found.status not in (Status.SLOWER, Status.INCONCLUSIVE) or found.estimate_pct <= 0:
+        return ()
+    return risen_python(comparison.head.counted, comparison.base.counted)
+
+
+@dataclass(frozen=True)
+class TimeByPairs:
+    """What pairs say of the step time. Old time and change follow from the pairs' ratio, so they
+    agree with the new time.
+    """
+
+    status: Status
+    reason: Reason
+    new: float
+    change_pct: float
+    limit_pct: float
+    slow_steps: SlowSteps | None
+
+    @property
+    def old(self) -> float:
+        """Return the other tree's step time, in ms."""
+        return self.new / (1 + self.change_pct / 100)
+
+
+def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
+    """Return what a decision says of the step time. If the time passes although steps within
+    launches are slower, on both sides then, those steps are the reason.
+    """
+    margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
+    slow = of_pairs(comparison) if decided.status is Status.SLOWER else None
+    pattern = slow or of_launches(comparison.head.launches)
+    if slow:
+        pct = max(pct, 100 * math.expm1(slow.adds))
+    elif pattern and decided.status is Status.SAME:
+        reason = REASONS[pattern.kind]
+    return TimeByPairs(
+        decided.status,
+        reason,
+        summarise(comparison.head).values()[JUDGED_TIME],
+        pct,
+        # `same` says that the change is below the matter margin, so that is the limit.
+        margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct,
+        pattern.figures() if pattern else None,
+    )

@@ -1,0 +1,206 @@
+"""The screen: the comparison of a run with the stored recordings of its case.
+
+The first that applies decides:
+
+* the measurement is not sound;
+* there is nothing to compare with;
+* the recordings cannot be compared;
+* each metric by itself: the worst decides.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
+
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.reason_sentences import Changed, NotRecorded, OfCase, OtherTokens, SlowSteps
+from stepguard.core.reasons import Reason
+from stepguard.core.recording import Recording
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.judge.comparable import (
+    SOFTWARE,
+    Difference,
+    Tag,
+    comparable,
+    conditions_of,
+    conditions_recorded,
+)
+from stepguard.judge.compare_metric import compare, screen_of
+from stepguard.judge.compare_profiles import against_recordings
+from stepguard.judge.findings import Findings, verdict_of
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
+from stepguard.judge.slow_step_patterns import REASONS, of_launches
+from stepguard.judge.soundness import (
+    Refusal,
+    measurement_problem,
+    uncompared,
+    undecided_metrics,
+)
+from stepguard.judge.summarise_evidence import notes, summarise
+
+DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # points that a difference may move within an epoch
+
+
+def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
+    """Return what the recordings alone say of a case. A time that moved is then an alarm without an
+    answer. ``entry`` is the case's baseline, or None without one.
+    """
+    return verdict_of(screen(evidence, entry))
+
+
+def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
+    """Return what the recordings of ``entry`` say. Without an entry the refusal names the ``path``
+    that should have it.
+    """
+    now, gates = summarise(evidence), evidence.gates
+    # Soundness comes first: a measurement that is not sound cannot be compared with any level.
+    if problem := measurement_problem(evidence):
+        if problem.status is Status.INCONCLUSIVE and (risen := _risen(evidence, now, entry)):
+            return risen
+        shown = evidence.launches
+        return _refused(evidence, problem, now if shown else None)
+    past, refused = _past(evidence, now, entry, path)
+    if refused:
+        return _refused(evidence, refused, now)
+    values = now.values()
+    why, kernels_moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
+    explained, pattern = notes(evidence), of_launches(evidence.launches)
+    slow_steps = pattern.figures() if pattern else None
+    compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)
+    metrics = tuple(
+        _noted_time(metric, slow_steps, kernels_moved)
+        if metric.metric == JUDGED_TIME
+        else replace(metric, figures=explained.get(metric.metric, metric.figures))
+        for metric in compared
+    )
+    return Findings(
+        evidence.case_id,
+        metrics,
+        recordings=len(past),
+        explanation=why,
+        libraries=_other_libraries(now, past[-1]),
+    )
+
+
+def _other_libraries(now: Recording, then: Recording) -> str:
+    """Return which versions differ from the recording's; empty if none does."""
+    both = ({Tag.LIBRARIES: recording.libraries or {}} for recording in (then, now))
+    changes = tuple(difference.change for difference in comparable(*both))
+    return Changed(changes=changes).text if changes else ""
+
+
+def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:
+    """Return a case that is judged as a whole. What was measured is shown."""
+    shown = uncompared(now, evidence.gates, why.status, why.reason) if now else ()
+    return Findings(evidence.case_id, shown, why)
+
+
+def _noted_time(
+    metric: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
+) -> MetricVerdict:
+    """Return the step time with the steps that are slower within launches. A time within its limit
+    gets as its reason what moved nevertheless: such steps, or kernels, which ask for pairs.
+    """
+    reason = metric.reason
+    if metric.status is Status.SAME and slow_steps:
+        reason = REASONS[slow_steps.kind]
+    if metric.status is Status.SAME and metric.gated and kernels_moved:
+        reason = Reason.KERNELS_MOVED
+    return replace(metric, reason=reason, slow_steps=slow_steps)
+
+
+def _past(
+    evidence: Evidence, now: Recording, entry: Entry | None, path: str = ""
+) -> tuple[list[Recording], Refusal | None]:
+    """Return the recordings that the evidence is compared with, or why there are none."""
+    if entry is None:
+        return [], Refusal(Status.NO_BASELINE, Reason.NOT_RECORDED, NotRecorded(path=path))
+    conditions = conditions_of(evidence)
+    if entry.case != evidence.case:
+        other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
+        return [], _other(Reason.OTHER_PARAMETERS, _changed(other))
+    # Only the last epoch counts: earlier ones are levels from before an accepted change.
+    past = alike(entry.level, evidence)
+    if not past:
+        other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
+        return [], _other(Reason.OTHER_SOFTWARE, _changed(other))
+    # The case's parameters are equal, so the workload itself changed. Times of other work cannot be
+    # compared.
+    tokens = past[-1].tokens_per_step
+    if tokens != now.tokens_per_step:
+        return [], _other(Reason.WORK_MOVED, OtherTokens(old=tokens, new=now.tokens_per_step))
+    return past, None
+
+
+def _other(reason: Reason, figures: OfCase) -> Refusal:
+    return Refusal(Status.NOT_COMPARABLE, reason, figures)
+
+
+def _changed(differences: Iterable[Difference]) -> Changed:
+    return Changed(changes=tuple(difference.change for difference in differences))
+
+
+def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:
+    """Return CHANGED if counters that are known moved, although other counters or the times are not
+    decided. Example: a step that recompiles for ever never gets steady, and its recompiles are the
+    cause.
+    """
+    past, _ = _past(evidence, now, entry)
+    moved = moved_counters(now, past, evidence.gates) if past else ()
+    if not moved:
+        return None
+    metrics = (*moved, *undecided_metrics(evidence))
+    return Findings(evidence.case_id, metrics, sound=False, recordings=len(past))
+
+
+def moved_counters(
+    now: Recording, past: Sequence[Recording], gates: Sequence[str]
+) -> tuple[MetricVerdict, ...]:
+    """Return the gated counters that both sides know and that moved for the worse."""
+    known = now.counters.keys() & past[-1].counters.keys()
+    names = [name for name in gates if METRICS[name].kind == "counter" and name in known]
+    metrics = (compare(name, now, past, gates) for name in names)
+    return tuple(metric for metric in metrics if metric.status is Status.CHANGED)
+
+
+def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
+    """Return the epoch's recordings under the same software as the evidence, oldest first."""
+    now = conditions_of(evidence)
+    return [
+        recording
+        for recording in epoch.recordings
+        if not comparable(conditions_recorded(recording), now, SOFTWARE)
+    ]
+
+
+def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
+    """Tell whether one more launch could change the screen's answer; False if the evidence is not
+    sound.
+    """
+    # Counters need no more launches: they are exact, and are counted once.
+    if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
+        return False
+    screened = screen_of(summarise(evidence), alike(entry.level, evidence))
+    return screened is not None and (screened.close or screened.noisy)
+
+
+def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:
+    """Return why evidence that is `same` must not join the epoch: the metric that is too far from
+    the epoch's first recording, and by how much, in percent or in points of a step. None if it may
+    join.
+    """
+    # The first recording alone counts: against the mean, small steps would move what they are
+    # compared with.
+    now, first = summarise(evidence), past[:1]
+    screened = screen_of(now, first) if JUDGED_TIME in evidence.gates else None
+    if screened is not None and abs(screened.change_pct) > LEVEL_LIMIT_PCT:
+        return JUDGED_TIME, screened.change_pct
+    for name in (name for name in evidence.gates if METRICS[name].kind == "difference"):
+        then, difference = past[0].differences_pct.get(name), now.differences_pct.get(name)
+        moved = difference.mean - then.mean if difference and then else 0.0
+        if abs(moved) > DRIFT_POINTS:
+            return name, moved
+    return None

@@ -1,0 +1,202 @@
+"""Rules of permissions: which failing metrics pass all the same. Pure: no I/O, no clock.
+
+A permission is for one metric of one case. It never covers what could not be measured, compared or
+decided. Beside another revision, a waiver's limit applies to the change against that revision.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import date
+
+from msgspec.structs import replace
+
+from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
+from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.text import has_words
+from stepguard.core.verdict import MetricVerdict, Verdict
+
+MAX_DAYS = 90  # the last day may be so far ahead; a change that lasts longer is a new level
+MAX_PCT = 50
+# The most that may be waived where next to nothing is recorded.
+LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20
+_FAILING = (Status.SLOWER, Status.CHANGED)
+Size = tuple[float | None, int | None]  # a waiver's limit_pct and value; it has one of them
+
+
+def permitted(
+    metrics: tuple[MetricVerdict, ...],
+    permissions: Sequence[Permission],
+    whole: bool,
+    unsound: bool,
+    today: date,
+) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
+    """Return a case's metrics under its permissions, and the effect of each permission. No
+    permission applies to a case that was judged as a ``whole``, and no waiver to one that is
+    ``unsound``.
+
+    Only SLOWER and CHANGED are ever permitted. A metric that a waiver allows keeps its status and
+    gets the waiver's last day. One that a trailer allows becomes `same`, with a notice. Trailers
+    come first: a waiver of the same metric is then not needed.
+    """
+    trailers = [permission for permission in permissions if permission.is_trailer]
+    waivers = [permission for permission in permissions if not permission.is_trailer]
+    metrics, declared = _applied(metrics, trailers, whole, today, _as_declared)
+    metrics, waived = _applied(metrics, waivers, unsound, today, _as_waived)
+    return metrics, (*waived, *declared)
+
+
+def _applied(
+    metrics: tuple[MetricVerdict, ...],
+    permissions: Sequence[Permission],
+    unsound: bool,
+    today: date,
+    allowed: Callable[[MetricVerdict, Permission], MetricVerdict],
+) -> tuple[tuple[MetricVerdict, ...], list[PermissionOutcome]]:
+    """Return the metrics, where ``allowed`` replaces those that pass, and the outcome of each
+    permission.
+    """
+    known = {metric.metric: metric for metric in metrics}
+    outcomes = [
+        PermissionOutcome(
+            permission,
+            Effect.NOT_APPLIED
+            if unsound
+            else effect_of(permission, known.get(permission.metric), today),
+        )
+        for permission in permissions
+    ]
+    passing = {
+        outcome.permission.metric: outcome.permission
+        for outcome in outcomes
+        if outcome.effect is Effect.ALLOWED
+    }
+    changed = (
+        allowed(metric, passing[metric.metric]) if metric.metric in passing else metric
+        for metric in metrics
+    )
+    return tuple(changed), outcomes
+
+
+def _as_declared(metric: MetricVerdict, permission: Permission) -> MetricVerdict:
+    return replace(metric, status=Status.SAME, reason=Reason.EXPECTED)
+
+
+def _as_waived(metric: MetricVerdict, permission: Permission) -> MetricVerdict:
+    assert permission.expires is not None
+    return replace(metric, waived_until=permission.expires.isoformat())
+
+
+def effect_of(permission: Permission, metric: MetricVerdict | None, today: date) -> Effect:
+    """Return a permission's effect on a metric; ``metric`` is None if the case does not have it."""
+    if metric is None or not metric.gated:
+        return Effect.NOT_GATED
+    if metric.status not in _FAILING:
+        return Effect.NOT_NEEDED
+    if permission.is_trailer:  # whoever approves the commit also approves the figure in its message
+        return Effect.ALLOWED
+    # NOT_NEEDED comes before: an expired waiver of a metric that passes does no harm.
+    if permission.expires is None or permission.expires < today:
+        return Effect.EXPIRED
+    if permission.limit_pct is not None:
+        known = metric.change_pct is not None and 0 < metric.change_pct <= permission.limit_pct
+        return Effect.ALLOWED if known else Effect.EXCEEDED
+    if permission.value is None or metric.new is None:
+        return Effect.EXCEEDED
+    # A value of a million is no limit for a count of ten: such a waiver would pass anything.
+    limits = METRICS[permission.metric].role == "work" or permission.value <= largest_value(metric)
+    if not limits:
+        return Effect.TOO_WIDE
+    covered = uncovered_count(permission, metric) is None
+    return Effect.ALLOWED if covered else Effect.EXCEEDED
+
+
+def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, float] | None:
+    """Return the recorded and the present count of a failing rank that the waiver's value does not
+    cover; None if it covers all of them.
+    """
+    assert waiver.value is not None
+    counts = _failing_counts(metric)
+    return next((pair for pair in counts if not _covers(waiver.value, metric.metric, *pair)), None)
+
+
+def _covers(value: int, metric: str, old: float, new: float) -> bool:
+    if METRICS[metric].role == "work":
+        # CHANGED with equal totals means other operators, which no total covers.
+        return new == value and new != old
+    return new <= value
+
+
+def may_cover(value: int, metric: str, old: float) -> bool:
+    """Tell whether the value covers any failing count, if ``old`` is recorded."""
+    return value != old if METRICS[metric].role == "work" else value > old
+
+
+def _failing_counts(metric: MetricVerdict) -> tuple[tuple[float, float], ...]:
+    return metric.failing_ranks or ((metric.old or 0, metric.new or 0),)
+
+
+def largest_value(metric: MetricVerdict) -> float:
+    """Return the largest value that still limits something: twice the recorded count of each
+    failing rank, or LITTLE_CALLS or LITTLE_BYTES where next to nothing is recorded.
+    """
+    little = LITTLE_BYTES if METRICS[metric.metric].unit == "B" else LITTLE_CALLS
+    # The smallest over the ranks: twice the busiest one's count may be a thousand times another's.
+    return min(max(2 * old, little) for old, _ in _failing_counts(metric))
+
+
+def suggested_size(metric: MetricVerdict) -> Size | None:
+    """Return the size that covers a failing metric; a time gets 0.5 % to spare. None if no size
+    does.
+    """
+    if metric.status not in _FAILING or metric.new is None:
+        return None
+    if METRICS[metric.metric].kind == "counter":
+        counts = _failing_counts(metric)
+        value = round(max(new for _, new in counts))
+        limits = METRICS[metric.metric].role == "work" or value <= largest_value(metric)
+        possible = limits and all(_covers(value, metric.metric, *pair) for pair in counts)
+        return (None, value) if possible else None
+    change = metric.change_pct or 0
+    if not 0 < change <= MAX_PCT:
+        return None
+    # Round up to half a percent, then add half a percent: the same code measures a little
+    # differently next time.
+    return min(math.ceil(2 * change + 1) / 2, MAX_PCT), None
+
+
+def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
+    """Return the size for each failing metric that covers it as it is. Empty if one of them cannot
+    be waived, since the case would fail all the same.
+    """
+    sizes = {m.metric: suggested_size(m) for m in verdict.gated("failed")}
+    known = {name: size for name, size in sizes.items() if size}
+    return known if len(known) == len(sizes) and not verdict.whole else {}
+
+
+def problem_of(waiver: Permission, today: date) -> str:
+    """Return what is wrong with a waiver, except for its case; empty if nothing is."""
+    # People edit the file by hand, so reading it checks every rule.
+    if waiver.metric not in GATEABLE:
+        return not_gateable(waiver.metric)
+    counts = METRICS[waiver.metric].kind == "counter"
+    wanted, other = ("value", "limit_pct") if counts else ("limit_pct", "value")
+    if getattr(waiver, wanted) is None or getattr(waiver, other) is not None:
+        return f"{waiver.metric} needs a {wanted} and no {other}: no waiver is unlimited"
+    if waiver.limit_pct is not None and not 0 < waiver.limit_pct <= MAX_PCT:
+        return (
+            f"{waiver.limit_pct:g} % of {waiver.metric}: more than 0 and at most {MAX_PCT} % can "
+            "be waived; accept a larger change as the new level"
+        )
+    if waiver.value is not None and waiver.value < 0:
+        return f"{waiver.value} of {waiver.metric}: a count is not negative"
+    for name in ("reason", "who"):
+        text = getattr(waiver, name)
+        if not has_words(text) or not text.isprintable():
+            return f"{name} is {text!r}: write a line of words (--{name} of the command waive)"
+    assert waiver.expires is not None, "the file's reader takes no waiver without a day"
+    ahead = (waiver.expires - today).days
+    if ahead > MAX_DAYS:
+        return f"expires {waiver.expires}, {ahead} days ahead; at most {MAX_DAYS} are possible"
+    return ""

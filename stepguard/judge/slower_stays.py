@@ -1,0 +1,55 @@
+"""SLOWER stays: what pairs called SLOWER is not measured again until something changes. Pure.
+
+If a red run is repeated until it is green, each repeat draws new pairs, and one in twenty may miss
+a slowdown of the matter margin. So SLOWER holds for the same two trees on the same machine, with
+the same software and environment. An earlier run that passed, or did not decide, does not count:
+the next run measures again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.status import Status
+from stepguard.judge.comparable import comparable, conditions_of, said
+from stepguard.judge.judge_pairs import refusal
+from stepguard.judge.rules import decision
+
+
+def says_slower(comparison: Comparison) -> bool:
+    """Tell whether these pairs say that HEAD's step is slower."""
+    decided = decision(comparison)
+    slower = decided is not None and decided.status is Status.SLOWER
+    return slower and refusal(comparison) is None
+
+
+def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Comparison | None:
+    """Return the comparison of an earlier run whose SLOWER still holds. None if pairs have to be
+    measured. ``now`` is HEAD's evidence of this run, ``base`` the other commit.
+
+    ``earlier`` are the comparisons of the same two trees, newest first. A comparison that was
+    measured afresh cancels all before it.
+    """
+    for kept in earlier:
+        if says_slower(kept) and not unlike(kept, now):
+            head = replace(kept.head, commit=now.commit, date=now.date, command=now.command)
+            since = kept.stays or kept.head.date
+            return replace(kept, head=head, base=replace(kept.base, commit=base), stays=since)
+        if kept.fresh:
+            return None
+    return None
+
+
+def unlike(earlier: Comparison, now: Evidence) -> str:
+    """Return the first condition that differs between an earlier comparison and HEAD's evidence
+    now; empty if none does.
+    """
+    for side in (now, earlier.head, earlier.base):
+        if side.tree_changed:
+            return "its tree changed while it was measured"
+        if loose := (*side.dirty, *side.untracked):
+            return f"its tree has files that are in no commit, {loose[0]}"
+        if side.fingerprint is None:
+            return "its machine is not known"
+    return said(comparable(conditions_of(earlier.head), conditions_of(now)))

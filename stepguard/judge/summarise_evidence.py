@@ -1,0 +1,166 @@
+"""Evidence summarised as a recording. This is the only place that computes its figures."""
+
+from collections.abc import Sequence
+from statistics import geometric_mean, median
+
+import msgspec
+
+from stepguard.core.evidence import Evidence, Launch
+from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
+from stepguard.core.reason_sentences import OfMetric, OneRank, SlowestRank
+from stepguard.core.recording import RecordedDifference, Recording, lines_of
+from stepguard.judge.noise_limits import paired
+from stepguard.judge.recorded_profile import recorded
+from stepguard.judge.slow_step_patterns import lasting_ms, of_launches
+
+
+def summarise(evidence: Evidence) -> Recording:
+    """Return every figure that the evidence has. Figures that could not be measured are left
+    out.
+    """
+    counts, fingerprint = evidence.counted, evidence.fingerprint
+    sound = (difference for difference in evidence.differences if not difference.bad_times())
+    costs = {difference.name: paired(difference.pairs_ms) for difference in sound}
+    times = _times(evidence.launches)
+    # Several ranks that are alike have an empty table, which is not the same as no table: a
+    # baseline file is refused if its newest recording has several ranks and no table.
+    several = evidence.world_size > 1 or counts.by_rank
+    return Recording(
+        date=evidence.date,
+        commit=evidence.commit,
+        device_uuid=fingerprint.device_uuid if fingerprint else "",
+        software=evidence.software_key() if fingerprint else {},
+        driver=fingerprint.driver if fingerprint else "",
+        libraries=fingerprint.libraries if fingerprint and fingerprint.libraries else msgspec.UNSET,
+        tokens_per_step=evidence.tokens_per_step,
+        times_ms={JUDGED_TIME: times} if times else {},
+        counters=dict(counts.values),
+        information=_information(evidence, times),
+        detail={
+            name: parts
+            for name, parts in counts.detail.items()
+            if parts and METRICS[name].kind == "counter"
+        },
+        sites={
+            name: list(sites)
+            for name, sites in counts.sites.items()
+            if sites and name in counts.values  # without a value they are where steps differ
+        },
+        differences_pct={
+            f"{name}_pct": RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
+            for name, cost in costs.items()
+        },
+        by_rank={name: list(each) for name, each in counts.by_rank.items()}
+        if several
+        else msgspec.UNSET,
+    )
+
+
+def _times(launches: tuple[Launch, ...]) -> list[float]:
+    """Return the step times of the launches; empty unless all of them have times. A mean over some
+    of them would be taken for the case's.
+    """
+    if not launches or not all(launch.has_times() for launch in launches):
+        return []
+    pattern = of_launches(launches)
+    if pattern and pattern.kind == "late":  # the lasting level counts, not when it begins
+        return [lasting_ms(launch, pattern.begin) for launch in launches]
+    return [launch.step_ms for launch in launches]
+
+
+def stored(evidence: Evidence) -> Recording:
+    """Return the summary as a baseline keeps it. Figures are rounded. Times that the case does not
+    gate are left out: such launches are shorter, need not get steady, and are no level. On a CPU
+    the figures that only inform are left out. The evidence must have a fingerprint.
+    """
+    assert evidence.fingerprint is not None
+    recording = summarise(evidence)
+    times_ms = recording.times_ms if JUDGED_TIME in evidence.gates else {}
+    information = recording.information if evidence.on_gpu else {}
+    profile = evidence.counted.profile
+    return msgspec.structs.replace(
+        recording,
+        times_ms={name: [round(ms, 4) for ms in times] for name, times in times_ms.items()},
+        sites={name: sites for name, sites in recording.sites.items() if name != OPERATORS},
+        operators=lines_of(recording.sites.get(OPERATORS, ())) or msgspec.UNSET,
+        profile=recorded(profile) if profile else msgspec.UNSET,
+        information={name: float(f"{value:.6g}") for name, value in information.items()},
+        differences_pct={
+            name: RecordedDifference(
+                mean=round(difference.mean, 4), half_width=round(difference.half_width, 4)
+            )
+            for name, difference in recording.differences_pct.items()
+        },
+    )
+
+
+def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]:
+    """Return the figures that are shown and never judged."""
+    figures = dict(evidence.counted.information)
+    for difference in evidence.differences:
+        if difference.bad_times():
+            continue
+        figures[f"{difference.name}_ms"] = paired(difference.pairs_ms).mean_ms
+        if difference.name == "exposed_comm" and (each := difference.plain_by_rank_ms):
+            figures["rank_skew_pct"] = 100 * (max(each) / min(each) - 1)
+    if not times:
+        return figures
+    step_ms, launches = geometric_mean(times), evidence.launches
+    blocks = [block for launch in launches for block in launch.blocks]
+    figures["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
+    figures["compile_s"] = max(launch.compile_s for launch in launches)
+    if evidence.tokens_per_step:  # a loop need not say it
+        figures["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
+    if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
+        figures["enqueue_ms"] = median(enqueue)
+    energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
+    if len(energy) == len(blocks):
+        figures["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
+    return figures | _mfu(evidence, step_ms) | _scaling(evidence, step_ms)
+
+
+def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
+    """Return the formula FLOPs of a rank, divided by its step time and its GPU's nominal peak."""
+    peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
+    if not peak or not evidence.flops_per_step:
+        return {}
+    achieved = evidence.flops_per_step / evidence.world_size / step_ms * 1e3
+    return {"mfu_pct": 100 * achieved / peak}
+
+
+def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
+    """Return the step time of one rank alone, and the share of its pace that each rank of the case
+    keeps.
+    """
+    alone, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
+    if alone is None or not tokens or not alone.has_times():
+        return {}
+    # The pace is in tokens: a step of one rank alone may have more or fewer of them.
+    pace = evidence.tokens_per_step / evidence.world_size / step_ms
+    efficiency = 100 * pace / (tokens / alone.step_ms)
+    return {"one_rank_step_ms": alone.step_ms, "scaling_efficiency_pct": efficiency}
+
+
+def notes(evidence: Evidence) -> dict[str, OfMetric]:
+    """Return notes on figures, by metric: which rank is the slowest, and how long one rank takes
+    alone.
+    """
+    by_metric: dict[str, OfMetric] = {}
+    for difference in evidence.differences:
+        if difference.name == "exposed_comm" and (each := difference.plain_by_rank_ms):
+            by_metric["rank_skew_pct"] = _slowest(each)
+    alone = evidence.one_rank
+    if alone is not None and alone.has_times():
+        single = OneRank(one_rank_ms=alone.step_ms, unsteady=alone.steady)
+        by_metric["scaling_efficiency_pct"] = single
+    return by_metric
+
+
+def _slowest(each_ms: Sequence[float]) -> SlowestRank:
+    slowest, fastest = each_ms.index(max(each_ms)), each_ms.index(min(each_ms))
+    return SlowestRank(
+        slowest=slowest,
+        slowest_ms=each_ms[slowest],
+        fastest=fastest,
+        fastest_ms=each_ms[fastest],
+    )

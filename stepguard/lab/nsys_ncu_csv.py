@@ -1,0 +1,245 @@
+"""Read the tables that NVIDIA's tools print as CSV: nsys stats --format csv, and ncu --csv in both
+of its forms, with a line for each launch (--page raw) or for each of its metrics.
+
+Both print other lines before the table, and nsys prints several tables into one stream. Numbers may
+have commas. A metric that was not collected is None, never 0.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass
+from enum import StrEnum
+
+from stepguard.trace.chrome_chunks import TraceError
+
+_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+class Stats(StrEnum):
+    """What a report of nsys stats is about."""
+
+    KERNELS = "kernels"
+    CALLS = "CUDA calls (host time)"
+    COPIES = "copies and fills"
+    RANGES = "NVTX ranges (host time)"
+    GPU_RANGES = "NVTX ranges (time on the GPU)"
+
+
+@dataclass(frozen=True)
+class StatsRow:
+    """One line of a report of nsys stats."""
+
+    name: str
+    calls: int
+    total_us: float
+
+
+@dataclass(frozen=True)
+class StatsTable:
+    """One report."""
+
+    kind: Stats
+    rows: tuple[StatsRow, ...]
+
+
+@dataclass(frozen=True)
+class NcuRow:
+    """One launch of a kernel under ncu. Throughputs are in % of what the GPU can sustain."""
+
+    name: str
+    us: float | None
+    occupancy_pct: float | None  # achieved: active warps / the most that fit
+    compute_pct: float | None
+    memory_pct: float | None
+    dram_pct: float | None
+    tensor_pct: float | None  # cycles in which the tensor cores are busy
+    l2_hit_pct: float | None
+    threads_per_warp: float | None  # warp execution efficiency = this / 32
+    registers: float | None  # a thread
+    shared_bytes: float | None  # a block
+
+
+# In the order of NcuRow. Of several names the first: versions of ncu and GPUs differ.
+_METRICS: dict[str, tuple[str, ...]] = {
+    "us": ("gpu__time_duration.sum", "Duration"),
+    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),
+    "compute_pct": (
+        "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+        "Compute (SM) Throughput",
+    ),
+    "memory_pct": (
+        "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__compute_memory_access_throughput.avg.pct_of_peak_sustained_elapsed",
+        "Memory Throughput",
+    ),
+    "dram_pct": (
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+        "DRAM Throughput",
+    ),
+    "tensor_pct": (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+    ),
+    "l2_hit_pct": ("lts__t_sector_hit_rate.pct", "L2 Hit Rate"),
+    "threads_per_warp": (
+        "smsp__thread_inst_executed_per_inst_executed.ratio",
+        "Avg. Active Threads Per Warp",
+    ),
+    "registers": ("launch__registers_per_thread", "Registers Per Thread"),
+    "shared_bytes": ("launch__shared_mem_per_block", "launch__shared_mem_per_block_allocated"),
+}
+_NOTHING = "No kernels were profiled"
+_LONG = ("ID", "Metric Name", "Metric Unit", "Metric Value")
+_RAW = "ncu --set detailed --csv --page raw"
+_NO_LAUNCH = "it has no launch: ncu found no kernel of the asked name"
+_SCALE = {
+    **{unit: 1e-3 for unit in ("ns", "nsecond")},
+    **{unit: 1.0 for unit in ("us", "usecond")},
+    **{unit: 1e3 for unit in ("ms", "msecond")},
+    **{unit: 1e6 for unit in ("s", "second")},
+    "Kbyte/block": 1e3,
+    "Mbyte/block": 1e6,
+}
+
+
+def is_ncu(text: str) -> bool:
+    """Return whether the text is what ncu wrote."""
+    return any(mark in text for mark in ('"Kernel Name"', "Kernel Name,", _NOTHING))
+
+
+def refuse_page(text: str) -> None:
+    """Raise TraceError for what nsys stats prints on a terminal."""
+    if re.search(r"^ *Time \(%\) +Total", text, re.MULTILINE):
+        raise TraceError("it is a page of nsys stats; print it as CSV: nsys stats --format csv")
+
+
+def read_stats(text: str) -> list[StatsTable]:
+    """Return the tables in the output of nsys stats. Raises TraceError where there is none."""
+    tables: list[StatsTable] = []
+    header: list[str] = []
+    rows: list[StatsRow] = []
+    for cells in [*csv.reader(text.splitlines()), []]:
+        if header and len(cells) == len(header):
+            rows.append(_stats_row(header, cells))
+        elif header:
+            tables.append(StatsTable(_kind(header), tuple(rows)))
+            header, rows = [], []
+        if not header and _column(cells, _TOTALS) is not None:
+            header = cells
+    if not tables:
+        refuse_page(text)
+        raise TraceError("it has no table of nsys stats: make it with nsys stats --format csv")
+    return tables
+
+
+_TOTALS = ("Total Proj Time", "Total Time")
+_COUNTS = ("Instances", "Num Calls", "Count", "Range Instances")
+_NAMES = ("Name", "Operation", "Range")
+
+
+def _column(header: Sequence[str], titles: Sequence[str]) -> int | None:
+    """Return the first column of one of these titles, whatever its unit."""
+    bare = [cell.partition(" (")[0] for cell in header]
+    return next((i for i, cell in enumerate(bare) if cell in titles), None)
+
+
+def _kind(header: Sequence[str]) -> Stats:
+    if _column(header, ("Total Proj Time",)) is not None:
+        return Stats.GPU_RANGES
+    if "Range" in header:
+        return Stats.RANGES
+    if "Operation" in header:
+        return Stats.COPIES
+    return Stats.CALLS if "Num Calls" in header else Stats.KERNELS
+
+
+def _stats_row(header: Sequence[str], cells: Sequence[str]) -> StatsRow:
+    total, count, name = (_column(header, titles) for titles in (_TOTALS, _COUNTS, _NAMES))
+    if total is None or count is None or name is None:
+        raise TraceError(f"its table has no count or no name: {','.join(header)[:80]!r}")
+    unit = header[total].rpartition("(")[2].rstrip(")")
+    try:
+        us = _number(cells[total]) * _NS[unit] / 1e3
+        return StatsRow(cells[name], int(_number(cells[count])), us)
+    except (ValueError, KeyError):
+        raise TraceError(f"the line {','.join(cells)[:80]!r} is no row of nsys stats") from None
+
+
+def read_ncu(text: str) -> list[NcuRow]:
+    """Return the launches in the output of ncu --csv. Raises TraceError."""
+    rows = [cells for cells in csv.reader(text.splitlines()) if cells]
+    start = next((i for i, cells in enumerate(rows) if "Kernel Name" in cells), None)
+    if start is None and _NOTHING in text:
+        raise TraceError(f"{_NO_LAUNCH}, or none of them in the asked range")
+    if start is None:
+        raise TraceError(f'it has no column "Kernel Name": make it with {_RAW}')
+    header, *body = rows[start:]
+    if not body:
+        raise TraceError(_NO_LAUNCH)
+    if not set(_LONG) <= set(header):
+        units = dict(zip(header, body.pop(0), strict=False))
+        launches = [
+            {title: (cell, units.get(title, "")) for title, cell in zip(header, cells, strict=True)}
+            for cells in _launches(header, body)
+        ]
+    else:
+        launches = _pivoted(header, _launches(header, body))
+    ncu_rows = [_ncu_row(cells) for cells in launches]
+    if ncu_rows and all(set(astuple(row)[1:]) == {None} for row in ncu_rows):
+        raise TraceError(f"it has no metric that is read: make it with {_RAW}")
+    return ncu_rows
+
+
+_Cells = dict[str, tuple[str, str]]  # the text of each column or metric, and its unit
+
+
+def _pivoted(header: list[str], rows: Iterable[list[str]]) -> list[_Cells]:
+    """Return the launches of a table with a line for each metric, as ncu --csv prints it."""
+    launches: dict[tuple[str, ...], _Cells] = {}
+    for cells in rows:
+        line = dict(zip(header, cells, strict=True))
+        number, name, unit, value = (line[title] for title in _LONG)
+        kernel = line["Kernel Name"]
+        launch = launches.setdefault(
+            (number, line.get("Process ID", ""), kernel), {"Kernel Name": (kernel, "")}
+        )
+        # Sections show a throughput as a share and in bytes; the share is used. Rules have no
+        # metric.
+        if name and (unit == "%" or not name.endswith("Throughput")):
+            launch.setdefault(name, (value, unit))
+    return list(launches.values())
+
+
+def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:
+    for cells in rows:
+        if len(cells) == len(header):
+            yield cells
+        elif not cells[0].startswith("=="):  # ncu's own messages
+            raise TraceError(f"it is cut off in the line that begins with {cells[0]!r}")
+
+
+def _ncu_row(cells: _Cells) -> NcuRow:
+    figures = {key: _metric(cells, names) for key, names in _METRICS.items()}
+    if figures["threads_per_warp"] is None:  # versions of 2025 have the two counts alone
+        threads, warps = (_metric(cells, (n,)) for n in ("thread_inst_executed", "inst_executed"))
+        figures["threads_per_warp"] = threads / warps if threads and warps else None
+    return NcuRow(cells["Kernel Name"][0], *figures.values())
+
+
+def _metric(cells: _Cells, names: tuple[str, ...]) -> float | None:
+    """Return the first of the metrics that was collected, in the unit of its field."""
+    for name in names:
+        text, unit = cells.get(name, ("", ""))
+        if text:
+            try:
+                return _number(text) * _SCALE.get(unit, 1.0)
+            except ValueError:  # "n/a"
+                continue
+    return None
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))

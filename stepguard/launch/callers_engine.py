@@ -1,0 +1,44 @@
+"""Give every launch the caller's engine, whatever tree is measured.
+
+The tree comes first on a launch's import path, and it may contain another engine: another revision
+of this project does. So the caller's package is linked into a folder of its own, which comes before
+the tree.
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+ENGINE = Path(__file__).resolve().parents[1]  # the package
+
+
+def command(module: str) -> list[str]:
+    """Return the command that runs a module of the engine. It uses -P, since with -m alone Python
+    puts the working directory first. PYTHONSAFEPATH would be inherited by a workload's scripts.
+    """
+    return [sys.executable, "-P", "-m", module]
+
+
+def caches(folder: Path) -> dict[str, str]:
+    """Return the environment of a process that compiles into ``folder`` and counts GPUs as NVML
+    does.
+    """
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
+def import_path(folder: Path, root: Path, theirs: str, forbidden: Iterable[Path]) -> str:
+    """Return PYTHONPATH of a launch: the engine, by a link in ``folder``, which must not exist;
+    then ``root``; then the caller's own; then the folder of the engine, unless that is a forbidden
+    tree.
+    """
+    folder.mkdir()
+    (folder / ENGINE.name).symlink_to(ENGINE, target_is_directory=True)
+    beside = ENGINE.parent
+    foreign = any(beside.is_relative_to(tree.resolve()) for tree in forbidden)
+    paths = [str(folder), str(root), theirs, "" if foreign else str(beside)]
+    return os.pathsep.join(dict.fromkeys(path for path in paths if path))

@@ -1,0 +1,188 @@
+"""Tell whether a launch ran the tree that it was started for. Three rules, without any guess:
+
+* All that a rank imported of the factory's top-level package is in the measured tree, and not
+  installed there. A copy from another place would be measured whatever is changed in the tree.
+* Beside another revision nothing is imported from that one's tree, and the engine is the caller's.
+* No module from outside of the tree has another form in the tree, or, beside another revision,
+  differs between the two trees: both sides would run the outside one.
+
+Trees may lie inside each other, as another revision's does (git/worktree.py), and so may folders of
+no tree. A file belongs to the deepest of these folders that contains it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
+from stepguard.core.text import listed
+from stepguard.launch.callers_engine import ENGINE
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.launch.torchrun import LaunchSpec
+from stepguard.machine.git.revision import git
+from stepguard.machine.git.worktree import FOLDER
+
+SHOWN = 3
+NOT_SOURCES = {FOLDER, "site-packages", "dist-packages"}
+Module = tuple[str, str]  # its name and its file
+_BY_FOLDER = (
+    "and if the sources are not importable from where pytest runs, name their folder relative to "
+    "it, PYTHONPATH=src for one: each revision then imports its own"
+)
+
+
+def tree_of_root(root: Path) -> Path:
+    """Return the top of the repository that contains ``root``; ``root`` if there is none."""
+    top = git(root, "rev-parse", "--show-toplevel")
+    return Path(top.removesuffix("\n")).resolve() if top else root.resolve()
+
+
+def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:
+    """Return the names by which changed files may be imported; the files are those of either tree.
+    A name is that of the outermost package around a file, or of the file itself, preceded by all
+    folders that may be namespaces.
+    """
+    names = set()
+    for path in map(Path, files):
+        folders = [Path(*path.parts[:n], "__init__.py") for n in range(1, len(path.parts))]
+        inits = (init for init in folders if any((tree / init).is_file() for tree in trees))
+        package = next((init.parent for init in inits), None)
+        if package is None and path.suffix != ".py":
+            continue
+        parts = (package or path.with_suffix("")).parts
+        # A module of a folder that is on no path may have another module's name: scripts/numpy.py.
+        alone = package is not None or path.parent.name == "src"
+        names |= {".".join(parts[n:]) for n in range(len(parts)) if alone or n < len(parts) - 1}
+    return frozenset(names - {ENGINE.name})
+
+
+def check(
+    spec: LaunchSpec,
+    ranks: Sequence[Mapping[str, Any]],
+    during: str,
+    top: Path,
+    package: str,
+    changed: frozenset[str] = frozenset(),
+) -> None:
+    """Check all ranks' answers to ``prepare`` or ``sources``. ``top`` is the measured tree.
+    ``package`` is the top-level package of the workload's factory. ``changed`` are the modules that
+    the two trees of a comparison both have, but not equally. Raises LaunchFailed (OTHER_TREE).
+    """
+    top = top.resolve()
+    for rank, answer in enumerate(ranks):
+        if problem := _problem(spec, answer, top, package, changed):
+            where = f"{spec.label}, {during}"
+            raise LaunchFailed(Fault(Reason.OTHER_TREE, f"rank {rank}: {problem}", "", where))
+
+
+def _problem(
+    spec: LaunchSpec, answer: Mapping[str, Any], top: Path, package: str, changed: frozenset[str]
+) -> str:
+    """Return which modules of a rank came from another place, and what mends it; empty if
+    none did.
+    """
+    own = [folder.resolve() for folder in (spec.root, *filter(None, [spec.own]))]
+    # Code that a compiler wrote is imported from the cache, which for both sides lies in HEAD's
+    # tree.
+    neutral = [folder.resolve() for folder in (spec.cache, spec.folder)]
+    forbidden = [folder.resolve() for folder in spec.forbidden]
+    sources = answer["sources"]
+    if forbidden and (modules := strays(sources, own, forbidden, neutral)):
+        return (
+            f"{_came(modules, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
+            "uninstall it if it is installed in editable mode (python -m pip list --editable), "
+            f"load a library by its path in the tree that loads it, {_BY_FOLDER}"
+        )
+    outside, off = f"outside of {top}", "take that folder off PYTHONPATH or uninstall"
+    if modules := copies(sources, package, top):
+        return f"{_came(modules, outside)}; {off} {package} ({_pip([package])}), {_BY_FOLDER}"
+    if modules := others(answer, top, spec.root.resolve(), changed):
+        packages = sorted({name.partition(".")[0] for name, _ in modules})
+        has = "the two revisions have different sources" if changed else "the tree has another"
+        names = f"{listed(packages, SHOWN)} ({_pip(packages)})"
+        return f"{_came(modules, outside)}, of which {has}; {off} {names}, {_BY_FOLDER}"
+    return ""
+
+
+def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
+    """Return the files below ``top`` that modules of the ranks came from and that are its
+    sources.
+    """
+    files = {Path(file) for answer in ranks for file in answer["sources"].values()}
+    return {path for path in files if _is_source(path, top)}
+
+
+def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
+    """Return the modules of the factory's package that are no sources of the tree at ``top``."""
+    if package == ENGINE.name:  # the engine is always the caller's
+        return []
+    return [module for module in _outside(sources, top) if module[0].partition(".")[0] == package]
+
+
+def others(
+    answer: Mapping[str, Any], top: Path, root: Path, changed: frozenset[str] = frozenset()
+) -> list[Module]:
+    """Return the modules from outside of the tree at ``top`` that are ``changed``, or that the tree
+    has in another form where imports begin: in the ranks' working folder, or in a folder src.
+    """
+    folders = [folder for folder in {root, root / "src", top / "src"} if folder.is_dir()]
+    here = {path.name.removesuffix(".py") for folder in folders for path in folder.iterdir()}
+    here.discard(ENGINE.name)
+    return [
+        (name, file)
+        for name, file in _outside({**answer["installed"], **answer["sources"]}, top)
+        if name in changed or name.partition(".")[0] in here and _differs(name, file, folders)
+    ]
+
+
+def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
+    """Tell whether these folders have a module of that name with another text."""
+    relative = name.replace(".", "/")
+    places = (folder / f"{relative}{end}" for folder in folders for end in (".py", "/__init__.py"))
+    own = [path.read_bytes() for path in places if path.is_file()]
+    try:  # a compiled library has no text, and files in archives are not read
+        return bool(own) and file.endswith(".py") and Path(file).read_bytes() not in own
+    except OSError:
+        return True
+
+
+def _outside(modules: Mapping[str, str], top: Path) -> list[Module]:
+    """Return the modules that are no sources of the tree at ``top``."""
+    return [module for module in sorted(modules.items()) if not _is_source(Path(module[1]), top)]
+
+
+def _is_source(path: Path, top: Path) -> bool:
+    return path.is_relative_to(top) and not NOT_SOURCES & {*path.relative_to(top).parts}
+
+
+def strays(
+    sources: Mapping[str, str],
+    own: Iterable[Path],
+    forbidden: Iterable[Path],
+    neutral: Iterable[Path],
+    engine: Path = ENGINE,
+) -> list[Module]:
+    """Return the modules that came from a forbidden tree, and those of another engine.
+
+    If ``own`` and ``forbidden`` both name a folder, ``own`` counts. All paths are resolved.
+    """
+    whose = dict.fromkeys(forbidden, "forbidden") | dict.fromkeys(own, "own")
+    whose |= dict.fromkeys(neutral, "neutral") | {engine: "engine"}
+    modules = []
+    for name, file in sorted(sources.items()):
+        owner = next((whose[folder] for folder in Path(file).parents if folder in whose), "")
+        other_engine = owner != "engine" and name.partition(".")[0] == engine.name
+        if owner == "forbidden" or other_engine:
+            modules.append((name, file))
+    return modules
+
+
+def _pip(packages: Sequence[str]) -> str:
+    return f"python -m pip uninstall {' '.join(packages)}"
+
+
+def _came(modules: Sequence[Module], where: str) -> str:
+    many = "a module" if len(modules) == 1 else f"{len(modules)} modules"
+    shown = listed([f"{name} ({file})" for name, file in modules], SHOWN)
+    return f"{many} came from {where}: {shown}"

@@ -1,0 +1,184 @@
+"""A launch: a fresh worker group under torchrun, with a time limit, that never outlives this
+process.
+
+All processes of a launch have its token in their environment. Closing a launch kills by token, and
+returns only when no process with the token is left. If this process dies, the agent does the same
+(worker/agent.py).
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from stepguard.core.evidence import Fault
+from stepguard.launch import torchrun
+from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
+from stepguard.launch.host_channel import Control, LostWorker, Message, NoAnswer, Poll
+from stepguard.launch.nodes import scheduler
+from stepguard.launch.nodes.run_launcher import end_launcher
+from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
+from stepguard.machine.lifeline import interrupts_deferred
+from stepguard.worker.agent import STANDBY
+
+HELLO_LIMIT_S = 120.0
+
+
+class WorkerGroup:
+    """A running launch. Used as a context manager, it leaves nothing behind.
+
+    Its processes get ``environment``, and what a launch itself sets.
+    """
+
+    def __init__(self, spec: LaunchSpec, environment: Mapping[str, str] = os.environ) -> None:
+        self.spec = spec
+        self.token = secrets.token_hex(16)
+        self.began = time.monotonic()
+        self.pids: dict[int, int] = {}  # by rank
+        self._closed = False
+        self._poll: Poll = lambda: None
+        # An older launch's errors do not belong to this one.
+        shutil.rmtree(spec.folder, ignore_errors=True)
+        spec.folder.mkdir(parents=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
+        self._control = Control(self.token)
+        try:
+            start = scheduler.start if spec.launcher else torchrun.start
+            self._agent = start(spec, self.token, self._scratch, environment=environment)
+        except BaseException:
+            self._control.close()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> "WorkerGroup":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def imported(self) -> bool:
+        """Tell whether a standby's agent has imported. Raises LaunchFailed if it never will, or has
+        ended.
+        """
+        imported = (self._scratch / STANDBY).exists()
+        self._still_starts(imported)
+        return imported
+
+    def release(self) -> None:
+        """Let a standby start its ranks. One call is enough."""
+        if self._agent.stdin and not self._agent.stdin.closed:
+            # Until now it waited on purpose, which must not count against HELLO_LIMIT_S.
+            self.began = time.monotonic()
+            with contextlib.suppress(OSError):  # it has ended, which hello() will notice
+                self._agent.stdin.write(b"\n")
+                self._agent.stdin.close()
+
+    def hello(self, poll: Poll = lambda: None) -> None:
+        """Wait until the ranks have imported torch. Their time limit runs from then on."""
+        if not self.pids:
+            self._accept(poll)
+        self.began = time.monotonic()
+
+    def grant(self, seconds: float) -> None:
+        """Add the time that the ranks had to wait to their time limit."""
+        self.began += seconds
+
+    def _accept(self, poll: Poll) -> None:
+        with self._faults("start", poll):
+            pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
+        self.pids = dict(enumerate(pids))
+
+    def ready(self) -> bool:
+        """Tell whether the ranks have imported, without waiting. Raises LaunchFailed if they never
+        will, or have ended.
+        """
+        if not self.pids and self._control.somebody_waits():
+            self._accept(lambda: None)
+        else:
+            self._still_starts(bool(self.pids))
+        return bool(self.pids)
+
+    def _still_starts(self, imported: bool) -> None:
+        """Raise LaunchFailed if the import takes too long, or a process has ended."""
+        with self._faults("start", lambda: None):
+            if not imported and time.monotonic() - self.began > HELLO_LIMIT_S:
+                raise NoAnswer
+            self._watch()
+
+    def request(
+        self,
+        command: str,
+        *,
+        limit_s: float,
+        poll: Poll,
+        progress: Callable[[str], None],
+        **args: Any,
+    ) -> list[Message]:
+        """Return all ranks' answers to a command. Raises LaunchFailed with what went wrong."""
+        left = self.began + self.spec.time_limit_s - time.monotonic()
+        with self._faults(command, poll):
+            return self._control.request(
+                command, args, max(1.0, min(limit_s, left)), self._watch, progress
+            )
+
+    @contextlib.contextmanager
+    def _faults(self, command: str, poll: Poll) -> Iterator[None]:
+        self._poll = poll
+        try:
+            yield
+        except (LostWorker, NoAnswer) as error:
+            raise LaunchFailed(self._diagnose(command, error)) from None
+
+    def _watch(self) -> None:
+        """Notice a death at once, even of a rank with status 0, which its agent ignores."""
+        self._poll()
+        if self._agent.poll() is not None:
+            raise LostWorker("the launcher ended")
+        for rank in self.spec.ranks_here:
+            if (pid := self.pids.get(rank)) and not alive(pid):
+                raise LostWorker(f"process {pid} ended")
+
+    def _diagnose(self, command: str, error: Exception) -> Fault:
+        scene = Scene(
+            spec=self.spec,
+            token=self.token,
+            pids=self.pids,
+            agent=self._agent,
+            during=f"{self.spec.label}, {command}",
+            waited_s=time.monotonic() - self.began,
+        )
+        return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
+
+    def leave(self) -> None:
+        """End in order: first the ranks exit, then the agent."""
+        self._control.close()
+        until = time.monotonic() + GONE_LIMIT_S
+        while self._ends() and time.monotonic() < until:
+            time.sleep(0.02)
+        self.close()
+
+    def _ends(self) -> bool:
+        """Tell whether the ranks here, or a launcher, are still ending by themselves."""
+        here = (self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids)
+        return any(map(alive, here)) or bool(self.spec.launcher) and self._agent.poll() is None
+
+    def close(self) -> None:
+        """Kill what is left and remove the scratch folder. It may be called twice.
+
+        SIGINT is blocked until then: a second Ctrl-C must not leave processes on the GPU.
+        """
+        if self._closed:
+            return
+        with interrupts_deferred():
+            self._control.close()
+            # The launcher first: only it can end the parts on other nodes. A token finds only this
+            # host's processes.
+            if self.spec.launcher:
+                end_launcher(scheduler.launcher_token(self.token))
+            torchrun.end(self._agent, self.token, self._scratch)
+            self._closed = True

@@ -1,0 +1,269 @@
+"""The bench that a case is measured on, its progress, and its worker groups in one tree.
+
+launches.py (launch after launch) and pair_run.py (pairs of two trees) decide which launches there
+are, and what they run.
+"""
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stepguard.core.case import Case
+from stepguard.core.device import is_gpu
+from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
+from stepguard.core.reasons import Reason
+from stepguard.launch.loaded_sources import check as check_sources
+from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
+from stepguard.launch.nodes.scheduler import Launcher, identity, spread
+from stepguard.launch.torchrun import LaunchSpec
+from stepguard.launch.worker_group import WorkerGroup
+from stepguard.machine.git.revision import Revision, untracked
+from stepguard.machine.gpu.lock import GpuLocked, exclusive
+from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
+from stepguard.measure.combine_ranks import (
+    Answers,
+    counts_of,
+    fingerprint_of,
+    refuse_other_gpus,
+    refuse_unlike_ranks,
+)
+from stepguard.measure.start_ahead import Ahead
+
+# Imported even if nothing compiles: a step that is the first to import the compiler keeps only the
+# newest 64 compilations, until its limit is raised (worker/count/compiler.py).
+COMPILER = ("torch._dynamo", "torch._inductor")
+TICK_S = 0.5
+
+Progress = Callable[[str], None]  # takes the stage that begins, or goes on
+
+
+class Ticker:
+    """Pass on the text of each stage. ``tick`` repeats it once it is old, so that a progress line
+    does not stop while a stage goes on.
+    """
+
+    def __init__(self, show: Progress) -> None:
+        self._show = show
+        self._text, self._shown_s = "", 0.0
+
+    def __call__(self, text: str) -> None:
+        self._text, self._shown_s = text, time.monotonic()
+        self._show(text)
+
+    def tick(self) -> None:
+        """Show the stage once more if that is due. Whoever waits calls this often."""
+        if self._text and time.monotonic() - self._shown_s >= TICK_S:
+            self(self._text)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where cases are measured: the tree, the machine, and the folder that keeps what happens."""
+
+    root: Path
+    cache: Path
+    folder: Path
+    gpus: tuple[Gpu, ...]
+    revision: Revision
+    command: str
+    launcher: Launcher | None = None  # its nodes share a case of several ranks
+    more_launches: int = 3  # at most, if the comparison is close
+    own: Path | None = None  # the whole tree that contains root; None: root is all of it
+    forbidden: tuple[Path, ...] = ()  # trees that no module may come from
+    # Modules that the trees of both sides have, but not equally.
+    changed: frozenset[str] = frozenset()
+    ahead: Ahead = field(default_factory=Ahead, compare=False)  # the launch of the next case
+    # The launches' environment; by default this process' own at that time.
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, compare=False)
+
+
+def watch(
+    case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Progress
+) -> tuple[Monitor | None, Fault | None]:
+    """Lock the case's GPUs until ``stack`` ends. Return their monitor, or why nothing can be
+    measured on them. A CPU needs neither.
+    """
+    if not is_gpu(case.device):
+        return None, None
+    launcher, reason = spread(case, bench.launcher), Reason.FOREIGN_PROCESS
+    per_node = launcher.per_node(case) if launcher else case.world_size
+    gpus = launcher.gpus(per_node) if launcher else bench.gpus[:per_node]
+    if len(gpus) < case.world_size:
+        have = f"a node has {launcher.fewest_gpus}" if launcher else f"here: {len(gpus)}"
+        problem, reason = f"GPUs needed: {per_node}, {have}", Reason.TOO_FEW_GPUS
+        return None, Fault(reason, problem, "", "preflight")
+    try:
+        # Only those of this host: a scheduler gave the other nodes' GPUs to this job. They are
+        # locked before they are checked, since processes of another run would make them unfit.
+        here = [gpu.uuid for gpu in gpus[:per_node]]
+        stack.enter_context(exclusive(here, bench.command, progress))
+        monitor = Monitor(gpus, per_node)
+        problem = monitor.preflight() or (launcher.preflight() if launcher else "")
+    except GpuLocked as error:
+        problem = str(error)
+    except MachineError as error:
+        problem, reason = str(error), Reason.MACHINE_UNREADABLE
+    return (None, Fault(reason, problem, "", "preflight")) if problem else (monitor, None)
+
+
+def launch_spec(
+    case: Case, bench: Bench, label: str, alone: bool = False, standby: bool = False
+) -> LaunchSpec:
+    """Return where and with what a launch of the case runs."""
+    launcher = None if alone else spread(case, bench.launcher)
+    name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
+    return LaunchSpec(
+        device=case.device,
+        preload=(case.module,) if case.module else (),
+        shared=COMPILER,
+        world_size=1 if alone else case.world_size,
+        root=bench.root,
+        folder=bench.folder / case.slug / name,
+        cache=bench.cache,
+        label=label,
+        time_limit_s=case.time_limit_s,
+        own=bench.own,
+        forbidden=bench.forbidden,
+        one_of_several=alone,
+        standby=standby,
+        launcher=launcher.command if launcher else (),
+        nodes=len(launcher.nodes) if launcher else 1,
+    )
+
+
+class CaseWorkers:
+    """Starts the worker groups of one case in one tree. Keeps their description, their launches and
+    their faults.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        bench: Bench,
+        progress: Ticker,
+        monitor: Monitor | None,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.case, self.progress = case, progress
+        self.counts: Counts | None = None
+        self.launches: list[Launch] = []
+        self.faults: list[Fault] = []
+        self.began = time.monotonic()  # a wait for the GPU does not count
+        self._modules: set[Path] = set()  # modules of the tree that its launches imported
+        self._known: dict[Path, bool] = {}  # for each of these, whether it is in no commit
+        self._bench, self._monitor = bench, monitor
+        self._stack = stack  # closes all groups at the end, whatever happens
+        self._date = datetime.now(UTC).isoformat(timespec="seconds")
+        self._ranks: Answers = []  # what all ranks of the case say of themselves
+
+    @functools.cached_property
+    def _tree(self) -> Path:
+        return self._bench.own or tree_of_root(self._bench.root)
+
+    def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
+        """Start a group, which then imports; see RunningLaunch. It may already have started while
+        the case before this one was measured.
+        """
+        spec = launch_spec(self.case, self._bench, label, alone, standby)
+        environment = self._bench.environment
+        group = self.ahead.take(spec, environment) or WorkerGroup(spec, environment)
+        return self._stack.enter_context(group)
+
+    @property
+    def ahead(self) -> Ahead:
+        """Return the launch of the next case."""
+        return self._bench.ahead
+
+    def start_ahead(self, label: str) -> None:
+        """Start the first launch of the next case, unless there is none or a scheduler must start
+        it.
+        """
+        if self.ahead.case is not None:
+            spec = launch_spec(self.ahead.case, self._bench, label)
+            if not spec.launcher:
+                self.ahead.begin(spec, self._bench.environment)
+
+    def expect(self, *groups: WorkerGroup) -> None:
+        """Let only the ranks of these groups be on the GPUs from now on."""
+        if self._monitor:
+            self._monitor.expect(*([*group.pids.values()] for group in groups))
+
+    def poll(self) -> None:
+        """Sample the GPUs and repeat the progress, if they are due."""
+        if self._monitor:
+            self._monitor.poll()
+        self.progress.tick()
+
+    def monitored(self, block: Block, ranks: Answers) -> Block:
+        """Return the block with what the monitor saw while the ranks ran it."""
+        return self._monitor.annotate(block, ranks) if self._monitor else block
+
+    def take_description(self, ranks: Answers, spec: LaunchSpec) -> None:
+        """Keep what the ranks of a launch say once their workload is built. Raises LaunchFailed for
+        another GPU, code of another tree, or ranks with different software.
+        """
+        self.check_sources(ranks, spec, "prepare")
+        if self._monitor:
+            refuse_other_gpus(ranks, self._monitor.gpus)
+        refuse_unlike_ranks(ranks)
+        # A single rank has other tokens and FLOPs than the case, whose ranks are summed.
+        if not spec.one_of_several:
+            self._ranks = ranks
+
+    def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
+        """Raise LaunchFailed if a rank imported from another place what must come from the tree."""
+        package = self.case.module.partition(".")[0]
+        check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
+        self._modules |= of_the_tree(ranks, self._tree.resolve())
+
+    def _untracked(self) -> tuple[str, ...]:
+        """Return the modules that ran and are in no commit: neither other clones nor another
+        revision's tree have them. If git does not look at them, the tree is not dirty.
+        """
+        new = self._modules - self._known.keys()
+        if new and self._bench.revision.commit:
+            missing = {*untracked(self._tree, new)}
+            self._known |= {path: path in missing for path in new}
+        top = self._tree.resolve()
+        return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
+
+    def take_counts(self, ranks: Answers, wall_s: float) -> None:
+        """Keep the counts of the counting pass, and how long it took."""
+        self.counts = counts_of(ranks, wall_s)
+
+    @property
+    def gpu_memory_bytes(self) -> int:
+        """Return the memory of the smallest GPU; 0 if unknown."""
+        return min((rank.get("memory_bytes", 0) for rank in self._ranks), default=0)
+
+    def evidence(self, **measured: Any) -> Evidence:
+        """Return what was measured, with case, tree, machine and counts."""
+        if self._ranks:
+            first = self._ranks[0]
+            measured |= {
+                "fingerprint": fingerprint_of(first, self._bench.gpus),
+                "tokens_per_step": sum(rank["tokens_per_step"] for rank in self._ranks),
+                "flops_per_step": sum(rank["flops_per_step"] for rank in self._ranks),
+                "floor_flops_per_step": first.get("floor_flops_per_step", 0.0),
+            }
+        return Evidence(
+            case_id=self.case.id,
+            case=identity(self.case, self._bench.launcher),
+            date=self._date,
+            commit=self._bench.revision.commit,
+            dirty=self._bench.revision.dirty,
+            command=self._bench.command,
+            counts=self.counts,
+            launches=tuple(self.launches),
+            faults=tuple(self.faults),
+            untracked=self._untracked(),
+            margins_pct=self.case.margins_pct,
+            wall_s=time.monotonic() - self.began,
+            **measured,
+        )

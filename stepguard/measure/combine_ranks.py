@@ -1,0 +1,141 @@
+"""Combine the answers of a launch's ranks: counts, machine and software. Pure functions.
+
+Ranks need not do the same: in many loops only the first one logs. A count is that of the rank that
+counted most. If ranks differ, the count of each is kept beside it: otherwise a cost that another
+rank gains would be hidden.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from stepguard.core.evidence import Counts, Fault
+from stepguard.core.fingerprint import Fingerprint, steers
+from stepguard.core.profile import over_ranks
+from stepguard.core.reasons import Reason
+from stepguard.core.site import Site, merge
+from stepguard.core.step_identity import StepIdentity
+from stepguard.judge.comparable import Conditions, Tag, comparable
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
+
+Answers = list[dict[str, Any]]  # of every rank, in rank order
+
+
+def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
+    """Raise LaunchFailed if a rank runs on another GPU than the one that is monitored for it."""
+    # Not strict: a launch of one rank alone leaves the other GPUs unused.
+    for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=False)):
+        uuid = answer["fingerprint"]["device_uuid"]
+        if uuid != gpu.uuid:
+            message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"
+            raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE, message))
+
+
+def refuse_unlike_ranks(ranks: Answers) -> None:
+    """Raise LaunchFailed if a rank runs on other hardware or software than rank 0."""
+    first = _platform(ranks[0])
+    for rank, answer in enumerate(ranks):
+        if odd := comparable(first, _platform(answer)):
+            has = ", ".join(f"{difference.key} {difference.new or 'none'}" for difference in odd)
+            torch = ranks[0]["fingerprint"]["torch"]
+            message = f"rank {rank} has {has}, rank 0 does not (torch {torch})"
+            raise LaunchFailed(Fault(Reason.RANKS_DIFFER, message))
+
+
+def _platform(answer: dict[str, Any]) -> Conditions:
+    """Return what must be equal on all ranks of a launch. Their cards differ."""
+    known = answer["fingerprint"]
+    software = ("torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
+    steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
+    return {
+        Tag.MACHINE: {"device_name": str(known.get("device_name", ""))},
+        Tag.SOFTWARE: {name: str(known.get(name, "")) for name in software},
+        Tag.ENVIRONMENT: {"steering variables": str(steering) if steering else ""},
+    }
+
+
+def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
+    """Return rank 0's fingerprint; on a GPU with what only the driver knows of the first one."""
+    known = dict(answer["fingerprint"])
+    capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
+    if not known.get("cuda"):  # a CPU, whatever GPUs the machine has
+        return Fingerprint(**known)
+    gpu, precision = gpus[0], answer["precision"]
+    return Fingerprint(
+        **known,
+        driver=gpu.driver,
+        peak_flops=nominal_peak_flops(gpu.name, precision),
+        floor_flops=physical_peak_flops(capability, sm_count, gpu.max_sm_clock_mhz, precision),
+    )
+
+
+def counts_of(ranks: Answers, wall_s: float) -> Counts:
+    """Return one Counts for all ranks' answers to ``count``, which took ``wall_s`` seconds.
+
+    Values and parts are those of the rank that counted most, sites those of all ranks. What is
+    unstable on one rank is unstable. Information is rank 0's, the profile the mean over ranks.
+    """
+    counted = [msgspec.convert(rank, Counts) for rank in ranks]
+    unstable: dict[str, str] = {}
+    for rank, counts in enumerate(counted):
+        for name, reason in counts.unstable.items():
+            unstable.setdefault(name, f"rank {rank}: {reason}" if len(counted) > 1 else reason)
+    names = {name: None for counts in counted for name in counts.values if name not in unstable}
+    each = {name: tuple(counts.values.get(name, 0) for counts in counted) for name in names}
+    most = {name: counted[values.index(max(values))] for name, values in each.items()}
+    placed = (*names, *unstable, *counted[0].information)
+    return Counts(
+        values={name: max(values) for name, values in each.items()},
+        unstable=unstable,
+        detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
+        sites={name: sites for name in placed if (sites := _sites_of(name, counted))},
+        by_rank={name: values for name, values in each.items() if len({*values}) > 1},
+        information=counted[0].information,
+        **_profile_of(counted),
+        identity=_identity_of(counted),
+        wall_s=wall_s,
+    )
+
+
+def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
+    """Return the fields of the ranks' profiles: their mean, if each rank has one."""
+    profiles = [counts.profile for counts in counted if counts.profile is not None]
+    if len(profiles) < len(counted):
+        problems = (counts.profile_problem for counts in counted if counts.profile is None)
+        return {"profile_problem": next(filter(None, problems), "")}
+    several = len(profiles) > 1
+    return {
+        "profile": over_ranks(profiles),
+        "parts_by_rank": tuple(profile.parts for profile in profiles) if several else (),
+    }
+
+
+def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
+    """Return the ranks' identities as one. Its parts have the ranks' numbers."""
+    known = [
+        (rank, identity) for rank, c in enumerate(counted) if (identity := c.identity) is not None
+    ]
+    if len(known) < len(counted):
+        return None
+    if len(known) == 1:
+        return known[0][1]
+    return StepIdentity(
+        {f"{name} of rank {rank}": part for rank, its in known for name, part in its.parts.items()},
+        next((f"rank {rank}: {its.problem}" for rank, its in known if its.problem), ""),
+    )
+
+
+def _sites_of(name: str, counted: Sequence[Counts]) -> tuple[Site, ...]:
+    """Return each site with the count of the rank that has it most often; the first of equals. For
+    a metric that differs between steps only the ranks count on which it differs.
+    """
+    differs = [counts for counts in counted if name in counts.unstable]
+    by_place: dict[tuple[str, ...], Site] = {}
+    for counts in differs or counted:
+        for site in merge(counts.sites.get(name, ())):
+            if site.key not in by_place or site.count > by_place[site.key].count:
+                by_place[site.key] = site
+    return tuple(by_place.values())

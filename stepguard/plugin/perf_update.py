@@ -1,0 +1,142 @@
+"""--perf-update in one pytest run: what is recorded at once, what at the end of the run, and what
+never.
+
+Counters are recorded as they come. Times wait for the last case: if all cases moved together, it
+was the machine, which a single case cannot show.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Confirmation, Verdict
+from stepguard.judge.refuse_recording import moved_together
+from stepguard.measure.suite import Result
+from stepguard.report.metric_list import accepted_line, moves
+from stepguard.report.next_steps import Commands
+from stepguard.storage.accept_recording import Action, Refused, accept
+from stepguard.storage.json_file import FileError, restore
+
+DEFAULT_REASON = "accepted with --perf-update"
+
+
+class Recorder:
+    """Recordings of one run, and the results that still wait. ``option`` has the values of pytest's
+    options.
+
+    ``refused`` are sentences on what could not be recorded; they fail the run. ``notices`` also
+    have them, and what was recorded.
+    """
+
+    def __init__(self, option: Any, commands: Commands) -> None:
+        self.notices: list[str] = []
+        self.refused: list[str] = []
+        self._all, self._new = option.perf_update, option.perf_update_new
+        self._append = option.perf_append
+        self._reason, self._commands = option.perf_reason or "", commands
+        self._recorded: set[str] = set()  # case ids
+        self._waiting: list[Result] = []
+
+    def record(self, result: Result) -> None:
+        """Record a result if that is wanted, or keep it until the end of the run."""
+        verdict, case_id = result.verdict, result.case.id
+        first = self._new and verdict.reason is Reason.NOT_RECORDED
+        more = self._append and verdict.status is Status.SAME
+        if not (self._all or first or more):
+            return
+        if more and not self._all and _kernels_in_doubt(verdict):
+            # It passes, but the next runs would be compared with these kernels.
+            self.notices.append(
+                f"{case_id}: not recorded, its kernels take longer than the recorded ones, and no "
+                "pairs say that the step does not"
+            )
+            return
+        level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
+        if until := verdict.waived_until:
+            self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
+        elif JUDGED_TIME in result.case.gates:
+            # Tried now, so that the test's own word already says if it is refused, not only the
+            # run's end.
+            if self._accept(result, dry=True):
+                self._waiting.append(result)
+                self._recorded.add(case_id)
+        elif self._accept(result):
+            self._recorded.add(case_id)
+
+    def record_waiting(self, verdicts: Sequence[Verdict]) -> None:
+        """Record what had to wait. Record none of it if all the run's ``verdicts`` moved
+        together.
+        """
+        waiting, self._waiting = self._waiting, []
+        accept = self._commands.called(f"stepguard accept{self._commands.in_folder()}")
+        together = moved_together(verdicts, accept)
+        if waiting and together:
+            names = ", ".join(result.case.id for result in waiting)
+            self._refuse(f"not recorded, {together} ({names})")
+        for result in waiting:
+            if together or not self._accept(result):
+                self._recorded.discard(result.case.id)
+
+    def marked(self, result: Result) -> Result:
+        """Return the result with its verdict marked if it is recorded, or will be."""
+        if result.case.id not in self._recorded:
+            return result
+        return replace(result, verdict=structs.replace(result.verdict, recorded=True))
+
+    def word(self, result: Result) -> str:
+        """Return the verdict's word. A result that still waits is not called recorded."""
+        verdict = result.verdict
+        if all(waiting.case.id != result.case.id for waiting in self._waiting):
+            return verdict.word
+        if verdict.status is Status.SAME:
+            return verdict.label
+        first = verdict.status is Status.NO_BASELINE
+        return "to be recorded" if first else f"{verdict.status.value} (to be recorded)"
+
+    def _accept(self, result: Result, dry: bool = False) -> bool:
+        """Record a result. With ``dry`` only find out whether it would be refused."""
+        first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
+        appends = not (self._all or first)  # to an existing level; it opens none
+        # Another card joins the epoch, but a machine's bad day never becomes the code's level.
+        reason = "" if moved or appends else self._reason or ("" if first else DEFAULT_REASON)
+        try:
+            done = accept(result.baseline_path, result.evidence, reason, dry, machine_moved=moved)
+        except FileError as error:
+            why = "not recorded, the machine changed, not the code: " if moved else ""
+            if appends and isinstance(error, Refused) and (moved or _unproven(result.verdict)):
+                # It passes, but does not belong to its level.
+                self.notices.append(f"{why or 'not recorded: '}{error}")
+            else:
+                self._refuse(f"{why}{error}")
+            return False
+        if not dry:
+            unexplained = done.action is Action.EPOCH_OPENED and not self._reason
+            path, hint = result.baseline_path, ""
+            if unexplained:
+                undo = restore(path, self._commands.relative(path))
+                hint = f"; to say why it is right, {undo}, then add --perf-reason='...'"
+            self.notices += [accepted_line(done, self._commands) + hint, *moves(done)]
+        return True
+
+    def _refuse(self, notice: str) -> None:
+        self.notices.append(notice)
+        self.refused.append(notice)
+
+
+def _kernels_in_doubt(verdict: Verdict) -> bool:
+    """Tell whether kernels take longer, and no pairs say that the step is the same."""
+    return any(
+        metric.reason is Reason.KERNELS_MOVED
+        and (metric.confirmed is None or metric.confirmed.outcome is not Confirmation.STEP_SAME)
+        for metric in verdict.metrics
+    )
+
+
+def _unproven(verdict: Verdict) -> bool:
+    """Tell whether a time got faster than its limit, and no pairs confirmed it."""
+    return any(metric.gated and metric.reason is Reason.WITHIN_LEVEL for metric in verdict.metrics)

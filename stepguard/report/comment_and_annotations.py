@@ -1,0 +1,129 @@
+"""What GitHub shows of a run beside its page: annotations at lines of code, and a comment.
+
+https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+"""
+
+from collections.abc import Mapping, Sequence
+
+from stepguard.core.permission import FORM
+from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
+from stepguard.core.status import Status
+from stepguard.core.text import markdown, printable
+from stepguard.report.markdown_page import COMMENT_BYTES, page, worst_first
+
+MOST = 10  # GitHub shows no more annotations of a step
+MARKER = "<!-- stepguard: one comment in a pull request -->"
+ARTIFACT = "perf-evidence"
+Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
+_WAIVE = "If it is meant: a waiver lets it pass until a day"
+# What a pull request can do until a maintainer accepts what main measured. The first status that
+# the run has decides.
+_UNTIL_ACCEPTED = {
+    Status.SLOWER: _WAIVE,
+    Status.CHANGED: _WAIVE,
+    Status.NO_BASELINE: "No waiver passes a case without a recording: an owner merges it",
+    Status.FASTER: "To keep the gain: merge it",
+}
+_REFUSED = "The gate did not accept what the run says of itself, below; its log: {log}"
+
+
+def error(title: str, text: str, file: str = "", line: int = 0) -> str:
+    """Return a line for a log of GitHub Actions, which shows it at that place in the code."""
+    place = {"file": file, "line": str(line) if line else ""}
+    fields = {name: text for name, text in place.items() if file and text}
+    properties = ",".join(f"{k}={_property(v)}" for k, v in (fields | {"title": title}).items())
+    return f"::error {properties}::{_data(text)}"
+
+
+def _data(text: str) -> str:
+    # printable() turns a line break into an escape.
+    return printable(text).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
+    """Return at most MOST lines for a log of GitHub Actions: first the ``problems`` that a gate has
+    with the run, then the failing cases, worst first. Each is at its cause's line, or else at the
+    case's test.
+    """
+    # A failing verdict is shown at its cause, below.
+    others = [item for item in problems if item.case or item.code is not ProblemCode.FAILED]
+    tests = {case.case: (case.file, case.line) for case in document.cases}
+    lines = [_of_problem(problem, tests) for problem in others]
+    failing = (result for result in worst_first(document) if result.verdict.outcome != "passed")
+    lines += [_of_result(result, tests) for result in failing]
+    if len(lines) > MOST:
+        more = f"and {len(lines) - MOST + 1} more: see the summary"
+        lines = [*lines[: MOST - 1], error("stepguard", more)]
+    return lines
+
+
+def _of_problem(problem: Problem, tests: Tests) -> str:
+    place = (problem.file, problem.line) if problem.file else tests.get(problem.case, ("", 0))
+    return error(problem.code.value, problem.sentence, *place)
+
+
+def _of_result(result: ResultDocument, tests: Tests) -> str:
+    place = result.text.place
+    where = (place.file, place.line) if place else tests.get(result.case, ("", 0))
+    return error(result.case, result.text.headline, *where)
+
+
+def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> str:
+    """Return the comment on a pull request about the run with that number: the page, then commands
+    that work from a clone. ``conclusion`` is the run's, which its gate decided.
+    """
+    below = _commands(document, run_id)
+    # The document is only what the measuring job says of itself.
+    is_refused = document.passed and conclusion != "success"
+    refused = _REFUSED.format(log=_log(run_id)) if is_refused else ""
+    shown = page(document, COMMENT_BYTES - len(below.encode()), steps=False, refused=refused)
+    return f"{MARKER}\n{shown}\n{below}"
+
+
+def no_document(problem: str, run_id: str) -> str:
+    """Return the comment on a run without a document that can be believed."""
+    return (
+        f"{MARKER}\n**Performance failed:** nothing was measured, or its document cannot be read.\n"
+        f"\n{markdown(problem)}\n\nA pull request of a fork is not measured: a maintainer who has "
+        f"read it pushes it as a branch of this repository. Otherwise see the log: {_log(run_id)}\n"
+    )
+
+
+def _log(run_id: str) -> str:
+    return f"`gh run view {run_id} --log-failed`"
+
+
+def _commands(document: RunDocument, run_id: str) -> str:
+    fetch = f"gh run download {run_id} --name {ARTIFACT} --dir evidence"
+    lines = ["To look closer, in a clone:", "", "```sh", fetch]
+    lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
+    failed = [result.verdict for result in document.results if result.verdict.outcome == "failed"]
+    if document.against and any(verdict.whole for verdict in failed):
+        lines += [
+            "",
+            "Other FLOPs or tokens are another step, which no commit declares and no waiver "
+            "passes: if that is meant, an owner merges it as it is, and main is recorded anew.",
+        ]
+    if document.against and any(not verdict.whole for verdict in failed):
+        lines += [
+            "",
+            "If it is meant: a commit of the pull request says so in its message, "
+            f"`{FORM}`, and who approves it approves that.",
+        ]
+    has = {result.verdict.status for result in document.results}
+    until = next((words for status, words in _UNTIL_ACCEPTED.items() if status in has), "")
+    if until and not document.against:
+        lines += [
+            "",
+            f"{until}, and after the merge a maintainer accepts what the run of main has measured:",
+            "",
+            "```sh",
+            f"gh run download RUN_OF_MAIN --name {ARTIFACT} --dir evidence",
+            "python -m stepguard accept --evidence evidence/runs --reason '...'",
+            "```",
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,163 @@
+"""The metrics of one case, for a reader: those that a run measured, and those of a baseline."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from statistics import geometric_mean
+
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.evidence import Counts
+from stepguard.core.metrics import (
+    GARBAGE,
+    GRAPH_NODES,
+    GROWING_LINES,
+    JUDGED_TIME,
+    METRICS,
+    OPERATORS,
+    WASTE,
+    format_value,
+)
+from stepguard.core.recording import Recording
+from stepguard.core.text import first, listed
+from stepguard.core.verdict import MetricVerdict, cause_first
+from stepguard.judge.summarise_evidence import summarise
+from stepguard.measure.suite import Result
+from stepguard.report.next_steps import Commands
+from stepguard.report.table import aligned, figure
+from stepguard.report.verdict_text import change, happens, operator_move
+from stepguard.storage.accept_recording import Accepted, Action
+
+MOVES = 9  # lines; ten with the one above them
+PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
+PLACES = 3  # of what is recorded as normal, and of what informs
+_WASTED = {  # a counter of WASTE: what its number is of
+    "host_syncs_per_step": "{} waits of the host for the GPU a step",
+    "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
+    "pageable_copies_per_step": "{} copies a step from or to pageable memory",
+    "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
+    "graph_breaks": "{} graph breaks",
+    "recompiles": "{} recompiles",
+    "uncached_graphs": "{} graphs that the compile cache does not keep",
+    "leaked_bytes_per_step": "{} that each step leaves behind",
+    GRAPH_NODES: "{} nodes of autograd's graph that each step leaves behind",
+    GARBAGE: "{} objects a step that only Python's garbage collector frees",
+    GROWING_LINES: "{} lines of Python more in each step than in the one before",
+}
+LISTED = ("case", "level", "recordings", "newest", "step [ms]")
+COLUMNS = (
+    "recorded",
+    "commit",
+    "GPU",
+    "torch",
+    "launches",
+    "step\n[ms]",
+    "median\n[ms]",
+    "to\nfirst",
+)
+
+
+def figures(result: Result) -> Iterator[str]:
+    """Yield all metrics that were measured, a line each. Below a counter come its places or
+    parts.
+    """
+    values = summarise(result.evidence).values()
+    width = max((len(name) for name in values), default=0)
+    for name in (name for name in METRICS if name in values):
+        yield figure(name, values[name], width)
+        yield from _made_of(name, result.evidence.counted)
+
+
+def _made_of(name: str, counts: Counts) -> Iterator[str]:
+    """Yield where a counter happens; if that is unknown, its parts, the largest first."""
+    sites = counts.sites.get(name, ()) if name != OPERATORS else ()
+    if METRICS[name].kind == "information":
+        sites = sites[:PLACES]
+    for site in sites:
+        text = happens(site, METRICS[name].unit)
+        yield f"    {text}" + (f" (allowed: {site.allowed})" if site.allowed else "")
+    parts = {} if sites else counts.detail.get(name, {})
+    shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
+    if 1 < len(shown) <= PARTS:
+        yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
+
+
+def accepted_line(done: Accepted, commands: Commands) -> str:
+    """Return in one line what was done with evidence that was accepted."""
+    figures = {"path": commands.relative(done.path), "number": done.number, "reason": done.reason}
+    return f"{done.case_id}: {done.action.value.format(**figures)}"
+
+
+def moves(done: Accepted) -> list[str]:
+    """Return old -> new of each metric whose level changed, causes first, in at most MOVES lines.
+    If nothing was compared, return what is recorded as normal that a good step does not have.
+    """
+    moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
+    if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
+        return [_normal(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
+    lines = [
+        # If the sum did not move, the parts that did.
+        f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
+        for m in moved
+    ]
+    return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
+
+
+def _normal(found: MetricVerdict) -> str:
+    """Return "Recorded as normal: 6 calls a step that would wait on a GPU (2 x .item() train.py:8
+    and 1 more). More will fail."
+    """
+    amount = partial(format_value, found.metric)
+    of = "of" if METRICS[found.metric].unit == "B" else "x"
+    at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in found.sites]
+    where = f" ({listed(at, PLACES)})" if at else ""
+    recorded = _WASTED[found.metric].format(amount(found.new))
+    return f"  Recorded as normal: {recorded}{where}. More will fail."
+
+
+def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield a table of cases' baselines: the number of the level, and its newest recording."""
+    rows = []
+    for case_id, entry in cases.items():
+        level, count = str(len(entry.epochs)), str(len(entry.level.recordings))
+        times = _figure(entry.newest, JUDGED_TIME)
+        rows.append((case_id, level, count, entry.newest.date[:10], times))
+    yield from (f"  {text}" for text in aligned([LISTED, *rows]))
+
+
+def lines(entry: Entry) -> Iterator[str]:
+    """Yield all epochs with their recordings, oldest first; then the newest recording's
+    counters.
+    """
+    for number, epoch in enumerate(entry.epochs, start=1):
+        yield f"  level {number}: {epoch.reason}"
+        rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
+        yield from (f"  {text}" for text in aligned(rows, left=range(4)))
+    newest = entry.newest
+    yield "  counted in the newest:"
+    width = max((len(name) for name in newest.counters), default=0)
+    for name in (name for name in METRICS if name in newest.counters):
+        yield f"    {figure(name, newest.counters[name], width)}"
+    for name, difference in newest.differences_pct.items():
+        mean, half = difference.mean, difference.half_width
+        yield f"    {name} {mean:+.2f} +- {half:.2f} {METRICS[name].unit}"
+
+
+def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
+    times = recording.times_ms.get(JUDGED_TIME, [])
+    # The first one counts: a level may creep by steps that are each within the limit.
+    first = epoch.recordings[0].times_ms.get(JUDGED_TIME, [])
+    change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
+    return (
+        recording.date[:10],
+        recording.commit[:7],
+        recording.device_uuid.removeprefix("GPU-")[:8],
+        recording.software.get("torch", ""),
+        str(len(times) or ""),
+        _figure(recording, JUDGED_TIME),
+        _figure(recording, "step_ms_median"),
+        "" if change is None else f"{100 * change:+.2f} %",
+    )
+
+
+def _figure(recording: Recording, name: str) -> str:
+    value = recording.values().get(name)
+    return "" if value is None else format_value(name, value)  # an empty column is left out

@@ -1,0 +1,128 @@
+"""Notes of a report on a metric: parts and ranks that moved, and what pairs found."""
+
+from collections.abc import Iterable
+
+from stepguard.core.margins import ALPHA
+from stepguard.core.metrics import SETTINGS, format_value, setting_of
+from stepguard.core.reasons import Reason
+from stepguard.core.shared_sentences import margins_text
+from stepguard.core.text import listed
+from stepguard.core.verdict import (
+    Confirmation,
+    Confirmed,
+    Decision,
+    MetricVerdict,
+    PairsFinding,
+    PartMove,
+)
+
+NOTE_PARTS = 3  # so many moved operators are named
+
+
+def note(metric: MetricVerdict) -> str:
+    """Return the note on a metric: parts and ranks that moved, what pairs said."""
+    within = f"{metric.slow_steps.text}; " if metric.slow_steps else ""
+    if metric.confirmed:
+        return within + _confirmation(metric.confirmed)
+    if metric.reason is Reason.IDENTICAL_STEP:
+        within += "the same kernels, generated code, operands and settings, bound by the GPU; "
+    if metric.pairs and metric.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
+        # A few pairs outside the plan decided: its interval and its smallest slowdown did not.
+        mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
+        return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
+    if metric.pairs:
+        return within + pairs_text(metric.pairs)
+    if metric.figures:
+        each = f"{metric.slow_steps.text}, in each launch; " if metric.slow_steps else ""
+        return each + metric.figures.sentence
+    return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric))))
+
+
+def on_ranks(ranks: tuple[int, ...]) -> str:
+    """Return "on rank 1" or "on ranks 0, 2"."""
+    if not ranks:
+        return ""
+    return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
+    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
+    if metric.metric == SETTINGS:
+        return listed(_settings(metric.moved), most)
+    shown = [
+        f"{part.name} {format_value(metric.metric, part.old)} -> "
+        f"{format_value(metric.metric, part.new)}"
+        for part in metric.moved
+    ]
+    return listed(shown, most)
+
+
+def _settings(moved: Iterable[PartMove]) -> list[str]:
+    """Return "get_float32_matmul_precision high -> default". A setting that a side lacks has the
+    value from before the workload.
+    """
+    sides: dict[str, tuple[str, str]] = {}
+    for part in moved:
+        name, value = setting_of(part.name)
+        old, new = sides.get(name, ("default", "default"))
+        sides[name] = (value, new) if part.new < part.old else (old, value)
+    return [f"{name} {old} -> {new}" for name, (old, new) in sides.items()]
+
+
+def pairs_text(measured: PairsFinding) -> str:
+    """Return a decision in words: the interval, the pairs, and the slowdown that could have been
+    found.
+    """
+    by = measured.decision
+    return (
+        f"{interval(by)} {_over(measured)}; smallest detectable slowdown "
+        f"{by.smallest_detectable_pct:.2f} %"
+    )
+
+
+def _over(measured: PairsFinding) -> str:
+    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else matters."""
+    by, margins = measured.decision, measured.margins
+    how = "" if measured.together else ", one launch after the other"
+    most = f" of {measured.most} at most" if measured.most else ""
+    all_pct = by.with_replaced_pct
+    with_them = "" if all_pct is None else f"; with them {all_pct:+.2f} %"
+    more = f"{measured.again} more were disturbed and do not count{with_them}"
+    remeasured = f" ({more})" if measured.again else ""
+    among_many = measured.alpha < ALPHA
+    level = f", level {100 * measured.alpha:.2g} % among the cases of its run" if among_many else ""
+    pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
+    stays = f", measured {measured.stays} and not again" if measured.stays else ""
+    if measured.not_enough:
+        how += f" (fewer were not enough: {measured.not_enough})"
+    noise = f"pair sd {by.sd_pct:.2f} %; {margins_text(margins)}{level}"
+    return f"over {pairs}{most}{stays}{remeasured}{how}, {noise}"
+
+
+def interval(decision: Decision) -> str:
+    """Return "[-0.12, +0.20] %"."""
+    return f"[{decision.low_pct:+.2f}, {decision.high_pct:+.2f}] %"
+
+
+def _confirmation(how: Confirmed) -> str:
+    """Return what pairs beside the recording's commit said of an alarm."""
+    outcome, beside = how.outcome, ""
+    if how.step is not None:
+        beside = f"{how.commit} beside it: {pairs_text(how.step)}"
+    if outcome is Confirmation.CONFIRMED and how.step:
+        hidden = ", not FASTER" if how.hidden else ""
+        return f"confirmed, the code is {how.step.decision.status.value}{hidden}: {beside}"
+    if outcome is Confirmation.STEP_SAME:
+        return f"no slower step by pairs; {beside}"
+    if outcome is Confirmation.MACHINE:
+        return "the machine changed" + (f"; {beside}" if beside else f": HEAD is {how.commit}")
+    return "unconfirmed: " + ", ".join(filter(None, (_unconfirmed(how), beside or how.commit)))
+
+
+def _unconfirmed(how: Confirmed) -> str:
+    """Return why pairs, or the lack of them, leave an alarm as it is."""
+    if how.why:
+        return how.why.text
+    if how.outcome is Confirmation.UNDECIDED:
+        return "the pairs do not decide"
+    return "the pairs do not exclude what the baseline says"

@@ -1,0 +1,176 @@
+"""Next steps after a verdict: commands, as the reader of a report types them."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepguard.core.permission import KEY, Permission
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
+from stepguard.judge.pair_statistics import deciding_margins
+from stepguard.judge.permission_rules import suggested_sizes
+from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.machine.interpreter import called
+
+SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
+NEW_LEVEL = " --reason '...'"
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Commands of a project, as the reader of its report types them."""
+
+    folder: Path = Path()  # the folder where they are typed
+    python: str = "python"  # how to call this interpreter from there
+    baselines: str = ""  # the folder of baselines, unless it is the usual one
+
+    def relative(self, path: Path) -> str:
+        """Return a path as it is typed."""
+        return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
+
+    def in_folder(self, option: str = "--baselines ") -> str:
+        """Return the option for a folder of baselines; empty if it is the usual one."""
+        return f" {option}{shlex.quote(self.baselines)}" if self.baselines else ""
+
+    def called(self, words: str) -> str:
+        """Return the command that runs a module with this project's interpreter."""
+        return called(self.python, words)
+
+    @property
+    def measure(self) -> str:
+        """Return the command that measures the suite."""
+        return self.called(f"pytest perf_tests{self.in_folder('--perf-baselines=')}")
+
+    def accept(self, case_id: str) -> str:
+        """Return the command that records a case's evidence. A new level also needs a reason."""
+        return self.called(f"stepguard accept {shlex.quote(case_id)}{self.in_folder()}")
+
+    def waive(self, verdict: Verdict) -> str:
+        """Return the command that waives all that fails, as large as it is, complete except for
+        reason and days. Empty if a failing metric cannot be waived.
+        """
+        if not suggested_sizes(verdict):
+            return ""
+        case = shlex.quote(verdict.case_id)
+        return self.called(f"stepguard waive {case}{self.in_folder()}{NEW_LEVEL} --days N")
+
+    def unwaive(self, waiver: Permission) -> str:
+        """Return the command that removes a waiver."""
+        named = f"{shlex.quote(waiver.case)} {waiver.metric}{self.in_folder()}"
+        return self.called(f"stepguard waive {named} --remove")
+
+    def prune(self, case_id: str) -> str:
+        """Return the command that removes the recordings of a case that is gone."""
+        named = f"{shlex.quote(case_id)}{self.in_folder()}"
+        return self.called(f"stepguard baselines prune {named}")
+
+    @property
+    def doctor(self) -> str:
+        """Return the step that examines the machine."""
+        return "see if the machine is fit: " + self.called("stepguard doctor")
+
+
+def next_steps(
+    verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool = False
+) -> list[str]:
+    """Return what to do, the likeliest first: accept it, waive it, or look closer.
+
+    Evidence of a ``dirty`` tree cannot be accepted: the command then comes after a commit.
+    """
+    # Beside a revision there is no baseline, and the evidence cannot be accepted.
+    if verdict.against and verdict.status is not Status.SAME:
+        steps = _after_comparison(verdict, commands)
+    elif verdict.status is Status.SAME:
+        return []
+    else:
+        steps = _after_screen(verdict, commands, dirty)
+    syncs = verdict.worst.sites if verdict.worst and verdict.worst.metric in SYNCS else ()
+    # A comment at a line that calls a library would allow everything that the library does.
+    if any(not site.via for site in syncs):
+        steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
+    if _stays(verdict):
+        afresh = f"--perf-select={shlex.quote(verdict.case_id)} --perf-fresh"
+        steps.append(
+            "SLOWER stays until code, machine, software or environment change; to measure it "
+            f"again all the same: {commands.measure} {afresh}, with the options of this run"
+        )
+    if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
+        explain = commands.called(f"stepguard explain-code {verdict.reason}")
+        steps.append(f"what that is: {explain}")
+    return [*steps, f"look closer: {evidence_path}"]
+
+
+def _stays(verdict: Verdict) -> bool:
+    """Tell whether an earlier run's pairs decided, and nothing was measured again."""
+    worst = verdict.worst
+    pairs = worst and (worst.pairs or worst.confirmed and worst.confirmed.step)
+    return bool(pairs and pairs.stays)
+
+
+def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str]:
+    if verdict.accepted:
+        return ["this tree's baseline accepts it: review that diff, it judges once it is merged"]
+    first = "commit, measure again, then " if dirty else ""
+    accept = first + commands.accept(verdict.case_id)
+    if verdict.status in (Status.SLOWER, Status.CHANGED):
+        waive = commands.waive(verdict)
+        return [f"accept: {accept}{NEW_LEVEL}", *([f"or for some days: {waive}"] if waive else [])]
+    if verdict.status is Status.NOT_COMPARABLE:
+        return [f"accept: {accept}{NEW_LEVEL}"]
+    if verdict.status is Status.FASTER:
+        return [f"keep the gain: {accept}{NEW_LEVEL}"]
+    if verdict.status is Status.NO_BASELINE:
+        # A case with recordings gets a new level, which accept() takes only with a reason.
+        lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
+        return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
+    if verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:
+        return []  # the machine is not the cause if a workload raises
+    return [commands.doctor]
+
+
+def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
+    """Return what to do after an A/B comparison. There is no baseline to accept into."""
+    if verdict.status is Status.FASTER and not verdict.waived_until:
+        return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
+    if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
+        if verdict.waived_until:
+            return []
+        waive = commands.waive(verdict)
+        measure = commands.measure
+        accept = commands.accept(verdict.case_id) + NEW_LEVEL
+        then = "; then remove the waiver" if waive else ""
+        alone = "if it is meant: no waiver passes other work; " if verdict.whole else ""
+        return [
+            *([f"if it is meant: {waive}"] if waive else []),
+            *_declarations(verdict, "or" if waive else "if it is meant,"),
+            f"{alone}after the merge, on main: {measure}, then {accept}{then}",
+        ]
+    if verdict.reason is Reason.UNDECIDED:
+        return _what_decides(verdict, commands)
+    if verdict.status is Status.NOT_COMPARABLE:
+        return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
+    return [commands.doctor] if verdict.status is Status.UNFIT else []
+
+
+def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
+    """Return what would decide an undecided time: more pairs, new pairs, or wider margins."""
+    pairs = verdict.worst.pairs if verdict.worst else None
+    if pairs is None or pairs.decision.pairs < MOST_PAIRS:
+        return ["give it more time: --perf-budget=MIN"]
+    smallest = pairs.decision.smallest_detectable_pct
+    finds = f"{MOST_PAIRS} pairs of this noise find {smallest:.2f} %"
+    if smallest <= pairs.margins.matter_pct:
+        return [f"measure again: {finds} in 95 of 100 runs"]
+    wider = deciding_margins(pairs.decision.sd_pct, pairs.margins, pairs.alpha)
+    margins = f"margins_pct=({wider.ignore_pct:g}, {wider.matter_pct:g})"
+    return [f"no further pair decides, {finds}: set {margins} in the case", commands.doctor]
+
+
+def _declarations(verdict: Verdict, first: str) -> Iterator[str]:
+    """Yield a line for each failing metric, since a commit has to declare all of them."""
+    failing = () if verdict.whole else verdict.gated("failed")
+    said = f"{first} in the message of a commit", *["and"] * len(failing)
+    for words, metric in zip(said, failing, strict=False):
+        yield f"{words}: {KEY}: {verdict.case_id} {metric.metric}: why"

@@ -1,0 +1,125 @@
+"""The summary at the end of a run: the table, then a headline for each case that needs a reader."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from stepguard.core.comparison import gates_times
+from stepguard.core.device import is_gpu
+from stepguard.core.metrics import METRICS
+from stepguard.core.profile import grouped
+from stepguard.core.reasons import Reason
+from stepguard.core.run_document import Problem
+from stepguard.core.status import Status
+from stepguard.core.text import listed
+from stepguard.measure.suite import Result
+from stepguard.report import table, time_causes, verdict_text
+from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.permission_text import of_trailers
+
+Markup = dict[str, bool]  # keywords of pytest's terminal writer
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is over."""
+
+    results: Sequence[Result]
+    commands: Commands
+    first: Sequence[str] = ()  # what a reader must know before the verdicts
+    notices: Sequence[str] = ()  # sentences about the run as a whole
+    blocks: bool = True  # pytest shows a block for every case that fails
+    # Reasons why tests of cases were skipped that nothing else shows, with the number of tests.
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    problems: Sequence[Problem] = ()  # that fail the run, whatever its verdicts are
+
+
+def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
+    """Yield the summary, each line with its colour. Table and headlines fit into ``width``; 0 is
+    any width.
+    """
+    verdicts = [result.verdict for result in run.results]
+    yield from ((text, {"yellow": True}) for text in run.first)
+    if verdicts:
+        for text, status in table.lines(table.rows(verdicts), width):
+            yield text, colour(status)
+    if not run.results:
+        yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
+    elif not any(_may_judge_times(result) for result in run.results):
+        yield table.CPU_NOTE, {}
+    if verdicts:
+        yield table.counts(verdicts), {}
+    for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
+        yield f"{count} skipped: {reason}", {}
+    for result in run.results:
+        yield from ((line, {}) for line in _beside(result))
+    for notice in run.notices:
+        yield notice, {}
+    yield from _problems(run.problems)
+    for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
+        verdict = result.verdict
+        if not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice):
+            yield from _headline(run, result, width)
+
+
+def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Markup]]:
+    """Yield a result's headline, and below it what no block of pytest's says."""
+    verdict = result.verdict
+    markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
+    head = verdict_text.headline(verdict, width)
+    yield head, markup
+    # Its block, among pytest's failures, has everything.
+    if verdict.outcome != "passed" and run.blocks:
+        return
+    yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
+    path = run.commands.relative(result.evidence_path)
+    steps = next_steps(verdict, path, run.commands, result.evidence.of_no_commit)
+    declared = [f"commit: {text}" for text in of_trailers(verdict)]
+    below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *declared, *steps[:1]]
+    yield from ((f"  {line}", {}) for line in below)
+
+
+def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
+    """Yield a line for all cases that have the same problem."""
+    for text, alike in grouped(problems, lambda problem: problem.text).items():
+        shown = listed([problem.case for problem in alike], 3)
+        yield f"{shown}: {text}" if shown else text, {"red": True}
+
+
+def _beside(result: Result) -> Iterator[str]:
+    """Yield what a reader should see beside the table."""
+    case_id, verdict = result.case.id, result.verdict
+    # Deliberate syncs with their reasons, on every run.
+    for name, sites in result.evidence.counted.sites.items():
+        for site in (site for site in sites if site.allowed):
+            what = verdict_text.happens(site, METRICS[name].unit)
+            yield f"allowed in {case_id}: {what}: {site.allowed}"
+    # Places that are new although the counter is equal: one thing replaced another.
+    equal = [m for m in verdict.metrics if m.reason is Reason.EQUAL]
+    new = [(site.location(), m.metric) for m in equal for site in m.sites]
+    for location, alike in grouped(new, lambda one: one[0]).items():
+        names = list(dict.fromkeys(name for _, name in alike))
+        are = "is" if len(names) == 1 else "are"
+        yield f"moved in {case_id}: {listed(names, len(names))} {are} equal, now at {location}"
+    if problem := result.evidence.one_rank_problem:
+        yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
+    # For `same` against another revision: how much slower it may be. A notice already says it.
+    if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
+        lines = verdict_text.times(verdict) or ["counters alone, its times are not gated"]
+        yield from (f"{case_id} against {verdict.against}: {line}" for line in lines)
+
+
+def colour(status: Status | None) -> Markup:
+    """Return a verdict's colour. It only helps: the word says everything. None is the header's."""
+    if status is None:
+        return {"bold": True}
+    if status is Status.SAME:
+        return {}
+    if status is Status.FASTER:
+        return {"green": True}
+    return {"red": True} if status.outcome == "failed" else {"yellow": True}
+
+
+def _may_judge_times(result: Result) -> bool:
+    # Another revision, beside which a CPU's times are judged, too.
+    beside = bool(result.verdict.against)
+    return beside or is_gpu(result.case.device) or gates_times(result.case)

@@ -1,0 +1,193 @@
+"""Why a time moved, in words: the sync or the kernel that explains it, before the time itself."""
+
+import re
+from collections.abc import Iterator
+
+from stepguard.core.explanation import Cause, Kind, Side
+from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS, SETTINGS
+from stepguard.core.reasons import Reason
+from stepguard.core.site import Site
+from stepguard.core.status import Status
+from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
+from stepguard.report.cause_text import how, named
+from stepguard.report.explanation_text import refused_because
+from stepguard.report.kernel_names import is_generic
+from stepguard.report.metric_notes import on_ranks
+
+# A cause is named before the time if it makes up at least this share of the change. A kernel comes
+# before a wait that the source names from the next share on.
+NAMED_SHARE = 0.25
+MAIN_SHARE = 0.5
+# Each side's profile is of one launch. Under a profiler one launch's host was 15 ms later in a step
+# of 72 ms than another's of the same tree. Pairs would have shown such a difference.
+MOST_IDLE_SHARE = 1.5
+SHOWN = 3
+# Costs whose line the host or the compiler knows, and which make a step slower by themselves.
+_LINES = ("graph_breaks", "recompiles")
+_WAITS = (
+    "host_syncs_per_step",
+    "pageable_copies_per_step",
+    "device_allocations_per_step",
+    COLLECTIVES,
+)
+# Time between kernels; a wait explains it better.
+_BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)
+_NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
+# An operator's name, and the part that its kernels' names also have, in both passes: aten.addmm has
+# aten::mm, aten._scaled_dot_product_efficient_attention has aten::_efficient_attention_backward.
+_OPERATOR = re.compile(
+    r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
+    r"(?:_forward|(?:_dense)?_backward(?:_data)?)?)(?:\[.*\])?(?:\.\w+)?"
+)
+
+
+def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
+    """Return what explains the time that decided a verdict; None if unknown."""
+    time = verdict.worst
+    if time is None or verdict.whole or time.metric != JUDGED_TIME or not time.old or not time.new:
+        return None
+    if time.reason is Reason.KERNELS_MOVED and time.status is Status.SAME:
+        return _main_cause(verdict, 0.0)
+    low_pct = time.pairs.decision.low_pct if time.pairs else 0.0
+    undecided = time.status is Status.INCONCLUSIVE and low_pct > 0
+    if time.status not in (Status.SLOWER, Status.FASTER) and not undecided:
+        return None
+    change_us = 1e3 * (time.new - time.old)
+    cause = _main_cause(verdict, change_us)
+    with_it = [m for m in verdict.metrics if m.gated and _rise(m) * change_us > 0]
+    lines = sorted((m for m in with_it if m.metric in _LINES), key=cause_first)
+    waits = sorted((m for m in with_it if m.metric in _WAITS), key=cause_first)
+    # A setting that is another one is why, whatever kernels it makes another: TF32, threads.
+    changed = next(
+        (m for m in verdict.metrics if m.gated and m.metric == SETTINGS and m.moved), None
+    )
+    if changed or lines:
+        return changed or lines[0]
+    if cause is not None and cause.kind not in _BETWEEN:
+        main = abs(cause.us) >= MAIN_SHARE * abs(change_us)
+        return cause if main or not waits else waits[0]
+    return waits[0] if waits else cause
+
+
+def _rise(metric: MetricVerdict) -> float:
+    return (metric.new or 0) - (metric.old or 0)
+
+
+def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
+    """Return the longest cause in the direction of the change, if it explains a good part of it."""
+    causes = verdict.explanation.causes if verdict.explanation else ()
+    most_idle_us = MOST_IDLE_SHARE * abs(change_us)
+    of_work = (
+        cause
+        for cause in causes
+        if cause.kind not in _NO_WORK
+        and (cause.kind is not Kind.IDLE or abs(cause.us) <= most_idle_us)
+    )
+    cause = next((cause for cause in of_work if (cause.us > 0) == (change_us >= 0)), None)
+    return cause if cause and abs(cause.us) >= NAMED_SHARE * abs(change_us) else None
+
+
+def moved(cause: Cause, verdict: Verdict) -> list[str]:
+    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in fewer and fewer words,
+    with its line and its ranks if known. Times are of a step, over all launches, as a mean over
+    ranks.
+    """
+    text = f"{named(cause)} {_figures(cause.before, cause.after)}"
+    site = site_of(cause, verdict)
+    where = ", ".join(filter(None, (_where(cause), on_ranks(_ranks(site, verdict)))))
+    texts = [f"{text}, {where}", text] if where else [text]
+    return [f"{texts[0]} {site.place}", *texts] if site else texts
+
+
+def _operators(verdict: Verdict) -> MetricVerdict | None:
+    return next((metric for metric in verdict.metrics if metric.metric == OPERATORS), None)
+
+
+def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
+    """Return the ranks that call the operators at a site more or less often, or the one that got
+    slower than before; empty if all did.
+    """
+    operators = _operators(verdict)
+    if site and operators and operators.ranks:
+        return operators.ranks
+    return (verdict.straggler.rank,) if verdict.straggler else ()
+
+
+def site_of(cause: Cause, verdict: Verdict) -> Site | None:
+    """Return the line of the operator that a kernel runs, if only one function calls it more or
+    less often than before. For a kernel of the backward pass it is the forward operator's line, not
+    the line that starts the pass.
+    """
+    operators = _operators(verdict)
+    # What fell does not explain why something got slower.
+    matching = [
+        (site, common)
+        for site in (operators.sites if operators else ())
+        if site.file and (site.count > 0 or cause.us < 0) and (common := _run(cause.place, site))
+    ]
+    sites = [site for site, common in matching if common == matching[0][1]]
+    lines = [site for site in sites if not site.phase] or sites
+    return lines[0] if len({(site.file, site.function) for site in lines}) == 1 else None
+
+
+def _run(place: str, site: Site) -> str:
+    """Return the operator at a site, without its pass, if a kernel launched at a place runs it;
+    else "". The compiler names its kernels after their operators.
+    """
+    launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(site.what)
+    if not called:
+        return ""
+    same = called["common"] == launches["common"] if launches else f"_{called['name']}_" in place
+    return called["common"] if same else ""
+
+
+def _where(cause: Cause) -> str:
+    """Return the phase and the place. An operator that the kernel's name already says is left
+    out.
+    """
+    is_needed = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
+    place = cause.place if is_needed else ""
+    return ", ".join(filter(None, (cause.phase, place)))
+
+
+def _figures(before: Side, after: Side) -> str:
+    old, new = before.us / 1e3, after.us / 1e3
+    digits = 1 if abs(new - old) >= 1 else 2 if abs(new - old) >= 0.1 else 3
+    return f"{old:.{digits}f} -> {new:.{digits}f} ms ({new - old:+.{digits}f})"
+
+
+def lines(verdict: Verdict) -> Iterator[str]:
+    """Yield the first causes and the straggler, a line each; nothing if all is `same`."""
+    if verdict.status is Status.SAME and verdict.reason is not Reason.KERNELS_MOVED:
+        return
+    if straggler := verdict.straggler:
+        old_ms, new_ms = straggler.old_ms, straggler.new_ms
+        yield (
+            f"rank {straggler.rank} takes {old_ms:.2f} -> {new_ms:.2f} ms without waiting for "
+            f"others ({100 * (new_ms / old_ms - 1):+.2f} %, of the others none more than "
+            f"{straggler.others_pct:+.2f} %)"
+        )
+    explanation = verdict.explanation
+    if explanation is None:
+        return
+    if explanation.refused:
+        yield f"the profiles cannot be compared: {refused_because(explanation.refused[0])}"
+        return
+    if explanation.causes:
+        yield f"the profiled steps differ by {explanation.change_us / 1e3:+.2f} ms:"
+        yield from (f"  {line(cause)}" for cause in explanation.causes[:SHOWN])
+        if (rest := len(explanation.causes) + explanation.smaller - SHOWN) > 0:
+            cut_us = sum(cause.us for cause in explanation.causes[SHOWN:])
+            smaller_us = cut_us + explanation.smaller_us
+            yield f"  {smaller_us / 1e3:+.2f} ms: {rest} smaller causes"
+        known = explanation.scatter_known
+        scatter = "within the scatter of steps" if known else "at most 1 us each"
+        yield f"  {explanation.scatter_us / 1e3:+.2f} ms: not explained, {scatter}"
+
+
+def line(cause: Cause) -> str:
+    """Return "+3.60 ms: gelu_5 6.5 -> 10.1 ms a step (12 launches, each slower), forward"."""
+    old, new = cause.before.us / 1e3, cause.after.us / 1e3
+    makes = f" ({how(cause)})" if how(cause) else ""
+    text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"
+    return ", ".join(filter(None, (text, _where(cause))))

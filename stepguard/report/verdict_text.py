@@ -1,0 +1,413 @@
+"""Verdicts for a reader: one line that fits a terminal, the evidence below it, what to do next."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from stepguard.core.evidence import Evidence
+from stepguard.core.explanation import Cause
+from stepguard.core.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    METRICS,
+    OPERATOR_METRICS,
+    OPERATORS,
+    PEAK,
+    SETTINGS,
+    format_bytes,
+    format_value,
+    unit_behind,
+)
+from stepguard.core.reason_sentences import Failed, Unstable
+from stepguard.core.reasons import NOTICES, Reason
+from stepguard.core.shared_sentences import TREE_CHANGED
+from stepguard.core.site import Site
+from stepguard.core.status import Status
+from stepguard.core.text import counted, cut, first, listed, printable, shortened
+from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
+from stepguard.judge.moved_places import EDITED
+from stepguard.report import time_causes
+from stepguard.report.metric_notes import note, on_ranks, parts
+from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.permission_text import of_trailers, of_waivers
+
+BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
+MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more
+PLACES_SHOWN = 5  # of operators and of bytes
+# What operators make a device do. Its only known lines are the operators'.
+DONE_BY_OPERATORS = (
+    "launches_per_step",
+    "copies_per_step",
+    "copied_bytes_per_step",
+    "pageable_copies_per_step",
+    "memsets_per_step",
+)
+OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
+ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
+
+# Frames of a traceback between a rank's main() and the user's code, each with its source below: the
+# engine's, and those of an import.
+_OURS = re.compile(
+    r'^  File "(?:.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib).*\n?'
+    r"(?:(?:    |  \[Previous line repeated ).*\n?)*",
+    re.MULTILINE,
+)
+
+
+def headline(verdict: Verdict, width: int = 0) -> str:
+    """Return a verdict as one line: case, verdict, cause. If it does not fit into ``width`` (0:
+    any), it loses, in this order: figures, folders, the case's name, the place, and last the cause.
+    """
+    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
+    causes = _causes(verdict)
+    ids = (verdict.case_id, *(shortened(verdict.case_id, shown) for shown in ID_WIDTHS))
+    fronts = [f"{name}: {verdict.status.value}{waived}: " for name in ids]
+    tries = [front + cause for front in fronts for cause in causes[:-1]]
+    tries += [front + causes[-1] for front in fronts]
+    if not width:
+        return printable(tries[0])
+    fits = (printable(line) for line in tries if len(printable(line)) <= width)
+    return next(fits, cut(printable(tries[-1]), width))
+
+
+def _causes(verdict: Verdict) -> list[str]:
+    """Return what a verdict is based on, in fewer and fewer words."""
+    worst = verdict.worst
+    if verdict.whole or worst is None:
+        text = (verdict.message or verdict.reason.phrase).split("\n")[0]
+        # Other work: the operators that it consists of, and where they are called.
+        calling = (m for m in _moved(verdict) if m.metric == OPERATORS and m.moved)
+        calls = [words for metric in calling for words in _of_metric(metric)]
+        return [*(f"{words}; {text}" for words in calls), *calls] or [text]
+    if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
+        return [worst.reason.phrase]
+    moved = change(worst, digits=1)
+    bare = moved.partition(" (")[0]
+    cause = time_causes.culprit(verdict)
+    if cause is None:
+        operators, texts = _operator_of(worst, verdict), _of_metric(worst)
+        calls = _of_metric(operators) if operators else []
+        return [*(f"{texts[0]}, {words}" for words in calls), *texts]
+    # The cause before the time that it explains.
+    named = time_causes.moved(cause, verdict) if isinstance(cause, Cause) else _of_metric(cause)
+    return [f"{named[0]}; {moved}", *(f"{words}; {bare}" for words in named), *named]
+
+
+def _of_metric(worst: MetricVerdict) -> list[str]:
+    """Return a metric that moved in fewer and fewer words, with its ranks and its place."""
+    moved = change(worst, digits=1)
+    bare = moved.partition(" (")[0]
+    here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
+    moved += here
+    if worst.metric in OPERATOR_METRICS and worst.moved:
+        part = operator_move(worst) + here
+        place = worst.place
+        if place is None:
+            return [f"{part}, {bare}", part]
+        where = f"{part} in {place.function}"
+        return [
+            f"{where} ({place.place})",
+            f"{where} ({_file(place)})",
+            f"{part} {_file(place)}",
+            part,
+        ]
+    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
+        within = worst.slow_steps.text
+        return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
+    if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
+        return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
+    if worst.place is None:
+        # It was there before the steps whose lines are counted.
+        what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
+        return [*what, moved, bare]
+    short, via = _file(worst.place), worst.place.via
+    placed = f"{moved}{_share(worst)} {worst.place.place}"
+    library = [f"{placed} via {via}"] if via else []
+    return [
+        *library,
+        placed,
+        f"{bare} {worst.place.place}",
+        f"{bare} {short}",
+        bare,
+    ]
+
+
+def _share(found: MetricVerdict) -> str:
+    """Return ", 4 at", the part of a move that is of its first place; empty if it is the only one,
+    or nobody knows its part.
+    """
+    places = [site for site in found.sites if site.file]
+    if len(places) < 2 or found.metric == PEAK or METRICS[found.metric].kind != "counter":
+        return ""
+    return f", {format_value(found.metric, places[0].count)} at"
+
+
+def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
+    """Return the operators that moved together with what a device does more of, or less."""
+    if worst.metric not in DONE_BY_OPERATORS or worst.place or worst.old is None:
+        return None
+    rises = (worst.new or 0) > worst.old
+    with_it = (m for m in verdict.metrics if m.metric in OPERATOR_METRICS and m.place)
+    return next((m for m in with_it if (m.sites[0].count > 0) == rises), None)
+
+
+def _file(site: Site) -> str:
+    return site.place.rpartition("/")[2]
+
+
+def operator_move(metric: MetricVerdict) -> str:
+    """Return the operator that moved at the first place, and how often there: "+4 aten.clone"; or
+    "+4 aten.silu for aten.gelu", where its function calls as many fewer of another one.
+    """
+    if metric.sites:
+        main, names = metric.sites[0], _names(metric.sites)
+        here: Counter[str] = Counter()
+        for site in metric.sites:
+            if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):
+                here[site.what] += site.count
+        count = here.pop(main.what)
+        text = f"{main.count:+,d} {names[main.what]}"
+        if [*here.values()] == [-count] and count > 0:
+            return f"{text} for {names[next(iter(here))]}"
+        return text
+    part = metric.moved[0]
+    return f"{part.new - part.old:+,d} {_bare(part.name)}"
+
+
+def _names(sites: Sequence[Site]) -> dict[str, str]:
+    """Return how to call each operator: "aten.clone" for "aten.clone.default". The overload stays
+    only if two operators differ in it alone.
+    """
+    known = {site.what for site in sites}
+    alike = Counter(map(_bare, known))
+    return {name: name if alike[_bare(name)] > 1 else _bare(name) for name in known}
+
+
+def _bare(name: str) -> str:
+    return name.rpartition(".")[0] or name
+
+
+def times(verdict: Verdict) -> list[str]:
+    """Return what pairs with another revision say of the step time; empty without pairs."""
+    return [
+        f"{metric.metric}: {text}"
+        for metric in verdict.metrics
+        if metric.gated and METRICS[metric.metric].kind == "time" and (text := note(metric))
+    ]
+
+
+def place(verdict: Verdict) -> Site | None:
+    """Return the line of what decided a verdict, or of what explains it; None if unknown."""
+    if verdict.whole:
+        site = verdict.figures.site if isinstance(verdict.figures, Failed) else None
+        of_metrics = (metric.place for metric in _moved(verdict))
+        places = [site if site and site.file else None, *of_metrics]
+        return next(filter(None, places), None)
+    if verdict.worst is None:
+        return None
+    cause = time_causes.culprit(verdict)
+    if isinstance(cause, MetricVerdict):
+        return cause.place
+    if cause is None:
+        return (_operator_of(verdict.worst, verdict) or verdict.worst).place
+    return time_causes.site_of(cause, verdict)
+
+
+def places(verdict: Verdict) -> list[str]:
+    """Return where the deciding metric moved, a line each: the site, its phase, what happens
+    there.
+    """
+    worst = verdict.worst
+    return [f"  {line}" for line in _where(worst)] if worst and not verdict.whole else []
+
+
+def _where(metric: MetricVerdict) -> list[str]:
+    """Return where a metric moved, a line each."""
+    unit = METRICS[metric.metric].unit
+    # Bytes belong to no single line: the longest-living tensor shares the peak with others.
+    if metric.metric == PEAK:
+        known = ("" if site.what == EDITED else "called here now: " for site in metric.sites)
+        lines = [f"{how}{happens(site)}" for how, site in zip(known, metric.sites, strict=True)]
+    elif metric.metric not in OPERATOR_METRICS:
+        lines = [happens(site, unit) for site in _with_count_before(metric)]
+        if unit != "B":
+            return lines
+    else:
+        names = _names(metric.sites)
+        lines = [
+            f"{site.count:+,d} {names[site.what]} in {site.function} ({site.place})"
+            for site in metric.sites
+        ]
+    return first(lines, PLACES_SHOWN)
+
+
+def _with_count_before(found: MetricVerdict) -> tuple[Site, ...]:
+    """Return the places. One that has more than the counter rose by is an edited line, or has come
+    in place of others: then it says how many there were.
+    """
+    rise = (found.new or 0) - (found.old or 0)
+    counts = METRICS[found.metric].kind == "counter"
+    if not counts or len(found.sites) != 1 or not 0 < rise < found.sites[0].count:
+        return found.sites
+    (site,) = found.sites
+    what = f"{site.what} ({format_value(found.metric, site.count - rise)} before)"
+    return (structs.replace(site, what=what),)
+
+
+def _short(name: str, value: float) -> str:
+    """Format a value in few characters for the headline: 2.62 G. The lines below have it in
+    full.
+    """
+    if METRICS[name].unit == "B" or abs(value) < 1e6:
+        return format_value(name, value)
+    scales = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+    scale, letter = next(row for row in scales if abs(value) >= row[0])
+    return f"{value / scale:,.3g} {letter}"
+
+
+def change(metric: MetricVerdict, digits: int = 2) -> str:
+    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
+
+    ``digits`` are those of the percentages. A move that is too small for them is given in units.
+    """
+    name, unit = metric.metric, METRICS[metric.metric].unit
+    if metric.old is None or metric.new is None:
+        return f"{name} {format_value(name, metric.new)}"
+    show = _short if digits < 2 else format_value
+    old, new = show(name, metric.old), show(name, metric.new)
+    if old == new and metric.old != metric.new and unit == "B":  # the move is below the last digit
+        old, new = f"{metric.old:,.0f}", f"{metric.new:,.0f} B"
+    text = f"{name} {old} -> {new}"
+    if metric.limit_pct is not None and metric.change_pct is not None:
+        limit = f"limit {metric.limit_pct:.{digits}f} %"
+        return f"{text} ({metric.change_pct:+.{digits}f} %, {limit})"
+    if metric.new == metric.old:
+        return text
+    share = abs(metric.change_pct or 0)
+    if share < 10**-digits or share > MOST_SHOWN_PCT or abs(metric.new) < 1000:
+        moved = metric.new - metric.old
+        return f"{text} ({moved:+,.0f} {unit_behind(name, moved)})"
+    return f"{text} ({metric.change_pct:+.{digits}f} %)"
+
+
+def evidence_lines(verdict: Verdict) -> list[str]:
+    """Return what the verdict is based on, in lines of any width. A cause comes before what follows
+    from it, such as that no waiver applies.
+    """
+    lines, moved = [], _moved(verdict)
+    if verdict.libraries and moved:
+        lines.append(f"  {verdict.libraries} since the recording")
+    for above, metric in zip([None, *moved], moved, strict=False):
+        lines += _metric_lines(metric, above, bool(verdict.against))
+    lines += [f"  {text}" for text in time_causes.lines(verdict)]
+    for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
+        lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
+    lines += [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
+    lines += [f"  {text}" for text in of_waivers(verdict)]
+    lines += [f"  commit: {text}" for text in of_trailers(verdict)]
+    if verdict.against and not verdict.whole:
+        lines.append(f"  compared with {verdict.against}, measured in pairs with it")
+    if verdict.recordings:
+        lines.append(f"  compared with {counted(verdict.recordings, 'recording')}")
+    return lines
+
+
+def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:
+    """Return a metric that moved: its figures, its places, its parts, and its noise. What is said
+    of the one ``above`` is not repeated.
+    """
+    row = METRICS[metric.metric]
+    line = f"  {metric.metric} [{row.unit}]: {change(metric)[len(metric.metric) + 1 :]}"
+    line += f": {metric.status.value}"
+    follows = above is not None and metric.reason is above.reason
+    line += "" if follows else f", {metric.reason.phrase}"
+    line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
+    lines = [line, *(f"    {where}" for where in _where(metric))]
+    # No line of a collective has its size.
+    text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
+    if text and (row.kind == "time" or metric.status is Status.INCONCLUSIVE):
+        lines.append(f"    {text}")
+    elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
+        lines.append(f"    moved: {text}")
+    if metric.noise_pct is not None and not in_pairs:
+        difference = row.kind == "difference"
+        noise = "95 % interval over pairs +-" if difference else "standard error over launches"
+        lines.append(f"    {noise} {metric.noise_pct:.2f} %")
+    return lines
+
+
+def detail(verdict: Verdict) -> str:
+    """Return a worker's traceback or last output, or where a count is unstable. A traceback is cut
+    to the user's frames; the evidence has all of them.
+    """
+    if isinstance(verdict.figures, Unstable) and verdict.figures.sites:
+        return "".join(f"{site.described()}\n" for site in verdict.figures.sites)
+    if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says all
+        return users_frames(verdict.detail)
+    if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):
+        return users_frames(verdict.detail) or verdict.detail
+    return verdict.detail
+
+
+def users_frames(traceback: str) -> str:
+    """Return a traceback without the engine's frames, from the factory inwards. Empty if it only
+    has frames of the engine.
+    """
+    kept, dropped = _OURS.subn("", traceback)
+    # Without a frame of the user's only the exception is left, which the message already has.
+    return kept.rstrip("\n") if not dropped or '  File "' in kept else ""
+
+
+def happens(site: Site, unit: str = "") -> str:
+    """Return "2 x .item(): loss.item() in step (model/workloads.py:88), forward"; or the bytes."""
+    if unit == "B":
+        return f"{format_bytes(site.count)} of {site.described()}"
+    return (f"{site.count} x " if site.count > 1 else "") + site.described()
+
+
+def _moved(verdict: Verdict) -> list[MetricVerdict]:
+    # Of a case that was judged as a whole, what was compared all the same.
+    # Then the times are `same`, but what the pairs say of them is why.
+    moved_machine = verdict.reason is Reason.MACHINE_MOVED
+    gated = [
+        m
+        for m in verdict.metrics
+        if m.gated
+        and (m.old is not None or not verdict.whole)
+        and (m.status is not Status.SAME or m.reason in NOTICES or moved_machine and note(m))
+    ]
+    return sorted(gated, key=cause_first)
+
+
+def remarks(evidence: Evidence) -> list[str]:
+    """Return how it was measured, as far as a verdict does not show it, a sentence each."""
+    texts, lost = [], evidence.disturbances
+    if lost:
+        texts.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
+    if evidence.untracked:
+        what = f"it runs a module that is in no commit: {listed(evidence.untracked)}"
+        texts.append(f"{what}; no other clone measures the same")
+    if evidence.tree_changed:
+        texts.append(TREE_CHANGED)
+    return texts
+
+
+def block(
+    verdict: Verdict,
+    evidence_path: str,
+    commands: Commands,
+    dirty: bool = False,
+    reference: str = "",
+) -> str:
+    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS. What
+    another block already says is a line of ``reference``.
+    """
+    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
+    head, text = headline(verdict), verdict.message
+    if reference:
+        return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))
+    # A headline is one line; a message of several lines is shown in full.
+    full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
+    return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))

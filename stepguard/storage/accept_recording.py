@@ -1,0 +1,288 @@
+"""Accepting: evidence becomes a recording in a baseline file, or is refused.
+
+stepguard/judge/refuse_recording.py says what must never be recorded.
+"""
+
+import shlex
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
+from stepguard.core.evidence import Evidence
+from stepguard.core.margins import margins_of
+from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
+from stepguard.core.reason_sentences import OwnLimit
+from stepguard.core.reasons import Reason
+from stepguard.core.recording import Recording
+from stepguard.core.status import Status
+from stepguard.core.text import has_words
+from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.judge.alarm import Answer, settled
+from stepguard.judge.findings import NO_PERMITS, verdict_of
+from stepguard.judge.judge_recordings import alike, drifted, judge, screen
+from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
+from stepguard.judge.refuse_recording import spread_too_far, unfit_to_record
+from stepguard.judge.summarise_evidence import stored
+from stepguard.machine.git.revision import is_tracked
+from stepguard.machine.interpreter import as_typed
+from stepguard.storage.baseline_files import load_for, machine_of, save
+from stepguard.storage.json_file import FileError, one_at_a_time, restore
+
+
+class Refused(FileError):
+    """Evidence that must not become a recording."""
+
+
+class Action(Enum):
+    """What accepting evidence does, in words with the fields of Accepted."""
+
+    # Only for a case that has nothing but counters.
+    NOTHING_TO_ADD = "equal to what {path} holds, nothing to add"
+    FIRST_RECORDING = "first recording in {path}"
+    APPENDED = "recording {number} of its level in {path}"
+    FIRST_OF_SOFTWARE = "first under this software in {path}"
+    EPOCH_OPENED = "a new level begins ({reason}) in {path}"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The result of accepting one case's evidence. For a dry run: what it would be."""
+
+    case_id: str
+    action: Action
+    path: Path  # the baseline file
+    number: int = 1  # the number of the recording in its epoch, or of the new epoch
+    reason: str = ""  # of a new epoch
+    # Gated metrics whose level this changes. They follow from the evidence.
+    moved: tuple[MetricVerdict, ...] = field(default=(), compare=False)
+
+
+def recording_of(evidence: Evidence) -> Recording:
+    """Return the evidence as a recording. Raises Refused, with the reason, if it must not be
+    one.
+    """
+    if problem := unfit_to_record(evidence):
+        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+    return stored(evidence)
+
+
+@one_at_a_time
+def accept(
+    path: Path,
+    evidence: Evidence,
+    reason: str,
+    dry: bool = False,
+    where: str = "",
+    machine_moved: bool = False,
+) -> Accepted:
+    """Make the evidence a recording of its case in ``path``. Return what was done.
+
+    Evidence that is `same`, and the first under new software, joins the epoch. Another level, or
+    other parameters, open a new epoch. Raises Refused or FileError; the file is then unchanged.
+    With ``dry`` it is never changed. ``where`` is the command's option for the folder of baselines.
+    ``machine_moved``: pairs found that only the machine changed a time.
+    """
+    recording, machine = recording_of(evidence), machine_of(evidence)
+    content = _content(path, machine)
+    entry = content.cases.get(evidence.case_id)
+    if problem := spread_too_far(evidence, entry):
+        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+    verdict = judge(evidence, entry)
+    # If a time moved on a card that was recorded before, the new recording would be that far from
+    # the others, and would widen their limit. So it needs a reason, and opens a new level.
+    if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
+        answer = Answer(evidence.commit, same_code=True)
+        verdict = verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
+    same = verdict.status is Status.SAME
+    guard = _guard(evidence, recording)
+    guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
+    # Counters are exact: an equal recording adds nothing, and every CPU run would add one.
+    exact = not (recording.times_ms or recording.differences_pct)
+    if exact and same and guards:
+        return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
+    action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
+    # With the newest parameters: only the last epoch is compared with.
+    fresh = Entry(case=evidence.case, epochs=epochs, **guard)
+    if not dry:
+        cases = content.cases | {evidence.case_id: fresh}
+        save(path, msgspec.structs.replace(content, cases=cases))
+    opened = action is Action.EPOCH_OPENED
+    moved = tuple(_placed(one, recording) for one in verdict.moved)
+    return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
+    """Return a metric that nothing was compared with, with the places that are recorded of it."""
+    if metric.old is not None:
+        return metric
+    sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
+    return msgspec.structs.replace(metric, sites=tuple(sites))
+
+
+def _is_of_own_card(metric: MetricVerdict) -> bool:
+    return isinstance(metric.figures, OwnLimit) and metric.figures.own_card
+
+
+def _content(path: Path, machine: str) -> BaselineFile:
+    """Return a file's content, or that of a new one. Raises FileError."""
+    content = load_for(path, machine)
+    if content is None and is_tracked(path):  # a new file would lose the other cases and the levels
+        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
+    return content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+
+
+def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
+    """Return what a strict run expects of the case: its gates, its margins, and whether it must be
+    measured.
+    """
+    entry = Entry(case=evidence.case, epochs=[Epoch(reason="-", recordings=[recording])])
+    fewer = not entry.required_gates <= set(evidence.gates)
+    usual = margins_of(evidence.margins_pct, evidence.case["device"]) == entry.margins
+    return {
+        "extended": evidence.extended,
+        "gates": sorted(evidence.gates) if fewer else [],
+        "margins_pct": [] if usual else list(evidence.margins_pct),
+    }
+
+
+def _place(
+    evidence: Evidence,
+    recording: Recording,
+    entry: Entry | None,
+    verdict: Verdict,
+    reason: str,
+    where: str,
+) -> tuple[Action, int, list[Epoch]]:
+    """Return what is done, its number, and the case's epochs with the recording in its place."""
+    if entry is None:
+        why = reason if has_words(reason) else "first recording"
+        epoch = Epoch(reason=why, recordings=[recording])
+        return Action.FIRST_RECORDING, 1, [epoch]
+    _refuse_doubtful(recording, entry, verdict)
+    last = entry.level
+    known = alike(last, evidence)
+    drift = _drift(evidence, known) if known else _other_software(recording, last)
+    # The times still belong to the level that other cards and days confirmed.
+    more = has_words(reason) and _only_adds_metrics(verdict, last)
+    joins = verdict.status is Status.SAME or not known or more
+    if entry.case == evidence.case and joins and not drift:
+        # Places and parts are only compared with the newest recording.
+        software = recording.software
+        older = [_without_detail(r) if r.software == software else r for r in last.recordings]
+        kept = [*_kept(older), recording]
+        action = Action.APPENDED if known else Action.FIRST_OF_SOFTWARE
+        why = f"{last.reason}; {reason}" if more else last.reason
+        epoch = Epoch(reason=why, recordings=kept)
+        return action, len(known) + 1, [*entry.epochs[:-1], epoch]
+    if not has_words(reason):
+        command = as_typed(
+            f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'"
+        )
+        why = f"{evidence.case_id}: {drift or _moved(verdict)}"
+        raise Refused(f"{why}; a new level needs a reason: {command}")
+    # Older epochs are never compared with, so the file changes only where something moved.
+    older = [_without_detail(r) for r in last.recordings]
+    before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
+    epochs = [*before, Epoch(reason=reason, recordings=[recording])]
+    return Action.EPOCH_OPENED, len(epochs), epochs
+
+
+def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> None:
+    # Accepted twice, one run would count as two recordings that agree perfectly.
+    known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
+    if (recording.date, recording.commit, recording.device_uuid) in known:
+        raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
+    # Each metric is looked at: if another one is SLOWER or CHANGED, the case's verdict does not
+    # show that this one is undecided.
+    undecided = [m.metric for m in verdict.moved if m.status is Status.INCONCLUSIVE]
+    if undecided:
+        what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
+        raise Refused(f"{verdict.case_id}: not recorded, {what}: measure again")
+
+
+def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
+    """Tell whether the run only adds metrics: nothing that the epoch knows moved, and a metric is
+    new to all of its recordings. The newest recording alone may lack a metric that an older one has
+    at another value.
+    """
+    known = {name for recording in epoch.recordings for name in recording.values()}
+    new = {m.reason for m in verdict.moved} == {Reason.METRIC_NOT_RECORDED}
+    return new and not known.intersection(m.metric for m in verdict.moved)
+
+
+def _moved(verdict: Verdict) -> str:
+    """Return what makes it another level, in figures. The run's own verdict may have been another
+    one.
+    """
+    worst = verdict.worst
+    if verdict.whole or worst is None:
+        return verdict.message
+    if worst.limit_pct is not None and worst.change_pct is not None:
+        return f"{worst.metric} {worst.change_pct:+.2f} % (limit {worst.limit_pct:.2f} %)"
+    if worst.old is None:
+        return f"{worst.metric} is new"
+    old, new = (format_value(worst.metric, value) for value in (worst.old, worst.new))
+    return f"{worst.metric} {old} -> {new}"
+
+
+def _kept(older: list[Recording]) -> list[Recording]:
+    """Return the recordings that stay when one is appended, oldest first.
+
+    The first one of each software stays, since drift is measured from it.
+    """
+    software = [recording.software for recording in older]
+    first = {software.index(name) for name in software}
+    others = [number for number in range(len(older)) if number not in first]
+    room = max(KEPT_RECORDINGS - 1 - len(first), 0)
+    stay = first.union(others[max(len(others) - room, 0) :])
+    return [older[number] for number in sorted(stay)]
+
+
+def _drift(evidence: Evidence, known: list[Recording]) -> str:
+    """Return how far the evidence is from the epoch's first recording; empty unless that is too
+    far.
+    """
+    drift = drifted(evidence, known)
+    if drift is None:
+        return ""
+    unit = "%" if METRICS[drift[0]].kind == "time" else "points"
+    return f"{drift[0]} is {drift[1]:+.2f} {unit} from the first recording of its level"
+
+
+def _other_software(recording: Recording, last: Epoch) -> str:
+    """Return what the first recording under new software would change unseen; empty if nothing.
+
+    Figures of different versions cannot be compared exactly. But a build that does other work, that
+    waits or leaks where the old one did not, or that is slower by more than the limit, is another
+    level.
+    """
+    # The first recording, not the newest: otherwise small steps of many upgrades would add up.
+    older = last.recordings[0]
+    moves = []
+    old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
+    old_ranks, ranks = (r.unlike_ranks().get("flops_per_step", []) for r in (older, recording))
+    if old_flops and flops and old_flops != flops:
+        moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
+    elif old_ranks != ranks:
+        moves.append(f"flops_per_step by rank {old_ranks} -> {ranks}")
+    wasted = ((name, older.counters.get(name), recording.counters.get(name)) for name in WASTE)
+    moves += [
+        f"{name} {format_value(name, old)} -> {format_value(name, new)}"
+        for name, old, new in wasted
+        if old is not None and new is not None and new > old
+    ]
+    old_ms, ms = (r.times_ms.get(JUDGED_TIME) for r in (older, recording))
+    if old_ms and ms and (change := 100 * (fmean(ms) / fmean(old_ms) - 1)) > LEVEL_LIMIT_PCT:
+        moves.append(f"{JUDGED_TIME} {change:+.2f} %")
+    return f"against the recordings of other software: {', '.join(moves)}" if moves else ""
+
+
+def _without_detail(recording: Recording) -> Recording:
+    """Return the recording without what is only read of the newest one."""
+    unset = {"operators": msgspec.UNSET, "profile": msgspec.UNSET}
+    return msgspec.structs.replace(recording, detail={}, sites={}, **unset)

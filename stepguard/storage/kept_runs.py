@@ -1,0 +1,307 @@
+"""The evidence of past runs, kept under .stepguard/, so that a figure can be accepted later.
+
+.stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
+.stepguard/runs/.../<case>/comparison.json                    with another revision's tree
+.stepguard/runs/.../<case>/launch-1/                          its logs
+.stepguard/cache/                                             compile caches, see cache_of()
+.stepguard/trees/                                             other revisions (git/worktree.py)
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from stepguard.core.case import Case
+from stepguard.core.comparison import Comparison
+from stepguard.core.comparison import from_json as comparison_from_json
+from stepguard.core.evidence import Evidence, from_json, to_json
+from stepguard.core.text import meant
+from stepguard.judge.summarise_evidence import summarise
+from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
+from stepguard.machine.interpreter import as_typed
+from stepguard.storage.json_file import FileError, contents, replace_file
+
+KEPT_RUNS = 20
+KEPT_EXTENSIONS = 4  # of this tree, and of other revisions'; no later run uses those trees
+STAMP = "%Y%m%dT%H%M%S.%fZ"
+EVIDENCE = "evidence.json"
+COMPARISON = "comparison.json"
+Kept = TypeVar("Kept")
+
+
+def root_of(folder: Path) -> Path:
+    """Return the nearest folder, upwards, that has pytest.ini, pyproject.toml or .git."""
+    for candidate in (folder, *folder.parents):
+        if any((candidate / name).exists() for name in ("pytest.ini", "pyproject.toml", ".git")):
+            return candidate
+    return folder
+
+
+def user_cache() -> Path:
+    """Return the folder for what is kept for a user, in all checkouts."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "stepguard")
+
+
+def cache_of(folder: Path) -> Path:
+    """Return the folder of a checkout's compile caches. It is inside ``folder`` if a compiler
+    accepts that path, else in the user's cache, named by a digest of the path.
+    """
+    inside = folder.absolute() / "cache"
+    # The compiler's command line is not quoted: a blank, for example, would split it.
+    if re.fullmatch(r"[\w./+@,-]+", str(inside), re.ASCII):
+        return inside
+    return user_cache() / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
+
+
+def _used_at(extensions: Path) -> float:
+    """Return when a tree's extensions were last used: torch locks each by a file in its folder."""
+    with contextlib.suppress(OSError):  # another run removes it
+        return max(path.stat().st_mtime for path in (extensions, *extensions.iterdir()))
+    return 0.0
+
+
+class Store:
+    """The runs of one checkout."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / FOLDER
+        self.cache = cache_of(self.folder)
+        self.runs = self.folder / "runs"
+
+    def new_run(self) -> Path:
+        """Make a folder for a new run. Remove the oldest runs beyond KEPT_RUNS, and all but the
+        KEPT_EXTENSIONS last used extensions.
+
+        Raises FileError when the folder cannot be made.
+        """
+        # Names sort by time; the process id separates two runs that begin together.
+        fresh = self.runs / f"{self._stamp()}-{os.getpid()}"
+        try:
+            fresh.mkdir(parents=True)
+            keep_out_of_git(self.folder)
+            extensions = sorted(self.cache.glob("extensions/*"), key=_used_at)
+            for old in (*self._runs()[:-KEPT_RUNS], *extensions[:-KEPT_EXTENSIONS]):
+                shutil.rmtree(old, ignore_errors=True)
+        except OSError as error:
+            raise FileError(
+                f"{fresh}: cannot be made: {error.strerror}; evidence is kept there, so make "
+                f"{self.folder.parent} writable or free some space"
+            ) from None
+        return fresh
+
+    def _stamp(self) -> str:
+        """Return the time, or a moment after the newest run where the clock went back since: that
+        run would stay the newest, and be what is accepted.
+        """
+        now = datetime.now(UTC)
+        for newest in self._runs()[-1:]:
+            with contextlib.suppress(ValueError):  # a folder that somebody made
+                then = datetime.strptime(newest.name.partition("-")[0], STAMP).replace(tzinfo=UTC)
+                now = max(now, then + timedelta(microseconds=1))
+        return now.strftime(STAMP)
+
+    def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
+        """Write a case's evidence into its run, whole or not at all.
+
+        Raises FileError, with the values that would be lost, when it cannot be written.
+        """
+        return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
+
+    def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
+        """Write what was measured in two trees beside the case's own evidence, as keep() does.
+
+        It cannot be accepted: the launches of pairs are not those of a usual run.
+        """
+        return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
+
+    def comparisons_of(self, slug: str) -> Iterator[Comparison]:
+        """Yield a case's kept comparisons that can be read, newest first."""
+        for run in reversed(self._runs()):
+            with contextlib.suppress(FileError, OSError):
+                yield read_comparison(run / slug / COMPARISON)
+
+    def _runs(self) -> list[Path]:
+        """Return the folders of all runs, oldest first."""
+        return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+
+    def newest(self) -> dict[str, Path]:
+        """Return the newest readable evidence file of each case, by case id. A case's folder has
+        the same name in all runs, so older evidence need not be read.
+        """
+        newest: dict[str, Path] = {}
+        for path in (p for run in reversed(self._runs()) for p in evidence_files(run)):
+            if path.parent.name not in {known.parent.name for known in newest.values()}:
+                # A damaged file, or one of an older schema, is skipped: the one before it counts.
+                with contextlib.suppress(FileError):
+                    newest[read_evidence(path).case_id] = path
+        return newest
+
+    def last_run(self) -> list[Path]:
+        """Return the evidence files of the newest run that left evidence or comparisons; empty if
+        it left only comparisons. A run that was interrupted early, or that records a trace, left
+        neither.
+        """
+        return evidence_files(self._last())
+
+    def is_newest(self, path: Path) -> bool:
+        """Tell whether an evidence file is of the newest run of all."""
+        return path.parent.parent in self._runs()[-1:]
+
+    def _last(self) -> Path:
+        for run in reversed(self._runs()):
+            if {EVIDENCE, COMPARISON} & {path.name for path in run.glob("*/*")}:
+                return run
+        return self.runs
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield all kept comparisons that can be read, oldest run first."""
+        return _readable(self.runs)
+
+    def measured_cases(self) -> set[str]:
+        """Return the ids of all cases with kept evidence or comparisons that can be read."""
+        return {*self.newest(), *(comparison.head.case_id for comparison in self.comparisons())}
+
+    def last_against(self) -> tuple[str, Path]:
+        """If the run of last_run() left only comparisons, return its other revision and its folder;
+        else no revision, and the folder.
+        """
+        run = self._last()
+        if evidence_files(run):
+            return "", run
+        return next((comparison.against for comparison in _readable(run)), ""), run
+
+    def last_evidence(self, case: Case) -> Evidence | None:
+        """Return the newest complete evidence of a case with the same parameters; None if there is
+        none.
+        """
+        sound = (_sound(run / case.slug, case) for run in self._newest_first())
+        return next(filter(None, sound), None)
+
+    def _newest_first(self) -> list[Path]:
+        return [*reversed(self._runs())]
+
+    def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
+        """Return the seconds that each of these cases took last, alone or in ``pairs``."""
+        runs, took_s = self._newest_first(), {}
+        for case in cases:
+            walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
+            if newest_s := next(filter(None, walls_s), None):
+                took_s[case.id] = newest_s
+        return took_s
+
+
+def _sound(folder: Path, case: Case) -> Evidence | None:
+    try:
+        evidence = read_evidence(folder / EVIDENCE)
+    except FileError:
+        return None
+    same = case.as_dict().items() <= evidence.case.items()
+    return evidence if same and evidence.launches and not evidence.faults else None
+
+
+def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
+    """Return how long a case took; None if the run does not show it."""
+    try:
+        if pairs:
+            both = read_comparison(folder / COMPARISON)
+            sides = [both.head, both.base]
+        else:
+            sides = [read_evidence(folder / EVIDENCE)]
+    except FileError:
+        return None
+    # A run that failed ended early, or waited for a deadline. A run with other parameters under the
+    # same id took another time.
+    asked = case.as_dict().items()
+    sound = all(not side.faults and asked <= side.case.items() for side in sides)
+    return sides[0].wall_s if sound else None
+
+
+def evidence_files(run: Path) -> list[Path]:
+    """Return the evidence of all cases of a run."""
+    return sorted(run.glob(f"*/{EVIDENCE}"))
+
+
+def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
+    """Return the evidence below a folder, and the comparisons that have none beside them: those of
+    runs that judged beside another revision. A single file counts as evidence.
+    """
+    if not source.is_dir():
+        return [source], []
+    kept = sorted(file for file in source.rglob("*.json") if file.name in (EVIDENCE, COMPARISON))
+    evidence = [path for path in kept if path.name == EVIDENCE]
+    measured = {path.parent for path in evidence}
+    return evidence, [path for path in kept if path.parent not in measured]
+
+
+def _readable(folder: Path) -> Iterator[Comparison]:
+    for path in sorted(folder.rglob(COMPARISON)):
+        with contextlib.suppress(FileError):
+            yield read_comparison(path)
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Return the evidence in a file. Raises FileError for anything else."""
+    return _read(path, from_json)
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Return the comparison in a file. Raises FileError for anything else."""
+    return _read(path, comparison_from_json)
+
+
+def pairs_beside(evidence: Path) -> Comparison | None:
+    """Return the pairs that were kept beside a case's evidence; None if there are none.
+
+    Raises FileError if the file cannot be read.
+    """
+    beside = evidence.with_name(COMPARISON)
+    return read_comparison(beside) if beside.is_file() else None
+
+
+def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparison | None]:
+    """Return the newest evidence of a case below a folder, and the pairs beside it. If another
+    revision judged, there are only pairs.
+
+    Raises FileError if there is neither, or a file cannot be read.
+    """
+    seen = set[str]()
+    # Names of runs sort by time.
+    for folder in sorted((path.parent for path in chain(*kept_files(source))), reverse=True):
+        path = folder / EVIDENCE
+        evidence, pairs = read_evidence(path) if path.is_file() else None, pairs_beside(path)
+        head = evidence or (pairs.head if pairs else None)
+        if head is not None and head.case_id == case_id:
+            return evidence, pairs
+        seen |= {head.case_id} if head is not None else set()
+    raise FileError(
+        f"{source}: nothing was measured of {case_id}{meant(case_id, sorted(seen))}; "
+        f"measure: {as_typed('pytest perf_tests')}"
+    )
+
+
+def _read(path: Path, decode: Callable[[bytes, str], Kept]) -> Kept:
+    data = contents(path, "measure again")
+    if data is None:
+        raise FileError(f"{path}: no such file; measure: {as_typed('pytest perf_tests')}")
+    try:
+        return decode(data, str(path))
+    except ValueError as error:
+        raise FileError(f"{error}; measure again") from None
+
+
+def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        measured = summarise(evidence).values()
+        raise FileError(
+            f"{path}: cannot be written: {error.strerror}; what was measured: {measured}"
+        ) from None
+    return path

@@ -1,0 +1,342 @@
+"""Read a Chrome trace as torch.profiler (Kineto) writes it, of any size, plain or gzip.
+
+    with open("trace.json.gz", "rb") as file:
+        trace = read_chrome(file)
+
+It takes memory for the columns, 60 to 100 bytes an event, and for a few chunks of text.
+"""
+
+import math
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import msgspec
+import numpy as np
+
+from stepguard.core.roofline import Work
+from stepguard.trace.chrome_chunks import (
+    CHUNK_BYTES,
+    DETAILED,
+    EVENTS,
+    NO_JSON,
+    Chunks,
+    DetailedEvent,
+    Event,
+    Plain,
+    Scalar,
+    TraceError,
+    Triple,
+)
+from stepguard.trace.columns import (
+    ANNOTATION,
+    CALL,
+    COPY,
+    FILL,
+    KERNEL,
+    NONE,
+    OPERATOR,
+    OVERHEAD,
+    PYTHON,
+    Allocations,
+    Gpu,
+    Host,
+    LaunchShape,
+    Machine,
+    Message,
+    Numbers,
+    Trace,
+)
+from stepguard.trace.flops_of_launches import Inputs, is_known, work_of
+
+# In lower case: before 2023 Kineto wrote "Kernel", "Runtime", "Operator".
+_HOST = {
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "user_annotation": ANNOTATION,
+    "cuda_runtime": CALL,
+    "cuda_driver": CALL,
+    "runtime": CALL,
+    "python_function": PYTHON,
+    "overhead": OVERHEAD,
+}
+_GPU = {
+    "kernel": KERNEL,
+    "gpu_memcpy": COPY,
+    "memcpy": COPY,
+    "gpu_memset": FILL,
+    "memset": FILL,
+}
+_NO_ARGS = Scalar()
+_MEMORY, _CUDA = "[memory]", 1  # an allocation's event, and its type of device
+
+
+class _Device(msgspec.Struct):
+    name: str = ""
+
+
+class _Ranks(msgspec.Struct):
+    rank: Plain = None
+    world_size: Plain = None
+
+
+class _Head(msgspec.Struct):
+    """The other fields of a trace, as far as they are used."""
+
+    devices: list[_Device] | None = msgspec.field(name="deviceProperties", default=None)
+    ranks: _Ranks | None = msgspec.field(name="distributedInfo", default=None)
+    base_ns: int | float | None = msgspec.field(name="baseTimeNanoseconds", default=None)
+
+
+_SOFTWARE = ("cuda_driver_version", "cuda_runtime_version", "cupti_version")
+
+
+def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
+    """Return the trace in an open binary file.
+
+    Raises TraceError, one sentence, if the file is no trace or is cut off, if an event ends before
+    it begins, or if its GPU records cannot be told apart.
+    """
+    chunks = Chunks(file, EVENTS, chunk_bytes)
+    return _in_columns(chunks, chunks.head)
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A file that was decoded once. A step's counts, identity and profile are made of it. It takes
+    1 KB an event, while columns take 60 to 100 bytes.
+    """
+
+    parts: list[list[DetailedEvent]]  # the lists of events, as read
+    head: dict[str, object]
+
+    @property
+    def events(self) -> list[DetailedEvent]:
+        """Return the events that have a length."""
+        return [event for part in self.parts for event in part]
+
+    def trace(self) -> Trace:
+        """Return the columns, as ``read_chrome`` does. Raises TraceError."""
+        return _in_columns(self.parts, self.head)
+
+
+def decode_all(file: BinaryIO) -> Decoded:
+    """Return all events with a length of a trace that this process made, from an open file.
+
+    Raises TraceError as ``read_chrome`` does, and for an event without begin or length.
+    """
+    chunks = Chunks(file, DETAILED)
+    parts = [[event for event in part if event.ph == "X"] for part in chunks]
+    for event in (event for part in parts for event in part):
+        if not (event.dur >= 0 and math.isfinite(event.ts)):
+            raise TraceError(f"the event {event.name!r} has no begin or no length")
+    return Decoded(parts, chunks.head)
+
+
+def _in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Trace:
+    columns = _Columns()
+    try:
+        for events in parts:
+            columns.add(events)
+        return columns.trace(_machine(head))
+    except OverflowError:
+        raise TraceError("it has a number that no profiler writes") from None
+
+
+class _Columns:
+    """Builds the columns, whole lists at a time: a loop over events takes three times as long."""
+
+    def __init__(self) -> None:
+        self._names, self._threads, self._shapes = Numbers(), Numbers(), Numbers()
+        self._messages: dict[int, Message] = {}
+        self._codes: dict[int, str] = {}
+        self._host = [array(code) for code in "biddiqq"]
+        self._gpu = [array(code) for code in "biddiiqqi"]
+        self._work: dict[int, Work] = {}
+        self._known: dict[Inputs, Work] = {}
+        self._allocations: list[tuple[Any, ...]] = []
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Append the events that have a length, of the kinds that are used."""
+        by_category: defaultdict[str | None, list[Event]] = defaultdict(list)
+        for event in events:
+            if event.ph == "X":
+                by_category[event.cat].append(event)
+            elif event.name == _MEMORY and isinstance(event.args, Scalar):
+                self._add_allocation(event, event.args)
+        for category, rows in by_category.items():
+            kind = (category or "").lower()
+            if kind in _HOST:
+                self._add_host(_HOST[kind], rows)
+            elif kind in _GPU:
+                self._add_gpu(_GPU[kind], rows)
+
+    def _add_allocation(self, event: Event, args: Scalar) -> None:
+        figures = (args.address, args.changed)
+        if event.ts is None or None in figures:
+            raise TraceError("it has an allocation without time, address or bytes")
+        thread, gpu = self._threads[event.pid, event.tid], _number(args.device_type) == _CUDA
+        self._allocations.append((event.ts, thread, int(gpu), *map(_number, figures)))
+
+    def _add_host(self, kind: int, rows: list[Event]) -> None:
+        threads = self._threads
+        args = cast("list[Scalar]", [row.args or _NO_ARGS for row in rows])
+        if kind == OPERATOR:
+            self._add_work(rows)
+        columns = (
+            [kind] * len(rows),
+            *self._name_and_times(rows),
+            [threads[row.pid, row.tid] for row in rows],
+            _numbers([arg.correlation for arg in args]),
+            self._externals(args),
+        )
+        _extend(self._host, columns)
+
+    def _add_work(self, rows: list[Event]) -> None:
+        """Note the work of operators whose shapes are in the file (``record_shapes=True``)."""
+        for row in rows:
+            args = row.args
+            if (
+                not isinstance(args, Scalar)
+                or args.dims is NO_JSON
+                or not is_known(name := str(row.name))
+            ):
+                continue
+            inputs = Inputs(name, *(bytes(raw) for raw in (args.dims, args.types, args.values)))
+            if (work := self._known.get(inputs)) is None:
+                work = self._known[inputs] = work_of(inputs)
+            external = _number(args.external)
+            if (work.flops or work.bytes) and external != NONE:
+                self._work[external] = work
+
+    def _add_gpu(self, kind: int, rows: list[Event]) -> None:
+        args = cast("list[Scalar]", [row.args or _NO_ARGS for row in rows])
+        pairs = list(zip(rows, args, strict=True))
+        columns = (
+            [kind] * len(rows),
+            *self._name_and_times(rows),
+            _numbers([row.pid if arg.device is None else arg.device for row, arg in pairs]),
+            _numbers([row.tid if arg.stream is None else arg.stream for row, arg in pairs]),
+            _numbers([arg.correlation for arg in args]),
+            self._externals(args),
+            [self._shapes[_sizes(arg.grid), _sizes(arg.block)] for arg in args]
+            if kind == KERNEL
+            else [NONE] * len(rows),
+        )
+        _extend(self._gpu, columns)
+
+    def _name_and_times(self, rows: list[Event]) -> tuple[list[int], list[float], list[float]]:
+        """Return the columns of name, begin and length."""
+        names = self._names
+        begins, lengths = [row.ts for row in rows], [row.dur for row in rows]
+        if None in begins or min(lengths) < 0:
+            row = next(row for row in rows if row.ts is None or row.dur < 0)
+            what = "no begin" if row.ts is None else f"a length of {row.dur} us"
+            raise TraceError(f"the event {row.name!r} has {what}")
+        return [names[str(row.name)] for row in rows], begins, lengths  # type: ignore[return-value]
+
+    def _externals(self, args: list[Scalar]) -> list[int]:
+        """Return the column of external ids. Note the messages and hashes of code that belong to
+        them.
+        """
+        ids = _numbers([a.external_old if a.external is None else a.external for a in args])
+        noted = [at for at, arg in enumerate(args) if arg.collective is not None or arg.code]
+        for arg, external in ((args[at], ids[at]) for at in noted if ids[at] != NONE):
+            if arg.collective is not None:
+                self._messages[external] = _message(arg)
+            if arg.code:
+                self._codes[external] = str(arg.code)
+        return ids
+
+    def trace(self, machine: Machine) -> Trace:
+        """Return the columns sorted by time, which begins at 0."""
+        host = [np.frombuffer(column, dtype=column.typecode) for column in self._host]
+        gpu = [np.frombuffer(column, dtype=column.typecode) for column in self._gpu]
+        self._host, self._gpu = [], []  # each column is freed once it is sorted
+        if not len(host[0]) + len(gpu[0]):
+            raise TraceError("it has no operator, call or GPU record: no trace of torch.profiler")
+        began = min((float(part[2].min()) for part in (host, gpu) if len(part[2])), default=0.0)
+        return Trace(
+            names=tuple(self._names),
+            host=Host(*_ordered(host, began)),
+            gpu=Gpu(*_ordered(gpu, began)),
+            shapes=tuple(LaunchShape(*key) for key in self._shapes),
+            messages=self._messages,
+            codes=self._codes,
+            machine=machine,
+            began_us=began,
+            allocations=_allocations(self._allocations, began),
+            work=self._work,
+        )
+
+
+def _allocations(rows: list[tuple[Any, ...]], began: float) -> Allocations | None:
+    if not rows:
+        return None
+    when, *others = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
+    return Allocations(np.array(when) - began, *(np.array(column, np.int64) for column in others))
+
+
+def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:
+    for column, new in zip(columns, values, strict=True):
+        column.fromlist(new)
+
+
+def _ordered(columns: list[Any], began: float) -> list[Any]:
+    """Return the columns sorted by begin, longer events first, with times relative to ``began``,
+    and with the column of ends.
+    """
+    order = np.lexsort((-columns[3], columns[2]))
+    columns.reverse()
+    sorted_columns = [columns.pop()[order] for _ in range(len(columns))]
+    sorted_columns[2] = sorted_columns[2] - began
+    sorted_columns[3] = sorted_columns[2] + sorted_columns[3]
+    return sorted_columns
+
+
+def _numbers(values: list[Any]) -> list[int]:
+    """Return whole numbers, with NONE for what is missing or is no number."""
+    numbers = [NONE if value is None else value for value in values]
+    if set(map(type, numbers)) <= {int}:
+        return numbers
+    return [_number(value) for value in numbers]
+
+
+def _sizes(value: Triple) -> tuple[int, ...]:
+    """Return the blocks or threads along each axis; () if the file does not list them."""
+    return value if isinstance(value, tuple) else ()
+
+
+def _number(value: Plain) -> int:
+    """Return a number, which may be written as another type; NONE if it is none."""
+    if isinstance(value, int | float):
+        return int(value)
+    return int(value) if value is not None and value.lstrip("-").isdigit() else NONE
+
+
+def _message(args: Scalar) -> Message:
+    return Message(
+        name=str(args.collective).replace("_", "").lower(),
+        elements_in=_number(args.elements_in),
+        elements_out=_number(args.elements_out),
+        dtype=str(args.dtype or "").lower(),
+        group=_number(args.group),
+    )
+
+
+def _machine(head: dict[str, Any]) -> Machine:
+    try:
+        header = msgspec.convert(head, _Head)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"what it says of its machine is not as it should be: {error}") from None
+    ranks = header.ranks or _Ranks()
+    rank = _number(ranks.rank)
+    return Machine(
+        gpu=header.devices[0].name if header.devices else "",
+        rank=None if rank == NONE else rank,
+        world_size=max(1, _number(ranks.world_size)),
+        software=tuple((key, str(head[key])) for key in _SOFTWARE if key in head),
+        base_ns=int(header.base_ns or 0),
+    )

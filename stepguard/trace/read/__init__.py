@@ -1,1 +1,0 @@
-"""Readers: from the file that a profiler wrote to a Trace or to tables."""
