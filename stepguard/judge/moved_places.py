@@ -223,13 +223,13 @@ def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
     """Return the places of what rose, or the former ones of what fell; not those allowed."""
-    # The former places are unknown then. For bytes between steps an empty list is known: weights
-    # have no place.
-    if not past.sites.get(metric) and past.counters.get(metric) and metric != BETWEEN_STEPS:
-        return ()
     new, old = (list(side.sites.get(metric, ())) for side in (now, past))
     after, before = ([site for site in side if not site.allowed] for side in (new, old))
     touched = _touched([*now.operator_sites(), *new], [*past.operator_sites(), *old])
+    # The former places are unknown then, and only a touched line is surely new. For bytes between
+    # steps an empty list is known: weights have no place.
+    if not old and past.counters.get(metric) and metric != BETWEEN_STEPS:
+        after = [site for site in after if touched(site)]
     sites = added(after, before) if fell else added(before, after)
     ordered = sorted(sites, key=lambda site: (not touched(site), -site.count))
     return tuple(map(_former, ordered) if fell else ordered)

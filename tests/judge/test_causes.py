@@ -345,6 +345,20 @@ def test_a_peak_names_what_another_line_calls_now():
     assert "called here now: aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
 
 
+def test_a_rise_from_a_recording_without_places_names_what_is_surely_new():
+    """Six waits were recorded, nobody knows where: of eight now the line that was not there."""
+    metric = "host_syncs_per_step"
+    old = counted(at(8, text="log(x.item())"), clone=1)
+    waits = Site(".item()", "model/gpt.py", 8, "Block.forward", "log(x.item())", count=6)
+    new = structs.replace(waits, line=9, text="if x.item() > 1:", count=2)
+    now = counted(at(8, text="log(x.item())"), at(9, text=new.text), clone=2)
+    then = with_counts(old, **{metric: 6})
+    now = with_counts(now, **{metric: 8})
+    now = replace(now, counts=replace(now.counts, sites=now.counts.sites | {metric: (waits, new)}))
+    found = compare(metric, summarise(now), [stored(then)], now.gates)
+    assert found.sites == (new,)
+
+
 @pytest.mark.parametrize(("edited", "shown"), [(1, True), (3, True), (4, False)])
 def test_a_peak_names_the_lines_that_were_edited(edited, shown):
     """`backward(retain_graph=True)` calls nothing more, and a relu whose call moved from one line
