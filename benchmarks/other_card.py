@@ -127,7 +127,7 @@ def seen(now: Profile, before: Card) -> tuple[str, bool]:
     """Return two cells, what the step and what is found take more in percent, of a run beside
     another card's recording; and whether that asks for pairs.
     """
-    why, moved = against_recordings(now, [before.recording], "another card")
+    why, moved = against_recordings(now, before.recording, [before.recording])
     assert why is not None
     step_pct = 100 * (why.after_us / why.before_us - 1)
     found_pct = 100 * risen_us(why, before.profile.parts) / why.before_us

@@ -3,13 +3,15 @@
     python -m benchmarks.trace_readers --out readers.json FILE ...
     python -m benchmarks.trace_readers --copies 11 --out long.json FILE     # eleven times as long
     python -m benchmarks.trace_readers --hta /tmp/hta/bin/python --out compare.json FILE ...
+    python -m benchmarks.trace_readers --made 300           # a file of so many MB that is made here
 
 Each side reads a file in a process of its own: CPU seconds without imports, and peak memory, as
 medians over turns. `json` is Python's json.load alone, which anybody's reader in Python begins
 with, so that its ratio to stepguard says how fast the reader is on any machine. `--hta` names a
 Python that has HolisticTraceAnalysis (`pip install traceinsight`), whose figures are compared, too:
 the exit status is 1 if one differs by more than 0.1 %. `--copies` repeats the steps of each file,
-later each time.
+later each time. The file of `--made` has steps of a GPU with shapes, as a rank's counting pass
+records them, and is also read as a rank does: `rank` finds its counts, profile and identity.
 """
 
 import argparse
@@ -23,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +34,15 @@ ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ("kernel_us", "compute_us", "exposed_us", "idle_us", "overlap_pct")
 _IDS = ("correlation", "External id")
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
+MARK = "stepguard.step"  # of a step that a rank's counting pass profiles
+OPERATORS = 1000  # a step that is made, each with a launch, a kernel and the arrow between them
+OPERATOR_US = 20
+OPERANDS = {
+    "Input Dims": [[8, 1024, 768], [768, 768], []],
+    "Input Strides": [[786432, 768, 1], [768, 1], []],
+    "Input type": ["c10::BFloat16", "c10::BFloat16", "Scalar"],
+    "Concrete Inputs": ["", "", "1"],
+}
 Figures = dict[str, Any]
 # A side may run in another Python, which has no stepguard: each imports what it needs, before its
 # clock starts, and returns what it then does.
@@ -75,6 +86,31 @@ def with_stepguard(path: str) -> Reader:
     return read
 
 
+def with_rank(path: str) -> Reader:
+    """Return what a rank's counting pass reads of its own trace: counts, profile and identity."""
+    from stepguard.trace.chrome_trace import decode_all
+    from stepguard.trace.host_steps import read_steps
+    from stepguard.trace.kernel_classes import usual_classes
+    from stepguard.trace.make_profile import analyse, profile
+    from stepguard.trace.operator_identity import identity_of
+
+    classes = usual_classes()
+
+    def read() -> Figures:
+        with open(path, "rb") as file:
+            decoded = decode_all(file)
+        events = decoded.events
+        steps = sum(event.name == MARK for event in events)
+        counted = read_steps(events, MARK, steps)
+        return {
+            "launches": sum(calls.launches.total() for calls in counted),
+            "kernels": len(profile(analyse(decoded.trace(), classes)).kernels),
+            "parts": len(identity_of(events, MARK, steps).parts),
+        }
+
+    return read
+
+
 def with_hta(path: str) -> Reader:
     """Return HolisticTraceAnalysis, with what stepguard says, too."""
     from hta.trace_analysis import TraceAnalysis  # type: ignore[import-not-found]
@@ -102,7 +138,7 @@ def with_hta(path: str) -> Reader:
     return read
 
 
-READERS = {"stepguard": with_stepguard, "json": with_json, "hta": with_hta}
+READERS = {"stepguard": with_stepguard, "json": with_json, "rank": with_rank, "hta": with_hta}
 
 
 def in_their_terms(found: Any) -> Figures:
@@ -148,6 +184,40 @@ def timed(reader: Reader) -> Figures:
     if "analysis" in figures:
         figures = in_their_terms(figures["analysis"])
     return {"figures": figures, "took": took}
+
+
+def write_made(path: Path, megabytes: float) -> int:
+    """Write a trace of at least that size, and return the steps in it."""
+    steps = 0
+    with path.open("w") as file:
+        file.write('{"deviceProperties": [{"name": "made"}], "traceEvents": [{"ph": "M"}')
+        while file.tell() < megabytes * 1e6 or steps < 2:
+            file.writelines(",\n" + json.dumps(event) for event in _step(steps))
+            steps += 1
+        file.write("]}")
+    return steps
+
+
+def _step(number: int) -> Iterator[dict[str, Any]]:
+    began = 1e9 + number * (OPERATORS + 1.0) * OPERATOR_US
+    length = OPERATORS * OPERATOR_US
+    yield _event("user_annotation", MARK, began, length)
+    for at in range(OPERATORS):
+        ident, ts = 1 + number * OPERATORS + at, began + at * OPERATOR_US
+        ids = {"External id": ident}
+        yield _event("cpu_op", f"aten::op_{at % 60}", ts + 1, 15, **ids, **OPERANDS)
+        launch = ids | {"cbid": 211, "correlation": ident}
+        yield _event("cuda_runtime", "cudaLaunchKernel", ts + 5, 4, **launch)
+        grid = {"grid": [at % 9 + 1, 1, 1], "block": [128, 1, 1]}
+        shape = {"registers per thread": 32, "shared memory": 0, "blocks per SM": 0.5} | grid
+        where = {"device": 0, "context": 1, "stream": 7}
+        yield _event("kernel", f"kernel_{at % 40}", ts + 9, 18, **launch, **where, **shape)
+        flow = {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": ident, "pid": 100, "tid": 1}
+        yield flow | {"ts": ts + 5}
+
+
+def _event(category: str, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+    return dict(ph="X", cat=category, name=name, pid=100, tid=1, ts=ts, dur=dur, args=args)
 
 
 def write_longer(source: Path, target: Path, copies: int) -> None:
@@ -218,7 +288,8 @@ def _run(command: Sequence[str]) -> Figures:
 def main() -> int:
     """Read the files of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    parser.add_argument("--made", type=float, default=0.0, help="MB of a file that is made here")
     parser.add_argument("--hta", help="a Python that has HolisticTraceAnalysis")
     parser.add_argument("--copies", type=int, default=1, help="of each file's steps (%(default)s)")
     parser.add_argument("--turns", type=int, default=3, help="(%(default)s)")
@@ -238,6 +309,11 @@ def main() -> int:
                 write_longer(path, longer, options.copies)
                 path = longer
             rows.append(compare(path, pythons, options.turns))
+            print(json.dumps(rows[-1]), flush=True)
+        if options.made:
+            path = Path(folder) / "made.json"
+            write_made(path, options.made)
+            rows.append(compare(path, pythons | {"rank": sys.executable}, options.turns))
             print(json.dumps(rows[-1]), flush=True)
     if options.out:
         record = {"command": sys.orig_argv[1:], "files": rows}

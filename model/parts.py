@@ -25,7 +25,7 @@ from model.data.shards import STDLIB_SHARD, Tokens
 from model.generate import CHUNK, chunk_logits, empty_cache
 from model.gpt import ATTENTION_BACKENDS, GPT
 from model.phases import OnPhase, phase
-from model.settings import DTYPES, PRECISIONS, check_choice, check_int
+from model.settings import DTYPES, PRECISIONS, check_choice, check_int, takes_settings
 from model.workloads import TrainStep, Workload, forward_backward, train_step
 
 MODES = ("eager", "compile", "reduce-overhead", "cuda-graph")
@@ -208,6 +208,7 @@ class _Recomputed(nn.Module):
         return checkpoint(self.block, x, use_reentrant=False)
 
 
+@takes_settings
 def checkpointed(*, again: bool = True, **params: Any) -> Workload:
     """``forward_backward`` whose layers keep their inputs alone and compute the rest ``again``."""
     compile = params.pop("compile", False)

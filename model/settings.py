@@ -11,11 +11,12 @@ head width.
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -40,6 +41,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "cpu": {"size": "nano", "batch": 8, "seq": 128, "precision": "fp32", "compile": False},
     "cuda": {"size": "124m", "batch": 64, "seq": 1024, "precision": "bf16", "compile": True},
 }
+DEFAULTS: dict[str, Any] = {"attention": "default", "seed": 1337, "device": "cuda", "fast": False}
 
 
 @dataclass(frozen=True)
@@ -123,22 +125,33 @@ class Settings:
         return torch.autocast(self.device, dtype=DTYPES[self.precision])
 
 
-def settings_of(
-    size: str | None,
-    batch: int | None,
-    seq: int | None,
-    precision: str | None,
-    compile: bool | None,
-    attention: str,
-    seed: int,
-    device: str,
-    fast: bool = False,
-) -> Settings:
-    """The settings of a workload; what is None is what is ``USUAL`` on the device."""
-    given = dict(size=size, batch=batch, seq=seq, precision=precision, compile=compile)
-    said = {name: value for name, value in given.items() if value is not None}
+def settings_of(device: str, **asked: Any) -> Settings:
+    """The settings of a workload; what is None, or not asked for, is what is ``USUAL`` there."""
     usual = USUAL.get(device, USUAL["cpu"])  # for another one Settings has an error
-    return Settings(**{**usual, **said}, attention=attention, seed=seed, device=device, fast=fast)
+    said = {name: value for name, value in asked.items() if value is not None or name not in usual}
+    return Settings(**{**DEFAULTS, **usual, **said, "device": device})
+
+
+Factory = Callable[..., Any]
+
+
+def takes_settings(factory: Factory) -> Factory:
+    """Give a factory that hands its ``**asked`` on to ``settings_of`` a signature with the names of
+    them: whoever calls it by parameters of a file can say which one is misspelt.
+    """
+    signature = inspect.signature(factory)
+    own = {key: one for key, one in signature.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    shared = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=DEFAULTS.get(field.name),  # None: what is usual on the device
+        )
+        for field in fields(Settings)
+        if field.name not in {*own, "fast"}
+    ]
+    factory.__signature__ = signature.replace(parameters=[*shared, *own.values()])  # type: ignore
+    return factory
 
 
 def check_choice(name: str, value: object, possible: Iterable[object]) -> None:

@@ -30,7 +30,7 @@ from model.data.shards import STDLIB_SHARD, Tokens
 from model.ddp import DdpSettings
 from model.gpt import GPT, attention_context
 from model.phases import OnPhase, phase
-from model.settings import Settings, check_int, check_number, settings_of
+from model.settings import Settings, check_int, check_number, settings_of, takes_settings
 
 if TYPE_CHECKING:
     from model.fast import FastGPT
@@ -237,59 +237,37 @@ def make_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> torch
     return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
 
 
-def forward(
-    *,
-    size: str | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    precision: str | None = None,
-    compile: bool | None = None,
-    attention: str = "default",
-    seed: int = 1337,
-    device: str = "cuda",
-) -> Workload:
+@takes_settings
+def forward(*, device: str = "cuda", **asked: Any) -> Workload:
     """A forward pass with the loss, without gradients, in evaluation mode.
 
+    Parameters are those of ``model.settings.Settings``; what is None, or not given, is ``USUAL``
+    there.
+
     Raises:
-        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning,
-            and ``USUAL`` there for what is None.
+        ValueError: an impossible parameter.
     """
-    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device)
-    return _Forward(settings)
+    return _Forward(settings_of(device, **asked))
 
 
-def forward_backward(
-    *,
-    size: str | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    precision: str | None = None,
-    compile: bool | None = None,
-    attention: str = "default",
-    seed: int = 1337,
-    device: str = "cuda",
-) -> Workload:
+@takes_settings
+def forward_backward(*, device: str = "cuda", **asked: Any) -> Workload:
     """A forward and a backward pass; gradients are thrown away before each step.
 
     In fp16 the loss is not scaled: the kernels are the same, and nobody uses the gradients.
 
+    Parameters are those of ``model.settings.Settings``; what is None, or not given, is ``USUAL``
+    there.
+
     Raises:
-        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning,
-            and ``USUAL`` there for what is None.
+        ValueError: an impossible parameter.
     """
-    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device)
-    return _ForwardBackward(settings)
+    return _ForwardBackward(settings_of(device, **asked))
 
 
+@takes_settings
 def train_step(
     *,
-    size: str | None = None,
-    batch: int | None = None,
-    seq: int | None = None,
-    precision: str | None = None,
-    compile: bool | None = None,
-    attention: str = "default",
-    seed: int = 1337,
     device: str = "cuda",
     fast: bool = False,
     micro_steps: int = 2,
@@ -302,8 +280,12 @@ def train_step(
     find_unused_parameters: bool = False,
     compile_before_wrap: bool = True,
     optimize_ddp: bool = True,
+    **asked: Any,
 ) -> Workload:
     """A training step: ``micro_steps`` times forward and backward, clip, AdamW.
+
+    Parameters that are not named here are those of ``model.settings.Settings``; what is None, or
+    not given, is ``USUAL`` there.
 
     Args:
         fast: run on ``model.fast`` where the settings allow (``Settings.uses_kernels``).
@@ -315,10 +297,9 @@ def train_step(
             rank they are checked and have no effect.
 
     Raises:
-        ValueError: an impossible parameter; see ``model.settings.Settings`` for the others,
-            and ``USUAL`` there for what is None.
+        ValueError: an impossible parameter.
     """
-    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device, fast)
+    settings = settings_of(device, fast=fast, **asked)
     check_int("micro_steps", micro_steps)
     check_number("grad_clip", grad_clip)
     check_number("lr", lr, zero=True)

@@ -3,7 +3,7 @@
 import json
 from io import BytesIO
 
-from stepguard.core.roofline import Peaks
+from stepguard.core.work_and_peaks import Peaks
 from stepguard.trace.chrome_trace import decode_all, read_chrome
 from stepguard.trace.columns import Trace
 from stepguard.trace.kernel_classes import usual_classes

@@ -11,9 +11,14 @@ from typing import Any
 import torch
 from torch.utils import flop_counter
 
-from stepguard.worker.count import candidates, eager, kept_memory
+from stepguard.worker.count import eager, kept_memory, sync_candidates
 
-MODES = (eager.OperatorCounter, candidates._Waits, kept_memory._Made, flop_counter._FlopCounterMode)
+MODES = (
+    eager.OperatorCounter,
+    sync_candidates._Waits,
+    kept_memory._Made,
+    flop_counter._FlopCounterMode,
+)
 
 
 def set_stance(stance: str, plain: Any = torch.compiler.set_stance) -> AbstractContextManager[None]:

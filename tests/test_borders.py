@@ -37,6 +37,7 @@ ORDER = (
     "core",
 )
 PURE = ("explain", "judge", "trace", "core")
+MOST_LINES, MOST_LINES_OF_A_FUNCTION = 400, 40
 IMPURE = {
     "ctypes",
     "fcntl",
@@ -142,6 +143,16 @@ def test_no_two_modules_share_a_name():
     names = Counter(path.name for path in MODULES.values())
     usual = ("__init__.py", "__main__.py")
     assert not [name for name, count in names.items() if count > 1 and name not in usual]
+
+
+def test_modules_and_functions_are_short():
+    """A module has at most 400 lines, a function of the engine 40: each can be read at once."""
+    for module, path in MODULES.items():
+        text = path.read_text()
+        assert text.count("\n") <= MOST_LINES, module
+        functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef))
+        long = [n.name for n in functions if n.end_lineno - n.lineno >= MOST_LINES_OF_A_FUNCTION]
+        assert not long, module
 
 
 def test_the_gate_runs_without_the_lab(tmp_path):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from kineto import PEAKS, Kineto
 
 from stepguard.cli.main import main
-from stepguard.core.roofline import Work, position
+from stepguard.core.work_and_peaks import Work
 from stepguard.explain.causes import explain
-from stepguard.lab.roofs import class_roofs
-from stepguard.report.explanation_text import lines
+from stepguard.lab.explanation_page import lines
+from stepguard.lab.roofs import class_roofs, position
 from stepguard.storage import measured_peaks as storage
 from stepguard.storage.json_file import FileError
 from stepguard.trace.flops_of_launches import Inputs, work_of

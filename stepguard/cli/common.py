@@ -17,6 +17,7 @@ from stepguard.report import document_json
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baseline_files as baseline
+from stepguard.storage import output_files
 from stepguard.storage.kept_runs import Store
 
 STDOUT = "-"  # in place of a file's path: print the document as the last line
@@ -120,7 +121,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def refuse_target(
     target: str | Path | None,
     option: str = "--json",
-    kind: document_json.Kind = document_json.DOCUMENT,
+    kind: output_files.Kind = output_files.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
     """Raise UsageError, before hours of measuring, if the option's file cannot be written, or if it
@@ -131,7 +132,7 @@ def refuse_target(
     path = Path(target)
     if path.exists() and any(source.exists() and source.samefile(path) for source in inputs):
         raise UsageError(f"{option} {target}: is a file that is read: name another one")
-    if problem := document_json.unwritable(path, kind):
+    if problem := output_files.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")
 
 
@@ -145,11 +146,11 @@ def put_json(document: Any, target: str | None) -> None:
     text = document_json.as_json(document, indent=-1)
     if target == STDOUT:
         say(text)
-    elif problem := document_json.put(Path(target), text + "\n"):
+    elif problem := output_files.put(Path(target), text + "\n"):
         raise ValueError(f"--json {target}: {problem}; the evidence is kept")
 
 
 def put_text(text: str, target: Path, option: str) -> None:
     """Write the text of an option's file. Raises ValueError if that fails."""
-    if problem := document_json.put(target, text):
+    if problem := output_files.put(target, text):
         raise ValueError(f"{option} {target}: {problem}; name another file")

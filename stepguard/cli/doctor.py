@@ -28,9 +28,9 @@ from packaging.requirements import Requirement
 
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
-from stepguard.core.roofline import Peaks
 from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
+from stepguard.core.work_and_peaks import Peaks
 from stepguard.launch import callers_engine
 from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.machine.git.revision import current, no_commit

@@ -17,7 +17,7 @@ from typing import Any
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.cli.kept_evidence import verdict_of_run
 from stepguard.core.permission import Permission
-from stepguard.judge.permission_rules import MAX_DAYS, Size, suggested_sizes
+from stepguard.judge.waiver_rules import MAX_DAYS, Size, suggested_sizes
 from stepguard.machine.git.revision import git
 from stepguard.report.permission_text import described
 from stepguard.report.verdict_text import headline

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 
 MOST_CAUSES = 40  # in a verdict's explanation
 MOST_NAMES = 20  # kernels of a cause on one side, and launch shapes

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 
 Series = tuple[float, ...]  # one item for each step
 Row = TypeVar("Row")

@@ -22,8 +22,8 @@ def changed_in_pytest(change: str) -> str:
 def other_variables(was: str, now: str, recording: str) -> str:
     """Return that both sides of a comparison had other variables that steer than the recording."""
     return (
-        f"both sides were measured with {now or 'no variable that steers'}, {recording} with "
-        f"{was or 'none'}: set the same for the command, or record with it first"
+        f"both sides were measured with {now}, {recording} with {was}: set the same for the "
+        "command, or record with it first"
     )
 
 

@@ -24,9 +24,9 @@ from stepguard.core.profile import (
     mean,
     merged,
 )
-from stepguard.core.roofline import Work
-from stepguard.explain.match import How, Match, match
-from stepguard.explain.pace import Pace
+from stepguard.core.work_and_peaks import Work
+from stepguard.explain.clock_changes import Pace
+from stepguard.explain.match_kernels import How, Match, match
 from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.trace.kernel_classes import COMMUNICATION
 

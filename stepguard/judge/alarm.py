@@ -74,6 +74,17 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class _Judged:
+    """An answer, and what its pairs say."""
+
+    answer: Answer
+    pairs: Comparison | None
+    refused: Refusal | None = None  # why the pairs cannot be compared
+    decided: Decision | None = None  # None where no time is judged
+    missed: int = 0  # steps that the run timed and the pairs did not
+
+
+@dataclass(frozen=True)
 class _End:
     """How a moved time ends."""
 
@@ -136,25 +147,35 @@ def settled(
         return findings
     alarm = alarm_of(findings, permits)
     overruled = answer is not None and _is_overruled(findings, permits, answer.pairs)
-    answer = answer if alarm or overruled else None
-    pairs = answer.pairs if answer else None
-    refused = refusal(pairs) if pairs else None
-    if alarm and refused and alarm.status is Status.FASTER:
-        work = refused.figures
+    judged = _judged(answer, steps) if answer and (alarm or overruled) else None
+    if alarm and judged and judged.refused and alarm.status is Status.FASTER:
+        work = judged.refused.figures
         if isinstance(work, OtherWork | OtherWorkOfRanks):  # such a step is not FASTER
             work = structs.replace(work, alarm=alarm.status.value)
-            return replace(findings, whole=Refusal(refused.status, refused.reason, work))
-    metrics = tuple(
-        _ended(metric, findings, permits, answer, refused, steps, overruled)
-        if _is_time(metric)
-        else metric
-        for metric in findings.metrics
-    )
-    if not (alarm and pairs) or refused:
-        return replace(findings, metrics=metrics)
+            whole = Refusal(judged.refused.status, judged.refused.reason, work)
+            return replace(findings, whole=whole)
+
+    def ended(metric: MetricVerdict) -> MetricVerdict:
+        moved = metric.status in _MOVED or metric.reason is Reason.KERNELS_MOVED
+        # A time that a waiver covers passes as it is, whether the code or the machine changed it.
+        if not (_is_time(metric) and (moved or overruled)) or permits.covers(findings, metric):
+            return metric
+        return _ended(metric, _answered(metric, judged) if judged else None)
+
+    findings = replace(findings, metrics=tuple(map(ended, findings.metrics)))
+    if not (alarm and judged and judged.pairs) or judged.refused:
+        return findings
     # These causes are of this machine and this time; a recording's are not.
-    causes = {name: cause for name, cause in why(pairs).items() if cause}
-    return replace(findings, metrics=metrics, **causes)
+    causes = {name: cause for name, cause in why(judged.pairs).items() if cause}
+    return replace(findings, **causes)
+
+
+def _judged(answer: Answer, steps: range) -> _Judged:
+    """Return an answer with what its pairs say."""
+    pairs = answer.pairs
+    if pairs is None:
+        return _Judged(answer, None)
+    return _Judged(answer, pairs, refusal(pairs), decision(pairs), _missed(pairs, steps))
 
 
 def _unwaived(findings: Findings, permits: Permits) -> Sequence[MetricVerdict]:
@@ -165,23 +186,9 @@ def _is_time(metric: MetricVerdict) -> bool:
     return metric.metric == JUDGED_TIME and metric.gated
 
 
-def _ended(
-    time: MetricVerdict,
-    findings: Findings,
-    permits: Permits,
-    answer: Answer | None,
-    refused: Refusal | None,
-    steps: range,
-    overruled: bool,
-) -> MetricVerdict:
-    """Return a step time as it leaves the run. A time that a waiver covers passes as it is, whether
-    the code or the machine changed it.
-    """
-    moved = time.status in _MOVED or time.reason is Reason.KERNELS_MOVED
-    if not (moved or overruled) or permits.covers(findings, time):
-        return time
-    unanswered = _End(time.status, time.reason)
-    end = _answered(time, answer, refused, steps) if answer else unanswered
+def _ended(time: MetricVerdict, end: _End | None) -> MetricVerdict:
+    """Return a moved time as it leaves the run, given how an answer ends it, if there is one."""
+    end = end or _End(time.status, time.reason)
     shown = end.shown
     if shown is None:
         status, reason = _settled(end, time.change_pct)
@@ -214,31 +221,16 @@ def _settled(end: _End, change_pct: float | None) -> tuple[Status, Reason]:
     return Status.INCONCLUSIVE, Reason.UNCONFIRMED
 
 
-def _answered(time: MetricVerdict, answer: Answer, refused: Refusal | None, steps: range) -> _End:
+def _answered(time: MetricVerdict, judged: _Judged) -> _End:
     """Return how a moved time ends, given an answer."""
+    answer, pairs, by_pairs = judged.answer, judged.pairs, judged.decided
     if answer.same_code:
         return _by_machine(time, Confirmed(Confirmation.MACHINE, answer.commit))
-    if answer.failed or answer.pairs is None:
-        return _unanswered(time, NoAnswer(why=answer.failed))
-    by_pairs = decision(answer.pairs)
-    if refused:
-        return _unanswered(time, NoComparison(refused.status, refused.reason, refused.figures))
-    if by_pairs is None:
-        return _unanswered(time, NoAnswer(why="the step time was not judged"))
-    return _by_pairs(time, answer, answer.pairs, by_pairs, steps)
-
-
-def _unanswered(time: MetricVerdict, why_not: NoAnswer | NoComparison) -> _End:
-    how = Confirmed(Confirmation.NOT_MEASURED, why=why_not)
-    return _End(time.status, time.reason, how)
-
-
-def _by_pairs(
-    time: MetricVerdict, answer: Answer, pairs: Comparison, by_pairs: Decision, steps: range
-) -> _End:
-    """Return how a moved time ends, given pairs."""
+    if answer.failed or pairs is None or judged.refused or by_pairs is None:
+        how = Confirmed(Confirmation.NOT_MEASURED, why=_why_not(judged))
+        return _End(time.status, time.reason, how)
     finding = pairs_finding(pairs, by_pairs)
-    outcome, why_not = _outcome(time, by_pairs, answer, _missed(pairs, steps))
+    outcome, why_not = _outcome(time, by_pairs, answer.own, judged.missed)
     confirmed = outcome is Confirmation.CONFIRMED
     hidden = confirmed and by_pairs.status is Status.SLOWER and time.status is Status.FASTER
     how = Confirmed(outcome, answer.commit, finding, hidden, why_not)
@@ -258,8 +250,17 @@ def _by_pairs(
     return _End(time.status, time.reason, how)
 
 
+def _why_not(judged: _Judged) -> NoAnswer | NoComparison:
+    """Return why an alarm has no answer."""
+    if judged.answer.failed or judged.pairs is None:
+        return NoAnswer(why=judged.answer.failed)
+    if refused := judged.refused:
+        return NoComparison(refused.status, refused.reason, refused.figures)
+    return NoAnswer(why="the step time was not judged")
+
+
 def _outcome(
-    time: MetricVerdict, by_pairs: Decision, answer: Answer, missed: int
+    time: MetricVerdict, by_pairs: Decision, own: bool, missed: int
 ) -> tuple[Confirmation, OfConfirmation | None]:
     """Return what the pairs say of a moved time. The second value says why they do not clear it, if
     there is a sentence for that.
@@ -277,7 +278,7 @@ def _outcome(
         return Confirmation.NOT_CLEARED, None
     if missed:
         return Confirmation.NOT_CLEARED, NotTimed(missed=missed)
-    if not answer.own:  # the step may already have been slow at that commit
+    if not own:  # the step may already have been slow at that commit
         return Confirmation.NOT_CLEARED, OtherCommit()
     return Confirmation.MACHINE, None
 

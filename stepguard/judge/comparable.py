@@ -1,8 +1,9 @@
 """Which conditions two measurements were made under, and which of them differ. Pure.
 
-The screen, acceptance, the pairs of an earlier run and the ranks of a launch all ask this one
-question. Each says which tags matter to it. Whether two steps do the same work is another question,
-and the identical step's own (judge/rules/identical_step.py).
+The screen, acceptance, the guard, the pairs of an earlier run and the ranks of a launch all ask
+this one question. Each says which tags matter to it. Whether two steps do the same work is another
+question, and the identical step's own (judge/rules/identical_step.py). Settings of torch and Python
+that a workload changes are no tag: they are counted as work, and a step that has others is CHANGED.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +19,7 @@ from stepguard.core.recording import Recording
 
 Change = tuple[str, str, str]  # key, old, new
 _OF_MACHINE = ("device_name", "driver", "torch", "python", "cpu_threads")
+UNSET = "unset"  # stands for a value that one side lacks
 _VARIABLES = "environment"  # this key of the software names the variables that steer what runs
 
 
@@ -79,7 +81,14 @@ def conditions_of(evidence: Evidence) -> Conditions:
 
 def conditions_recorded(recording: Recording) -> Conditions:
     """Return the conditions that a recording keeps."""
-    return _software(recording.software)
+    return {**_card(recording.device_uuid), **_software(recording.software)}
+
+
+def of_one_card(then: Recording, now: Recording) -> bool:
+    """Tell whether two recordings are known to be of one card, which a CPU's never are."""
+    both = conditions_recorded(then), conditions_recorded(now)
+    known = all(Tag.CARD in conditions for conditions in both)
+    return known and not comparable(*both, (Tag.CARD,))
 
 
 def said(differences: Iterable[Difference]) -> str:
@@ -90,9 +99,13 @@ def said(differences: Iterable[Difference]) -> str:
 def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
     return {
         Tag.MACHINE: {name: getattr(fingerprint, name) for name in _OF_MACHINE},
-        Tag.CARD: {"device_uuid": fingerprint.device_uuid},
+        **_card(fingerprint.device_uuid),
         **_software(software),
     }
+
+
+def _card(uuid: str) -> Conditions:
+    return {Tag.CARD: {"device_uuid": uuid}} if uuid else {}
 
 
 def _software(key: Mapping[str, str]) -> Conditions:
@@ -108,7 +121,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ..
     """Return what differs; "unset" stands for a value that one side lacks."""
     then, now = _flat(old), _flat(new)
     return tuple(
-        (key, str(then.get(key, "unset")), str(now.get(key, "unset")))
+        (key, str(then.get(key, UNSET)), str(now.get(key, UNSET)))
         for key in sorted(then | now, key=lambda key: (key != "torch", key))
         # A parameter that is None differs from one that is missing.
         if (key in then, then.get(key)) != (key in now, now.get(key))

@@ -12,8 +12,9 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
+from stepguard.judge.comparable import of_one_card
 from stepguard.judge.compare_counts import Said, change_pct_of, compare_count, not_recorded
-from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen_times
 
 
 def compare(
@@ -50,11 +51,12 @@ def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
     one.
     """
     by_card: dict[str, list[Sequence[float]]] = {}
+    own: list[Sequence[float]] = []
     for recording in past:
         if times := recording.times_ms.get(JUDGED_TIME):
             by_card.setdefault(recording.device_uuid, []).append(times)
-    own = by_card.get(now.device_uuid, []) if now.device_uuid else []
-    return screen(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
+            own += [times] if of_one_card(recording, now) else []
+    return screen_times(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
 
 
 def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVerdict:

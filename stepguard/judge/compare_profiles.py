@@ -10,6 +10,7 @@ from stepguard.core.profile import Parts, Profile, less, mean
 from stepguard.core.recording import Recording
 from stepguard.core.verdict import Straggler
 from stepguard.explain.causes import explain
+from stepguard.judge.comparable import of_one_card
 from stepguard.judge.recorded_profile import as_recorded, restored
 
 # A step that waits for its host has an idle GPU. Steps that do not wait were idle for 1.0 and
@@ -46,20 +47,21 @@ def other_kernels(explanation: Explanation | None, change: float) -> bool:
 
 
 def against_recordings(
-    now: Profile | None, past: Sequence[Recording], uuid: str
+    profile: Profile | None, now: Recording, past: Sequence[Recording]
 ) -> tuple[Explanation | None, bool]:
-    """Compare the profile with that of the newest recording that has one, of this card if possible.
+    """Compare the profile with that of the newest recording that has one, of the card of ``now`` if
+    possible.
     Return why the step takes longer (None if a profile is missing), and whether the kernels take so
     much longer that pairs have to decide.
     """
     known = [recording for recording in past if recording.profile is not msgspec.UNSET]
-    mine = [recording for recording in known if recording.device_uuid == uuid]
-    if now is None or not known:
+    mine = [recording for recording in known if of_one_card(recording, now)]
+    if profile is None or not known:
         return None, False
     newest = (mine or known)[-1]
     assert newest.profile is not msgspec.UNSET
     before = restored(newest.profile)
-    explanation = explain(before, as_recorded(now, {row.key for row in before.kernels}))
+    explanation = explain(before, as_recorded(profile, {row.key for row in before.kernels}))
     risen = risen_us(explanation, before.parts)
     return explanation, risen > ALARM_SHARE * explanation.before_us > 0
 

@@ -12,8 +12,8 @@ from stepguard.core.permission import Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Straggler, Verdict, worst_of
-from stepguard.judge.permission_rules import permitted
 from stepguard.judge.soundness import Refusal
+from stepguard.judge.waiver_rules import permitted
 
 
 @dataclass(frozen=True)

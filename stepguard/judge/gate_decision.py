@@ -75,7 +75,7 @@ def _case(result: ResultDocument, entry: Entry | None, in_pairs: bool) -> RunCas
     """Return a case that was measured. Its device is the one that the base recorded."""
     known = entry.case if entry else {}
     device, ranks = str(known.get("device", GPU)), int(known.get("world_size", 1))
-    verdict, differences = result.verdict, [n for n, m in METRICS.items() if m.kind == "difference"]
+    differences = [name for name, metric in METRICS.items() if metric.kind == "difference"]
     # In pairs the step time stands for the differences, which are not measured (``judged()``).
     covered = differences if in_pairs and JUDGED_TIME in result.gates else []
     return RunCase(
@@ -90,11 +90,8 @@ def _case(result: ResultDocument, entry: Entry | None, in_pairs: bool) -> RunCas
             commit=result.commit,
             dirty=result.dirty,
             tree_changed=result.tree_changed,
-            outcome=verdict.outcome,
-            status=verdict.status,
-            recorded=verdict.recorded,
-            judged_by=result.judged_by,
-            verdict=verdict,
+            verdict=result.verdict,
             headline=result.text.headline,
+            judged_by=result.judged_by,
         ),
     )

@@ -12,7 +12,7 @@ from stepguard.core.shared_sentences import TREE_CHANGED, wider_margins
 from stepguard.core.verdict import Verdict
 from stepguard.judge.guard_options import EXPECTS_ALL
 from stepguard.judge.guarded_run import Condition, Door, Problems, Run, RunCase
-from stepguard.judge.permission_rules import effect_of
+from stepguard.judge.waiver_rules import effect_of
 
 
 def _no_tests(run: Run) -> Problems:
@@ -125,7 +125,7 @@ def _other_recording(run: Run) -> Problems:
     for case, entry in _known(run):
         result = case.result
         # A case that fails says so itself, for example if it has nothing to compare with.
-        if result is None or result.outcome != "passed" or result.judged_by is None:
+        if result is None or result.verdict.outcome != "passed" or result.judged_by is None:
             continue
         if not run.against and result.judged_by != entry.digest:
             text = "was judged by another recording than the run began with: leave the files alone"
@@ -135,7 +135,7 @@ def _other_recording(run: Run) -> Problems:
 
 
 def _hidden_failure(run: Run) -> Problems:
-    failing = [case.id for case in run.cases if case.result and case.result.outcome != "passed"]
+    failing = [case.id for case, verdict, _ in _verdicts(run) if verdict.outcome != "passed"]
     if run.ending and run.ending.passes and failing:
         text = "does not pass, though the run would: let no test end it (pytest.exit)"
         yield Problem(ProblemCode.NOT_FINISHED, text, failing[0])
@@ -151,7 +151,7 @@ def _not_finished(run: Run) -> Problems:
 def _not_passed(run: Run) -> Problems:
     assert run.ending is not None
     # Otherwise a test that measures no case failed, or a plugin did.
-    failed = any(case.result and case.result.outcome != "passed" for case in run.cases)
+    failed = any(verdict.outcome != "passed" for _, verdict, _ in _verdicts(run))
     if not (run.ending.passes or run.problems or failed):
         yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
 
@@ -159,7 +159,7 @@ def _not_passed(run: Run) -> Problems:
 def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
     """Yield each case that has a verdict, with the verdict and its first line."""
     for case in run.cases:
-        if case.result and case.result.verdict:
+        if case.result:
             yield case, case.result.verdict, case.result.headline
 
 

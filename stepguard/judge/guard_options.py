@@ -10,6 +10,7 @@ from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.shared_sentences import changed_in_pytest, other_variables
 from stepguard.core.status import Status
 from stepguard.core.text import revision, short_hash
+from stepguard.judge.comparable import UNSET, Tag, comparable, conditions_recorded
 from stepguard.judge.guarded_run import Condition, Door, Problems, Run, Tree
 
 SHOW_ONLY = ("--collect-only", "--fixtures", "--fixtures-per-test")
@@ -18,6 +19,7 @@ JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
 CONFIRMING = ("--perf-no-confirm", "--perf-budget")
 SELECTING = "--perf-select"
 AFRESH = "--perf-fresh"
+_NONE = "no variable that steers"
 
 
 def _own_problems(run: Run) -> Problems:
@@ -87,7 +89,8 @@ def _records(run: Run) -> Problems:
             yield Problem(ProblemCode.RECORDS, text)
     for case in run.cases:
         # With --perf-append a case that is `same` adds a recording, and still passes.
-        if case.result and case.result.recorded and case.result.status is not Status.SAME:
+        verdict = case.result.verdict if case.result else None
+        if verdict and verdict.recorded and verdict.status is not Status.SAME:
             text = "its verdict is that it was recorded"
             yield Problem(ProblemCode.RECORDS, text, case.id)
 
@@ -130,10 +133,12 @@ def _other_environment(run: Run) -> Problems:
     for change in run.changed:
         yield Problem(ProblemCode.OTHER_ENVIRONMENT, changed_in_pytest(change))
     for case in run.cases:
-        entry, now = run.expected.get(case.id), case.result.steering if case.result else None
-        was = entry.newest.software.get("environment", "") if entry else None
-        if None not in (was, now) and was != now:
-            text = other_variables(was or "", now or "", run.recording_of(case.id))
+        entry, base = run.expected.get(case.id), case.result.base if case.result else None
+        if entry is None or base is None:
+            continue
+        for other in comparable(conditions_recorded(entry.newest), base, (Tag.ENVIRONMENT,)):
+            was, now = (_NONE if side == UNSET else side for side in (other.old, other.new))
+            text = other_variables(was, now, run.recording_of(case.id))
             yield Problem(ProblemCode.OTHER_ENVIRONMENT, text, case.id)
 
 

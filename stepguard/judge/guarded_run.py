@@ -13,8 +13,8 @@ from stepguard.core.baseline import Entry
 from stepguard.core.margins import Margins
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, End, Problem
-from stepguard.core.status import Outcome, Status
 from stepguard.core.verdict import Verdict
+from stepguard.judge.comparable import Conditions
 
 
 class Door(Enum):
@@ -50,14 +50,10 @@ class CaseResult:
     commit: str
     dirty: Sequence[str]
     tree_changed: bool
-    outcome: Outcome
-    status: Status
-    recorded: bool
+    verdict: Verdict
+    headline: str = ""  # the verdict's first line, where the door did not judge it itself
     judged_by: str | None  # a recording's digest; None: by pairs, or by another file's recording
-    # The variables that steer what runs, as the other revision's launches had them; only in pairs.
-    steering: str | None = None
-    verdict: Verdict | None = None  # if the door did not make the verdict itself ...
-    headline: str = ""  # ... and its first line
+    base: Conditions | None = None  # the other revision's, where pairs were measured
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ from stepguard.core.recording import Recording
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.findings import Findings, Permits, verdict_of
@@ -95,8 +96,8 @@ def refusal(comparison: Comparison) -> Refusal | None:
 def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     """Return the decision with all that it is based on."""
     ended = decided.final and not comparison.out_of_time
-    few = comparison.glance and decided.pairs <= mean_on_cpu.MOST_PAIRS
-    most = 0 if ended else mean_on_cpu.MOST_PAIRS if few else MOST_PAIRS
+    few = comparison.glance and decided.pairs <= mean_on_cpu.DOUBTED_PAIRS
+    most = 0 if ended else mean_on_cpu.DOUBTED_PAIRS if few else MOST_PAIRS
     moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
@@ -249,10 +250,13 @@ def _findings(
 
 def why(comparison: Comparison) -> dict[str, Any]:
     """Return what the profiles of both sides explain, as fields of a verdict."""
-    head, base = comparison.head.counted, comparison.base.counted
+    base, head = comparison.base, comparison.head
+    # A rank is compared with itself: with the same rank of the same case on the same card.
+    other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
+    ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
     return {
         "explanation": explanation(comparison),
-        "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
+        "straggler": None if other else straggler(*ranks),
     }
 
 
@@ -299,11 +303,11 @@ def _time(
     )
 
 
-def _risen_python(comparison: Comparison, found: Decision) -> tuple[Site, ...]:
+def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]:
     """Return the functions that run more lines of Python, where HEAD's step may be slower for it.
     They explain: a time alone decides.
     """
-    if found.status not in (Status.SLOWER, Status.INCONCLUSIVE) or found.estimate_pct <= 0:
+    if decided.status not in (Status.SLOWER, Status.INCONCLUSIVE) or decided.estimate_pct <= 0:
         return ()
     return risen_python(comparison.head.counted, comparison.base.counted)
 

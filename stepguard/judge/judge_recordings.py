@@ -66,7 +66,7 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     if refused:
         return _refused(evidence, refused, now)
     values = now.values()
-    why, kernels_moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
+    why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
     explained, pattern = notes(evidence), of_launches(evidence.launches)
     slow_steps = pattern.figures() if pattern else None
     compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)

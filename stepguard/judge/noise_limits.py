@@ -129,7 +129,7 @@ def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[floa
     return math.sqrt(total / weight * float(scipy.special.fdtri(launches - 1, weight, 1 - ALPHA)))
 
 
-def screen(
+def screen_times(
     launch_ms: Sequence[float],
     own_ms: Sequence[Sequence[float]],
     other_cards_ms: Sequence[Sequence[Sequence[float]]] = (),
@@ -144,7 +144,7 @@ def screen(
     cards = [fmean(_level(recording) for recording in card) for card in other_cards_ms]
     levels = own or cards
     if not levels:
-        raise ValueError("screen() needs at least one recording")
+        raise ValueError("screen_times() needs at least one recording")
     error = standard_error_pct(logs)
     limit = own_card_limit_pct(own) if own else other_card_limit_pct(cards)
     widest = min(LEVEL_LIMIT_PCT, MOST_WIDENED * limit)

@@ -155,7 +155,7 @@ def _worker(case: Case, options: argparse.Namespace) -> list[str]:
     run: dict[str, Any] = {"case": case.as_dict()}
     # A range belongs to its thread, and ncu looks for it on the thread that launches.
     run |= {"warmup": options.warmup, "steps": options.steps, "one_thread": options.tool == "ncu"}
-    module, ranks = "stepguard.worker.profilers.alone", case.world_size
+    module, ranks = "stepguard.worker.profilers.for_nsight", case.world_size
     python = callers_engine.command(module)
     if ranks > 1:
         python = callers_engine.command("torch.distributed.run")

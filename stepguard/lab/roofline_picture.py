@@ -11,7 +11,8 @@ from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
 from stepguard.core.profile import KernelRow, Profile, grouped, mean
-from stepguard.core.roofline import Peaks, Position, position
+from stepguard.core.work_and_peaks import Peaks
+from stepguard.lab.roofs import Position, position
 from stepguard.lab.timeline import BEGINS, COLOURS
 from stepguard.report.kernel_names import short
 

@@ -1,10 +1,44 @@
-"""The position of the classes of kernels under this card's roof, for work that is known."""
+"""The roofline: how close kernels are to the limits of their GPU, by measured peaks.
+
+A kernel cannot be faster than its products at the peak rate of their type, nor than its bytes at
+the peak rate of memory. Each of the two is a share of its time. The larger one is its utilisation,
+and says what bounds it; 1 means that the kernel is at its roof. Triton's profiler Proton has the
+same formula.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepguard.core.profile import KernelRow, Profile, grouped, mean
-from stepguard.core.roofline import Peaks, Position, position
+from stepguard.core.work_and_peaks import Peaks, Work
+
+
+@dataclass(frozen=True)
+class Position:
+    """The position of a kernel under the roof."""
+
+    flops_share: float  # share of its time that its products need at the peak
+    bytes_share: float
+
+    @property
+    def utilisation(self) -> float:
+        """Return the larger share."""
+        return max(self.flops_share, self.bytes_share)
+
+    @property
+    def bound(self) -> str:
+        """Return what bounds it: "compute" or "memory"."""
+        return "compute" if self.flops_share >= self.bytes_share else "memory"
+
+
+def position(work: Work, us: float, peaks: Peaks) -> Position | None:
+    """Return the position of work that took ``us``; None if the work or its peak is unknown."""
+    peak = peaks.flops_per_s.get(work.dtype)
+    if us <= 0 or not (work.bytes or work.flops) or (work.flops and peak is None):
+        return None
+    seconds = us / 1e6
+    flops_s = work.flops / peak if peak else 0.0
+    return Position(flops_s / seconds, work.bytes / peaks.copy_bytes_per_s / seconds)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from stepguard.cli.common import (
 )
 from stepguard.core.profile import Profile, mean, merged_by_name, over_ranks
 from stepguard.explain.causes import explain
+from stepguard.lab import explanation_page
 from stepguard.lab.exchanges import Exchange, exchanges
 from stepguard.lab.folded_stacks import folded
 from stepguard.lab.host_page import host_page
@@ -47,9 +48,8 @@ from stepguard.lab.trace_files import (
 from stepguard.lab.trace_page import page, roof_lines
 from stepguard.lab.trace_summary import Summary, summary
 from stepguard.machine.interpreter import as_typed
-from stepguard.report import explanation_text
-from stepguard.report.document_json import Kind
 from stepguard.storage import measured_peaks
+from stepguard.storage.output_files import Kind
 from stepguard.trace.columns import PYTHON
 from stepguard.trace.kernel_classes import Classes, usual_classes, with_more
 from stepguard.trace.make_profile import profile
@@ -220,7 +220,7 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     explanation = explain(*profiles)
     say(
         *_unmarked(before, after),
-        *explanation_text.lines(explanation, peaks=measured_peaks.newest(profiles[1].gpu)),
+        *explanation_page.lines(explanation, peaks=measured_peaks.newest(profiles[1].gpu)),
     )
     put_json(
         {"explanation": explanation, "before": profiles[0], "after": profiles[1]}, options.json

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from statistics import stdev
 
 from stepguard.core.profile import Series, grouped, mean
-from stepguard.core.roofline import Peaks
 from stepguard.core.text import cut, end_of, listed
+from stepguard.core.work_and_peaks import Peaks
 from stepguard.lab.bottleneck import Bottleneck, Bound, bottleneck
 from stepguard.lab.exchanges import Exchange
 from stepguard.lab.roofs import ClassRoof

@@ -15,7 +15,7 @@ from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, alarm_of, is_asked
 from stepguard.judge.findings import Findings, Permits
 from stepguard.launch.loaded_sources import changed_modules
-from stepguard.machine.git.resolve import TreeError, commit_for_confirmation
+from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.measure.case_workers import Bench, Progress
@@ -89,15 +89,9 @@ def confirm(
     moved, dirty = alarm_of(findings, permits) is not None, bench.revision.dirty
     if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
         return None, None
-    if evidence.tree_changed:  # it is unknown what was measured
-        return Answer(failed=Reason.TREE_CHANGED.phrase), None
     chosen = commit_for_confirmation(bench.root, *recorded)
-    if moved and not chosen.commit:
-        return Answer(failed=chosen.how), None
-    # A module that git ignores may have been another one at that commit.
-    of_commit = not (dirty or evidence.untracked)
-    if moved and chosen.commit == bench.revision.commit and of_commit:
-        return Answer(chosen.how, same_code=True), None
+    if moved and (answer := _without_pairs(bench, evidence, chosen)):
+        return answer, None
     # FLOPs are counted as well: times of trees that do other work are not compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
     wanted = replace(wanted_beside(times, chosen.commit), steps=steps)
@@ -112,6 +106,19 @@ def confirm(
     if moved and kept.head.tree_changed:
         return Answer(failed=Reason.TREE_CHANGED.phrase), kept
     return Answer(chosen.how, pairs, chosen.own), kept
+
+
+def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer | None:
+    """Return the answer to an alarm that no pairs are needed for, or can be had for; else None."""
+    if evidence.tree_changed:  # nobody knows what was measured
+        return Answer(failed=Reason.TREE_CHANGED.phrase)
+    if not chosen.commit:
+        return Answer(failed=chosen.how)
+    # A module that git ignores may be another one than it was then.
+    of_commit = not (bench.revision.dirty or evidence.untracked)
+    if chosen.commit == bench.revision.commit and of_commit:
+        return Answer(chosen.how, same_code=True)
+    return None
 
 
 def _beside(

@@ -18,9 +18,9 @@ import pytest
 import stepguard.machine.inherited  # noqa: F401  before any conftest: it keeps what it finds
 from stepguard.core.case import Case
 from stepguard.machine.interpreter import as_typed
-from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark
-from stepguard.plugin.items import Collected, cases, lacks_perf
+from stepguard.plugin.declared_cases import Collected, cases, lacks_perf
 from stepguard.plugin.options import add_options, begins_at_once, is_strict, is_typed
+from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink, WithBenchmark, WithoutBenchmark
 
 __all__ = ["cases"]
 

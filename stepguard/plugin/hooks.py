@@ -18,14 +18,14 @@ from stepguard.judge.summarise_evidence import summarise
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
 from stepguard.measure.suite import Result
-from stepguard.plugin.benchmark import Bridge, Sink
-from stepguard.plugin.items import (
+from stepguard.plugin.declared_cases import (
     NOTHING_MEASURED,
     Collected,
     asks_for_perf,
     case_of,
     refuse_without_perf,
 )
+from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink
 from stepguard.plugin.pytest_terminal import VerdictText, write_summary
 from stepguard.plugin.refuse_options import Refused
 from stepguard.plugin.run_documents import forget_documents

@@ -1,4 +1,6 @@
-"""All writing to pytest's terminal: the progress line, verdicts among the failures, the summary."""
+"""All that pytest's terminal shows of a run: the machine, the progress line, verdicts among the
+failures, the summary.
+"""
 
 import contextlib
 from collections.abc import Sequence
@@ -7,7 +9,9 @@ from typing import Any
 import pytest
 
 from stepguard.core.case import Case
-from stepguard.core.text import printable
+from stepguard.core.text import counted, listed, printable
+from stepguard.machine.gpu.nvml import Gpu
+from stepguard.measure.suite import Result
 from stepguard.report import terminal_summary
 from stepguard.report.progress_line import (
     GUESS_S,
@@ -55,6 +59,27 @@ def _display(config: pytest.Config, reporter: Any) -> Display:
             return columns(file)
 
     return Display(write, terminal, width, lambda: int(writer.width_of_current_line))
+
+
+def machine_and_judge(gpus: Sequence[Gpu], folder: str, against: str) -> str:
+    """Return on what machine a run measures, and what judges: the revision ``against``, or else the
+    ``folder`` of baselines.
+    """
+    judge = f"baselines in {folder}/"
+    if against:
+        judge = f"judged against {against}, measured beside it on this machine"
+    if not gpus:
+        return f"no GPU, smoke cases only; {judge}"
+    names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
+    return f"{names}, driver {gpus[0].driver}; {judge}"
+
+
+def interrupted_line(cases: Sequence[Case], results: Sequence[Result]) -> str:
+    """Return which cases an interrupted run has not measured."""
+    measured = {result.case.id for result in results}
+    left = [case.id for case in cases if case.id not in measured]
+    what = f"{len(left)} of {counted(len(cases), 'case')} not measured"
+    return f"interrupted: {what}{': ' if left else ''}{listed(left, 3)}"
 
 
 class VerdictText:

@@ -3,6 +3,7 @@ run measures: its options and its tree.
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,12 +17,14 @@ from stepguard.core.shared_sentences import no_folder, uncommitted
 from stepguard.core.text import first, has_words, printable
 from stepguard.judge.guard_options import AFRESH, JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
+from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import current, git, no_commit, untracked
-from stepguard.machine.gpu.nvml import known_gpus
+from stepguard.machine.gpu.nvml import MachineError, known_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
-from stepguard.report import document_json
+from stepguard.storage import output_files
+from stepguard.storage.json_file import FileError
 
 NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
@@ -43,6 +46,17 @@ class Refused(Exception):
 
     def __str__(self) -> str:
         return "; ".join(map(str, self.args))
+
+
+@contextlib.contextmanager
+def usage_errors(front: str = "") -> Iterator[None]:
+    """Raise UsageError, which ends the run before it measures, for refused options and files."""
+    try:
+        yield
+    except (FileError, LauncherError, MachineError, TreeError) as error:
+        raise pytest.UsageError(printable(f"{front}{error}")) from None
+    except Refused as error:
+        raise pytest.UsageError(*error.args) from error
 
 
 def refuse_unmeasured(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
@@ -67,16 +81,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
             yield f"{name}={value}: empty; a variable that is not set, maybe"
     if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
         yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
-    wanted = f"--perf-require-gpus={option.perf_require_gpus}"
-    if option.perf_require_gpus < 0:
-        yield f"{wanted}: give 0 or more"
-    if gpus < option.perf_require_gpus:
-        yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
-    if option.perf_require_gpus > 0 and gpus < (known := known_gpus()):
-        yield (
-            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
-            "skipped; look at CUDA_VISIBLE_DEVICES"
-        )
+    yield from _too_few_gpus(option.perf_require_gpus, gpus)
     updates, reason = option.perf_update or option.perf_update_new, option.perf_reason
     records = updates or option.perf_append
     if reason is not None and not (has_words(reason) and reason.isprintable()):
@@ -101,6 +106,19 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     yield from _bad_documents(config.invocation_params.dir, texts)
 
 
+def _too_few_gpus(required: int, gpus: int) -> Iterator[str]:
+    wanted = f"--perf-require-gpus={required}"
+    if required < 0:
+        yield f"{wanted}: give 0 or more"
+    if gpus < required:
+        yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
+    if required > 0 and gpus < (known := known_gpus()):
+        yield (
+            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
+            "skipped; look at CUDA_VISIBLE_DEVICES"
+        )
+
+
 def _two_ways_to_record(option: argparse.Namespace) -> Iterator[str]:
     """Yield a problem if changed levels would be recorded beside an option that keeps them."""
     narrower = {"--perf-update-new": option.perf_update_new, "--perf-append": option.perf_append}
@@ -119,7 +137,7 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         if not text:
             continue
         path = Path(folder, text)
-        if problem := document_json.unwritable(path):
+        if problem := output_files.unwritable(path):
             yield f"{name}={text}: {problem}"
         if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"

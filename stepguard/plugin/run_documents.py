@@ -26,6 +26,7 @@ from stepguard.measure.suite import Result
 from stepguard.report import document_json
 from stepguard.report.markdown_page import page
 from stepguard.report.next_steps import Commands
+from stepguard.storage import output_files
 from stepguard.storage.baseline_files import CPU_MACHINE
 
 _ENDS = {
@@ -123,7 +124,7 @@ def forget_documents(config: pytest.Config) -> None:
     for name in filter(None, (option.perf_json, option.perf_report)):
         path = Path(config.invocation_params.dir, name)
         with contextlib.suppress(OSError):  # a path that will be refused
-            if not document_json.kept_from(path):
+            if not output_files.kept_from(path):
                 path.unlink(missing_ok=True)
 
 
@@ -139,6 +140,6 @@ def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
         if not target or not target.strip():
             continue
         path = folder / target
-        if problem := document_json.unwritable(path) or document_json.put(path, text):
+        if problem := output_files.unwritable(path) or output_files.put(path, text):
             problems.append(f"--perf-{name}={target}: {problem}")
     return problems

@@ -13,7 +13,7 @@ from stepguard.core.case import Case
 from stepguard.core.run_document import CaseState, State
 from stepguard.core.text import listed, meant
 from stepguard.plugin.baseline_folder import Recorded, folders_alone
-from stepguard.plugin.items import Collected, CollectedTest
+from stepguard.plugin.declared_cases import Collected, CollectedTest
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"

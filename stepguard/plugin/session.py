@@ -20,15 +20,15 @@ from stepguard.core.comparison import judged
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
-from stepguard.core.text import counted, listed, printable
+from stepguard.core.text import listed
 from stepguard.judge.sequential_plan import level_of
-from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
+from stepguard.launch.nodes.scheduler import Launcher, spread, survey
 from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.trailers import trailers
 from stepguard.machine.git.worktree import Tree, tree_of
-from stepguard.machine.gpu.nvml import Gpu, MachineError, visible_gpus
+from stepguard.machine.gpu.nvml import Gpu, visible_gpus
 from stepguard.machine.interpreter import interpreter
 from stepguard.measure.beside_base import Budget
 from stepguard.measure.suite import Result, Suite
@@ -40,12 +40,21 @@ from stepguard.plugin.baseline_folder import (
     waiver_lines,
     whole_folders,
 )
-from stepguard.plugin.benchmark import Bridge
-from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.declared_cases import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
 from stepguard.plugin.perf_update import Recorder
-from stepguard.plugin.pytest_terminal import progress_line
-from stepguard.plugin.refuse_options import Refused, refuse_bad_options, refuse_unmeasured
+from stepguard.plugin.pytest_benchmark_bridge import Bridge
+from stepguard.plugin.pytest_terminal import (
+    interrupted_line,
+    machine_and_judge,
+    progress_line,
+)
+from stepguard.plugin.refuse_options import (
+    Refused,
+    refuse_bad_options,
+    refuse_unmeasured,
+    usage_errors,
+)
 from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
@@ -56,19 +65,7 @@ from stepguard.report.repeated_causes import ReportedCauses
 from stepguard.report.slower_than_last_run import several_times_slower
 from stepguard.report.terminal_summary import Run
 from stepguard.storage.baseline_files import refuse_calibrations
-from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
-
-
-@contextlib.contextmanager
-def _usage_errors(front: str = "") -> Iterator[None]:
-    """Raise UsageError, which ends the run before it measures, for refused options and files."""
-    try:
-        yield
-    except (FileError, LauncherError, MachineError, TreeError) as error:
-        raise pytest.UsageError(printable(f"{front}{error}")) from None
-    except Refused as error:
-        raise pytest.UsageError(*error.args) from error
 
 
 class Session:
@@ -125,23 +122,17 @@ class Session:
         """Return a line on the machine and on what judges, if the run has cases; else empty."""
         if not self.selection.asked or self._config.get_verbosity() < 0:
             return []
-        gpus = self._gpus
-        judge = f"baselines in {self._commands.relative(self._baselines)}/"
-        if against := self._option.perf_against:
-            judge = f"judged against {against}, measured beside it on this machine"
-        machine = "no GPU, smoke cases only"
-        if gpus:
-            names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
-            machine = f"{names}, driver {gpus[0].driver}"
+        folder = self._commands.relative(self._baselines)
+        line = machine_and_judge(self._gpus, folder, self._option.perf_against or "")
         base = self._base.lines() if self._base else ()
-        return [f"stepguard: {machine}; {judge}", *(f"stepguard: {line}" for line in base)]
+        return [f"stepguard: {line}", *(f"stepguard: {one}" for one in base)]
 
     @cached_property
-    @_usage_errors()
+    @usage_errors()
     def _gpus(self) -> tuple[Gpu, ...]:
         return tuple(visible_gpus())
 
-    @_usage_errors()
+    @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
         """Check tests, options and baselines before anything is deselected. Set the timers, and
         leave out what --perf-select leaves out.
@@ -165,7 +156,7 @@ class Session:
         self._whole = all_collected and whole_folders(self._config)
         if (named := base_branch(self._config))[0]:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="stepguard-"))
-            with _usage_errors(f"{named[1]}: "):
+            with usage_errors(f"{named[1]}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, named[0], into)
         # Only of this tree: the base may still have what this change removes.
@@ -184,7 +175,7 @@ class Session:
     def _unsuited(self, case: Case) -> str:
         return unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
 
-    @_usage_errors()
+    @usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
         """Note the tests that are left after deselection. Skip those not for this machine."""
         # Those to be skipped count, too: a run that selects cases and skips all of them must fail.
@@ -200,7 +191,7 @@ class Session:
         text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
         # A launcher starts processes on every node: not for a listing, nor for cases of one rank.
         if text and several and self._checked and not self._option.collectonly:
-            with _usage_errors(f"--perf-launcher={text}: "):
+            with usage_errors(f"--perf-launcher={text}: "):
                 self._launcher = survey(text, self._root)
         for item, case in ours:
             if reason := self._unsuited(case):
@@ -307,10 +298,7 @@ class Session:
         if self._suite is not None:
             self._settle(self._suite)
         if exitstatus == pytest.ExitCode.INTERRUPTED and self._cases:
-            measured = {result.case.id for result in self._results()}
-            left = [case.id for case in self._cases if case.id not in measured]
-            what = f"{len(left)} of {counted(len(self._cases), 'case')} not measured"
-            self._notices.append(f"interrupted: {what}{': ' if left else ''}{listed(left, 3)}")
+            self._notices.append(interrupted_line(self._cases, self._results()))
         # A listing is no run; a strict one was refused.
         if self._option.collectonly and not self._refused:
             return True

@@ -15,6 +15,7 @@ from stepguard.core.device import CPU, GPU
 from stepguard.core.run_document import CaseState, Problem, State
 from stepguard.core.shared_sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
+from stepguard.judge.comparable import conditions_of
 from stepguard.judge.guard import guard
 from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
 from stepguard.launch.nodes.scheduler import Launcher, spread
@@ -24,7 +25,7 @@ from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.interpreter import as_typed
 from stepguard.measure.suite import Result
 from stepguard.plugin.baseline_folder import Recorded, recorded_here
-from stepguard.plugin.items import case_of
+from stepguard.plugin.declared_cases import case_of
 from stepguard.plugin.options import is_strict
 from stepguard.plugin.refuse_options import (
     NO_GATE,
@@ -167,20 +168,17 @@ class StrictRun:
         )
 
     def _result_of(self, result: Result) -> CaseResult:
-        evidence, verdict = result.evidence, result.verdict
+        evidence = result.evidence
         recorded = self._expected.get(result.case.id)
         here = recorded is not None and recorded.path.name == result.baseline_path.name
-        other = result.comparison.base.fingerprint if result.comparison else None
-        key = other.software_key(result.case.world_size) if other and here else None
+        base = result.comparison.base if result.comparison and here else None
         return CaseResult(
             commit=evidence.commit,
             dirty=evidence.dirty,
             tree_changed=evidence.tree_changed,
-            outcome=verdict.outcome,
-            status=verdict.status,
-            recorded=verdict.recorded,
+            verdict=result.verdict,
             judged_by=result.judged_by if here else None,
-            steering=None if key is None else key.get("environment", ""),
+            base=conditions_of(base) if base else None,
         )
 
     @property

@@ -1,9 +1,12 @@
-"""A cause in words: what it is, what makes its time, and the figures of that."""
+"""A cause in words: what it is, what makes its time, and the figures of that; and why two profiles
+are not compared.
+"""
 
 from collections.abc import Sequence
 
-from stepguard.core.explanation import Cause, Kind, Side
+from stepguard.core.explanation import Cause, Kind, Refusal, Refused, Side
 from stepguard.core.text import listed
+from stepguard.explain.causes import LOST_AT_MOST
 from stepguard.report.kernel_names import short
 
 # By kind: what it is, how, and what a page of its own adds.
@@ -19,6 +22,14 @@ _WORDS = {
     Kind.CLOCK: ("the clock ({classes})", "by one ratio", "{times}"),
 }
 _PART = ("{what}", "", "{ms}")  # a part of the step that is no kernel
+_REFUSED = {
+    Refusal.GPU: "different GPUs: {before} and {after}",
+    Refusal.RANKS: "different numbers of ranks: {before} and {after}",
+    Refusal.LOST: f"launches without a record of the GPU, at most {100 * LOST_AT_MOST:.0f} % are "
+    "allowed: {before} and {after}; profile fewer steps",
+    Refusal.NO_STEPS: "no complete step to compare: {before} and {after}",
+    Refusal.FOREIGN: "different programs: {before} of the kernels' time is of the same classes",
+}
 
 
 def named(cause: Cause) -> str:
@@ -38,6 +49,11 @@ def sentence(cause: Cause) -> str:
     place = ", ".join(filter(None, (cause.phase, cause.place)))
     words = ", ".join(filter(None, (named(cause), how(cause), _word(cause, 2))))
     return words + (f" in {place}" if place else "")
+
+
+def refused_because(refused: Refused) -> str:
+    """Return the sentence of a reason not to compare."""
+    return _REFUSED[refused.reason].format(before=refused.before, after=refused.after)
 
 
 def _word(cause: Cause, column: int) -> str:

@@ -1,13 +1,10 @@
 """Results as parts of a run's document, and documents as JSON."""
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from stepguard.core.baseline import BaselineFile
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
@@ -17,37 +14,15 @@ from stepguard.core.run_document import (
     VerdictText,
     WaiverDocument,
 )
-from stepguard.core.text import listed, printable_document
+from stepguard.core.text import printable_document
 from stepguard.core.verdict import Verdict
 from stepguard.judge.summarise_evidence import summarise
-from stepguard.machine.git.revision import is_tracked
 from stepguard.measure.suite import Result
 from stepguard.report import verdict_text
 from stepguard.report.cause_text import sentence
 from stepguard.report.metric_notes import note
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import described
-from stepguard.storage.json_file import FileError, contents, replace_file
-
-
-class Kind(NamedTuple):
-    """What an option writes. It tells an earlier file of its own from one of the user's."""
-
-    suffixes: tuple[str, ...]
-    begins: bytes = b""  # the beginning of each such file
-
-
-DOCUMENT = Kind((".json", ".md", ".txt"))
-# Keys of each kind of document, in all versions.
-_MARKS = (
-    {"schema", "results", "problems"},  # --perf-json
-    {"case", "verdict", "evidence"},  # run
-    {"explanation", "before", "after"},  # trace --against
-    {"schema", "sweep", "rows"},
-)
-# Keys of each item of judge's document, now and in earlier versions.
-_VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
-_TRACED = {"ranks", "collectives"}  # of trace and memory
 
 
 def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
@@ -144,85 +119,3 @@ def as_json(document: Any, indent: int = 1) -> str:
     """
     plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
-
-
-def put(path: Path, text: str) -> str:
-    """Write a document, whole or not at all. Return why that failed; empty if it did not."""
-    try:
-        replace_file(path, text.encode())
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Return why a document may not replace the file at a path; empty if it may. It may replace an
-    earlier document, but not a device, a link (such as /dev/null), or a file of the user's.
-    """
-    if not os.path.lexists(path):
-        return ""
-    if not path.is_file() or path.is_symlink():
-        return "is a link or no file, which a document would replace"
-    if not path.stat().st_size:
-        return ""
-    # If an option's value was forgotten, the next argument, a test file, would be its path.
-    if path.suffix not in kind.suffixes:
-        known = listed(kind.suffixes, len(kind.suffixes))
-        yours = "is a file that may be yours, which a document would replace"
-        return f"{yours}: name one that ends in {known}"
-    if is_tracked(path):
-        return "is a file in git, which a document would replace: name another one"
-    content = _json_in(path) if path.suffix == ".json" else None
-    if isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}:
-        return "is a baseline, which a document would replace: name another file"
-    if not (_is_document(content) if path.suffix == ".json" else _begins(path, kind.begins)):
-        return "is no earlier document, which another one would replace: name another file"
-    return ""
-
-
-def _json_in(path: Path) -> Any:
-    """Return the JSON in a file; None if it is no JSON, or larger than any document."""
-    try:
-        return msgspec.json.decode(contents(path) or b"")
-    except (FileError, msgspec.DecodeError, RecursionError):
-        return None
-
-
-def _is_document(content: Any) -> bool:
-    """Tell whether a command, or a run, wrote this as its document."""
-    if isinstance(content, list):
-        return all(
-            isinstance(item, dict) and any(item.keys() >= mark for mark in _VERDICTS)
-            for item in content
-        )
-    keys = content.keys() if isinstance(content, dict) else set()
-    # One key is not enough to recognise a document, unless it has no other.
-    return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
-
-
-def _begins(path: Path, data: bytes) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(data)) == data
-    except OSError:
-        return False
-
-
-def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
-    """Make the folder of a document. Return why it cannot be written there; empty if it can."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        return "a part of its path is a file: name a file in a folder"
-    except OSError as error:
-        return error.strerror or str(error)
-    # Checked before the run: at its end, hours of measuring would be lost.
-    if path.is_dir():
-        return "is a folder: name a file in it"
-    if problem := kept_from(path, kind):
-        return problem
-    # The folder, too: the new file is first written beside the old one.
-    for target in (path, path.parent):
-        if target.exists() and not os.access(target, os.W_OK):
-            return f"no permission to write to {target}: make it writable, or name another file"
-    return ""

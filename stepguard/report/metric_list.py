@@ -22,8 +22,9 @@ from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
+from stepguard.report.place_text import happens, operator_move
 from stepguard.report.table import aligned, figure
-from stepguard.report.verdict_text import change, happens, operator_move
+from stepguard.report.verdict_text import change
 from stepguard.storage.accept_recording import Accepted, Action
 
 MOVES = 9  # lines; ten with the one above them
@@ -101,15 +102,15 @@ def moves(done: Accepted) -> list[str]:
     return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
 
 
-def _normal(found: MetricVerdict) -> str:
+def _normal(metric: MetricVerdict) -> str:
     """Return "Recorded as normal: 6 calls a step that would wait on a GPU (2 x .item() train.py:8
     and 1 more). More will fail."
     """
-    amount = partial(format_value, found.metric)
-    of = "of" if METRICS[found.metric].unit == "B" else "x"
-    at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in found.sites]
+    amount = partial(format_value, metric.metric)
+    of = "of" if METRICS[metric.metric].unit == "B" else "x"
+    at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in metric.sites]
     where = f" ({listed(at, PLACES)})" if at else ""
-    recorded = _WASTED[found.metric].format(amount(found.new))
+    recorded = _WASTED[metric.metric].format(amount(metric.new))
     return f"  Recorded as normal: {recorded}{where}. More will fail."
 
 

@@ -10,8 +10,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.pair_statistics import deciding_margins
-from stepguard.judge.permission_rules import suggested_sizes
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.waiver_rules import suggested_sizes
 from stepguard.machine.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")

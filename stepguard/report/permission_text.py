@@ -5,7 +5,7 @@ from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.permission_rules import largest_value, uncovered_count
+from stepguard.judge.waiver_rules import largest_value, uncovered_count
 from stepguard.report.next_steps import Commands
 
 TYPED_ANYWHERE = Commands()

@@ -12,7 +12,7 @@ from stepguard.core.run_document import Problem
 from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.measure.suite import Result
-from stepguard.report import table, time_causes, verdict_text
+from stepguard.report import place_text, table, time_causes, verdict_text
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import of_trailers
 
@@ -91,7 +91,7 @@ def _beside(result: Result) -> Iterator[str]:
     # Deliberate syncs with their reasons, on every run.
     for name, sites in result.evidence.counted.sites.items():
         for site in (site for site in sites if site.allowed):
-            what = verdict_text.happens(site, METRICS[name].unit)
+            what = place_text.happens(site, METRICS[name].unit)
             yield f"allowed in {case_id}: {what}: {site.allowed}"
     # Places that are new although the counter is equal: one thing replaced another.
     equal = [m for m in verdict.metrics if m.reason is Reason.EQUAL]

@@ -9,8 +9,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
-from stepguard.report.cause_text import how, named
-from stepguard.report.explanation_text import refused_because
+from stepguard.report.cause_text import how, named, refused_because
 from stepguard.report.kernel_names import is_generic
 from stepguard.report.metric_notes import on_ranks
 

@@ -92,12 +92,7 @@ def accept(
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
-    verdict = judge(evidence, entry)
-    # If a time moved on a card that was recorded before, the new recording would be that far from
-    # the others, and would widen their limit. So it needs a reason, and opens a new level.
-    if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
-        answer = Answer(evidence.commit, same_code=True)
-        verdict = verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
+    verdict = _verdict(evidence, entry, machine_moved)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
@@ -112,7 +107,7 @@ def accept(
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     opened = action is Action.EPOCH_OPENED
-    moved = tuple(_placed(one, recording) for one in verdict.moved)
+    moved = tuple(_placed(metric, recording) for metric in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
 
 
@@ -122,6 +117,19 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
         return metric
     sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
     return msgspec.structs.replace(metric, sites=tuple(sites))
+
+
+def _verdict(evidence: Evidence, entry: Entry | None, machine_moved: bool) -> Verdict:
+    """Return the verdict that the recording rests on: by the recordings alone, but for a time that
+    ``machine_moved`` says is `same`.
+    """
+    verdict = judge(evidence, entry)
+    # Where a time moved on a card that was recorded, one more recording would be as far from the
+    # others, and widen their limit: it needs a reason, and is a level of its own.
+    if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
+        answer = Answer(evidence.commit, same_code=True)
+        return verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
+    return verdict
 
 
 def _is_of_own_card(metric: MetricVerdict) -> bool:

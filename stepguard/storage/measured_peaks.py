@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepguard.core.roofline import Peaks
+from stepguard.core.work_and_peaks import Peaks
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, replace_file
 from stepguard.storage.kept_runs import user_cache

@@ -12,7 +12,7 @@ from stepguard.core.metrics import GATEABLE
 from stepguard.core.permission import Permission
 from stepguard.core.recording import Count, Text
 from stepguard.core.text import meant
-from stepguard.judge.permission_rules import MAX_PCT, may_cover, problem_of
+from stepguard.judge.waiver_rules import MAX_PCT, may_cover, problem_of
 from stepguard.storage.baseline_files import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 

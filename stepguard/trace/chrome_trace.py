@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 import numpy as np
 
-from stepguard.core.roofline import Work
+from stepguard.core.work_and_peaks import Work
 from stepguard.trace.chrome_chunks import (
     CHUNK_BYTES,
     DETAILED,

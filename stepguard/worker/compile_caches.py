@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from stepguard.worker.count.steering import flags
+from stepguard.worker.count.changed_settings import flags
 
 AUTOCAST = ("cpu", "cuda")
 

@@ -37,10 +37,10 @@ from stepguard.worker.compile_caches import (
     trace_own_code_anew,
 )
 from stepguard.worker.count import compiler
+from stepguard.worker.count.changed_settings import everywhere
 from stepguard.worker.count.counting import count
-from stepguard.worker.count.placement import Placement
-from stepguard.worker.count.steering import everywhere
 from stepguard.worker.count.tally import RankStep
+from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.profilers.memory_snapshot import record_memory
 from stepguard.worker.profilers.record_trace import record_trace

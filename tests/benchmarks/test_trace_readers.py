@@ -67,6 +67,17 @@ def test_each_side_reads_in_a_process_of_its_own(trace, tmp_path, monkeypatch):
         assert row[side]["times_ours"] == row[side]["cpu_s"] / row["stepguard"]["cpu_s"]
 
 
+def test_a_rank_reads_all_of_a_trace_that_is_made(tmp_path):
+    """As many records, launches and kernels as were written, and an identity that is known."""
+    path = tmp_path / "made.json"
+    launched = trace_readers.write_made(path, 0.1) * trace_readers.OPERATORS
+    with path.open("rb") as file:
+        assert len(read_chrome(file).gpu.kind) == launched
+    figures = trace_readers.with_rank(str(path))()
+    assert figures["launches"] == launched
+    assert figures["kernels"] > 40 and figures["parts"] == 4
+
+
 def test_figures_that_differ_are_shown():
     """A kernel that the other side has not, by its share of all; the rest is equal."""
     figures = dict.fromkeys(trace_readers.FIGURES, 10.0)

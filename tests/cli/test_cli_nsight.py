@@ -10,7 +10,7 @@ from kineto import Kineto, host_steps, steps
 from trace_exports import export
 
 from stepguard.lab import nsight
-from stepguard.worker.profilers import alone
+from stepguard.worker.profilers import for_nsight
 
 TESTS = Path(__file__).resolve().parents[1]
 NCU = """"ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum",\
@@ -68,7 +68,7 @@ def test_ncu(tools):
                    "--kernel-name=regex:flash", "--nvtx-include", "backward/"):  # fmt: skip
         assert option in call
     run = json.loads(call[-1])
-    assert call[-2] == alone.__name__
+    assert call[-2] == for_nsight.__name__
     case = {"workload": "w:f", "params": {"batch": 4}, "device": "cuda", "world_size": 1}
     assert run == {"case": case} | {
         "warmup": 5,
@@ -165,11 +165,11 @@ def test_our_worker_refuses_what_is_no_workload(monkeypatch):
     case = {"workload": "factories:linear", "params": {"n": 4}, "device": "cpu", "world_size": 1}
     run = {"case": case, "warmup": 2, "steps": 1}
     monkeypatch.setattr("sys.argv", ["alone", json.dumps(run)])
-    assert alone.main() == ""
+    assert for_nsight.main() == ""
     monkeypatch.setattr(
         "sys.argv", ["alone", json.dumps(run | {"case": case | {"params": {"m": 4}}})]
     )
-    assert "unexpected keyword" in alone.main()
+    assert "unexpected keyword" in for_nsight.main()
 
 
 def test_traces_of_a_cpu_in_the_report(shell, tmp_path):

@@ -3,11 +3,10 @@
 import pytest
 from kineto import Kineto
 
-from stepguard.core.roofline import Position
 from stepguard.lab.advice import Advice, of_kernels, of_roofs, of_step
 from stepguard.lab.advice_page import recommendations
 from stepguard.lab.nsys_ncu_csv import NcuRow
-from stepguard.lab.roofs import ClassRoof
+from stepguard.lab.roofs import ClassRoof, Position
 from stepguard.lab.trace_summary import summary
 
 GEMM = "nvjet_sm90_tst_256x128"

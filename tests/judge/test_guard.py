@@ -83,9 +83,7 @@ RESULT = CaseResult(
     commit=COMMIT,
     dirty=(),
     tree_changed=False,
-    outcome="passed",
-    status=Status.SAME,
-    recorded=False,
+    verdict=SOUND[CASE_ID].verdict,
     judged_by=entry().digest,
 )
 MEASURED = RunCase(
@@ -119,7 +117,10 @@ WAYS = {
     "its result is of a dirty tree": (of_result(dirty=("model.py",)), "TREE_CHANGED"),
     "the tree changed": (of_result(tree_changed=True), "TREE_CHANGED"),
     "another recording judged": (of_result(judged_by="0" * 64), "OTHER_BASELINE"),
-    "it was recorded": (of_result(recorded=True, status=Status.FASTER), "RECORDS"),
+    "it was recorded": (
+        of_result(verdict=structs.replace(RESULT.verdict, recorded=True, status=Status.FASTER)),
+        "RECORDS",
+    ),
     "it gates less": ({"cases": [replace(MEASURED, gates=("step_ms",))]}, "FEWER_GATES"),
     "its margins are wider": (
         {"cases": [replace(MEASURED, margins=Margins(0.2, 3.0))]},

@@ -13,7 +13,7 @@ from stepguard.judge.noise_limits import (
     Screen,
     other_card_limit_pct,
     own_card_limit_pct,
-    screen,
+    screen_times,
     standard_error_pct,
 )
 from stepguard.measure.warm_up import steady
@@ -61,22 +61,22 @@ def test_wild_recordings_get_the_cap():
 def test_a_runs_own_card_decides_where_it_was_recorded():
     """Its recordings alone: a card that is 3 % slower than all others is judged by itself."""
     others = [[[250.0] * 3]] * 8
-    own = screen([257.5] * 3, [[257.5] * 3], others)
+    own = screen_times([257.5] * 3, [[257.5] * 3], others)
     assert own.own_card and own.compared == 1 and own.change_pct == pytest.approx(0)
-    foreign = screen([257.5] * 3, [], others)
+    foreign = screen_times([257.5] * 3, [], others)
     assert not foreign.own_card and foreign.compared == 8 and foreign.change_pct > foreign.limit_pct
 
 
 def test_cards_count_alike_however_often_each_was_recorded():
     """Ten recordings of one card are one card."""
-    assert screen([200.0], [], [[[100.0]] * 10, [[400.0]]]).change_pct == pytest.approx(0)
+    assert screen_times([200.0], [], [[[100.0]] * 10, [[400.0]]]).change_pct == pytest.approx(0)
 
 
 def test_scattered_launches_widen_the_limit():
     """Two standard errors of a run are no change; beyond twice the limit nothing can be said."""
-    vague = screen([100.0, 101.5, 98.5], [[100.0] * 3])
+    vague = screen_times([100.0, 101.5, 98.5], [[100.0] * 3])
     assert vague.limit_pct == pytest.approx(2 * vague.se_pct) and not vague.noisy
-    loud = screen([100.0, 103.0, 97.0], [[100.0] * 3])
+    loud = screen_times([100.0, 103.0, 97.0], [[100.0] * 3])
     assert loud.noisy and loud.limit_pct == pytest.approx(2 * own_card_limit_pct([5.0]))
 
 
@@ -106,23 +106,23 @@ def test_standard_error_pools_with_the_prior(logs, expected_pct):
 )
 def test_change_is_a_ratio_of_geometric_means(launches, recordings, change_pct):
     """Launches average on logs, and recordings count alike however many launches each has."""
-    assert screen(launches, recordings).change_pct == pytest.approx(change_pct, abs=1e-9)
+    assert screen_times(launches, recordings).change_pct == pytest.approx(change_pct, abs=1e-9)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_screen_refuses_what_is_no_time(bad):
     """A time that is not positive and finite raises on either side."""
     with pytest.raises(ValueError, match="not a positive finite number"):
-        screen([100.0, bad], [[100.0]])
+        screen_times([100.0, bad], [[100.0]])
     with pytest.raises(ValueError, match="not a positive finite number"):
-        screen([100.0], [[100.0], [100.0, bad]])
+        screen_times([100.0], [[100.0], [100.0, bad]])
 
 
 def test_screen_refuses_nothing():
     """No launch, no recording and a recording without launches raise; none reads as no change."""
     for launches, recordings in (([], [[1.0]]), ([1.0], []), ([1.0], [[1.0], []])):
         with pytest.raises(ValueError):
-            screen(launches, recordings)
+            screen_times(launches, recordings)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def alarms(true_pct, recordings, *, own, trials=4000):
         known = [times.tolist() for times in recorded]
         by_card = [[times] for times in known]
         for launches in (2, 3, 4, 5):
-            one = screen(run[:launches].tolist(), known if own else [], by_card)
+            one = screen_times(run[:launches].tolist(), known if own else [], by_card)
             if not (one.close or one.noisy):
                 break
         found += one.change_pct > one.limit_pct and not one.noisy

@@ -21,6 +21,7 @@ from model.config import SIZES, GPTConfig, causal_flops_per_token, flops_per_tok
 from model.data.shards import STDLIB_SHARD, Tokens
 from model.gpt import GPT
 from model.workloads import Workload, forward, forward_backward, make_optimizer, train_step
+from stepguard.worker.workload import BadWorkload, build
 
 FACTORIES = [forward, forward_backward, train_step]
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=8256)
@@ -363,6 +364,13 @@ def test_an_impossible_training_parameter_is_refused(change: dict[str, object]):
     (name,) = change
     with pytest.raises(ValueError, match=f"^{name} is .*; possible: .*$"):
         train_step(**SMALL, **change)
+
+
+@pytest.mark.parametrize("factory", ["forward", "forward_backward", "train_step"])
+def test_a_misspelt_parameter_is_named(factory: str):
+    """Before the factory is called, though all factories share these parameters."""
+    with pytest.raises(BadWorkload, match="no parameter 'bacth'.*did you mean batch"):
+        build(f"model.workloads:{factory}", {"bacth": 2}, "cpu")
 
 
 def test_what_is_left_out_is_what_the_device_can_do():

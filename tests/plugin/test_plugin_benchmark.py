@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from builders import replace
 
-from stepguard.plugin.benchmark import is_asked_for
+from stepguard.plugin.pytest_benchmark_bridge import is_asked_for
 
 SAMPLES = (10.0, 11.0, 12.5, 10.25)
 

@@ -10,6 +10,7 @@ from mutated import FUZZ, FUZZED, mutated
 
 from stepguard.core.profile import over_ranks
 from stepguard.explain.causes import explain
+from stepguard.lab import explanation_page
 from stepguard.lab.exchanges import exchanges
 from stepguard.lab.memory_events import memory_table
 from stepguard.lab.memory_table import memory_page
@@ -17,7 +18,6 @@ from stepguard.lab.roofs import class_roofs
 from stepguard.lab.trace_files import read_ranks
 from stepguard.lab.trace_page import page, roof_lines
 from stepguard.lab.trace_summary import summary
-from stepguard.report import explanation_text
 from stepguard.storage.json_file import FileError
 from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.chrome_trace import decode_all
@@ -75,7 +75,7 @@ def test_fuzzed_trace_files(tmp_path):
             list(memory_page(memory_table(found.trace, CLASSES, 64, gpu=True), {}, 12))
         for pair in ((found, sound), (sound, found)):
             list(
-                explanation_text.lines(
+                explanation_page.lines(
                     peaks=PEAKS, explanation=explain(*(over_ranks([profile(one)]) for one in pair))
                 )
             )

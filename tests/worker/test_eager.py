@@ -19,8 +19,8 @@ from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.time_causes import site_of
 from stepguard.worker.count.eager import OperatorCounter, count_eager
-from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.rank_position import Phases
 
 CPU = torch.device("cpu")

@@ -12,9 +12,9 @@ import torch._dynamo  # else each fork would import it, for its optimizer
 
 from stepguard.core.case import Case, Loop
 from stepguard.core.metrics import PYTHON_LINES
-from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.locate import raised_at
+from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.loops.looped import LoopedWorkload, workload_of
 from stepguard.worker.workload import BadWorkload

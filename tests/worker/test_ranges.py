@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 
-from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.profilers.nvtx_ranges import Ranges
 
 STEP = "micro_step_0 forward backward micro_step_1 forward backward clip_grad optimizer".split()
 

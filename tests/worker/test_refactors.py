@@ -21,10 +21,10 @@ from stepguard.core.status import Status
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.verdict_text import evidence_lines, headline
-from stepguard.worker.count import candidates
+from stepguard.worker.count import sync_candidates
 from stepguard.worker.count.counting import count
-from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import RankStep
+from stepguard.worker.count.tensor_devices import Placement
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = dict(size="nano", batch=1, seq=16, precision="fp32", compile=False, micro_steps=2)
@@ -35,7 +35,7 @@ Edits = tuple[tuple[str, str], ...]  # what stands once in the source, and what 
 def quick():
     """Three steps in which nothing waits are as good as ten; what the tests hold is put aside."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(candidates, "CANDIDATE_STEPS", 3)
+        monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 3)
         importlib.import_module("torch._inductor")  # as profilers do
         gc.collect()
         gc.freeze()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepguard.core.metrics import SETTINGS
-from stepguard.worker.count.steering import count_settings, everywhere, settings
+from stepguard.worker.count.changed_settings import count_settings, everywhere, settings
 from stepguard.worker.count.tally import RankStep, Tally
 
 

@@ -46,7 +46,8 @@ RULES = (
         "the sequential plan",
         mean_of_pairs.rule,
         (Status.SLOWER, Status.FASTER, Status.SAME, Status.INCONCLUSIVE),
-        "SLOWER of nothing in 0.1 %, each margin missed in 5 %: tests/judge/ab/test_pairs.py",
+        "SLOWER of nothing in 0.1 %, each margin missed in 5 %: "
+        "tests/judge/ab/test_pair_statistics.py",
     ),
 )
 

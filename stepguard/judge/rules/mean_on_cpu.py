@@ -10,9 +10,9 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
-# With LEAST_PAIRS or more it ends if their mean shows no slowdown. With MOST_PAIRS it also ends in
-# doubt.
-LEAST_PAIRS, MOST_PAIRS = 2, 8
+# With LEAST_PAIRS or more it ends if their mean shows no slowdown. With DOUBTED_PAIRS it ends in
+# doubt, too.
+LEAST_PAIRS, DOUBTED_PAIRS = 2, 8
 
 
 def rule(comparison: Comparison) -> Decision | None:
@@ -27,6 +27,6 @@ def rule(comparison: Comparison) -> Decision | None:
     margins, slower_pct, pairs = comparison.margins, figures.estimate_pct, comparison.pairs
     if pairs >= LEAST_PAIRS and slower_pct <= margins.ignore_pct:
         return figures.say(Status.SAME, Reason.NO_SLOWDOWN)
-    if pairs >= MOST_PAIRS and slower_pct <= margins.matter_pct:
+    if pairs >= DOUBTED_PAIRS and slower_pct <= margins.matter_pct:
         return figures.say(Status.SAME, Reason.MAYBE_SLOWER)
     return None

@@ -1,7 +1,7 @@
 """Permissions in the messages of commits: the trailers ``Perf-Expect`` of a range."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from stepguard.core.metrics import GATEABLE, not_gateable
@@ -41,20 +41,9 @@ def trailers(
     Also raises TreeError if the range or a message cannot be read. In a shallow clone the range may
     seem to contain older commits of the base.
     """
-    text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
-    commits = f"{short_hash(base)}..{short_hash(head)}"
-    if text is None:
-        raise TreeError(f"the commits {commits} cannot be read for {KEY}")
     own = _not_on_main(root, base, head)
     permissions, reverted = [], list[str]()
-    for entry in filter(str.strip, text.split("\x02")):
-        # A message may contain, unseen, the characters that separate values and commits here.
-        fields = entry.lstrip("\n").split("\x00")
-        if len(fields) != _FIELDS or "\x01" in fields[3]:
-            raise TreeError(
-                f"a commit of {commits} has control characters in its message: amend it"
-            )
-        commit, author, values, message, _ = fields
+    for commit, author, values, message in _commits(root, base, head):
         declared = []
         for value, in_place in _lines(values, message):
             permitted, wrong = _read(value, in_place, commit, author, cases)
@@ -70,6 +59,25 @@ def trailers(
         named = f"commit {short_hash(permissions[0].commit)} has the trailer {KEY}"
         raise TreeError(f"{named}, and a shallow clone cannot tell if it is of the range: {DEEPEN}")
     return permissions
+
+
+def _commits(root: Path, base: str, head: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield hash, author, values of trailers and message of the commits ``base..head``, the newest
+    first. Raises TreeError for what cannot be read.
+    """
+    text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
+    commits = f"{short_hash(base)}..{short_hash(head)}"
+    if text is None:
+        raise TreeError(f"the commits {commits} cannot be read for {KEY}")
+    for entry in filter(str.strip, text.split("\x02")):
+        # A message may hold the separators, too, where nobody sees them.
+        fields = entry.lstrip("\n").split("\x00")
+        if len(fields) != _FIELDS or "\x01" in fields[3]:
+            raise TreeError(
+                f"a commit of {commits} has control characters in its message: amend it"
+            )
+        commit, author, values, message, _ = fields
+        yield commit, author, values, message
 
 
 def _not_on_main(root: Path, base: str, head: str) -> set[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from stepguard.core.metrics import METRICS
 from stepguard.core.site import merge
 from stepguard.worker.count import compiler
+from stepguard.worker.count.changed_settings import count_settings
 from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.garbage import count_garbage, locate_garbage
 from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
@@ -17,7 +18,6 @@ from stepguard.worker.count.kept_memory import locate_kept
 from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
-from stepguard.worker.count.steering import count_settings
 from stepguard.worker.count.tally import RankStep, Tally
 
 

@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepguard.core.metrics import GROWING_LINES, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
-from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery, site_at
 from stepguard.worker.count.python_lines import TracedStep, count_python
+from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.torch_device import empty_cache, on_gpu
 

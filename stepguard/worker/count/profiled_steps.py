@@ -21,10 +21,10 @@ from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse
 from stepguard.trace.make_profile import profile as profile_of
 from stepguard.trace.operator_identity import identity_of, with_settings
-from stepguard.worker.count.steering import settings
+from stepguard.worker.count.changed_settings import settings
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.profilers.nvtx_ranges import Ranges
 from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 

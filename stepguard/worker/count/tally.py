@@ -16,7 +16,7 @@ from stepguard.core.site import Site, added
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.text import listed
 from stepguard.worker.block_timer import Step
-from stepguard.worker.count.placement import Placement
+from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.rank_position import Phases
 
 ACTIVE_STEPS = 2  # a count is accepted if so many steps agree

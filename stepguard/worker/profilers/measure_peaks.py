@@ -2,8 +2,8 @@
 
     python -m stepguard.worker.profilers.measure_peaks
 
-prints one JSON document, core.roofline.Peaks. The best of several runs counts, since nothing makes
-a device faster than it is.
+prints one JSON document, core.work_and_peaks.Peaks. The best of several runs counts, since nothing
+makes a device faster than it is.
 """
 
 import sys
@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from stepguard.core.device import CPU, GPU
-from stepguard.core.roofline import Peaks
+from stepguard.core.work_and_peaks import Peaks
 from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Step
 

@@ -14,7 +14,7 @@ from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Step
 from stepguard.worker.count.memory_counters import live_tensor_bytes
 from stepguard.worker.count.tally import RankStep
-from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.profilers.nvtx_ranges import Ranges
 from stepguard.worker.profilers.record_trace import write
 
 _SETTLE = 2  # steps; gradients and optimizer state exist from the second one on

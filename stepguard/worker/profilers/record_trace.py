@@ -13,7 +13,7 @@ import msgspec
 from torch.profiler import profile, record_function, schedule
 
 from stepguard.worker.count.tally import RankStep
-from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.profilers.nvtx_ranges import Ranges
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
 _MEMORY = "[memory]"

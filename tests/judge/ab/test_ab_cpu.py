@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 from builders import evidence, replace
-from test_ab_rules import decided, metric, turns
+from test_judge_pairs import decided, metric, turns
 
 from stepguard import Case
 from stepguard.core.comparison import judged, judges_ungated_time
@@ -120,7 +120,7 @@ def test_what_stays_in_doubt_passes_with_a_notice():
     """Eight pairs, slower on average, and scattered: no error for a busy machine."""
     ratios = [0.3, -0.1] * 4
     assert all(
-        wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, mean_on_cpu.MOST_PAIRS)
+        wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, mean_on_cpu.DOUBTED_PAIRS)
     )
     verdict = judge_ab(turns(ratios, **HOW))
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MAYBE_SLOWER)
@@ -132,7 +132,7 @@ def test_too_few_pairs_decide_nothing(ratios):
     """A budget that ends after a pair, or while a slowdown is in doubt, passes none."""
     late = judge_ab(turns(ratios, out_of_time=True, **HOW))
     assert (late.status, late.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
-    assert f" of {mean_on_cpu.MOST_PAIRS} at most" in times(late)[0]
+    assert f" of {mean_on_cpu.DOUBTED_PAIRS} at most" in times(late)[0]
 
 
 def test_a_mean_that_would_matter_does_not_pass_in_doubt():

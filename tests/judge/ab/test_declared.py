@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 from alarms import of_metrics, permit
 from builders import evidence, replace
-from test_ab_rules import COST, fault, metric, shifted, turns
+from test_judge_pairs import COST, fault, metric, shifted, turns
 
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.reasons import Reason

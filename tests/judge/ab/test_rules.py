@@ -8,7 +8,7 @@ from builders import PROPERTY
 from comparisons import with_margins
 from hypothesis import given
 from hypothesis import strategies as st
-from test_ab_rules import turns
+from test_judge_pairs import turns
 
 from stepguard.core.margins import MARGINS_PCT
 from stepguard.judge.rules import RULES, decision

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.profile import KernelRow
-from stepguard.explain.match import How, match
+from stepguard.explain.match_kernels import How, match
 
 NORM = "triton_per_fused_add_native_layer_norm"
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepguard.core.profile import Series, added, grouped, less, mean
-from stepguard.explain.match import How, Match
+from stepguard.explain.match_kernels import How, Match
 from stepguard.explain.scatter import Term, Usual
 
 Floats = NDArray[np.float64]

@@ -1,6 +1,6 @@
 """Candidates for host syncs: calls of the eager step, on a CPU, that would wait for a GPU.
 
-Only a call that reads a tensor of the device waits; placement.py knows which tensors those are.
+Only a call that reads a tensor of the device waits; tensor_devices.py knows which those are.
 """
 
 from typing import Any
@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from stepguard.core.site import Site
-from stepguard.worker.count.placement import Placement, target
 from stepguard.worker.count.syncs import by_place, site_here
 from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.count.tensor_devices import Placement, target
 from stepguard.worker.rank_position import Phases
 
 # Operators that hand a value of the device to the host, or need one to know their output's shape.

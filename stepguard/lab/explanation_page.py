@@ -3,20 +3,12 @@
 import textwrap
 from collections.abc import Iterator
 
-from stepguard.core.explanation import Cause, Explanation, Refusal, Refused
-from stepguard.core.roofline import Peaks, position
-from stepguard.explain.causes import LOST_AT_MOST
-from stepguard.report.cause_text import sentence
+from stepguard.core.explanation import Cause, Explanation
+from stepguard.core.work_and_peaks import Peaks
+from stepguard.lab.roofs import position
+from stepguard.report.cause_text import refused_because, sentence
 
 WIDTH = 80
-_REFUSED = {
-    Refusal.GPU: "different GPUs: {before} and {after}",
-    Refusal.RANKS: "different numbers of ranks: {before} and {after}",
-    Refusal.LOST: f"launches without a record of the GPU, at most {100 * LOST_AT_MOST:.0f} % are "
-    "allowed: {before} and {after}; profile fewer steps",
-    Refusal.NO_STEPS: "no complete step to compare: {before} and {after}",
-    Refusal.FOREIGN: "different programs: {before} of the kernels' time is of the same classes",
-}
 
 
 def lines(explanation: Explanation, most: int = 12, peaks: Peaks | None = None) -> Iterator[str]:
@@ -77,11 +69,6 @@ def _roof(cause: Cause, peaks: Peaks | None) -> str:
     before, after = (f"{100 * usage.utilisation:.0f} %" if usage else "?" for usage in usages)
     bound = next((usage.bound for usage in reversed(usages) if usage), "")
     return f"; {before} -> {after} of its roof, {bound}-bound" if bound else ""
-
-
-def refused_because(refused: Refused) -> str:
-    """Return the sentence of a reason not to compare."""
-    return _REFUSED[refused.reason].format(before=refused.before, after=refused.after)
 
 
 def _when(cause: Cause) -> str:

@@ -16,7 +16,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.judge_recordings import judge
-from stepguard.judge.permission_rules import MAX_DAYS, problem_of, suggested_size
+from stepguard.judge.waiver_rules import MAX_DAYS, problem_of, suggested_size
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import of_waivers as sentences
 from stepguard.report.verdict_text import block as told

@@ -1,7 +1,7 @@
 """Run a workload for a profiler that starts it and records between two marks of CUDA's.
 
     nsys profile --capture-range=cudaProfilerApi ... \
-        python -m stepguard.worker.profilers.alone '{"case": {...}, "warmup": 3, ...}'
+        python -m stepguard.worker.profilers.for_nsight '{"case": {...}, "warmup": 3, ...}'
 
 Nothing is forked, and no host sends commands. Steps are ranges, "step_0". Phases are ranges if the
 workload makes them. torchrun starts several ranks.

@@ -3,9 +3,9 @@
 import pytest
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.lab.explanation_page import lines
 from stepguard.lab.trace_page import short
 from stepguard.report.cause_text import named
-from stepguard.report.explanation_text import lines
 
 LONG = f"void at::native::{'elementwise_' * 12}kernel<float, 4>(int)"
 OLD = Side((LONG, "b"), 12.0, 1000.0, ((66, 2, 1),), 5000.0)

@@ -1,4 +1,4 @@
-"""Rules of permissions: which failing metrics pass all the same. Pure: no I/O, no clock.
+"""Rules of waivers and trailers: which failing metrics pass all the same. Pure: no I/O, no clock.
 
 A permission is for one metric of one case. It never covers what could not be measured, compared or
 decided. Beside another revision, a waiver's limit applies to the change against that revision.
