@@ -4,7 +4,7 @@
 #   make perf PYTHON=python3        an interpreter that has torch already: nothing is installed
 
 .DEFAULT_GOAL := help
-.PHONY: help perf demo test tests doctor setup
+.PHONY: help perf demo test tests oldest docs doctor setup
 ARGS ?=
 TESTS ?= tests
 # As they were typed: make would run a $(shell ...) in them, and a shell a `...`. scripts/with_args.py
@@ -50,8 +50,18 @@ test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	wait $$checks; checked=$$?; echo mypy:; cat "$$types"; \
 	exit $$((tested ? tested : checked))
 
+oldest: export PYTHONDONTWRITEBYTECODE =
+oldest: ## the tests with the oldest packages that pyproject.toml allows, in .venv-oldest
+	@scripts/setup.sh oldest
+	.venv-oldest/bin/python scripts/with_args.py $(PARALLEL) --tests
+
 # Else make would find the folder, and nothing to do.
 tests: test
+
+docs: ## docs/ as a site, in site/; a link that leads nowhere is an error
+	@$(python) scripts/requirements.py check docs
+	@# Not --quiet: a warning that is not shown is not counted by --strict either.
+	$(python) -m mkdocs build --strict
 
 doctor: ## is this machine fit, and is there a baseline?
 	$(call ready,perf)

@@ -1,6 +1,7 @@
-"""Post a file as the one comment that stepguard has in a pull request, or replace what it says.
+"""Post a file as the one comment that stepguard has in a pull request, or replace what it says; and
+the requests of a second file as a check run of its head.
 
-    HEAD=owner:branch HEAD_SHA=... GH_TOKEN=... python scripts/post_comment.py FILE
+    HEAD=owner:branch HEAD_SHA=... GH_TOKEN=... python scripts/post_comment.py FILE CHECK.json
 
 The pull request is the open one whose head is that commit: GitHub names none in the event of a
 fork's run, and what the run uploaded is not believed. The file's first line marks the comment.
@@ -24,7 +25,7 @@ def ask(method, path, body=None, **query):
     request = urllib.request.Request(
         f"{api}/repos/{repository}/{path}?{urllib.parse.urlencode(query)}",
         method=method,
-        data=None if body is None else json.dumps({"body": body}).encode(),
+        data=None if body is None else json.dumps(body).encode(),
         headers={
             "Authorization": f"Bearer {os.environ['GH_TOKEN']}",
             "Accept": "application/vnd.github+json",
@@ -52,18 +53,27 @@ def our_comment(number, marker):
     return None
 
 
-def main(text):
-    """Post the text."""
+def check(requests):
+    """Create a check run by the first request, and add the annotations of the others to it."""
+    first, *others = requests
+    number = ask("POST", "check-runs", first)["id"]
+    for body in others:
+        ask("PATCH", f"check-runs/{number}", body)
+
+
+def main(text, check_run):
+    """Post the text, and the requests of the check run, which are JSON."""
     number = open_pull_request(os.environ["HEAD"], os.environ["HEAD_SHA"])
     if number is None:
         print("no open pull request has this commit as its head: pushed over, merged or closed")
         return
     known = our_comment(number, text.partition("\n")[0])
     if known is None:
-        ask("POST", f"issues/{number}/comments", text)
+        ask("POST", f"issues/{number}/comments", {"body": text})
     else:
-        ask("PATCH", f"issues/comments/{known}", text)
+        ask("PATCH", f"issues/comments/{known}", {"body": text})
+    check(json.loads(check_run))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    main(*(Path(path).read_text(encoding="utf-8") for path in sys.argv[1:3]))

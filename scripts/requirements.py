@@ -1,21 +1,34 @@
 """List what pyproject.toml requires for pip, or check an interpreter for it.
 
-    python scripts/requirements.py list test    # a requirement a line
-    python scripts/requirements.py check perf   # 1, with the pip command, if any is missing here
+    python scripts/requirements.py list test     # a requirement a line
+    python scripts/requirements.py check perf    # 1, with the pip command, if any is missing here
+    python scripts/requirements.py pins          # constraints.txt, with the torch for this machine
+    python scripts/requirements.py oldest        # the same, with the oldest that may be installed
 
 `perf` is what the suite needs; `test` adds what the project's own tests and linters need; `gate` is
-the part of it that reading documents needs, without torch.
+the part of it that reading documents needs, without torch. `history` is `gate` and what the history
+needs; `docs` is what the site of docs/ is made with. `oldest` is `test` without linters and charts,
+whose own needs are newer.
+
+A GPU's recordings are compared under the torch that they were made with alone. So `pins` names the
+torch of the newest recording of this machine's kind of GPU in baselines/, where there is one, and
+constraints.txt says it for all others.
 """
 
+import json
 import re
 import shlex
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE = ("traces", "model")
-GROUPS = {"perf": SUITE, "test": (*SUITE, "test", "lint", "plot"), "gate": ()}
+SUITE = ("torch", "traces", "model")
+GROUPS = {"perf": SUITE, "test": (*SUITE, "history", "test", "lint", "plot"), "gate": ()}
+GROUPS |= {"history": ("history",), "docs": ("docs",), "oldest": (*SUITE, "history", "test")}
+# What a driver says of its cards, a file each: "Model:   NVIDIA H100 80GB HBM3".
+CARDS = Path("/proc/driver/nvidia/gpus")
 GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
 OLDEST_PYTHON = (3, 11)
 
@@ -26,8 +39,10 @@ def required(what):
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = list(project["project"]["dependencies"])
-    if what == "gate":
+    if what in ("gate", "history"):
         lines = [line for line in lines if line.partition(">=")[0] in GATE]
+    if what == "docs":  # built without the package
+        lines = []
     groups = project["project"]["optional-dependencies"] | project["dependency-groups"]
     for group in GROUPS[what]:
         lines += groups[group]
@@ -68,15 +83,68 @@ def check(what):
     return 1 if missing else 0
 
 
+def pins(cards):
+    """The lines of constraints.txt; its torch is that of the recordings of the machine's cards."""
+    recorded = torch_of_recordings(cards)
+    return pinned({"torch": recorded} if recorded else {})
+
+
+def oldest():
+    """The lines of constraints.txt, at the oldest versions that an installation may have."""
+    lines = (line.partition(";")[0].partition(">=") for line in required("perf"))
+    return pinned({name: version for name, _, version in lines})
+
+
+def pinned(others):
+    """The lines of constraints.txt, with these other versions by name."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    names = [line.partition("==")[0] for line in lines]
+    both = zip(names, lines, strict=True)
+    return [f"{name}=={others[name]}" if name in others else line for name, line in both]
+
+
+def torch_of_recordings(cards):
+    """The torch of the newest recording in baselines/ on cards of this kind; empty if none."""
+    found = []
+    for path in (ROOT / "baselines").glob("*.json"):
+        content = json.loads(path.read_text())
+        if content.get("machine") not in cards:
+            continue
+        for case in content["cases"].values():
+            recordings = [one for epoch in case["epochs"] for one in epoch["recordings"]]
+            found += [(one["date"], one["software"]["torch"]) for one in recordings]
+    return max(found, default=("", ""))[1].partition("+")[0]
+
+
+def cards_here():
+    """The names of this machine's GPUs, as its driver gives them; empty without one."""
+    texts = [path.read_text() for path in sorted(CARDS.glob("*/information"))]
+    names = {line.partition(":")[2].strip() for text in texts for line in text.splitlines()[:1]}
+    if not names:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        try:
+            shown = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
+        except (OSError, subprocess.TimeoutExpired):
+            return names
+        names = set(shown.stdout.splitlines()) if shown.returncode == 0 else names
+    return names
+
+
 def main(arguments):
     """Run a command; its exit status."""
-    if len(arguments) != 2 or arguments[0] not in ("list", "check") or arguments[1] not in GROUPS:
-        print(f"usage: requirements.py list|check {'|'.join(GROUPS)}", file=sys.stderr)
+    command, *groups = arguments or [""]
+    if command in ("list", "check") and len(groups) == 1 and groups[0] in GROUPS:
+        if command == "check":
+            return check(*groups)
+        print("\n".join(required(*groups)))
+    elif command == "pins" and not groups:
+        print("\n".join(pins(cards_here())))
+    elif command == "oldest" and not groups:
+        print("\n".join(oldest()))
+    else:
+        usage = f"requirements.py list|check {'|'.join(GROUPS)}, or pins, or oldest"
+        print(f"usage: {usage}", file=sys.stderr)
         return 2
-    command, what = arguments
-    if command == "check":
-        return check(what)
-    print("\n".join(required(what)))
     return 0
 
 

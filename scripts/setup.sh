@@ -3,19 +3,27 @@
 #
 #     scripts/setup.sh perf     what the suite needs
 #     scripts/setup.sh test     and what the project's own tests and linters need
+#     scripts/setup.sh oldest   what the tests need, at the oldest versions allowed, in .venv-oldest
 #
-# Nothing is done while .venv/.stepguard-perf (or -test) is newer than its inputs. A .venv that an
-# interrupted set-up left, or whose interpreter does not run, is made anew; one that somebody else
-# made is installed into. pip's own configuration decides where packages come from.
+# On a machine with a GPU whose kind has recordings in baselines/ torch is theirs, since figures are
+# compared under one torch alone. For another one: make perf PYTHON=python3.
+#
+# Nothing is done while .venv/.stepguard-perf (or -test) is newer than its inputs and names the torch
+# that is wanted. A .venv that an interrupted set-up left, or whose interpreter does not run, is made
+# anew; one that somebody else made is installed into. pip's own configuration decides where packages
+# come from.
 #
 # TORCH_INDEX_URL: where torch alone comes from (pip's --index-url). On a machine without a GPU, set
 # it to the CPU wheel index that the PyTorch install page names, or pip may fetch the CUDA build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-what=${1:?usage: scripts/setup.sh perf|test}
-python=.venv/bin/python
-unfinished=.venv/.stepguard-unfinished
+what=${1:?usage: scripts/setup.sh perf|test|oldest}
+venv=.venv
+versions=pins
+[ "$what" != oldest ] || venv=.venv-oldest versions=oldest
+python=$venv/bin/python
+unfinished=$venv/.stepguard-unfinished
 inputs=(constraints.txt pyproject.toml scripts/setup.sh scripts/requirements.py)
 
 die() { echo "set-up: $1" >&2; exit 1; }
@@ -23,11 +31,14 @@ say() { echo "set-up: $1" >&2; }
 
 is_ready() {
     local input
-    [ ! -e "$unfinished" ] && [ -e ".venv/.stepguard-$1" ] && "$python" -c '' 2>/dev/null || return 1
+    [ ! -e "$unfinished" ] && [ -e "$venv/.stepguard-$1" ] && "$python" -c '' 2>/dev/null || return 1
     for input in "${inputs[@]}"; do
-        [ ".venv/.stepguard-$1" -nt "$input" ] || return 1
+        [ "$venv/.stepguard-$1" -nt "$input" ] || return 1
     done
+    [ "$(cat "$venv/.stepguard-$1")" = "$(pinned_torch)" ]
 }
+
+pinned_torch() { "$python" scripts/requirements.py "$versions" | grep '^torch=='; }
 
 has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1; }
 
@@ -50,30 +61,31 @@ make_venv() {
         return
     fi
     interpreter=$(find_interpreter)
-    say "making .venv with $("$interpreter" --version)"
-    rm -rf .venv
-    mkdir .venv
+    say "making $venv with $("$interpreter" --version)"
+    rm -rf "$venv"
+    mkdir "$venv"
     touch "$unfinished"
-    "$interpreter" -m venv .venv
+    "$interpreter" -m venv "$venv"
 }
 
 install() {
     local pip=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
     local pinned built
-    [ ! -e .venv/.stepguard-perf ] || touch "$unfinished" # it is ours, so it may be made anew
-    pinned=$(grep '^torch==' constraints.txt)
+    [ ! -e "$venv/.stepguard-perf" ] || touch "$unfinished" # it is ours, so it may be made anew
+    pinned=$(pinned_torch)
     say "installing for $1, $pinned among it"
     if [ -n "${TORCH_INDEX_URL:-}" ]; then
         "${pip[@]}" --no-deps --index-url "$TORCH_INDEX_URL" "$pinned"
     fi
-    "${pip[@]}" -c constraints.txt -r <("$python" scripts/requirements.py list "$1")
+    "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
+        -r <("$python" scripts/requirements.py list "$1")
     compile
     if [ "${CI:-}" = true ] && ! has_gpu; then
         built=$("$python" -c 'import torch; print(torch.version.cuda or "")')
         [ -z "$built" ] || die "no GPU here, but $pinned came as the build for CUDA $built; set TORCH_INDEX_URL to the CPU wheel index that the PyTorch install page names"
     fi
-    touch .venv/.stepguard-perf
-    [ "$1" = perf ] || touch ".venv/.stepguard-$1"
+    echo "$pinned" >"$venv/.stepguard-perf"
+    [ "$1" = perf ] || echo "$pinned" >"$venv/.stepguard-$1"
     rm -f "$unfinished"
 }
 
@@ -81,11 +93,11 @@ install() {
 # file for a newer Python does not compile. Not left to the first import: where Python is told to
 # write no bytecode, every launch would compile torch.
 compile() {
-    "$python" -m compileall -q -q -j 0 -x '/(tests?|transformers/models)/' .venv/lib || true
+    "$python" -m compileall -q -q -j 0 -x '/(tests?|transformers/models)/' "$venv/lib" || true
 }
 
 [ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"
-case $what in perf | test) ;; *) die "perf or test, not '$what'" ;; esac
+case $what in perf | test | oldest) ;; *) die "perf, test or oldest, not '$what'" ;; esac
 if ! is_ready "$what"; then
     mkdir -p .stepguard
     exec 9>.stepguard/setup.lock

@@ -1,15 +1,19 @@
 """An installation brings every module along."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import stepguard
+from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.requirements import require_torch
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,11 +32,13 @@ def project():
 
 
 def test_what_is_installed_is_what_the_gate_imports():
-    """The model's tokenizer and ranges are not: nor what is used only where it is there."""
+    """The model's tokenizer and ranges are not: nor what is used only where it is there, nor torch,
+    which is the user's.
+    """
     names = {line.partition(">=")[0] for line in project()["dependencies"]}
-    assert not names & {"tiktoken", "nvtx", "isal"}
-    imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy", "torch"}
+    imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy"}
     assert names == imports | {"nvidia-ml-py", "pytest-benchmark"}
+    assert project()["optional-dependencies"].keys() == {"torch", "traces"}
 
 
 def test_the_version_is_one():
@@ -44,6 +50,16 @@ def test_the_version_is_one():
         done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True)
         assert done.stdout == f"stepguard {project()['version']}\n", done.stderr
     assert stepguard.__version__ == project()["version"]
+
+
+def test_the_second_name_is_the_same_release():
+    """pytest-stepguard installs the stepguard of its own version, and has nothing else in it."""
+    alias = tomllib.loads((ROOT / "packaging/pytest-stepguard/pyproject.toml").read_text())
+    assert alias["project"]["name"] == "pytest-stepguard"
+    assert alias["project"]["version"] == project()["version"]
+    assert alias["project"]["dependencies"] == [f"stepguard=={project()['version']}"]
+    assert alias["project"]["requires-python"] == project()["requires-python"]
+    assert alias["tool"]["setuptools"] == {"packages": []}
 
 
 def test_types_are_told():
@@ -70,8 +86,8 @@ def installed(tmp_path_factory):
     tree, wheels, site = (tmp_path_factory.mktemp(name) for name in ("tree", "wheels", "site"))
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "stepguard", tree / "stepguard", ignore=ignored, symlinks=True)
-    (tree / "docs").mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "docs/reason-codes.md"):
+    shutil.copytree(ROOT / "docs", tree / "docs")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-index"]
@@ -100,5 +116,50 @@ def test_the_installed_command_runs_outside_of_a_clone(installed, tmp_path):
 
     assert typed("--version").stdout == f"stepguard {stepguard.__version__}\n"
     assert "BAD_WORKLOAD" in typed("explain-code", "BAD_WORKLOAD").stdout
+    # A page that it names was installed, too.
+    (more,) = re.findall(
+        "more: (.*): what it does not see", typed("explain-code", "MACHINE_TOO_FAR").stdout
+    )
+    assert Path(more).is_relative_to(installed) and Path(more).is_file()
     missing = typed("run", "--", "train.py")
     assert missing.returncode == 2 and "there is no train.py in" in missing.stderr
+
+
+def test_a_torch_that_is_missing_or_too_old_is_one_sentence(monkeypatch):
+    """Before anything is measured, with the command that installs one; another's is let be."""
+    plain = metadata.version
+
+    def with_version(found):
+        def version(name):
+            if name == "torch" and not found:
+                raise metadata.PackageNotFoundError(name)
+            return found if name == "torch" else plain(name)
+
+        monkeypatch.setattr(metadata, "version", version)
+
+    for found, front in (("", "is not installed"), ("2.7.1", "2.7.1 is installed, torch>=2.8 is ")):
+        with_version(found)
+        with pytest.raises(MachineError, match=f"^torch {front}.*-m pip install 'torch>=2.8'"):
+            require_torch()
+    for found in ("2.8.0+cpu", "2.15.0a0"):
+        with_version(found)
+        require_torch()
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone: an sdist, unpacked")
+def test_the_sdist_s_tests_run(tmp_path):
+    """It has every file of the project, so that its tests run as a clone's do; some are tried."""
+    tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    names = [name for name in tracked.split("\0") if (ROOT / name).is_file()]
+    tree = tmp_path / "tree"
+    for name in names:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
+    build = "from setuptools import build_meta; build_meta.build_sdist('..')"
+    subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path, filter="data")
+    unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
+    assert [name for name in names if not os.path.lexists(unpacked / name)] == []
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_case.py"]
+    subprocess.run(test, cwd=unpacked, check=True, capture_output=True)

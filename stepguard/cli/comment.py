@@ -1,14 +1,17 @@
-"""The command comment: a run's document as the comment of a pull request.
+"""The command comment: a run's document as a pull request's comment, and as a check run.
 
 python -m stepguard comment perf.json --run 1234567890 --conclusion failure
+python -m stepguard comment perf.json --run 1234567890 --check check.json --head 4f2a91c0...
 """
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import add_parser, say
-from stepguard.report import comment_and_annotations
+from stepguard.cli.common import UsageError, add_parser, put_text, say
+from stepguard.report import check_run, comment_and_annotations
+from stepguard.report.document_json import as_json
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document
 
@@ -18,15 +21,23 @@ def add_command(commands: Any, root: Path) -> None:
     command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")
     command.add_argument("--run", metavar="ID", type=int, required=True, help="of GitHub Actions")
     command.add_argument("--conclusion", default="success", help="of that run, the gate included")
+    text = "write the requests of a check run, in their order"
+    command.add_argument("--check", metavar="PATH", type=Path, help=text)
+    command.add_argument("--head", metavar="HASH", help="the commit that the check run is of")
 
 
 def _comment(options: argparse.Namespace) -> int:
-    run_id = str(options.run)
+    run_id, head = str(options.run), options.head or ""
+    if options.check and not re.fullmatch("[0-9a-f]{40,64}", head):
+        raise UsageError(f"--head {head!r}: --check needs the whole hash of a commit")
     try:
-        text = comment_and_annotations.comment(
-            load_document(options.document), run_id, options.conclusion
-        )
+        document = load_document(options.document)
+        text = comment_and_annotations.comment(document, run_id, options.conclusion)
+        bodies = list(check_run.requests(document, head, options.conclusion))
     except FileError as error:
         text = comment_and_annotations.no_document(str(error), run_id)
+        bodies = [check_run.unread(head, str(error))]
+    if options.check:
+        put_text(as_json(bodies), options.check, "--check")
     say(*text.splitlines())
     return 0

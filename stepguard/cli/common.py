@@ -12,6 +12,7 @@ from stepguard.core.text import printable
 from stepguard.launch.nodes.scheduler import Launcher
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
+from stepguard.machine.requirements import require_torch
 from stepguard.measure.suite import Suite
 from stepguard.report import document_json
 from stepguard.report.next_steps import Commands
@@ -40,8 +41,9 @@ def complain(problem: object) -> None:
 
 def suite_of(root: Path, launcher: Launcher | None = None) -> Suite:
     """Return the suite that measures for a command in the project ``root``, on this machine's
-    GPUs.
+    GPUs. Raises MachineError without a torch to measure with.
     """
+    require_torch()
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     return Suite(root, baseline.usual(root), tuple(visible_gpus()), typed, launcher=launcher)
 

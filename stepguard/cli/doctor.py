@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from packaging.requirements import Requirement
 
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
@@ -37,6 +35,7 @@ from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
+from stepguard.machine.requirements import requirements, unmet
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage import measured_peaks
 from stepguard.storage.json_file import FileError
@@ -97,17 +96,6 @@ def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
         yield "ERROR", str(error)
 
 
-def requirements() -> list[Requirement]:
-    """Return the needed packages, as the source tree declares them, or else the installation."""
-    declared = Path(__file__).resolve().parents[2] / "pyproject.toml"
-    if declared.is_file():
-        listed = tomllib.loads(declared.read_text())["project"]["dependencies"]
-    else:
-        listed = metadata.requires("stepguard") or []
-    parsed = [Requirement(text) for text in listed]
-    return [item for item in parsed if item.marker is None or item.marker.evaluate()]
-
-
 def _packages() -> Iterator[Finding]:
     try:
         needed = requirements()
@@ -115,17 +103,10 @@ def _packages() -> Iterator[Finding]:
         yield "ERROR", "nothing says which packages stepguard needs: install it with pip"
         return
     for wanted in needed:
-        try:
-            version = metadata.version(wanted.name)
-        except metadata.PackageNotFoundError:
-            install = f"pip install '{wanted.name}{wanted.specifier}'"
-            yield "ERROR", f"{wanted.name} is not installed; install it with: {install}"
-            continue
-        # By default a specifier excludes every pre-release, whatever its version.
-        if wanted.specifier.contains(version, prereleases=True):
-            yield "ok", f"{wanted.name} {version}"
+        if problem := unmet(wanted):
+            yield "ERROR", problem
         else:
-            yield "ERROR", f"{wanted.name} {version} is installed, {wanted} is needed"
+            yield "ok", f"{wanted.name} {metadata.version(wanted.name)}"
 
 
 def _machine(root: Path, baselines: Path) -> Iterator[Finding]:

@@ -7,7 +7,10 @@ python -m stepguard explain-code --page > docs/reason-codes.md
 """
 
 import argparse
+import os
 import re
+import site
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +24,9 @@ from stepguard.core.reasons import FORMER_CODES, Reason
 from stepguard.core.run_document import FORMER_PROBLEM_CODES, ProblemCode
 
 OF_A_RUN = "problem of a run"
-_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
+_ABOVE = Path(__file__).resolve().parents[2]  # the clone, or the folder of all packages
+_INSTALLED = "share/doc/stepguard"  # of an installation; see pyproject.toml
 _PAGE = """\
 # Reason codes
 
@@ -48,6 +53,7 @@ class Code:
     verdict: str  # or OF_A_RUN
     means: str
     remedy: str
+    pages: tuple[str, ...]  # of docs/ that say more, "judge.md#what-it-does-not-see"
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -92,7 +98,30 @@ def codes() -> list[Code]:
         for reason, its in section.codes.items()
     ]
     rows += [(code, OF_A_RUN, code.means, code.remedy) for code in ProblemCode]
-    return [Code(*(_LINK.sub(r"\1", text).replace("`", "") for text in row)) for row in rows]
+    return [_code(row) for row in rows]
+
+
+def _code(row: Sequence[str]) -> Code:
+    """Return a row of the page without its marks of Markdown."""
+    links = dict.fromkeys(link for text in row for _, link in _LINK.findall(text))
+    name, verdict, means, remedy = (_LINK.sub(r"\1", text).replace("`", "") for text in row)
+    return Code(name, verdict, means, remedy, tuple(links))
+
+
+def _read_more(page: str) -> str:
+    """Return where a page lies here, and its section: "docs/judge.md: what it does not see".
+
+    Empty where an installation left its pages out.
+    """
+    name, _, section = page.partition("#")
+    # The last two: as a user's own packages, and in a folder of their own (pip's --target).
+    parents = (sys.prefix, site.getuserbase(), _ABOVE)
+    folders = [_ABOVE / "docs", *(Path(parent, _INSTALLED) for parent in parents)]
+    path = next((one / name for one in folders if (one / name).is_file()), None)
+    if path is None:
+        return ""
+    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+    return f"{shown}: {section.replace('-', ' ')}" if section else shown
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -126,8 +155,9 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _both(code: Code) -> list[str]:
-    """Return what a code means and what mends it."""
-    return [*_wrapped("means", code.means), *_wrapped("to do", code.remedy)]
+    """Return what a code means, what mends it, and where to read more."""
+    pages = [f"  more: {where}" for page in code.pages if (where := _read_more(page))]
+    return [*_wrapped("means", code.means), *_wrapped("to do", code.remedy), *pages]
 
 
 def _wrapped(title: str, text: str) -> list[str]:

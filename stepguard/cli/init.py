@@ -44,6 +44,7 @@ from stepguard.core.shared_sentences import uncommitted
 from stepguard.machine.git.revision import current, git, no_commit, run_git
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
+from stepguard.machine.requirements import require_torch
 from stepguard.storage.json_file import replace_file
 
 PLUGIN = "stepguard.plugin"
@@ -66,6 +67,7 @@ def _init(options: argparse.Namespace) -> int:
     if options.factory is None and not options.script:
         return _without_factory(root, python)
     case = _wanted_case(options)
+    require_torch()
     if case.device == GPU and not visible_gpus():
         raise UsageError(
             "this machine shows no GPU, so that nothing could be measured; nothing was written: "
@@ -74,10 +76,10 @@ def _init(options: argparse.Namespace) -> int:
         )
     wanted = [*files_of_case(root, case), *(files_of_ci(root, case) if options.ci else [])]
     _refuse_other_case(root / test_file(case), case, python)
-    for one in wanted:
-        _write(one, root)
-    # All that is cheap comes before what takes minutes.
-    if problem := no_commit(root) or _commit(root, [one.path for one in wanted]):
+    for file in wanted:
+        _write(file, root)
+    # Everything cheap comes before what takes minutes.
+    if problem := no_commit(root) or _commit(root, [file.path for file in wanted]):
         raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
     if case.loop:
         say(f"{case.workload} runs as it is: it writes what a run of its own would write")
@@ -118,17 +120,20 @@ def _again(python: str) -> str:
 
 def _without_factory(root: Path, python: str) -> int:
     """Write a factory to fill in; it runs as it is."""
-    again = f"{python} -m stepguard init {Path(FACTORY).stem}:train_step"
+    command = f"{python} -m stepguard init {Path(FACTORY).stem}:train_step"
     if (root / FACTORY).exists():
-        raise UsageError(f"name the factory; for that of {FACTORY}: {again}")
+        raise UsageError(f"name the factory; for that of {FACTORY}: {command}")
     _write(Wanted(root / FACTORY, FACTORY_TEXT, "a factory, which runs as it is"), root)
-    say(f"put your model into it, then: {again}")
+    say(f"put your model into it, then: {command}")
     return 0
 
 
 def _refuse_other_case(test: Path, case: Case, python: str) -> None:
-    """Raise ValueError where the test is there without this case, however a formatter broke its
-    line: it is the user's, and what would be measured is what an earlier, mistyped command wrote.
+    """Raise ValueError if the test exists without this case. Line breaks of a formatter do not
+    matter.
+
+    The test is the user's: if an earlier, mistyped command wrote it, the wrong case would be
+    measured.
     """
     line = declaration(case)
     text = test.read_text() if test.is_file() else ""
@@ -142,7 +147,7 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
             f"{front}put it in as {line}, and init again. To record the cases that the file has: "
             f"{python} -m pytest {name} --perf-update-new"
         )
-    # The file may have the test's usual name, for another test.
+    # The file may have the test's usual name and hold another test.
     say(
         f"# to be added to {name}", *test_text(case, f"speed_of_{function_name(case)}").splitlines()
     )
@@ -150,7 +155,7 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
 
 
 def _write(wanted: Wanted, root: Path) -> None:
-    """Write a file, or add to it, and say so; nothing where its text is there already."""
+    """Write a file, or add to it, and say so. Does nothing if the text is there already."""
     path, shown = wanted.path, os.path.relpath(wanted.path, root)
     there = path.read_text() if path.is_file() else ""
     if wanted.text.strip() in there:
@@ -164,7 +169,7 @@ def _write(wanted: Wanted, root: Path) -> None:
 
 
 def _commit(root: Path, paths: list[Path]) -> str:
-    """Commit these files where nothing else is uncommitted; return why that cannot be done."""
+    """Commit these files if nothing else is uncommitted; else return why not."""
     dirty = set(current(root, root / "baselines").dirty)
     names = [os.path.relpath(path, root) for path in paths if path.exists()]
     top = (git(root, "rev-parse", "--show-toplevel") or "").rstrip("\n")

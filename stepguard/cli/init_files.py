@@ -1,6 +1,8 @@
 """The files that guard a workload: its test, its settings, its workflow and who owns them."""
 
+import contextlib
 import json
+import os
 import re
 import sys
 import tomllib
@@ -66,7 +68,7 @@ jobs:
   perf:
     runs-on: {runner}
     timeout-minutes: 60
-    steps:
+{environment}    steps:
       - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
         with:
           persist-credentials: false
@@ -75,14 +77,14 @@ jobs:
         with:
           python-version: "{python}"
       # The same torch as in the recording: another version is another baseline. Put the line that
-      # installs stepguard and your project here.
+      # installs your project here.
       - run: pip install torch=={torch}
-      # A pull request is judged by the branch that it goes into. The one that brings the first
-      # recording is red, since that branch has none: an owner merges it.
-      - run: >-
-          {folders}python -m pytest perf_tests --perf-strict{options}
-          ${{GITHUB_BASE_REF:+"--perf-base=origin/$GITHUB_BASE_REF"}}
-"""
+      # Installs stepguard, measures and judges. A pull request is judged by the branch that it goes
+      # into. The one that brings the first recording is red, since that branch has none: an owner
+      # merges it.
+      - uses: {action}
+{inputs}"""
+ACTION = "OWNER/REPO@COMMIT"  # where the action is, as long as nobody knows
 OWNERS = "CODEOWNERS"
 OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first
 OWNERS_TEXT = """
@@ -91,13 +93,13 @@ OWNERS_TEXT = """
 """
 TEAM = "@OWNER/maintainers"
 OWNED = (".github/", "baselines/", "conftest.py", "perf_tests/")
-# What pytest takes its settings from, even empty, before any file that others read, too.
+# pytest takes its settings from these first, even if they are empty.
 OWN_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file that is to be there: what to write into it, behind what it has."""
+    """A file that is to exist, and the text that is written into it or added to it."""
 
     path: Path
     text: str
@@ -105,7 +107,7 @@ class Wanted:
 
     @property
     def alone(self) -> bool:
-        """Tell whether the file is as an earlier call left it, which did not come to its commit."""
+        """Tell whether an earlier call wrote the file but did not commit it."""
         return self.path.is_file() and self.path.read_text() == self.text
 
 
@@ -121,13 +123,13 @@ def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
 
 
 def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
-    """Yield the workflow, and who has to approve a change of what judges."""
+    """Yield the workflow, and the file of who approves a change of what judges."""
     yield _workflow(root, case)
     places = [root / folder / OWNERS for folder in OWNERS_FOLDERS]
     path = next(filter(Path.is_file, places), places[0])
     known = path.read_text().splitlines() if path.is_file() else []
     owned = {line.split()[0] for line in known if line.split()}
-    # Files of settings that are not there, too: pytest might read them before the one that is.
+    # Also files of settings that do not exist yet: pytest might read them before the one that does.
     settings = (*OWN_FILES, "pyproject.toml", "setup.cfg", "tox.ini")
     names = sorted({*OWNED, *settings, path.relative_to(root).as_posix()})
     if lines := [f"/{name} {TEAM}" for name in names if f"/{name}" not in owned]:
@@ -152,7 +154,7 @@ def declaration(case: Case) -> str:
     pairs = ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in case.params.items())
     fields = [_quoted(case.name), _quoted(case.workload), *([f"{{{pairs}}}"] if pairs else [])]
     if case.args:
-        fields.append(f"args=({' '.join(f'{_quoted(one)},' for one in case.args)})")
+        fields.append(f"args=({' '.join(f'{_quoted(arg)},' for arg in case.args)})")
     if case.loop:
         values, usual = vars(case.loop), vars(Loop())
         own = [f"{key}={_quoted(value)}" for key, value in values.items() if value != usual[key]]
@@ -165,7 +167,9 @@ def declaration(case: Case) -> str:
 
 
 def function_name(case: Case) -> str:
-    """Return what the test is called after: a script's name may hold what no identifier does."""
+    """Return the name of the test function. A script's name may hold characters that no identifier
+    has.
+    """
     return re.sub(r"\W", "_", case.function)
 
 
@@ -177,7 +181,7 @@ def _quoted(value: Scalar) -> str:
 
 
 def _settings(root: Path) -> Wanted | None:
-    """Return what makes ``root`` the root of pytest, where baselines/ is; None if it is that."""
+    """Return what makes ``root`` pytest's root, where baselines/ is; None if it is already."""
     why = "pytest's root, where baselines/ will be"
     own = Wanted(root / "pytest.ini", "[pytest]\n", why)
     if own.alone:
@@ -209,11 +213,38 @@ def _has_section(root: Path) -> bool:
 
 def _workflow(root: Path, case: Case) -> Wanted:
     gpu = case.device == GPU
+    action = action_here()
+    paths = os.environ["PYTHONPATH"] if source_folders() else ""
     text = WORKFLOW_TEXT.format(
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
-        folders=source_folders(),
-        options=f" --perf-require-gpus={case.world_size}" if gpu else "",
+        environment=f"    env:\n      PYTHONPATH: {json.dumps(paths)}\n" if paths else "",
+        action=action,
+        inputs=f'        with:\n          gpus: "{case.world_size}"\n' if gpu else "",
         python=".".join(map(str, sys.version_info[:2])),
         torch=metadata.version("torch").partition("+")[0],
     )
-    return Wanted(root / WORKFLOW, text, "the gate in CI; see the comments in it")
+    write = f"; write stepguard's repository and a commit of it for {ACTION}"
+    why = "the gate in CI; see the comments in it" + (write if action == ACTION else "")
+    return Wanted(root / WORKFLOW, text, why)
+
+
+def action_here() -> str:
+    """Return stepguard's action as a workflow names it, at the commit that is installed: of the
+    repository on GitHub that pip installed from, or that this clone was made of and has pushed the
+    commit to; else ACTION.
+    """
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
+        source = json.loads(metadata.distribution("stepguard").read_text("direct_url.json") or "")
+        if place := _github(source["url"]):
+            return f"{place}@{source['vcs_info']['commit_id']}"
+    clone = Path(__file__).resolve().parents[2]
+    commit = (git(clone, "rev-parse", "HEAD") or "").strip()
+    place = _github((git(clone, "remote", "get-url", "origin") or "").strip())
+    pushed = git(clone, "branch", "--remotes", "--contains", commit) if place and commit else ""
+    return f"{place}@{commit}" if pushed else ACTION
+
+
+def _github(url: str) -> str:
+    """Return "owner/name" of a repository on GitHub; empty for another URL."""
+    match = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", url)
+    return match[1] if match else ""

@@ -52,7 +52,18 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     explain_code,
 )
 # The lab's commands, loaded by name: no module of the gate imports the lab.
-LAB = ("trace", "analyze", "memory", "nsight", "compare", "refresh", "sweep")
+LAB = (
+    "trace",
+    "analyze",
+    "memory",
+    "nsight",
+    "compare",
+    "history",
+    "refresh",
+    "sweep",
+    "run_schema",
+    "bencher",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -147,6 +147,8 @@ class Counts:
     unstable: dict[str, str] = field(default_factory=dict)
     detail: dict[str, dict[str, int]] = field(default_factory=dict)  # metric -> what -> count
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)  # metric -> where
+    # Function -> its caller -> how many operators it calls for it in a step.
+    callers: dict[str, dict[str, int]] = field(default_factory=dict)
     # Metric -> the count of each rank, if ranks differ.
     by_rank: dict[str, tuple[int, ...]] = field(default_factory=dict)
     # Shown beside the counts, never judged.
@@ -356,7 +358,7 @@ def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
     for name in counts.information:
         if name not in METRICS or METRICS[name].kind != "information":
             yield f"{name!r} is no information"
-    parts = (each.values() for each in counts.detail.values())
+    parts = (each.values() for each in (*counts.detail.values(), *counts.callers.values()))
     for count in chain(counts.values.values(), *parts, *counts.by_rank.values()):
         if not 0 <= count < 1 << 63:
             yield f"a count of {count}"

@@ -52,15 +52,15 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
     ),
     Reason.KERNELS_MOVED: Help(
         "The step is within the limit. But its kernels, or the gaps between them, take 0.5 % of "
-        "the step more than in the newest recording with a profile; what all kernels of a class "
-        "share does not count. Pairs with the recording's commit, where they could be measured, "
-        "did not say `SLOWER`. If they ended undecided and beyond the ignore margin, it is "
+        "the step more than in the newest recording with a profile. What all kernels of a class "
+        "share does not count. Pairs with the recording's commit did not say `SLOWER`, or could "
+        "not be measured. If they ended undecided and beyond the ignore margin, it is "
         "`UNDECIDED`. Printed, though it passes.",
         "Look at what the lines name.",
     ),
     Reason.WITHIN_LEVEL: Help(
-        "A time is outside the limit the good way, and no pairs with the recording's commit "
-        "confirmed it. No gain is claimed.",
+        "A time is faster than the limit, but no pairs with the recording's commit confirmed it. "
+        "No gain is claimed.",
         "Nothing.",
     ),
     Reason.COUNTER_ROSE: Help(
@@ -74,11 +74,11 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
         "Accept it, so that the new count becomes the bound.",
     ),
     Reason.WORK_MOVED: Help(
-        "The step is not the same work: other FLOPs, tokens, operators or exchanged bytes, more "
-        "or fewer. Of other tokens or FLOPs nothing is compared but counters: times of other "
-        "work say nothing. `NOT COMPARABLE` is a step of other tokens than were recorded.",
+        "The step does not do the same work: it has more or fewer FLOPs, tokens, operators or "
+        "exchanged bytes. If its tokens or FLOPs differ, only counters are compared: times of "
+        "other work say nothing. `NOT COMPARABLE` is a step of other tokens than were recorded.",
         "Fewer is no gain by itself: a step that skips work is fast. If the new work is meant, "
-        "accept it with a reason, or give the case a new name; after an A/B comparison record it "
+        "accept it with a reason, or give the case a new name. After an A/B comparison record it "
         "after the merge.",
     ),
 }
@@ -101,9 +101,9 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "Nothing.",
     ),
     Reason.UNDECIDED: Help(
-        "The pairs or `--perf-budget` are spent. The step time's interval over the pairs is "
-        "neither beyond the ignore margin nor inside the matter margins; or HEAD is slower by more "
-        "than these with the pairs that were disturbed.",
+        "All pairs are measured, or the time of `--perf-budget` is over. The step time's interval "
+        "over the pairs is neither beyond the ignore margin nor inside the matter margins. Or HEAD "
+        "is slower by more than the matter margin once the disturbed pairs are counted.",
         "A larger budget; or, after 24 pairs, "
         "[margins that fit the noise](judge.md#what-decides-an-undecided-time), which the next "
         "step names.",
@@ -115,7 +115,7 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     ),
     Reason.MAYBE_SLOWER: Help(
         "On a CPU, in a case that gates no time: eight pairs are slower on average by more than "
-        "the ignore margin, but that may be chance, since a busy CPU does it. Printed, though it "
+        "the ignore margin. That may be chance: on a busy CPU it happens. Printed, though it "
         "passes.",
         "If you suspect the code, measure again on an idle machine, or gate `step_ms` in the case.",
     ),
@@ -132,8 +132,8 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "schedule.",
     ),
     Reason.PERIODIC_SLOWDOWN: Help(
-        "In every launch steps are slower at one interval, or one step is; the note says which, "
-        "and by how much. It is `SLOWER` if the other revision's steps are not, else a notice.",
+        "In every launch every n-th step is slower, or one step is; the note says which, and by "
+        "how much. It is `SLOWER` if the other revision's steps are not, else a notice.",
         "Look for what happens every so many steps: logging, a checkpoint, `empty_cache`.",
     ),
     Reason.BASE_LACKS: Help(
@@ -142,8 +142,8 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "Compare with a revision that can, or use the stored baseline.",
     ),
     Reason.TIME_DECIDES: Help(
-        "On a GPU: the step does other work than the other revision's, other operators for "
-        "example, and pairs judge its time. Printed, though it passes.",
+        "On a GPU: the step does other work than the other revision's, for example other "
+        "operators. Pairs judge its time instead. Printed, though it passes.",
         "Read what moved; it explains the time.",
     ),
     Reason.PAID_FOR: Help(
@@ -159,8 +159,8 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "so.",
     ),
     Reason.MACHINE_TOO_FAR: Help(
-        "As `MACHINE_MOVED`, but the time moved by more than 15 %, which other cards and clocks "
-        "do not do ([judge.md](judge.md#what-it-does-not-see)).",
+        "As `MACHINE_MOVED`, but the time moved by more than 15 %. No other card or clock changes "
+        "a time so much ([judge.md](judge.md#what-it-does-not-see)).",
         "`python -m stepguard doctor`; see that nothing else runs there. Else the recording is "
         "not of the commit that it names: look at the history of its baseline file.",
     ),
@@ -211,9 +211,9 @@ _NOT_DECIDED: Mapping[Reason, Help] = {
 
 _MACHINE_UNFIT: Mapping[Reason, Help] = {
     Reason.FOREIGN_PROCESS: Help(
-        "Another process is on the GPU, or memory is in use that belongs to no process in sight. "
-        "Or another run of stepguard, of any user, measured on it for longer than 15 min: runs "
-        "take turns case by case, so it hangs, or several wait in a queue. The message says which "
+        "Another process is on the GPU, or memory is in use that belongs to no visible process. "
+        "Or another run of stepguard, of any user, kept the GPU for longer than 15 min. Runs take "
+        "turns case by case, so that run hangs, or several wait in a queue. The message says which "
         "process. Or the lock file `/tmp/stepguard-<uuid>.lock` cannot be used.",
         "Wait for it or end it, or choose a GPU with `CUDA_VISIBLE_DEVICES`.",
     ),
@@ -260,10 +260,10 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "replaced the rank's clock.",
     ),
     Reason.CONTRADICTION: Help(
-        "Without exchange between ranks the step takes longer than with it, by more than 0.5 % "
-        "and the interval.",
-        "See what the step does where `gradient_sync` is False: it is more than to exchange "
-        "nothing.",
+        "The step takes longer without the exchange between ranks than with it, by more than "
+        "0.5 % and the interval.",
+        "See what the step does where `gradient_sync` is False: it must only leave the exchange "
+        "out.",
     ),
     Reason.RAISED: Help(
         "The workload raised; the traceback from the factory inwards is in the report, the whole "

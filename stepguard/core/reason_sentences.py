@@ -246,7 +246,7 @@ class OtherWorkOfRanks(Figures, frozen=True):
 
 
 def _at_other_work(alarm: str, text: str) -> str:
-    return f"{alarm}, but at other work: {text}" if alarm else text
+    return f"{alarm}, but the step does other work: {text}" if alarm else text
 
 
 class OwnLimit(Figures, frozen=True):
@@ -300,13 +300,16 @@ class NotTimed(Figures, frozen=True):
 class OtherCommit(Figures, frozen=True):
     """The pairs used another commit than the recording's."""
 
-    says = "as slow as that other commit"
+    says = "the pairs used another commit, which is as slow"
 
 
 class TooFar(Figures, frozen=True):
     """A time moved by more than a change of machine explains."""
 
-    says = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
+    says = (
+        "the pairs see no change, but other cards and clocks change a time by {limit_pct:g} % at "
+        "most"
+    )
     limit_pct: float
 
 

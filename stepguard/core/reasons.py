@@ -61,12 +61,12 @@ class Reason(StrEnum):
     UNCONFIRMED = "UNCONFIRMED", "beyond the limit, and no pairs confirmed it", Status.INCONCLUSIVE
     WITHIN_LEVEL = (
         "WITHIN_LEVEL",
-        "beyond the limit the good way, and no pairs confirmed it",
+        "faster than the limit, but no pairs confirmed it",
         Status.SAME,
     )
     KERNELS_MOVED = (
         "KERNELS_MOVED",
-        "within the limit, though kernels, or gaps between them, take longer",
+        "within the limit, but kernels, or gaps between them, take longer",
         Status.SAME,
     )
     COUNTER_ROSE = "COUNTER_ROSE", "a counter rose", Status.CHANGED
@@ -96,10 +96,10 @@ class Reason(StrEnum):
     )
     UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
-    MAYBE_SLOWER = "MAYBE_SLOWER", "slower in the mean, but not beyond doubt, on a CPU", Status.SAME
+    MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME
     EXPECTED = "EXPECTED", "worse, as a commit of the range declares", Status.SAME
-    TIME_DECIDES = "TIME_DECIDES", "moved; beside another revision the time decides", Status.SAME
-    PAID_FOR = "PAID_FOR", "a cost rose, and the step is faster", Status.SAME
+    TIME_DECIDES = "TIME_DECIDES", "moved, but in pairs the time decides", Status.SAME
+    PAID_FOR = "PAID_FOR", "a cost rose, but the step is faster", Status.SAME
     LATE_SLOWDOWN = (
         "LATE_SLOWDOWN",
         "steps are slower from some step on, in every launch",
@@ -107,7 +107,7 @@ class Reason(StrEnum):
     )
     PERIODIC_SLOWDOWN = (
         "PERIODIC_SLOWDOWN",
-        "steps are slower at one interval, in every launch",
+        "every n-th step, or one step, is slower, in every launch",
         (Status.SLOWER, Status.SAME),
     )
     BASE_LACKS = (
@@ -119,7 +119,7 @@ class Reason(StrEnum):
     MACHINE_MOVED = "MACHINE_MOVED", "the machine changed, the code did not", Status.SAME
     MACHINE_TOO_FAR = (
         "MACHINE_TOO_FAR",
-        "the code did not change, and cards and clocks cannot change so much",
+        "the code did not change, but no other card or clock changes a time so much",
         Status.INCONCLUSIVE,
     )
     NOT_RECORDED = "NOT_RECORDED", "no recording for this machine", Status.NO_BASELINE, NotRecorded
@@ -164,7 +164,7 @@ class Reason(StrEnum):
     )
     RANKS_DIFFER = (
         "RANKS_DIFFER",
-        "a rank runs on or with something else than rank 0",
+        "a rank's hardware or software differs from rank 0's",
         Status.UNFIT,
         Failed,
     )

@@ -62,6 +62,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     differences_pct: dict[str, RecordedDifference] = {}
     # line of source -> operator of the eager step -> calls; unset except in that newest one
     operators: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
+    # file and function -> its caller's function, file and source -> how many operators it calls for
+    # it; unset except in that newest one, and in old files
+    callers: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
     # metric -> the count of each rank, if ranks differ; unset for one rank, and in old files
     by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
     # The profile of a GPU's step; unset except in the newest recording of its software.

@@ -58,7 +58,7 @@ class ProblemCode(StrEnum):
     REFUSED = "REFUSED", "A usage error: nothing was measured.", "The message says it."
     NOT_FINISHED = (
         "NOT_FINISHED",
-        "The run was interrupted, or pytest failed inside; or a test ended it with status 0 "
+        "The run was interrupted, pytest itself failed, or a test ended the run with status 0 "
         "though its case fails.",
         "Run it again; else see the log.",
     )
@@ -81,14 +81,14 @@ class ProblemCode(StrEnum):
     )
     NO_CASES = (
         "NO_CASES",
-        "No performance test was collected; of the gate: the base has no recording for this "
+        "No performance test was collected. In the gate: the base has no recording for this "
         "machine.",
-        "Call pytest where they are; record first.",
+        "Start pytest in the folder that has them. In the gate: record first.",
     )
     FEWER_GATES = (
         "FEWER_GATES",
-        "A case gates less than its recording has, has wider margins (`margins_pct`) than were "
-        "recorded, or its verdict says nothing of a gate.",
+        "A case gates fewer metrics than were recorded, or has wider margins (`margins_pct`). Or "
+        "its verdict does not judge a metric that it gates.",
         "Gate it again, or narrow its margins; or record the case as it is: `--perf-update "
         "--perf-select=CASE`.",
     )
@@ -111,9 +111,9 @@ class ProblemCode(StrEnum):
     )
     DIRTY = (
         "DIRTY",
-        "What was measured is in no commit: there is no git, no repository or no commit, files "
-        "differ from the commit, or a file in `baselines/` is in none, or only a link.",
-        "Commit it, or let git ignore what is no source; the message names the files, or has the "
+        "What was measured is in no commit: files differ from the commit, or there is no git, no "
+        "repository or no commit. Or a file in `baselines/` is not committed, or is a link.",
+        "Commit it. What is no source, let git ignore. The message names the files, or has the "
         "command.",
     )
     TREE_CHANGED = (
@@ -123,10 +123,10 @@ class ProblemCode(StrEnum):
     )
     OTHER_ENVIRONMENT = (
         "OTHER_ENVIRONMENT",
-        "Code of the tree changed, inside of pytest, what launches inherit: an environment "
-        "variable, the niceness, the allowed CPUs, a limit of resources; or both sides of a "
-        "comparison had other variables that steer than the recording.",
-        "Set it for the command, or in the workload's module, where one side has it alone.",
+        "Code in the tree, run by pytest, changed what launches inherit: an environment variable, "
+        "the niceness, the allowed CPUs or a resource limit. Or steering variables were the same "
+        "on both sides of a comparison, but differ from the recording's.",
+        "Set it for the whole command; or in the workload's module, where it is of one side only.",
     )
     FOREIGN_COMMIT = (
         "FOREIGN_COMMIT",

@@ -30,9 +30,12 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int = 1
     allowed: str = ""  # the reason in the source, if it is deliberate
     # The line of a library that is called from there, "transformers/trainer.py:41 in
-    # Trainer.train", if it is neither torch's nor the tree's. Unset otherwise, and then not
-    # written.
+    # Trainer.train", if it is neither torch's nor the tree's. In a backward pass the operator that
+    # is differentiated, "backward of aten.mul, gpt.py:88 in MLP.forward". Unset otherwise, and then
+    # not written.
     via: str | msgspec.UnsetType = msgspec.UNSET
+    # Who calls the function more often than before, "Block.forward (gpt.py:152)"; of a verdict.
+    caller: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
@@ -46,12 +49,18 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"{self.what}{f', {self.phase}' if self.phase else ''}"
         source = self.text.partition("  #")[0]  # a comment would read as part of the sentence
         where = f"{cut(source, 60) or self.what} in {self.function} ({self.place})"
-        where += f" via {self.via}" if self.via else ""
+        where += self.reached
         return f"{where}, {self.phase}" if self.phase else where
 
     def described(self) -> str:
         """Return ``.item(): loss.item() in step (train.py:10), forward``."""
         return f"{self.what}: {self.location()}" if self.file else self.location()
+
+    @property
+    def reached(self) -> str:
+        """Return " called from Block.forward (gpt.py:152)", " via numpy/a.py:3 in sum", or both."""
+        caller = f" called from {self.caller}" if self.caller else ""
+        return caller + (f" via {self.via}" if self.via else "")
 
     @property
     def place(self) -> str:

@@ -16,6 +16,7 @@ from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK, 
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
+from stepguard.judge.callers import with_new_callers
 
 # Kinds of operators, causes first: products, all other operators, what autograd adds beside them,
 # backward operators, views.
@@ -56,12 +57,12 @@ def where_moved(
 ) -> tuple[Site, ...]:
     """Return the places of a count that moved by ``rise``."""
     if metric == OPERATORS:
-        return _moved_operators(moved, now, past)
+        return with_new_callers(_moved_operators(moved, now, past), now, past)
     if metric == PEAK:
         return _lines_of_a_peak(now, past) if rise > 0 else ()
     if metric == COLLECTIVES:
         return _moved_collectives(now, past, rise < 0)
-    return _moved_sites(metric, now, past, rise < 0)
+    return with_new_callers(_moved_sites(metric, now, past, rise < 0), now, past)
 
 
 def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:

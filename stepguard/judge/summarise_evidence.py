@@ -9,6 +9,7 @@ from stepguard.core.evidence import Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.reason_sentences import OfMetric, OneRank, SlowestRank
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
+from stepguard.judge.callers import without_lines
 from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.slow_step_patterns import lasting_ms, of_launches
@@ -46,6 +47,7 @@ def summarise(evidence: Evidence) -> Recording:
             for name, sites in counts.sites.items()
             if sites and name in counts.values  # without a value they are where steps differ
         },
+        callers=counts.callers or msgspec.UNSET,
         differences_pct={
             f"{name}_pct": RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
             for name, cost in costs.items()
@@ -83,6 +85,7 @@ def stored(evidence: Evidence) -> Recording:
         times_ms={name: [round(ms, 4) for ms in times] for name, times in times_ms.items()},
         sites={name: sites for name, sites in recording.sites.items() if name != OPERATORS},
         operators=lines_of(recording.sites.get(OPERATORS, ())) or msgspec.UNSET,
+        callers=without_lines(recording.callers) if recording.callers else msgspec.UNSET,
         profile=recorded(profile) if profile else msgspec.UNSET,
         information={name: float(f"{value:.6g}") for name, value in information.items()},
         differences_pct={

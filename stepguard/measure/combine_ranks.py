@@ -12,6 +12,7 @@ import msgspec
 
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
+from stepguard.core.metrics import OPERATORS
 from stepguard.core.profile import over_ranks
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site, merge
@@ -92,6 +93,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         unstable=unstable,
         detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
         sites={name: sites for name in placed if (sites := _sites_of(name, counted))},
+        callers=most[OPERATORS].callers if OPERATORS in most else {},
         by_rank={name: values for name, values in each.items() if len({*values}) > 1},
         information=counted[0].information,
         **_profile_of(counted),

@@ -30,6 +30,7 @@ from stepguard.machine.git.trailers import trailers
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.machine.gpu.nvml import Gpu, visible_gpus
 from stepguard.machine.interpreter import interpreter
+from stepguard.machine.requirements import require_torch
 from stepguard.measure.beside_base import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baseline_folder import (
@@ -125,7 +126,7 @@ class Session:
         folder = self._commands.relative(self._baselines)
         line = machine_and_judge(self._gpus, folder, self._option.perf_against or "")
         base = self._base.lines() if self._base else ()
-        return [f"stepguard: {line}", *(f"stepguard: {one}" for one in base)]
+        return [f"stepguard: {line}", *(f"stepguard: {text}" for text in base)]
 
     @cached_property
     @usage_errors()
@@ -202,6 +203,8 @@ class Session:
             if nodes := spread(case, self._launcher):
                 # For its error, before anything is measured: nodes that cannot share the ranks.
                 nodes.per_node(case)
+        if self._cases and not self._option.collectonly:
+            require_torch()
 
     def measure(self, item: pytest.Item, case: Case) -> Result:
         """Measure and judge a test's case. Record it if that was asked for.

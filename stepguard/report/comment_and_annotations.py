@@ -4,6 +4,7 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from stepguard.core.permission import FORM
 from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
@@ -44,32 +45,50 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
-    """Return at most MOST lines for a log of GitHub Actions: first the ``problems`` that a gate has
-    with the run, then the failing cases, worst first. Each is at its cause's line, or else at the
-    case's test.
+@dataclass(frozen=True)
+class Annotation:
+    """What is wrong, at a place in the code; without a place ``file`` is empty and ``line`` 0."""
+
+    title: str
+    text: str
+    file: str
+    line: int
+
+
+def annotated(document: RunDocument, problems: Sequence[Problem]) -> list[Annotation]:
+    """Return what is wrong with a run: first the ``problems`` that a gate has with it, then failing
+    cases, worst first. Each is at the place of its cause, or else at the case's test.
     """
     # A failing verdict is shown at its cause, below.
     others = [item for item in problems if item.case or item.code is not ProblemCode.FAILED]
     tests = {case.case: (case.file, case.line) for case in document.cases}
-    lines = [_of_problem(problem, tests) for problem in others]
     failing = (result for result in worst_first(document) if result.verdict.outcome != "passed")
-    lines += [_of_result(result, tests) for result in failing]
+    return [
+        *(_of_problem(problem, tests) for problem in others),
+        *(_of_result(result, tests) for result in failing),
+    ]
+
+
+def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
+    """Return what is wrong with a run as lines for a log of GitHub Actions, MOST at most."""
+    lines = [
+        error(item.title, item.text, item.file, item.line) for item in annotated(document, problems)
+    ]
     if len(lines) > MOST:
         more = f"and {len(lines) - MOST + 1} more: see the summary"
         lines = [*lines[: MOST - 1], error("stepguard", more)]
     return lines
 
 
-def _of_problem(problem: Problem, tests: Tests) -> str:
+def _of_problem(problem: Problem, tests: Tests) -> Annotation:
     place = (problem.file, problem.line) if problem.file else tests.get(problem.case, ("", 0))
-    return error(problem.code.value, problem.sentence, *place)
+    return Annotation(problem.code.value, problem.sentence, *place)
 
 
-def _of_result(result: ResultDocument, tests: Tests) -> str:
+def _of_result(result: ResultDocument, tests: Tests) -> Annotation:
     place = result.text.place
     where = (place.file, place.line) if place else tests.get(result.case, ("", 0))
-    return error(result.case, result.text.headline, *where)
+    return Annotation(result.case, result.text.headline, *where)
 
 
 def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> str:
@@ -80,7 +99,7 @@ def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> 
     # The document is only what the measuring job says of itself.
     is_refused = document.passed and conclusion != "success"
     refused = _REFUSED.format(log=_log(run_id)) if is_refused else ""
-    shown = page(document, COMMENT_BYTES - len(below.encode()), steps=False, refused=refused)
+    shown = page(document, COMMENT_BYTES - len(below.encode()), for_comment=True, refused=refused)
     return f"{MARKER}\n{shown}\n{below}"
 
 

@@ -9,39 +9,88 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
+from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.profile import grouped
 from stepguard.core.run_document import ResultDocument, RunDocument, State
 from stepguard.core.status import Status
-from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
+from stepguard.core.text import cut, first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
 from stepguard.report.repeated_causes import ReportedCauses
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment of more than 65,536 characters
+WORST = 3  # cases whose cause stands at the begin of a comment
+CAUSE = 300  # characters of it
+CHARTED = 20  # cases of the chart
+UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
 
 
 def page(
-    document: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = True, refused: str = ""
+    document: RunDocument,
+    limit_bytes: int = SUMMARY_BYTES,
+    for_comment: bool = False,
+    refused: str = "",
 ) -> str:
-    """Return the page, with at most ``limit_bytes`` of UTF-8. Next ``steps`` are for readers who
-    have the evidence. ``refused`` says why a run that passes by its own word does not pass.
+    """Return the page, with at most ``limit_bytes`` of UTF-8. ``refused`` says why a run does not
+    pass although it says that it does.
 
     The page has, in this order: the verdict, baselines that the tree changes, the problems of the
-    run, the table, a folded part for each case with more to say, cases that were not measured,
-    notices, and what was measured where.
+    run, the table, a chart of the times, a folded part for each case with more to say, cases that
+    were not measured, notices, and what was measured where. A comment has the causes of the worst
+    cases before the table, which is folded, and neither chart nor next steps: its readers do not
+    have the evidence.
     """
     passed = document.passed and not refused
     parts = [_verdict(document, passed), *([refused] if refused else [])]
-    parts += [*_base(document), *_problems(document), *_table(document, limit_bytes // 2)]
+    parts += [*_base(document), *_problems(document)]
+    rows = "\n\n".join(_table(document, limit_bytes // 2))
+    if for_comment:
+        parts += [*_worst(document), *([_folded("all cases", rows)] if rows else [])]
+    else:
+        parts += [*([rows] if rows else []), *chart(document)]
     reported = ReportedCauses()
     shown = filter(_speaks, worst_first(document))
-    parts += [_details(result, steps, reported) for result in shown]
+    parts += [_details(result, not for_comment, reported) for result in shown]
     # What each waiver did is among the notices.
     notices = _cut(_bullets(document.notices), "notices", folded="")
     parts += [*_unmeasured(document), *notices, _facts(document)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
+
+
+def _worst(document: RunDocument) -> Iterator[str]:
+    """Yield the first lines of the worst cases that do not pass, if any: each names its cause."""
+    failing = [result for result in worst_first(document) if result.verdict.outcome != "passed"]
+    # As code, where neither "@" nor "#" is a link.
+    lines = [f"* <code>{markdown(cut(result.text.headline, CAUSE))}</code>" for result in failing]
+    if lines:
+        yield "\n".join(lines[:WORST])
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{title}</summary>\n\n{text}\n</details>"
+
+
+def chart(document: RunDocument) -> Iterator[str]:
+    """Yield a Mermaid chart of the changes of gated step times, the largest slowdown first, where
+    there are two or more: GitHub draws it, and strips pictures.
+    """
+    changes = [
+        (metric.change_pct, result.case)
+        for result in document.results
+        for metric in result.verdict.metrics
+        if metric.metric == JUDGED_TIME and metric.gated and metric.change_pct is not None
+    ]
+    if len(changes) < 2:
+        return
+    shown = sorted(changes, reverse=True)[:CHARTED]
+    # What a name may hold besides could end its quotation, or the block.
+    names = ", ".join(f'"{re.sub(UNPLAIN, "?", case)}"' for _, case in shown)
+    figures = ", ".join(f"{change:.2f}" for change, _ in shown)
+    lines = ["xychart-beta horizontal", '  title "step time against the other side [%]"']
+    lines += [f"  x-axis [{names}]", '  y-axis "%"', f"  bar [{figures}]"]
+    yield "\n".join(["```mermaid", *lines, "```"])
 
 
 def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
@@ -166,4 +215,4 @@ def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str
     if folded is None:
         yield text
     else:
-        yield f"<details><summary>{folded}{name}</summary>\n\n{text}\n</details>"
+        yield _folded(f"{folded}{name}", text)

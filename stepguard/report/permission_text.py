@@ -77,7 +77,8 @@ def _effect(
         word = f"not needed{against}" if against else "stale"
         return f"{word}, {waiver.metric} is {metric.status.value}{remove}"
     if effect is Effect.TOO_WIDE:
-        return f"TOO WIDE, at most {format_value(waiver.metric, largest_value(metric))}"
+        most = format_value(waiver.metric, largest_value(metric))
+        return f"TOO WIDE, at most {most}, so it does not apply"
     return _uncovered(waiver, metric)
 
 

@@ -65,21 +65,24 @@ def place_lines(metric: MetricVerdict) -> list[str]:
         names = _names(metric.sites)
         lines = [
             f"{site.count:+,d} {names[site.what]} in {site.function} ({site.place})"
+            + (site.reached if site.caller else "")
             for site in metric.sites
         ]
     return first(lines, PLACES_SHOWN)
 
 
 def _with_count_before(metric: MetricVerdict) -> tuple[Site, ...]:
-    """Return the places. One that has more than the counter rose by is an edited line, or has come
-    in place of others: then it says how many there were.
+    """Return the places. If the only one counts more than the counter rose by, its line was edited,
+    or replaced others: then it says how many there were.
     """
-    rise = (metric.new or 0) - (metric.old or 0)
-    counts = METRICS[metric.metric].kind == "counter"
-    if not counts or len(metric.sites) != 1 or not 0 < rise < metric.sites[0].count:
+    old, new = metric.old or 0, metric.new or 0
+    if METRICS[metric.metric].kind != "counter" or len(metric.sites) != 1 or new <= old:
         return metric.sites
     (site,) = metric.sites
-    what = f"{site.what} ({format_value(metric.metric, site.count - rise)} before)"
+    before = site.count - (new - old)
+    if not 0 < before <= old:
+        return metric.sites
+    what = f"{site.what} ({format_value(metric.metric, before)} before)"
     return (structs.replace(site, what=what),)
 
 

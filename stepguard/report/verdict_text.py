@@ -101,6 +101,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
             return [f"{part}, {bare}", part]
         where = f"{part} in {place.function}"
         return [
+            *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
             f"{where} ({place.place})",
             f"{where} ({_file(place)})",
             f"{part} {_file(place)}",
@@ -115,11 +116,10 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         # It was there before the steps whose lines are counted.
         what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
         return [*what, moved, bare]
-    short, via = _file(worst.place), worst.place.via
+    short, reached = _file(worst.place), worst.place.reached
     placed = f"{moved}{share_of_place(worst)} {worst.place.place}"
-    library = [f"{placed} via {via}"] if via else []
     return [
-        *library,
+        *([f"{placed}{reached}"] if reached else []),
         placed,
         f"{bare} {worst.place.place}",
         f"{bare} {short}",

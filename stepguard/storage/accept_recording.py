@@ -292,5 +292,5 @@ def _other_software(recording: Recording, last: Epoch) -> str:
 
 def _without_detail(recording: Recording) -> Recording:
     """Return the recording without what is only read of the newest one."""
-    unset = {"operators": msgspec.UNSET, "profile": msgspec.UNSET}
+    unset = dict.fromkeys(("operators", "callers", "profile"), msgspec.UNSET)
     return msgspec.structs.replace(recording, detail={}, sites={}, **unset)

@@ -26,6 +26,7 @@ _MARKS = (
     {"case", "verdict", "evidence"},  # run
     {"explanation", "before", "after"},  # trace --against
     {"schema", "sweep", "rows"},
+    {"schema", "anchor", "series"},  # history
 )
 # Keys of each item of judge's document, now and in earlier versions.
 _VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})

@@ -1,9 +1,14 @@
 """python -m stepguard comment: a document, or what is wrong with it, as a comment."""
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
 import pytest
 from builders import entry, evidence
 from run_documents import measured, run_document
 
+from scripts import post_comment
 from stepguard.report.comment_and_annotations import MARKER
 from stepguard.report.document_json import as_json
 
@@ -33,3 +38,66 @@ def test_a_run_is_a_number(shell):
     """It becomes part of a command that people copy."""
     told = shell("comment", "perf.json", "--run", "1; reboot")
     assert told.status == 2 and "invalid int value" in told.err
+
+
+HEAD = "b" * 40
+
+
+def test_a_check_run_is_written_beside_the_comment(shell, tmp_path):
+    """Requests in their order; one of a failure where there is no document."""
+    call = ["comment", "perf.json", "--run", "4711", "--conclusion", "failure"]
+    call += ["--check", "check.json", "--head", HEAD]
+    assert shell(*call).status == 0
+    (absent,) = json.loads((tmp_path / "check.json").read_text())
+    assert (absent["conclusion"], absent["output"]["annotations"]) == ("failure", [])
+    (tmp_path / "perf.json").write_text(as_json(run_document(SLOWER, passed=False)))
+    told = shell(*call)
+    assert (told.status, told.err) == (0, "") and told.out.startswith(MARKER)
+    (request,) = json.loads((tmp_path / "check.json").read_text())
+    (item,) = request["output"]["annotations"]
+    assert (item["path"], item["start_line"]) == ("perf_tests/test_train_step.py", 33)
+    assert request["head_sha"] == HEAD
+
+
+@pytest.mark.parametrize("head", [[], ["--head", "main"], ["--head", "b" * 12]])
+def test_a_check_run_is_of_a_whole_hash(shell, head):
+    """GitHub takes no other, and a name would be another commit tomorrow."""
+    told = shell("comment", "perf.json", "--run", "1", "--check", "check.json", *head)
+    assert told.status == 2 and "--check needs the whole hash of a commit" in told.err
+
+
+def test_all_parts_of_a_check_run_are_posted(monkeypatch):
+    """The first request makes it, the others are added to it, by a server that answers."""
+    asked = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.command, self.path.rstrip("?"), body))
+            self.send_response(201)
+            self.end_headers()
+            self.wfile.write(b'{"id": 99}')
+
+        do_PATCH = do_POST
+
+        def log_message(self, *words):
+            """Nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Answers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("GITHUB_API_URL", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "OWNER/REPO")
+    monkeypatch.setenv("GH_TOKEN", "a-token")
+    try:
+        post_comment.check([{"name": "stepguard"}, {"output": 1}, {"output": 2}])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    runs = "/repos/OWNER/REPO/check-runs"
+    assert asked == [
+        ("POST", runs, {"name": "stepguard"}),
+        ("PATCH", f"{runs}/99", {"output": 1}),
+        ("PATCH", f"{runs}/99", {"output": 2}),
+    ]

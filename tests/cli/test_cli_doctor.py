@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from stepguard.cli import doctor
+from stepguard.machine import requirements
 from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.machine.interpreter import as_typed
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
 START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"
@@ -57,7 +59,7 @@ def test_a_machine_without_a_gpu_is_fit(machine):
 def test_every_package_is_named_with_its_version(machine):
     """Each requirement is listed as installed."""
     out = machine().out
-    declared = {requirement.name for requirement in doctor.requirements()}
+    declared = {requirement.name for requirement in requirements.requirements()}
     assert {"torch", "pytest", "msgspec", "nvidia-ml-py"} <= declared
     for name in declared:
         assert f"ok     {name} {metadata.version(name)}\n" in out
@@ -74,9 +76,9 @@ def test_a_missing_package(machine, monkeypatch):
 
     monkeypatch.setattr(doctor.metadata, "version", version)
     done = machine()
-    wanted = next(str(one) for one in doctor.requirements() if one.name == "msgspec")
+    wanted = next(str(one) for one in requirements.requirements() if one.name == "msgspec")
     assert done.status == 1
-    command = f"pip install '{wanted}'"
+    command = as_typed(f"pip install '{wanted}'")
     assert errors(done) == [f"ERROR  msgspec is not installed; install it with: {command}"]
 
 
@@ -84,10 +86,14 @@ def test_without_its_source_tree_the_installation_is_asked(monkeypatch, tmp_path
     """An installed stepguard has no pyproject.toml beside it: its metadata lists the packages, and
     where there are none either, nobody knows, which is an ERROR.
     """
-    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "a" / "b" / "c.py"))
-    listed = ["torch>=2.8", 'tomli>=2; python_version < "3"']
+    monkeypatch.setattr(requirements, "_DECLARED", tmp_path / "pyproject.toml")
+    listed = [
+        'torch>=2.8; extra == "torch"',
+        'isal>=1.6; extra == "traces"',
+        'tomli>=2; python_version < "3"',
+    ]
     monkeypatch.setattr(doctor.metadata, "requires", lambda name: listed)
-    assert [str(one) for one in doctor.requirements()] == ["torch>=2.8"]
+    assert [str(one) for one in requirements.requirements()] == ["torch>=2.8"]
 
     def unknown(name):
         raise metadata.PackageNotFoundError(name)
@@ -105,7 +111,8 @@ def test_a_torch_that_is_too_old(machine, monkeypatch, version):
     )
     done = machine()
     assert done.status == 1
-    assert errors(done) == [f"ERROR  torch {version} is installed, torch>=2.8 is needed"]
+    (line,) = errors(done)
+    assert line.startswith(f"ERROR  torch {version} is installed, torch>=2.8 is needed; install")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import ast
 import configparser
+import json
 import subprocess
 import tomllib
 from itertools import product
@@ -284,25 +285,62 @@ def test_a_parameter_that_the_factory_does_not_take_is_refused_at_once(
     assert not project.test.exists() and not project.measured
 
 
-def test_the_workflow_is_written_on_request(project):
-    """With the torch that the recording will be of; strict, so that it is red without a test."""
+def workflow_of(project):
+    """The job of the workflow that init wrote."""
+    return yaml.safe_load((project.path / init_files.WORKFLOW).read_text())["jobs"]["perf"]
+
+
+def test_the_workflow_is_written_on_request(project, monkeypatch):
+    """With the torch that the recording will be of, and the action at the commit that is here."""
+    monkeypatch.setattr(init_files, "action_here", lambda: "me/stepguard@" + "a" * 40)
     project.commit()
     project.init("--ci")
-    text = (project.path / init_files.WORKFLOW).read_text()
-    assert "python -m pytest perf_tests --perf-strict\n" in text and "pip install torch==" in text
+    *_, torch, action = workflow_of(project)["steps"]
+    assert torch["run"].startswith("pip install torch==")
+    assert action == {"uses": "me/stepguard@" + "a" * 40}
     assert ".github/workflows" in project.git("ls-files")
 
 
-@pytest.mark.parametrize(("base", "judges"), [("main", ["--perf-base=origin/main"]), ("", [])])
-def test_the_workflow_judges_a_pull_request_by_its_base(project, base, judges):
-    """What a request records does not judge it; a commit of main has no base."""
+def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
+    """Fewer are red. A repository that nobody knows is to be written."""
+    project.gpus = ["an H200"]
     project.commit()
-    project.init("--ci")
-    workflow = yaml.safe_load((project.path / init_files.WORKFLOW).read_text())
-    command = workflow["jobs"]["perf"]["steps"][-1]["run"].replace("python -m pytest", "echo")
-    env = {"GITHUB_BASE_REF": base, "PATH": "/usr/bin:/bin"}
-    said = subprocess.check_output(["bash", "-ec", command], env=env, text=True)
-    assert said.split() == ["perf_tests", "--perf-strict", *judges]
+    project.init("--ci", "--device", "cuda", "--gpus", "2")
+    *_, action = workflow_of(project)["steps"]
+    assert action["with"] == {"gpus": "2"}
+    assert ("OWNER/REPO@COMMIT" in capsys.readouterr().out) == (action["uses"] == init_files.ACTION)
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("https://github.com/me/stepguard.git", "me/stepguard"),
+        ("git@github.com:me/step.guard", "me/step.guard"),
+        ("https://github.com/me/stepguard/", "me/stepguard"),
+        ("https://example.org/me/stepguard", ""),
+        ("/somewhere/stepguard", ""),
+        ("", ""),
+    ],
+)
+def test_the_action_is_where_stepguard_came_from(url, place, monkeypatch):
+    """The repository and commit of pip's installation, or of the clone, once it is pushed."""
+    source = {"url": url, "vcs_info": {"commit_id": "b" * 40}}
+    installed = SimpleNamespace(read_text=lambda name: json.dumps(source))
+    monkeypatch.setattr(init_files, "git", lambda *arguments: None)
+    monkeypatch.setattr(init_files.metadata, "distribution", lambda name: installed)
+    wanted = f"{place}@{'b' * 40}" if place else init_files.ACTION
+    assert init_files.action_here() == wanted
+    answers = {"rev-parse": "c" * 40, "remote": url, "branch": "origin/main\n"}
+    monkeypatch.setattr(
+        init_files.metadata,
+        "distribution",
+        lambda name: SimpleNamespace(read_text=lambda name: None),
+    )
+    monkeypatch.setattr(init_files, "git", lambda root, command, *rest: answers[command])
+    wanted = f"{place}@{'c' * 40}" if place else init_files.ACTION
+    assert init_files.action_here() == wanted
+    answers["branch"] = ""  # nobody else has the commit
+    assert init_files.action_here() == init_files.ACTION
 
 
 @pytest.mark.parametrize("there", [*init_files.OWNERS_FOLDERS, ""])
@@ -394,8 +432,7 @@ def test_commands_of_a_src_layout_find_its_sources(project, capsys, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", "src")
     project.commit()
     assert project.init("--ci") == 0
-    workflow = (project.path / init_files.WORKFLOW).read_text()
-    assert " env PYTHONPATH=src python -m pytest perf_tests --perf-strict\n" in workflow
+    assert workflow_of(project)["env"] == {"PYTHONPATH": "src"}
 
 
 SCRIPT = "print('trains')\n"

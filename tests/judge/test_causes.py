@@ -131,6 +131,50 @@ def places(now, then, stored_then=True):
     return [(site.line, site.function, site.count) for site in found.sites]
 
 
+def with_callers(found, **calls):
+    """The evidence, in which norm() calls so many operators for each of these functions."""
+    text = {f"{name} (model/gpt.py:{7 + n}): norm(x)": n for name, n in calls.items()}
+    counts = replace(found.counts, callers={"model/gpt.py norm": text})
+    return replace(found, counts=counts)
+
+
+@pytest.mark.parametrize("stored_then", [True, False])
+@pytest.mark.parametrize(
+    ("then", "now", "caller"),
+    [
+        ({"forward": 4}, {"forward": 4, "loss": 2}, "loss (model/gpt.py:9)"),
+        ({"forward": 4, "loss": 1}, {"forward": 6, "loss": 1}, "forward (model/gpt.py:13)"),
+        ({"forward": 4}, {"forward": 4}, ""),
+        ({}, {"forward": 4}, ""),  # nobody knows who called it
+    ],
+)
+def test_a_shared_function_that_does_more_names_the_caller_that_is_new(
+    then, now, caller, stored_then
+):
+    """At a line that was there before, in the first line and in those below; whoever calls it as
+    often as before is not named, at whatever line.
+    """
+    helper = {"function": "norm", "text": "return x.clone()"}
+    old = with_callers(counted(at(3, count=4, **helper), clone=4), **then)
+    new = with_callers(counted(at(5, count=6, **helper), clone=6), **now)
+    past = stored(old) if stored_then else summarise(old)
+    (site,) = compare(OPERATORS, summarise(new), [past], new.gates).sites
+    assert (site.caller or "") == caller
+    verdict = judge(new, entry(epochs=[epoch(recordings=[stored(old)])]))
+    named = f"+2 aten.clone in norm (model/gpt.py:5) called from {caller}"
+    assert (named in headline(verdict)) == bool(caller)
+    assert (named in "\n".join(evidence_lines(verdict))) == bool(caller)
+
+
+def test_a_new_line_of_a_shared_function_is_its_own_cause():
+    """Who calls it does not matter then."""
+    old = with_callers(counted(at(3, "norm", count=4), clone=4), forward=4)
+    lines = at(3, "norm", count=4), at(4, "norm", "y = x.clone()", count=2)
+    new = with_callers(counted(*lines, clone=6), forward=4, loss=2)
+    (site,) = compare(OPERATORS, summarise(new), [stored(old)], new.gates).sites
+    assert (site.line, site.caller or "") == (4, "")
+
+
 @pytest.mark.parametrize("stored_then", [True, False])
 def test_a_new_line_is_found_wherever_it_stands(stored_then):
     """Four clones at a line that is new, above one that only moved: its own line is named."""

@@ -91,7 +91,7 @@ def test_a_cpu_beside_another_revision(gate):
     gate.will_compare(case, 10.0, wider=1000, glance=True, pairs=8)
     result = gate.run(OTHER, passed=1)
     result.says("*linear?nano?: about 1:40 left*")
-    assert str(result.stdout).count("slower in the mean, but not beyond doubt") == 1
+    assert str(result.stdout).count("slower on average, but not beyond doubt") == 1
 
 
 STAYS = "*over 6 pairs, measured 20* and not again*"

@@ -13,7 +13,7 @@ from run_documents import measured, run_document
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State, WaiverDocument
 from stepguard.core.status import Status
-from stepguard.report.markdown_page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
+from stepguard.report.markdown_page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, chart, page
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
@@ -175,6 +175,38 @@ def test_a_headline_without_lines_is_not_folded():
     text = page(run_document(alone))
     assert f"<code>{SLOWER.text.headline[:20]}" in text
     assert "<details>" not in text and "```" not in text
+
+
+def test_a_comment_begins_with_the_worst_causes():
+    """One verdict, three first lines; the table and all else are folded, next steps left out."""
+    many = [named(SLOWER, f"forward[{letter}]") for letter in "abcde"]
+    text = page(run_document(SAME, *many, passed=False), for_comment=True)
+    verdict, causes, table, *_ = text.split("\n\n")
+    assert verdict == "**Performance failed:** 5 SLOWER, 1 same"
+    assert len(causes.splitlines()) == 3 and causes.startswith("* <code>")
+    assert table == "<details><summary>all cases</summary>" and "| forward[e] |" in text
+    assert "python -m stepguard accept" not in text
+    assert "* <code>" not in page(run_document(SAME), for_comment=True)
+
+
+def test_the_chart_has_the_largest_slowdown_first():
+    """Of two gated times or more; a comment has none."""
+    text = page(run_document(SAME, named(SLOWER, "forward[a]")))
+    (block,) = re.findall(r"```mermaid\n(.*?)```", text, re.DOTALL)
+    kind, _, names, _, bars = block.splitlines()
+    assert kind == "xychart-beta horizontal"
+    assert names == f'  x-axis ["forward[a]", "{CASE_ID}"]' and bars == "  bar [8.00, 0.00]"
+    assert "mermaid" not in page(run_document(SLOWER))
+    assert "mermaid" not in page(run_document(SAME, named(SLOWER, "b")), for_comment=True)
+
+
+@PROPERTY
+@given(TEXTS)
+def test_no_name_ends_the_chart(text):
+    """A name stays within its quotation, and the block has its seven lines."""
+    (block,) = chart(run_document(SAME, named(SLOWER, text)))
+    lines = block.splitlines()
+    assert len(lines) == 7 and lines[3].count('"') == 4 and block.count("`") == 6
 
 
 def test_a_cause_is_told_in_full_once():

@@ -21,6 +21,7 @@ from waived_scenarios import WAIVED
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import JudgedDocument
 from stepguard.core.status import Status
+from stepguard.lab.run_schema import schema
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)
@@ -29,6 +30,13 @@ EACH = pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in S
 WITHOUT_SCENARIO = {
     "NOT_JUDGED": "it is of information, which is shown and never gated",
 }
+
+
+@pytest.fixture(scope="module")
+def validator():
+    """A validator of the part of the schema that is a verdict."""
+    jsonschema = pytest.importorskip("jsonschema")
+    return jsonschema.Draft202012Validator({"$ref": "#/$defs/Verdict", "$defs": schema()["$defs"]})
 
 
 def golden(name):
@@ -81,6 +89,13 @@ def test_documents(scenario, found):
     if found.printed:
         assert verdict.status.value in found.printed
         assert verdict.status is Status.SAME or headline in found.printed
+
+
+@EACH
+def test_verdicts_fit_the_schema(scenario, found, validator):
+    """What other programs read a verdict by is the published schema."""
+    problems = [error.message for error in validator.iter_errors(found.document["verdict"])]
+    assert problems == []
 
 
 def test_every_status_and_reason_has_a_scenario():

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from msgspec import structs
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
@@ -98,7 +99,6 @@ def waits(program):
         ("torch.where(x > 2)", 1, "nonzero"),
         ("torch.argwhere(x)", 1, "nonzero"),
         ("x[x > 2]", 1, "nonzero of a mask"),
-        ("w[w > 0].sum().backward()", 2, "nonzero of a mask"),
         ("x[x > 2] = x[x > 2]", 2, "nonzero of a mask"),
         ("x.index_put((x > 2,), torch.ones(1))", 1, "nonzero of a mask"),
         ("torch.masked_select(x, x > 2)", 1, "masked_select"),
@@ -204,6 +204,42 @@ def test_phases_are_the_steps_own(program):
         ("x.sum().item()", "forward, each micro-step"),
         ("x.tolist()", "optimizer"),
     ]
+
+
+NET = """
+class Router(torch.nn.Module):
+    def forward(self, y):
+        return y[y > 0].sum()
+router = Router()
+"""
+
+
+def test_phases_that_nobody_names_are_seen(program):
+    """A wait inside of a module is in the forward pass; one of autograd's in the backward pass, and
+    is named by the forward operator that it is of; what the loop waits for by itself is in none.
+    """
+    _, sites = program("loss = router(w)", "loss.backward()", "loss.item()", before=NET)
+    rows = [(site.text, site.function, site.phase, site.via or "") for site in sites]
+    origin = "backward of aten.index, waiting.py:9 in Router.forward"
+    assert rows == [
+        ("return y[y > 0].sum()", "Router.forward", "forward", ""),
+        ("loss.backward()", "step", "backward", origin),
+        ("loss.item()", "step", "", ""),
+    ]
+    # The same operator at another line number is the same place.
+    moved = structs.replace(sites[1], via=origin.replace(":9", ":10"))
+    assert moved.key == sites[1].key
+
+
+def test_a_hook_s_wait_in_a_backward_pass_is_at_its_own_line(program):
+    """It is Python of the tree: no operator of the forward pass stands in for it."""
+    lines = (
+        "loss = (w * 2).sum()",
+        "loss.register_hook(lambda g: (float(g), None)[1])",
+        "loss.backward()",
+    )
+    _, sites = program(*lines)
+    assert [(site.line, site.phase, site.via or "") for site in sites] == [(9, "backward", "")]
 
 
 def test_a_step_with_another_number_is_unstable():
@@ -325,6 +361,26 @@ def test_operators_are_counted_backward_included():
         assert counter.calls == {"aten.mm.default": 1}
         product.sum().backward()
     assert counter.calls["aten.mm.default"] == 3
+
+
+HELPER = """
+def norm(y):
+    return y.square().sum()
+def first(y):
+    return norm(y)
+def second(y):
+    return norm(y) + norm(y)
+"""
+
+
+def test_callers_of_a_function_are_counted(program):
+    """How many operators it calls for each, with the caller's line."""
+    tally, _ = program("first(x)", "second(x)", before=HELPER)
+    assert tally.callers["waiting.py norm"] == {
+        "first (waiting.py:10): return norm(y)": 2,
+        "second (waiting.py:12): return norm(y) + norm(y)": 4,
+    }
+    assert tally.callers["waiting.py second"] == {"step (waiting.py:16): second(x)": 1}
 
 
 def test_a_cast_has_its_type():

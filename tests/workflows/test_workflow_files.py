@@ -17,7 +17,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 BIN = Path(sys.executable).parent
 LINTERS = {
     "actionlint": ["actionlint", "-no-color"],
-    "zizmor": ["zizmor", "--offline", "--no-progress", "--color=never", ".github"],
+    "zizmor": ["zizmor", "--offline", "--no-progress", "--color=never", ".github", "action.yml"],
 }
 PLANTED = """
 on: pull_request_target
@@ -44,6 +44,7 @@ def lint(linter, folder):
 def repository(tmp_path):
     """A copy of the workflows in a repository of their own."""
     shutil.copytree(ROOT / ".github", tmp_path / ".github")
+    shutil.copy(ROOT / "action.yml", tmp_path)
     subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
     return tmp_path
 

@@ -12,13 +12,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from builders import cpu_evidence
 from workflow_runner import GitHub, git
 
+from stepguard.lab.history_store import open_store
 from stepguard.report.comment_and_annotations import MARKER
+from stepguard.storage.kept_runs import Store
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLER, COMMENT, BASELINES, TESTS = (
-    f".github/workflows/{name}.yml" for name in ("perf", "comment", "baselines", "tests")
+CALLER, COMMENT, BASELINES, TESTS, HISTORY = (
+    f".github/workflows/{name}.yml" for name in ("perf", "comment", "baselines", "tests", "history")
 )
 MODEL = """
 import os
@@ -129,13 +132,13 @@ def command(folder, *words):
 
 
 class Api(BaseHTTPRequestHandler):
-    """The part of GitHub's API that a comment needs; the server has the pull request's head and its
-    comments, and notes what it was asked.
+    """The part of GitHub's API that a comment and a check run need; the server has the pull
+    request's head, its comments and its check runs, and notes what it was asked.
     """
 
     def answer(self):
         size = int(self.headers.get("Content-Length", 0))
-        body = json.loads(self.rfile.read(size))["body"] if size else None
+        body = json.loads(self.rfile.read(size)) if size else None
         path, _, query = self.path.partition("?")
         assert self.headers["Authorization"] == "Bearer a-token"
         self.server.asked.append(f"{self.command} {path.removeprefix('/repos/OWNER/REPO/')}")
@@ -149,14 +152,17 @@ class Api(BaseHTTPRequestHandler):
     def told(self, path, query, body):
         """What GitHub has, or has now."""
         comments = self.server.comments
+        if "/check-runs" in path:
+            self.server.checks.append(body)
+            return {"id": 99}
         if path.endswith("/pulls"):
             return [{"number": 7, "head": {"sha": self.server.head}}] if "OWNER%3A" in query else []
         if self.command == "GET":
             return comments if "page=1" in query.split("&") else []
         if self.command == "POST":
-            comments.append(said("github-actions[bot]", body, len(comments)))
+            comments.append(said("github-actions[bot]", body["body"], len(comments)))
         else:
-            comments[int(path.rpartition("/")[2])]["body"] = body
+            comments[int(path.rpartition("/")[2])]["body"] = body["body"]
         return {}
 
     def log_message(self, *words):
@@ -188,6 +194,7 @@ def in_a_clone(hub, script):
 def api(origin):
     """GitHub's API, on loopback: two people have commented, one as if they were us."""
     server = HTTPServer(("127.0.0.1", 0), Api)
+    server.checks = []
     server.asked, server.head = [], git(origin, "rev-parse", "slow")
     server.comments = [said("somebody", f"{MARKER}\nnot ours", 0), said("other", "hm", 1)]
     thread = threading.Thread(target=server.serve_forever)
@@ -249,8 +256,14 @@ def test_a_pull_request_that_adds_a_sync(hub, api):
         assert job.result == "success", job.log
     assert [one for one in api.asked if not one.startswith("GET")] == [
         "POST issues/7/comments",
+        "POST check-runs",
         "PATCH issues/comments/2",
+        "POST check-runs",
     ]
+    for check in api.checks:
+        assert (check["head_sha"], check["conclusion"]) == (api.head, "failure")
+        (item,) = check["output"]["annotations"]
+        assert (item["path"], item["start_line"], item["title"]) == ("tiny.py", LINE, "step[tiny]")
     assert [one["body"] for one in api.comments[:2]] == [f"{MARKER}\nnot ours", "hm"]
     (body,) = (one["body"] for one in api.comments[2:])
     assert body.startswith(f"{MARKER}\n**Performance failed:** 1 CHANGED")
@@ -417,6 +430,60 @@ def test_a_night(hub, tagged):
         assert "Main is v1, its newest tag, and was compared with nothing." in measure.summary
     else:
         assert "No tag and no commit of a month ago" in measure.summary
+
+
+GH = """#!/bin/bash
+# The runs of main that GitHub knows, and their artifacts: one of perf, and of history the last one.
+case "$*" in
+  "run list --workflow perf.yml --branch main --event push "*) echo 4711 ;;
+  "run list --workflow history.yml --branch main --event workflow_run "*)
+    if [ -d {kept}/perf-history ]; then echo 4712; fi ;;
+  "api repos/OWNER/REPO/actions/runs/4712/artifacts "*) echo 1 ;;
+  "run download 471"[12]" --name perf-"*) mkdir -p "$7" && cp -r {kept}/"$5"/. "$7" ;;
+  *) echo "gh $*" >&2; exit 1 ;;
+esac
+"""
+PYTHON = """#!/bin/bash
+# The packages are there.
+if [ "$1 $2" = "-m pip" ]; then exit 0; fi
+export PYTHONPATH={path}
+exec {python} "$@"
+"""
+
+
+def test_main_s_history_goes_from_run_to_run(hub):
+    """Of each commit of main one more point, in a file that the run before it left; it comes from
+    runs of main alone, and not from a branch that is called main elsewhere.
+    """
+    ruptures = pytest.importorskip("ruptures")
+    hub.commands = hub.folder / "bin"
+    hub.commands.mkdir()
+    kept = hub.folder / "artifacts"
+    path = Path(ruptures.__file__).parents[1]
+    for name, text in (("gh", GH), ("python", PYTHON)):
+        made = text.format(kept=kept, path=path, python=sys.executable)
+        (hub.commands / name).write_text(made)
+        (hub.commands / name).chmod(0o755)
+    main = git(hub.repository, "rev-parse", "main")
+    ended = {"event": "push", "head_repository": {"full_name": "OWNER/REPO"}}
+    started = hub.event("workflow_run", main, "refs/heads/main", workflow_run=ended)
+    for number in (1, 2):
+        date = f"2030-01-0{number}T00:00:00+00:00"
+        run = kept / "perf-evidence" / "runs" / f"{number}"
+        Store(hub.folder).keep(run, "step", cpu_evidence(commit=main, date=date))
+        (job,) = hub.run(HISTORY, started, at="main").values()
+        assert job.result == "success", job.log
+        assert ("No history is kept" in job.log) == (number == 1)
+        assert (
+            "forward[nano-cpu]" in job.summary and "step[tiny]" not in job.summary.splitlines()[0]
+        )
+    with open_store(kept / "perf-history" / "history.sqlite") as store:
+        dates = [one.date for one in store.measurements("forward[nano-cpu]")]
+    assert dates == ["2030-01-01T00:00:00+00:00", "2030-01-02T00:00:00+00:00"]
+    assert (kept / "perf-history" / "history.html").is_file()
+    for other in ({"event": "pull_request"}, {"head_repository": {"full_name": "fork/REPO"}}):
+        foreign = hub.event("workflow_run", main, "refs/heads/main", workflow_run=ended | other)
+        assert {job.result for job in hub.run(HISTORY, foreign, at="main").values()} == {"skipped"}
 
 
 def test_the_projects_own_tests_and_the_smoke_cases(hub):

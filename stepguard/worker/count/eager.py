@@ -6,7 +6,6 @@ Dispatch modes cannot see into a compiled region, so the compiler is switched of
 
 import sys
 from collections import Counter
-from types import FrameType
 from typing import Any
 
 import torch
@@ -16,15 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepguard.core.metrics import GROWING_LINES, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
-from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery, site_at
+from stepguard.worker.count.locate import Place, frames, locate, site_at, torchs_phase
 from stepguard.worker.count.python_lines import TracedStep, count_python
 from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.torch_device import empty_cache, on_gpu
 
-# torch code that calls operators for a line of its caller's. A change at another place shows here,
-# too.
-_FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
 _CAST = "aten._to_copy.default"  # also a copy to another device
 
 
@@ -39,6 +35,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         self.calls: Counter[str] = Counter()
         self._placed: Counter[tuple[str, Place]] = Counter()
         self._phases: dict[tuple[str, Place], set[str]] = {}
+        self._callers: dict[str, Counter[str]] = {}  # of a function of the tree
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -50,10 +47,21 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             front, _, overload = name.rpartition(".")
             name = f"{front}[{form}].{overload}"
         self.calls[name] += 1
-        called = name, locate(frames(sys._getframe()))
+        stack = frames(sys._getframe())
+        called = name, locate(stack)
+        self._note_caller(called[1], locate(stack))  # which goes on where the first one ended
         self._placed[called] += 1
-        self._phases.setdefault(called, set()).add(_phase(sys._getframe()))
+        self._phases.setdefault(called, set()).add(torchs_phase(sys._getframe()))
         return result
+
+    def _note_caller(self, place: Place, caller: Place) -> None:
+        if caller.file:
+            callers = self._callers.setdefault(f"{place.file} {place.function}", Counter())
+            callers[f"{caller.function} ({caller.file}:{caller.line}): {caller.text}"] += 1
+
+    def callers(self) -> dict[str, dict[str, int]]:
+        """Return, by file and function, who calls it, and how many operators it calls for each."""
+        return {function: dict(counts) for function, counts in self._callers.items()}
 
     def sites(self) -> tuple[Site, ...]:
         """Return a Site for each operator and line. For a backward pass it is the line that started
@@ -79,17 +87,6 @@ def _form(func: Any, args: Any, kwargs: Any) -> str:
     }
     texts = [value for value in (named | kwargs).values() if isinstance(value, str)]
     return ",".join([*texts, *(["causal"] if (named | kwargs).get("is_causal") else [])])
-
-
-def _phase(innermost: FrameType | None) -> str:
-    """Return the part of a step in which torch makes calls for the located line; "" if the line
-    makes them itself.
-    """
-    for file, _, _ in machinery(innermost):
-        for part, phase in _FOLLOWS.items():
-            if file.startswith(part, len(TORCH)) and file.startswith(TORCH):
-                return phase
-    return ""
 
 
 def count_eager(tally: Tally, counted: RankStep) -> None:
@@ -126,6 +123,7 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
     tally.add_parts("flops_per_step", flops)
     operators, sites = zip(*((counter.calls, counter.sites()) for counter in counters), strict=True)
     tally.add_parts(OPERATORS, operators, sites)
+    tally.callers = counters[0].callers()
 
 
 def _flops(step: Step) -> dict[str, int]:

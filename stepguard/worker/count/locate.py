@@ -22,6 +22,11 @@ TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ENGINE = str(Path(__file__).parents[2]) + os.sep  # the link through which it was imported
 _INSTALLED = ("site-packages", "dist-packages")
+# torch code that calls operators for a line of its caller's. A change at another place shows here,
+# too.
+_FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
+_BACKWARD = f"{TORCH}autograd/graph.py", "_engine_run_backward"
+_FORWARD = f"{TORCH}nn/modules/module.py", "Module._call_impl"
 # The rest of a function with a graph break.
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 
@@ -53,9 +58,28 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
         innermost = innermost.f_back
 
 
-def machinery(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
-    """Yield the frames, innermost first, that lie within the one that ``locate`` returns."""
-    return itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
+def torchs_phase(innermost: FrameType | None) -> str:
+    """Return the part of a step in which torch makes calls for the located line; "" if the line
+    makes them itself.
+    """
+    within = itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
+    for file, _, _ in within:
+        for part, phase in _FOLLOWS.items():
+            if file.startswith(part, len(TORCH)) and file.startswith(TORCH):
+                return phase
+    return ""
+
+
+def phase_at(innermost: FrameType | None) -> str:
+    """Return the phase that runs now: "backward", also if it computes the forward pass again,
+    "optimizer", or "forward" inside of a module. Return "" outside of them.
+    """
+    if phase := torchs_phase(innermost):
+        return phase
+    around = {(file, function) for file, _, function in frames(innermost)}
+    if _BACKWARD in around:
+        return "backward"
+    return "forward" if _FORWARD in around else ""
 
 
 def locate(stack: Iterable[tuple[str, int, str]]) -> Place:

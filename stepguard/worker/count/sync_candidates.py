@@ -3,14 +3,18 @@
 Only a call that reads a tensor of the device waits; tensor_devices.py knows which those are.
 """
 
+import sys
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from stepguard.core.site import Site
+from stepguard.worker.count.locate import torchs_phase
+from stepguard.worker.count.origins import Origins
 from stepguard.worker.count.syncs import by_place, site_here
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.count.tensor_devices import Placement, target
@@ -70,16 +74,23 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.sites: list[Site] = []
         self.placement, self._phases = placement, phases
+        self._origins = Origins()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self._origins.note(str(func))
         if what := self._waits(str(func), args, kwargs):
             self.note(what)
         return func(*args, **kwargs)
 
     def note(self, what: str) -> None:
-        """Add a candidate at the line that is running now."""
-        self.sites.append(site_here(what, self._phases))
+        """Add a candidate at the line that is running now. In a backward pass, add the operator of
+        the forward pass.
+        """
+        site = site_here(what, self._phases)
+        if torchs_phase(sys._getframe()) == "backward" and (origin := self._origins.here()):
+            site = replace(site, via=origin)
+        self.sites.append(site)
 
     def _waits(self, name: str, args: Any, kwargs: Any) -> str:
         """Return why a call of an operator would make the host wait; empty if it would not."""

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from stepguard.core.allow_sync import allowed_by_comment, allowed_now
 from stepguard.core.site import Site
 from stepguard.trace.host_steps import Sync
-from stepguard.worker.count.locate import frames, locate, site_at
+from stepguard.worker.count.locate import frames, locate, phase_at, site_at
 from stepguard.worker.rank_position import MICRO_STEP, Phases
 from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync
 
@@ -36,10 +36,13 @@ _BY_COPY = {  # ... or by the beginning of the name of the copy that is waited f
 
 
 def site_here(what: str, phases: Phases) -> Site:
-    """Return the line that runs now, outside of torch and this engine, with its phase."""
-    place = locate(frames(sys._getframe()))
+    """Return the line that runs now, outside of torch and this engine, with its phase: the one that
+    the workload names, or else the one that torch's frames show.
+    """
+    here = sys._getframe()
+    place = locate(frames(here))
     allowed = allowed_now() or allowed_by_comment(place.text)
-    return site_at(what, place, phases.path, allowed=allowed)
+    return site_at(what, place, phases.path or phase_at(here), allowed=allowed)
 
 
 class SyncListener:
@@ -80,8 +83,10 @@ def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -
         lines = [site for site in seen if site.what == kind]
         if len(lines) != len(calls):
             lines = [Site(kind)] * len(calls)
-        both = zip(calls, lines, strict=True)
-        sites += [replace(line, what=what_waits(sync)) for sync, line in both]
+        for sync, line in zip(calls, lines, strict=True):
+            # A GPU's backward pass runs in a thread that has no frame of Python's.
+            phase = line.phase or ("backward" if _nodes(sync) else "")
+            sites.append(replace(line, what=what_waits(sync), phase=phase))
     return by_place(sites, micro_steps)
 
 
@@ -89,8 +94,15 @@ def what_waits(sync: Sync) -> str:
     """Return what made the host wait, as written in code: ".item()", "nonzero in
     IndexBackward0".
     """
-    backward = [n.removeprefix(_AUTOGRAD) for n in sync.chain if n.startswith(_AUTOGRAD)]
-    return _call(sync) + (f" in {backward[-1]}" if backward else "")
+    nodes = _nodes(sync)
+    return _call(sync) + (f" in {nodes[-1]}" if nodes else "")
+
+
+def _nodes(sync: Sync) -> list[str]:
+    """Return the nodes of autograd's graph around it, "IndexBackward0"; none outside of a backward
+    pass.
+    """
+    return [name.removeprefix(_AUTOGRAD) for name in sync.chain if name.startswith(_AUTOGRAD)]
 
 
 def _call(sync: Sync) -> str:

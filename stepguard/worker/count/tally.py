@@ -47,6 +47,7 @@ class Tally:
     unstable: dict[str, str] = field(default_factory=dict)
     detail: dict[str, dict[str, int]] = field(default_factory=dict)
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)
+    callers: dict[str, dict[str, int]] = field(default_factory=dict)
     information: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None
     profile_problem: str = ""

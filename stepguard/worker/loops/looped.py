@@ -45,7 +45,7 @@ class LoopedWorkload:
         self.tokens_per_step = case.loop.tokens_per_step
         self._every, self._timed_s = case.loop.every, timed_s
         self._name = case.workload
-        self._step_s = math.inf  # the shortest so far
+        self._step_s = math.inf  # the shortest step so far
         if int(os.environ.get("WORLD_SIZE", "1")) > 1 or "STEPGUARD_ONE_OF_SEVERAL" in os.environ:
             let_script_join()
         else:
@@ -84,7 +84,7 @@ class LoopedWorkload:
         return f"in step {steps + 1}" if steps else "before its first step had ended"
 
     def _too_short(self) -> str:
-        """Return what to say of a loop that has ended."""
+        """Return the message for a loop that ended before enough steps."""
         steps = self._borders.seen
         if not steps:
             return f"{self._name} ended without a step that could be told: {NO_STEP}"
@@ -97,7 +97,7 @@ class LoopedWorkload:
         )
 
     def _exited(self, error: SystemExit) -> str:
-        """Return what to say of a loop that has left by sys.exit()."""
+        """Return the message for a loop that left by sys.exit()."""
         if error.code in (None, 0):
             return self._too_short()
         if isinstance(error.code, str):
@@ -108,7 +108,7 @@ class LoopedWorkload:
 
 
 def _runner(case: Case, device: str) -> Callable[[], object]:
-    """Return what runs the loop from its begin to its end."""
+    """Return what runs the loop from beginning to end."""
     if case.is_script:
         _, as_module, module = case.workload.partition("-m ")
         if as_module:

@@ -9,7 +9,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-# What torchrun sets. A script that finds RANK takes itself for one of several.
+# What torchrun sets. A script that finds RANK believes that it is one of several.
 OF_TORCHRUN = (
     "RANK",
     "LOCAL_RANK",
@@ -39,14 +39,14 @@ def run_script(path: str, args: Sequence[str]) -> None:
         __file__=str(file),
         __builtins__=builtins,
         __cached__=None,
-        # Processes that are spawned read both, to import the script again.
+        # Spawned processes read both, to import the script again.
         __loader__=SourceFileLoader("__main__", str(file)),
         __spec__=None,
     )
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
-    # Python puts the script's folder first. The working directory stays behind it, where ranks
-    # have it: a project is often on PYTHONPATH.
+    # Python puts the script's folder first. The working directory comes after it, where ranks have
+    # it: a project is often on PYTHONPATH.
     sys.path.insert(0, str(file.parent))
     exec(code, main.__dict__)
 
@@ -58,6 +58,6 @@ def run_module(name: str, args: Sequence[str]) -> None:
 
 
 def forget_torchrun() -> None:
-    """Take torchrun's variables out of the environment, for the script of a rank that is alone."""
+    """Remove torchrun's variables from the environment, for the script of a rank that is alone."""
     for name in OF_TORCHRUN:
         os.environ.pop(name, None)

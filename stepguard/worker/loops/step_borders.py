@@ -1,12 +1,12 @@
 """Finds where a loop's step ends.
 
-A step ends when every optimizer has stepped that steps in this loop; or where the loop calls
-``stepguard.step()``; or after each call of a function that the case names. An optimizer's step
-inside of another one's is a part of it.
+A step ends in one of three ways: every optimizer that steps in this loop has stepped; the loop
+calls ``stepguard.step()``; or a function that the case names has returned. If an optimizer steps
+within another one's step, that is part of the outer step.
 
-Nobody rests inside of a ``record_function``. torch runs an optimizer's hooks in one; if a profile
-began or ended in between, leaving it is a segmentation fault. So the rest comes when the outermost
-one has been left.
+The loop never rests inside of a ``record_function``. torch runs an optimizer's hooks in one. If a
+profile began or ended before the ``record_function`` is left, leaving it is a segmentation fault.
+So the loop rests when the outermost one has been left.
 """
 
 import functools
@@ -24,7 +24,7 @@ from stepguard.core.case import BY_OPTIMIZER, Loop
 from stepguard.core.loop_mark import hear_steps
 from stepguard.worker.workload import BadWorkload
 
-# Steps of one optimizer before another one, that was made and never stepped, is given up.
+# An optimizer that was made and never stepped is waited for until another one has stepped so often.
 PATIENCE = 8
 
 
@@ -32,21 +32,22 @@ class Cycle:
     """Learns which optimizers step in a loop, and tells when all of them have."""
 
     def __init__(self) -> None:
-        self.missed = 0  # steps of the loop that were over before it was known what one is
+        self.missed = 0  # steps that ended before all optimizers of a step were known
         self._steps: Counter[int] = Counter()
         self._stepped: set[int] = set()  # since the last border
         self._steppers: set[int] | None = None  # None: not known yet
 
     def ends_with(self, stepped: int, waiting: set[int]) -> bool:
-        """Tell whether a step of the loop ends with this step of an optimizer. ``waiting``: the
-        optimizers that were made and have not stepped.
+        """Tell whether a step of the loop ends with this step of an optimizer.
+
+        ``waiting``: the optimizers that were made and have not stepped.
         """
         self._steps[stepped] += 1
         if self._steppers is None:
             steps = self._steps[stepped]
             if steps < 2 or waiting - self._steps.keys() and steps < PATIENCE:
                 return False
-            # This one begins another round.
+            # This step begins the next round.
             self._steppers, self._stepped = set(self._steps), set()
             self._steps[stepped] -= 1
             self.missed = min(self._steps.values())
@@ -68,7 +69,7 @@ class StepBorders:
         self._inside = 0  # of record_function
         self._pending = False
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._inner: set[int] = set()  # optimizers that stepped inside of another one's step
+        self._inner: set[int] = set()  # optimizers that stepped within another one's step
         self._stepping: list[int] = []
 
     @property
@@ -77,8 +78,8 @@ class StepBorders:
         return self._passed + self._cycle.missed
 
     def watch(self) -> None:
-        """Look for borders from now on, in this process. Raises BadWorkload for a function that is
-        named and not there.
+        """Look for borders in this process from now on. Raises BadWorkload if a named function does
+        not exist.
         """
         self._watch_ranges()
         if self._loop.step_at == BY_OPTIMIZER:
@@ -123,18 +124,18 @@ class StepBorders:
     def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not self._is_here():
             return
-        if id(optimizer) in self._stepping:  # what began after it and never ended has raised
+        if id(optimizer) in self._stepping:  # later steps that never ended have raised
             del self._stepping[self._stepping.index(id(optimizer)) :]
         if self._stepping:
             self._inner.add(id(optimizer))
-        # In a backward pass torch's own frames are around the step, and more will follow.
+        # In a backward pass torch's own frames are around the step, and more steps will follow.
         elif not self._marked and torch._C._current_graph_task_id() == -1:
-            waiting = {id(one) for one in self._optimizers} - self._inner
+            waiting = {id(each) for each in self._optimizers} - self._inner
             if self._cycle.ends_with(id(optimizer), waiting):
                 self._border()
 
     def _mark(self) -> None:
-        """Take a mark that the loop sets."""
+        """Take a mark that the loop set by ``stepguard.step()``."""
         if not self._is_here():
             return
         if not self._marked and self.seen:

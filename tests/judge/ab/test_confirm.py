@@ -113,7 +113,9 @@ def test_a_step_that_does_other_work_is_not_faster(name):
         fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
     verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
     assert verdict.status is Status.CHANGED and verdict.outcome == "failed"
-    assert verdict.message.startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
+    assert verdict.message.startswith(
+        f"FASTER, but the step does other work: {name} 1 in 000000000000, now "
+    )
     assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
     slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
     assert slower.status is Status.SLOWER
@@ -155,8 +157,11 @@ def test_no_machine_changes_so_much(pct, how):
     after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
     assert (after.status, after.reason) == (Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR)
     assert after.outcome == "error" and after.machine_moved
-    said = "unconfirmed: the pairs see no change, but cards and clocks differ by 15 % at most, "
-    assert times(after)[0].startswith(f"step_ms: {said}{HOW}")
+    told = (
+        "unconfirmed: the pairs see no change, but other cards and clocks change a time by 15 % at "
+        f"most, {HOW}"
+    )
+    assert times(after)[0].startswith(f"step_ms: {told}")
 
 
 @pytest.mark.parametrize("pct", [MACHINE_LIMIT_PCT - 1, 9.7, -12.0])

@@ -1,0 +1,43 @@
+"""The command schema: the JSON Schema of the document that --perf-json writes.
+
+python -m stepguard schema > docs/run-document.schema.json
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepguard.cli.common import say
+from stepguard.core.run_document import SCHEMA, RunDocument
+from stepguard.report.document_json import as_json
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def add_command(commands: Any, root: Path) -> None:
+    text = "print the JSON Schema of the document that --perf-json writes"
+    command = commands.add_parser("schema", help=text)
+    command.set_defaults(call=_schema, root=root)
+
+
+def _schema(options: argparse.Namespace) -> int:
+    say(*as_json(schema()).splitlines())
+    return 0
+
+
+def schema() -> dict[str, Any]:
+    """Return the schema: types, ranges and fields. What fits to what, the reader checks besides."""
+    ((top,), components) = msgspec.json.schema_components(
+        [RunDocument], ref_template="#/$defs/{name}"
+    )
+    # Docstrings are written for whoever reads the code, and no reason for another schema.
+    bare = {
+        name: {key: value for key, value in part.items() if key not in ("title", "description")}
+        for name, part in components.items()
+    }
+    document = bare.pop(top["$ref"].rpartition("/")[2])
+    document["properties"]["schema"] = {"const": SCHEMA}
+    title = {"$schema": DIALECT, "title": f"stepguard: document of a run, schema {SCHEMA}"}
+    return {**title, **document, "$defs": bare}

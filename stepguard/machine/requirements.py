@@ -1,0 +1,63 @@
+"""The packages that stepguard needs, and the torch that is the user's: which are here?"""
+
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.interpreter import as_typed
+
+# An extra of the distribution: whoever trains has a torch, of a build that pip need not replace.
+TORCH = "torch"
+_DECLARED = Path(__file__).resolve().parents[2] / "pyproject.toml"
+
+
+def requirements() -> list[Requirement]:
+    """Return the packages needed, torch included, as the source tree, or else the installation,
+    declares them. Raises PackageNotFoundError where nothing does.
+    """
+    if _DECLARED.is_file():
+        project = tomllib.loads(_DECLARED.read_text())["project"]
+        return _parsed([*project["dependencies"], *project["optional-dependencies"][TORCH]])
+    return _parsed(metadata.requires("stepguard") or [])
+
+
+def _parsed(lines: Iterable[str]) -> list[Requirement]:
+    found = [Requirement(line) for line in lines]
+    needed = [one for one in found if one.marker is None or one.marker.evaluate({"extra": TORCH})]
+    for one in needed:
+        one.marker = None
+    return needed
+
+
+def unmet(wanted: Requirement) -> str:
+    """Return what is wrong with a package here, and the command that mends it; empty if nothing."""
+    mend = as_typed(f"pip install '{wanted.name}{wanted.specifier}'")
+    try:
+        version = metadata.version(wanted.name)
+    except metadata.PackageNotFoundError:
+        return f"{wanted.name} is not installed; install it with: {mend}"
+    # By default a specifier excludes every pre-release, whatever its version.
+    if wanted.specifier.contains(version, prereleases=True):
+        return ""
+    return f"{wanted.name} {version} is installed, {wanted} is needed; install it with: {mend}"
+
+
+def require_torch() -> None:
+    """Raise MachineError where the user's torch is missing, or too old to be measured."""
+    try:
+        wanted = next(one for one in requirements() if one.name == TORCH)
+    except metadata.PackageNotFoundError:  # the doctor says so; the ranks will see what there is
+        return
+    problem = unmet(wanted)
+    # A build of somebody's own may lie on the import path without metadata.
+    if problem and (_is_installed(TORCH) or find_spec(TORCH) is None):
+        raise MachineError(f"{problem} (stepguard measures with the torch that you train with)")
+
+
+def _is_installed(name: str) -> bool:
+    return any(True for _ in metadata.distributions(name=name))

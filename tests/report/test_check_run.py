@@ -1,0 +1,169 @@
+"""A run as a check run of GitHub: every annotation, fifty a request, as its schema wants it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from builders import entry, evidence, with_counts
+from msgspec.structs import replace
+from run_documents import measured, run_document
+
+from stepguard.core.run_document import Problem, ProblemCode
+from stepguard.core.site import Site
+from stepguard.report.check_run import MOST_A_REQUEST, requests, unread
+from stepguard.report.document_json import as_json
+
+HEAD = "b" * 40
+SAME = measured(entry())
+CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
+ANNOTATION = {"path", "start_line", "end_line", "annotation_level", "message", "title"}
+# Of the npm package @octokit/openapi, where somebody has it: generated/api.github.com.json.
+PUBLISHED = os.environ.get("STEPGUARD_GITHUB_OPENAPI", "")
+CHECK_RUNS = "/repos/{owner}/{repo}/check-runs"
+
+
+def placed(number, file="model/gpt.py"):
+    """A case of its own that changed at a line of its own."""
+    case = f"step[{number}]"
+    place = Site("graph break", file, number)
+    verdict = replace(CHANGED.verdict, case_id=case)
+    return replace(CHANGED, case=case, verdict=verdict, text=replace(CHANGED.text, place=place))
+
+
+def bodies(document, conclusion="failure"):
+    """The requests, as they are sent."""
+    return json.loads(as_json(list(requests(document, HEAD, conclusion))))
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_A_REQUEST, MOST_A_REQUEST + 1, 120])
+def test_every_annotation_is_there(count):
+    """Fifty a request, in one check run: the first request has its head and its end."""
+    document = run_document(*(placed(number) for number in range(1, count + 1)), passed=not count)
+    first, *others = bodies(document)
+    assert (first["name"], first["head_sha"], first["status"]) == ("stepguard", HEAD, "completed")
+    assert all(body.keys() == {"output"} for body in others)
+    parts = [body["output"]["annotations"] for body in (first, *others)]
+    assert all(len(part) == MOST_A_REQUEST for part in parts[:-1])
+    assert len(parts[-1]) <= MOST_A_REQUEST
+    lines = [(item["path"], item["start_line"]) for part in parts for item in part]
+    assert sorted(lines) == [("model/gpt.py", number) for number in range(1, count + 1)]
+    assert {body["output"]["title"] for body in (first, *others)} == {first["output"]["title"]}
+
+
+def test_an_annotation_is_at_the_line_with_its_cause():
+    """And a problem of the run at the place that it names."""
+    problem = Problem(code=ProblemCode.CASE_MISSING, text="gone", file="perf_tests/a.py", line=7)
+    ((request),) = bodies(run_document(placed(88), problems=[problem], passed=False))
+    missing, changed = request["output"]["annotations"]
+    assert (missing["path"], missing["start_line"], missing["message"]) == (
+        "perf_tests/a.py",
+        7,
+        "gone",
+    )
+    assert changed.keys() == ANNOTATION and changed["annotation_level"] == "failure"
+    assert changed["message"].startswith("train_step[124m-bf16]: CHANGED: graph_breaks")
+    assert request["output"]["summary"].startswith("**Performance failed:** 1 CHANGED")
+
+
+@pytest.mark.parametrize("file", ["", "/etc/passwd", "../other/a.py", "model/../../a.py"])
+def test_what_is_at_no_line_of_the_repository_is_in_the_summary_alone(file):
+    """One that GitHub refuses would cost all the others of its request."""
+    ((request),) = bodies(run_document(placed(3, file), placed(4), passed=False))
+    kept = [item["start_line"] for item in request["output"]["annotations"]]
+    assert 4 in kept and 3 not in kept
+    assert "graph_breaks" in request["output"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("passed", "conclusion", "ends"),
+    [
+        (True, "success", "success"),
+        (True, "failure", "failure"),
+        (False, "failure", "failure"),
+        (True, "cancelled", "failure"),
+        (True, "", "failure"),
+    ],
+)
+def test_the_workflow_decides_and_not_the_document(passed, conclusion, ends):
+    """A document that calls itself passed, of a run that the gate refused, is no success."""
+    (request,) = bodies(run_document(SAME, passed=passed), conclusion)
+    assert request["conclusion"] == ends
+    assert ("pass" in request["output"]["title"].split()) == (ends == "success")
+
+
+def test_texts_are_cut_to_what_github_takes():
+    """Of a title, a message and the summary."""
+    huge = replace(placed(1), text=replace(placed(1).text, headline="\u00e9" * 10**6))
+    huge = replace(huge, case="c" * 1000, verdict=replace(huge.verdict, case_id="c" * 1000))
+    (request,) = bodies(run_document(huge, passed=False))
+    (item,) = request["output"]["annotations"]
+    assert len(item["title"]) <= 255 and len(item["message"].encode()) < 2**16
+    assert len(request["output"]["summary"]) < 2**16
+
+
+# What the published schema says of a request, in its own words, as far as ours are concerned.
+EXCERPT = {
+    "type": "object",
+    "required": ["name", "head_sha", "status", "conclusion", "output"],
+    "properties": {
+        "status": {"enum": ["queued", "in_progress", "completed"]},
+        "conclusion": {"enum": ["action_required", "cancelled", "failure", "neutral", "success"]},
+        "output": {
+            "type": "object",
+            "required": ["title", "summary"],
+            "properties": {
+                "summary": {"type": "string", "maxLength": 65535},
+                "annotations": {
+                    "type": "array",
+                    "maxItems": 50,
+                    "items": {
+                        "type": "object",
+                        "required": [
+                            *("path", "start_line", "end_line", "annotation_level", "message")
+                        ],
+                        "properties": {
+                            "annotation_level": {"enum": ["notice", "warning", "failure"]},
+                            "start_line": {"type": "integer"},
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+
+def every_request():
+    """Requests of each kind: the first and another one of a long run, and of no document."""
+    long = bodies(run_document(*(placed(number) for number in range(1, 60)), passed=False))
+    return [*long, unread(HEAD, "perf.json: no such document")]
+
+
+def test_requests_fit_what_github_says_of_them():
+    """The excerpt above."""
+    jsonschema = pytest.importorskip("jsonschema")
+    first, _, absent = every_request()
+    for request in (first, absent):
+        jsonschema.validate(request, EXCERPT)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(first | {"conclusion": "fine"}, EXCERPT)
+
+
+@pytest.mark.skipif(
+    not PUBLISHED, reason="STEPGUARD_GITHUB_OPENAPI names no description of the API"
+)
+def test_requests_fit_the_published_description():
+    """GitHub's OpenAPI, of which the excerpt is a part."""
+    jsonschema = pytest.importorskip("jsonschema")
+    paths = json.loads(Path(PUBLISHED).read_text())["paths"]
+
+    def body_of(path, method):
+        return paths[path][method]["requestBody"]["content"]["application/json"]["schema"]
+
+    create, update = body_of(CHECK_RUNS, "post"), body_of(f"{CHECK_RUNS}/{{check_run_id}}", "patch")
+    first, other, absent = every_request()
+    for request, schema in ((first, create), (absent, create), (other, update)):
+        jsonschema.Draft202012Validator(schema).validate(request)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(create).validate(first | {"conclusion": "fine"})

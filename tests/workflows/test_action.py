@@ -1,0 +1,112 @@
+"""The composite action: what its scripts ask of pytest, and what they say of it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
+INSTALL, MEASURE, KEEP = ACTION["runs"]["steps"]
+STAND_IN = """#!{python}
+import json, os, sys
+json.dump(sys.argv[1:], open("asked.json", "w"))
+if "--fail" not in sys.argv and "--no-document" not in sys.argv:
+    os.makedirs(".stepguard", exist_ok=True)
+    open(".stepguard/perf.json", "w").write("{{}}")
+    open(".stepguard/perf.md", "w").write("the page\\n")
+sys.exit("--fail" in sys.argv)
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``run(inputs, **environment)`` runs the measuring step: status, words, outputs, summary."""
+    python = tmp_path / "python"
+    python.write_text(STAND_IN.format(python=sys.executable))
+    python.chmod(0o755)
+    project = tmp_path / "work" / "my project"
+    project.mkdir(parents=True)
+
+    def call(inputs=None, **environment):
+        values = {name: one.get("default", "") for name, one in ACTION["inputs"].items()}
+        values |= {"python": str(python), "directory": "my project"} | (inputs or {})
+        filled = {
+            name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda found: values[found[1]], text)
+            for name, text in MEASURE["env"].items()
+        }
+        for name in ("output", "summary"):
+            (tmp_path / name).write_text("")
+        done = subprocess.run(
+            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", MEASURE["run"]],
+            cwd=tmp_path / "work",
+            env={"PATH": os.environ["PATH"], "GITHUB_OUTPUT": str(tmp_path / "output")}
+            | {"GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+            | filled
+            | environment,
+            check=False,
+        )
+        lines = (tmp_path / "output").read_text().splitlines()
+        outputs = dict(line.split("=", 1) for line in lines)
+        words = json.loads((project / "asked.json").read_text())
+        return done.returncode, words, outputs, (tmp_path / "summary").read_text()
+
+    return call
+
+
+def test_it_measures_strictly_and_says_where_the_document_is(run):
+    """The page is the job's summary."""
+    status, words, outputs, summary = run()
+    assert (status, summary) == (0, "the page\n")
+    assert outputs == {"path": "my project/.stepguard/perf.json", "verdict": "passed"}
+    assert words == [
+        *("-m", "pytest", "perf_tests", "--perf-strict"),
+        *("--perf-json=.stepguard/perf.json", "--perf-report=.stepguard/perf.md"),
+    ]
+
+
+def test_inputs_are_words_and_no_script(run):
+    """Blanks within quotes stay; nothing of an input is run."""
+    inputs = {
+        "tests": "perf_tests/a.py perf_tests/b.py",
+        "options": "-k 'a and not b' \"$(touch planted)\"",
+        "against": "v1; touch planted",
+        "gpus": "2",
+    }
+    _, words, _, _ = run(inputs, GITHUB_BASE_REF="main`touch planted`")
+    assert words[2:4] == ["perf_tests/a.py", "perf_tests/b.py"]
+    assert words[-3:] == ["-k", "a and not b", "$(touch planted)"]
+    assert "--perf-against=v1; touch planted" in words and "--perf-require-gpus=2" in words
+    assert "--perf-base=origin/main`touch planted`" in words
+
+
+@pytest.mark.parametrize("options", ["--fail", "--no-document"])
+def test_it_is_red_unless_the_run_passed_and_left_its_document(run, options):
+    """A document of an earlier run is not taken for this one's."""
+    assert run()[2]["verdict"] == "passed"
+    status, _, outputs, _ = run({"options": options})
+    assert status != 0 and outputs["verdict"] == "failed"
+
+
+def test_the_base_is_a_pull_requests_alone(run):
+    """A commit of main has none."""
+    assert not [word for word in run(GITHUB_BASE_REF="")[1] if word.startswith("--perf-base")]
+
+
+def test_what_the_action_may_not_have():
+    """No checkout, no expression in a script, actions by their commit; every output is there."""
+    text = (ROOT / "action.yml").read_text()
+    assert "actions/checkout" not in text
+    assert re.findall(r"uses: (\S+)", text) == [KEEP["uses"]]
+    assert re.fullmatch(r"actions/upload-artifact@[0-9a-f]{40}", KEEP["uses"])
+    for step in (INSTALL, MEASURE):
+        assert "${{" not in step["run"] and step["shell"] == "bash"
+        assert step["run"].startswith("set -euo pipefail\n")
+    assert {*ACTION["outputs"]} == {"verdict", "path"}
+    used = set(re.findall(r"inputs\.(\w+)", text))
+    assert used == {*ACTION["inputs"]}
