@@ -4,7 +4,7 @@
 #   make perf PYTHON=python3        an interpreter that has torch already: nothing is installed
 
 .DEFAULT_GOAL := help
-.PHONY: help perf demo test tests oldest docs doctor setup
+.PHONY: help perf demo test tests oldest browser docs doctor setup
 ARGS ?=
 TESTS ?= tests
 # As they were typed: make would run a $(shell ...) in them, and a shell a `...`. scripts/with_args.py
@@ -57,6 +57,11 @@ oldest: ## the tests with the oldest packages that pyproject.toml allows, in .ve
 
 # Else make would find the folder, and nothing to do.
 tests: test
+
+browser: export STEPGUARD_BROWSER_REQUIRED = 1
+browser: ## the HTML report in a Chromium that is on PATH
+	$(call ready,browser)
+	$(python) scripts/with_args.py tests/browser
 
 docs: ## docs/ as a site, in site/; a link that leads nowhere is an error
 	@$(python) scripts/requirements.py check docs

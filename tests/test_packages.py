@@ -38,7 +38,7 @@ def test_what_is_installed_is_what_the_gate_imports():
     names = {line.partition(">=")[0] for line in project()["dependencies"]}
     imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy"}
     assert names == imports | {"nvidia-ml-py", "pytest-benchmark"}
-    assert project()["optional-dependencies"].keys() == {"torch", "traces"}
+    assert project()["optional-dependencies"].keys() == {"torch", "traces", "history", "report"}
 
 
 def test_the_version_is_one():

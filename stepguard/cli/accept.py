@@ -78,7 +78,7 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
         raise Refused(
             f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
             f"{short_hash(evidence.commit) or 'none'}, HEAD is {short_hash(head)}; measure again, "
-            f"or, if it is that one you mean: --evidence {shlex.quote(os.path.relpath(path))}"
+            f"or, if you mean that one: --evidence {shlex.quote(os.path.relpath(path))}"
         )
 
 

@@ -1,7 +1,7 @@
 """The command comment: a run's document as a pull request's comment, and as a check run.
 
 python -m stepguard comment perf.json --run 1234567890 --conclusion failure
-python -m stepguard comment perf.json --run 1234567890 --check check.json --head 4f2a91c0...
+python -m stepguard comment perf.json --run 123 --check check.json --head HASH
 """
 
 import argparse

@@ -117,7 +117,7 @@ def _read_more(page: str) -> str:
     # The last two: as a user's own packages, and in a folder of their own (pip's --target).
     parents = (sys.prefix, site.getuserbase(), _ABOVE)
     folders = [_ABOVE / "docs", *(Path(parent, _INSTALLED) for parent in parents)]
-    path = next((one / name for one in folders if (one / name).is_file()), None)
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
     if path is None:
         return ""
     shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)

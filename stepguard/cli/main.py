@@ -60,6 +60,7 @@ LAB = (
     "compare",
     "history",
     "refresh",
+    "report",
     "sweep",
     "run_schema",
     "bencher",

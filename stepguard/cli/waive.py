@@ -57,8 +57,8 @@ def _waive(options: argparse.Namespace) -> int:
         return 0
     if bool(options.metric) != sized:
         raise UsageError(
-            "a METRIC and one of --limit-pct --value go together; without them it is all that "
-            "failed, as it was measured last"
+            "a METRIC and one of --limit-pct --value go together; without them the waiver is "
+            "for all that failed in the last measurement"
         )
     for name in ("reason", "days"):
         if getattr(options, name) is None:

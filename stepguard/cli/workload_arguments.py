@@ -55,7 +55,7 @@ def add_parameters(command: argparse.ArgumentParser) -> None:
     text = f"where a step ends: after each call of this function ({BY_OPTIMIZER}: when all of the "
     text += "loop's optimizers have stepped, or at stepguard.step())"
     loop.add_argument("--step-at", metavar="MODULE:FUNCTION", help=text)
-    text = "so many of the loop's steps are one, 10 where each tenth is logged (1)"
+    text = "measure so many of the loop's steps as one: 10 if every tenth step logs (1)"
     loop.add_argument("--every", type=int, metavar="N", help=text)
     text = "of a step on one rank, for tokens a second"
     loop.add_argument("--tokens", type=int, metavar="N", help=text)
@@ -277,7 +277,7 @@ def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
     """Return which parameters a function in the source lacks, or does not take."""
     for node in _parsed(source):
         if isinstance(node, ast.FunctionDef) and node.name == function:
-            return "" if node.decorator_list else _unlike(node, params)
+            return "" if node.decorator_list else _wrong_parameters(node, params)
     return ""
 
 
@@ -294,7 +294,7 @@ def _names(node: ast.FunctionDef) -> list[str]:
     return [argument.arg for argument in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
 
 
-def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
+def _wrong_parameters(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
     taken, names = node.args, _names(node)
     needed = names[: len(names) - len(taken.kwonlyargs) - len(taken.defaults)]
     kwonly = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)

@@ -119,7 +119,7 @@ class Case:
         if script and self.params:
             raise ValueError(f"Case.params {dict(self.params)!r}: a script has args")
         if not script and self.args:
-            raise ValueError(f"Case.args {self.args!r}: only a script has them; a function, params")
+            raise ValueError(f"Case.args {self.args!r}: only a script has args")
         if self.loop is not None and not isinstance(self.loop, Loop):
             raise ValueError(f"Case.loop {self.loop!r}: write Loop(...)")
         object.__setattr__(self, "args", tuple(self.args))

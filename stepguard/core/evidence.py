@@ -331,7 +331,7 @@ def problems(evidence: Evidence) -> Iterator[str]:
         metric = METRICS.get(f"{difference.name}_pct")
         if metric is None or metric.kind != "difference":
             yield f"{difference.name!r} is no difference"
-        yield from _unlikely(
+        yield from _implausible_times(
             (*chain.from_iterable(difference.pairs_ms), *difference.plain_by_rank_ms)
         )
     yield from _problems_of_counts(evidence.counted, ranks)
@@ -341,10 +341,10 @@ def _problems_of_launch(launch: Launch) -> Iterator[str]:
     for block in (*launch.blocks, *launch.discarded):
         if len(block.wall_ms) != len(block.events_ms):
             yield f"a block has {len(block.wall_ms)} wall clocks and {len(block.events_ms)} events"
-        yield from _unlikely((*block.wall_ms, *block.events_ms, *block.step_ms))
+        yield from _implausible_times((*block.wall_ms, *block.events_ms, *block.step_ms))
 
 
-def _unlikely(times_ms: Iterable[float]) -> Iterator[str]:
+def _implausible_times(times_ms: Iterable[float]) -> Iterator[str]:
     """Yield times that no clock measures. Times that are not positive are left to the judge."""
     yield from (f"a time of {ms!r} ms" for ms in times_ms if 0 < ms < 1e-6 or abs(ms) > 1e12)
 
@@ -368,4 +368,4 @@ def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
     if counts.profile and (problem := counts.profile.problem()):
         yield problem
     if any(site.count < 1 for sites in counts.sites.values() for site in sites):
-        yield "a place is there less than once"
+        yield "a place has a count below 1"

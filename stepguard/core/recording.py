@@ -73,7 +73,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # Versions of what the workload imported; unset if there are none, and in old files.
     libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
-    def unlike_ranks(self) -> dict[str, list[int]]:
+    def differing_ranks(self) -> dict[str, list[int]]:
         """Return ``by_rank``; empty if the counts of ranks are unknown."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
 

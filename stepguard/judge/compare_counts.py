@@ -117,7 +117,7 @@ def _compare_ranks(
     """Return the count of the worst rank, or of the busiest one if none is worse. It names its
     ranks unless all ranks have it.
     """
-    new, old = now.unlike_ranks().get(metric), _recorded_ranks(metric, past)
+    new, old = now.differing_ranks().get(metric), _recorded_ranks(metric, past)
     ranks = len(new or old or ())
     if not ranks:  # one rank, or ranks that are all alike, now and in the recording
         return busiest
@@ -150,7 +150,7 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
     never one of those.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
-    each = [recording.unlike_ranks().get(metric) for recording in known]
+    each = [recording.differing_ranks().get(metric) for recording in known]
     ranks = max((len(counts) for counts in each if counts), default=0)
     if not ranks:
         return None

@@ -35,7 +35,7 @@ def _nothing_expected(run: Run) -> Problems:
 
 _MENDS = {
     State.ABSENT: "bring its test back, or remove it from {file}",
-    State.DESELECTED: "a selection that is meant is said: --perf-select=CASES",
+    State.DESELECTED: "to leave cases out on purpose: --perf-select=CASES",
     State.SKIPPED: "let it run, or remove it together with its recording",
     State.UNMEASURED: "run it to its end",
 }

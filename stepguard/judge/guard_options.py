@@ -59,8 +59,8 @@ def _untyped(run: Run, names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _judge_of_settings(run: Run) -> Problems:
     for _, origin in _untyped(run, JUDGING):
-        text = f"{origin}, and may be of this branch, or of a slower level: what judges is said by "
-        yield Problem(ProblemCode.OTHER_BASELINE, text + "the command")
+        text = f"{origin}, and may be of this branch, or of a slower level: name what judges in "
+        yield Problem(ProblemCode.OTHER_BASELINE, text + "the command itself")
 
 
 def _pairs_of_settings(run: Run) -> Problems:
@@ -78,7 +78,7 @@ def _measures_afresh(run: Run) -> Problems:
 
 def _selection_of_settings(run: Run) -> Problems:
     for _, origin in _untyped(run, [SELECTING]):
-        text = f"{origin}: a selection that is meant is said by the command"
+        text = f"{origin}: select cases in the command itself"
         yield Problem(ProblemCode.CASE_MISSING, text)
 
 

@@ -173,7 +173,7 @@ def _other_work(comparison: Comparison) -> Refusal | None:
         if name in now and name in then and now[name] != then[name]:
             work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
-        new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
+        new, old = (tuple(side.differing_ranks().get(name, ())) for side in (head, base))
         if new != old:  # the busiest rank does as much, and another rank does less or more
             work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)

@@ -32,7 +32,7 @@ def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Com
     measured afresh cancels all before it.
     """
     for kept in earlier:
-        if says_slower(kept) and not unlike(kept, now):
+        if says_slower(kept) and not changed_condition(kept, now):
             head = replace(kept.head, commit=now.commit, date=now.date, command=now.command)
             since = kept.stays or kept.head.date
             return replace(kept, head=head, base=replace(kept.base, commit=base), stays=since)
@@ -41,7 +41,7 @@ def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Com
     return None
 
 
-def unlike(earlier: Comparison, now: Evidence) -> str:
+def changed_condition(earlier: Comparison, now: Evidence) -> str:
     """Return the first condition that differs between an earlier comparison and HEAD's evidence
     now; empty if none does.
     """

@@ -5,12 +5,13 @@ from statistics import geometric_mean, median
 
 import msgspec
 
-from stepguard.core.evidence import Evidence, Launch
+from stepguard.core.evidence import Counts, Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.reason_sentences import OfMetric, OneRank, SlowestRank
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
+from stepguard.core.site import Site
 from stepguard.judge.callers import without_lines
-from stepguard.judge.noise_limits import paired
+from stepguard.judge.noise_limits import Paired, paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.slow_step_patterns import lasting_ms, of_launches
 
@@ -20,8 +21,6 @@ def summarise(evidence: Evidence) -> Recording:
     out.
     """
     counts, fingerprint = evidence.counted, evidence.fingerprint
-    sound = (difference for difference in evidence.differences if not difference.bad_times())
-    costs = {difference.name: paired(difference.pairs_ms) for difference in sound}
     times = _times(evidence.launches)
     # Several ranks that are alike have an empty table, which is not the same as no table: a
     # baseline file is refused if its newest recording has several ranks and no table.
@@ -37,25 +36,35 @@ def summarise(evidence: Evidence) -> Recording:
         times_ms={JUDGED_TIME: times} if times else {},
         counters=dict(counts.values),
         information=_information(evidence, times),
-        detail={
-            name: parts
-            for name, parts in counts.detail.items()
-            if parts and METRICS[name].kind == "counter"
-        },
-        sites={
-            name: list(sites)
-            for name, sites in counts.sites.items()
-            if sites and name in counts.values  # without a value they are where steps differ
-        },
+        detail=_parts(counts),
+        sites=_sites(counts),
         callers=counts.callers or msgspec.UNSET,
         differences_pct={
-            f"{name}_pct": RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
-            for name, cost in costs.items()
+            f"{difference.name}_pct": _difference(paired(difference.pairs_ms))
+            for difference in evidence.differences
+            if not difference.bad_times()
         },
         by_rank={name: list(each) for name, each in counts.by_rank.items()}
         if several
         else msgspec.UNSET,
     )
+
+
+def _parts(counts: Counts) -> dict[str, dict[str, int]]:
+    kept = ((name, parts) for name, parts in counts.detail.items() if parts)
+    return {name: parts for name, parts in kept if METRICS[name].kind == "counter"}
+
+
+def _sites(counts: Counts) -> dict[str, list[Site]]:
+    """Return the places of the counters that have a value. Without one they are the places where
+    steps differ.
+    """
+    kept = ((name, sites) for name, sites in counts.sites.items() if name in counts.values)
+    return {name: list(sites) for name, sites in kept if sites}
+
+
+def _difference(cost: Paired) -> RecordedDifference:
+    return RecordedDifference(mean=cost.mean_pct, half_width=cost.half_width_pct)
 
 
 def _times(launches: tuple[Launch, ...]) -> list[float]:

@@ -1,9 +1,9 @@
-"""Where the level of a series changes, and how far it has crept from an anchor.
+"""Finds where the level of a series changes, and how far it has crept from an anchor.
 
 A time is noisy: its change points are found by PELT with squared error on logarithms (ruptures), at
 a penalty of PENALTY * ln(n) * s**2. The noise s comes from the differences of neighbours, which no
-step moves. A counter has no noise: each change is one. How often that is right is measured by
-benchmarks/history_points.py.
+step moves. A counter has no noise: every difference is a change.
+benchmarks/history_points.py measures how often that is right.
 
 https://centre-borelli.github.io/ruptures-docs/
 """
@@ -75,8 +75,10 @@ def exact_changes(values: Sequence[float]) -> list[Change]:
 
 
 def level_changes(values: Sequence[float], least_pct: float = 0.0) -> list[Change]:
-    """Return the changes of level of a noisy, positive series that are ``least_pct`` or more; none
-    where it has fewer points than LEAST_SERIES. Raises ModuleNotFoundError without ruptures.
+    """Return the changes of level of a noisy, positive series that are ``least_pct`` or more.
+
+    A series of fewer points than LEAST_SERIES has none. Raises ModuleNotFoundError without
+    ruptures.
     """
     if len(values) < LEAST_SERIES:
         return []

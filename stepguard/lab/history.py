@@ -40,7 +40,7 @@ from stepguard.storage.output_files import Kind
 
 STORE = "history.sqlite"
 PAGE = Kind((".html",), BEGINS.encode())
-MONTH = "30 days ago"  # an anchor where no tag is: as far back as the nightly comparison looks
+MONTH = "30 days ago"  # the anchor if there is no tag: as far as the nightly comparison looks
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -77,7 +77,7 @@ def _history(options: argparse.Namespace) -> int:
     with open_store(options.store) as store:
         _report_import(_import(store, options))
         every = series_of(store.measurements(options.case or ""))
-    chosen = _chosen(every, options)  # outside: what was imported stays, whatever was asked for
+    chosen = _chosen(every, options)  # after the block: what was imported stays
     anchor = _anchor(options.root, options.anchor)
     views = [view_of(series, anchor) for series in chosen]
     if not has_ruptures():

@@ -1,4 +1,4 @@
-"""What a history is made from: kept evidence, and git's history of the baseline files."""
+"""Imports a history from kept evidence, and from git's history of the baseline files."""
 
 import json
 from collections import Counter
@@ -41,9 +41,10 @@ class Imported:
 
 
 def import_evidence(store: HistoryStore, root: Path, folders: Sequence[Path]) -> Imported:
-    """Add the evidence below these folders that HEAD's history has the commits of: a branch's own
-    measurements are no history of main. Evidence of uncommitted code, or with a fault, is left out,
-    too.
+    """Add the evidence below these folders whose commits are in HEAD's history.
+
+    A branch's own measurements are no history of main. Evidence of uncommitted code, or with a
+    fault, is left out, too.
     """
     known = set((git(root, "rev-list", "HEAD") or "").split())
     measurements: list[Measurement] = []

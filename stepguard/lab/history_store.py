@@ -63,7 +63,7 @@ def measurement_of(
     parameters: Mapping[str, Any],
     reason: str = "",
 ) -> Measurement:
-    """Return a recording as a measurement; the ``reason`` is of a level that begins with it."""
+    """Return a recording as a measurement. ``reason``: why a level begins with it, if one does."""
     environment = dict(recording.software) | (
         {"driver": recording.driver} if recording.driver else {}
     )
@@ -104,8 +104,10 @@ class HistoryStore:
         self._connection = connection
 
     def add(self, measurements: Iterable[Measurement]) -> int:
-        """Add measurements and return how many are new. Of one that is known, only figures and the
-        reason of a level that it lacked are added: a baseline file holds less than evidence does.
+        """Add measurements and return how many are new.
+
+        A known measurement gets only what it lacked, figures and the reason of a level: a baseline
+        file holds less than evidence does.
         """
         return sum(self._add(measurement) for measurement in measurements)
 

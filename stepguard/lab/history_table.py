@@ -83,10 +83,15 @@ def story(view: View, anchor: Anchor | None, bars: str = BARS, top: int = 20) ->
 
 
 def said(view: View, anchor: Anchor | None) -> Iterator[str]:
-    """Yield a sentence for each change of level, and for what is known of creep."""
+    """Yield a sentence for each change of level, each other mark, and what is known of creep."""
     for change in view.changes:
         beside = view.beside(change) or "nothing else changed"
         yield f"level {moved(view, change)} at {view.range_of(change)}: {beside}"
+    changed = {change.at for change in view.changes}
+    for mark in view.marks:
+        if mark.at and mark.at not in changed:
+            point = view.series.points[mark.at]
+            yield f"{day(point)} {short_hash(point.commit)}, {mark.text}"
     if view.unsearched:
         yield f"no change points were looked for: {view.unsearched}"
     if view.creep and anchor:

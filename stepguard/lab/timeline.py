@@ -146,11 +146,11 @@ def _idle(analysis: Analysis, begin: float, end: float) -> Iterator[_Bar]:
 
 
 def _svg(lanes: Sequence[_Lane], begin: float, end: float, heading: str) -> Iterator[str]:
-    height = _bottom(len(lanes)) + 50
+    width, height = _LEFT + _WIDTH + 20, _bottom(len(lanes)) + 50
     scale = _WIDTH / (end - begin)
     yield (
-        f'{BEGINS} xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" '
-        f'height="{height}" font-family="sans-serif" font-size="12">'
+        f'{BEGINS} xmlns="http://www.w3.org/2000/svg" width="{width}" '
+        f'height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
     )
     yield '<rect width="100%" height="100%" fill="white"/>'
     yield f'<text x="10" y="22" font-size="14">{escape(heading)}</text>'

@@ -1,4 +1,4 @@
-"""The packages that stepguard needs, and the torch that is the user's: which are here?"""
+"""Checks for the packages that stepguard needs, and for the user's own torch."""
 
 import tomllib
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from packaging.requirements import Requirement
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.interpreter import as_typed
 
-# An extra of the distribution: whoever trains has a torch, of a build that pip need not replace.
+# An extra of the distribution: whoever trains has a torch, and pip should not replace that build.
 TORCH = "torch"
 _DECLARED = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def requirements() -> list[Requirement]:
-    """Return the packages needed, torch included, as the source tree, or else the installation,
-    declares them. Raises PackageNotFoundError where nothing does.
+    """Return the packages needed, torch included. The source tree declares them, or else the
+    installation. Raises PackageNotFoundError if neither exists.
     """
     if _DECLARED.is_file():
         project = tomllib.loads(_DECLARED.read_text())["project"]
@@ -27,10 +27,14 @@ def requirements() -> list[Requirement]:
 
 
 def _parsed(lines: Iterable[str]) -> list[Requirement]:
-    found = [Requirement(line) for line in lines]
-    needed = [one for one in found if one.marker is None or one.marker.evaluate({"extra": TORCH})]
-    for one in needed:
-        one.marker = None
+    declared = [Requirement(line) for line in lines]
+    needed = [
+        wanted
+        for wanted in declared
+        if wanted.marker is None or wanted.marker.evaluate({"extra": TORCH})
+    ]
+    for wanted in needed:
+        wanted.marker = None
     return needed
 
 
@@ -48,9 +52,9 @@ def unmet(wanted: Requirement) -> str:
 
 
 def require_torch() -> None:
-    """Raise MachineError where the user's torch is missing, or too old to be measured."""
+    """Raise MachineError if the user's torch is missing, or too old to be measured."""
     try:
-        wanted = next(one for one in requirements() if one.name == TORCH)
+        wanted = next(package for package in requirements() if package.name == TORCH)
     except metadata.PackageNotFoundError:  # the doctor says so; the ranks will see what there is
         return
     problem = unmet(wanted)

@@ -30,8 +30,8 @@ from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
     fingerprint_of,
+    refuse_differing_ranks,
     refuse_other_gpus,
-    refuse_unlike_ranks,
 )
 from stepguard.measure.start_ahead import Ahead
 
@@ -211,7 +211,7 @@ class CaseWorkers:
         self.check_sources(ranks, spec, "prepare")
         if self._monitor:
             refuse_other_gpus(ranks, self._monitor.gpus)
-        refuse_unlike_ranks(ranks)
+        refuse_differing_ranks(ranks)
         # A single rank has other tokens and FLOPs than the case, whose ranks are summed.
         if not spec.one_of_several:
             self._ranks = ranks

@@ -35,7 +35,7 @@ def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
             raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE, message))
 
 
-def refuse_unlike_ranks(ranks: Answers) -> None:
+def refuse_differing_ranks(ranks: Answers) -> None:
     """Raise LaunchFailed if a rank runs on other hardware or software than rank 0."""
     first = _platform(ranks[0])
     for rank, answer in enumerate(ranks):

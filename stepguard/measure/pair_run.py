@@ -25,7 +25,7 @@ from stepguard.core.reasons import Reason
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_on_cpu
-from stepguard.judge.rules.identical_step import enough, unlike
+from stepguard.judge.rules.identical_step import enough, why_not_identical
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.measure.launch_durations import Protocol
@@ -241,7 +241,7 @@ class _PairRun:
         comparison = self.comparison()
         ends = comparison.glance and comparison.pairs == mean_on_cpu.LEAST_PAIRS - 1
         untimed = JUDGED_TIME not in judged(self.case)
-        alike = comparison.pairs == enough(comparison) - 1 and not unlike(comparison)
+        alike = comparison.pairs == enough(comparison) - 1 and not why_not_identical(comparison)
         return untimed or alike or ends
 
     def _next(self) -> list[RunningLaunch]:

@@ -10,14 +10,14 @@ FLAGS = {
     "--perf-update-new": "record only the cases that have no baseline",
     "--perf-append": "record what is `same` as one more recording; no new level",
     "--perf-no-confirm": "do not measure the baseline's commit when a time moved",
-    "--perf-fresh": "measure anew what pairs of an earlier run called SLOWER, which else stays",
+    "--perf-fresh": "measure again what an earlier run called SLOWER in pairs; else that stays",
     "--perf-strict": "fail for all that leaves a case unguarded; the default where CI is set",
     "--perf-no-strict": "a run that gates nothing, also where CI is set",
 }
 TEXTS = {
     "--perf-reason": (
         "TEXT",
-        "why the levels that are recorded are right; stored with each that is new",
+        "why the recorded levels are right; stored with each new one",
     ),
     "--perf-baselines": ("DIR", "folder of the baseline files (baselines/)"),
     "--perf-base": (
@@ -39,7 +39,10 @@ TEXTS = {
         "measure these cases alone, ids with commas between; * stands for any characters",
     ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
-    "--perf-report": ("PATH", "write the run as Markdown"),
+    "--perf-report": (
+        "PATH",
+        "write the run as Markdown, or as an HTML page if PATH ends in .html",
+    ),
 }
 
 

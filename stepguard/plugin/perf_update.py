@@ -53,7 +53,7 @@ class Recorder:
             # It passes, but the next runs would be compared with these kernels.
             self.notices.append(
                 f"{case_id}: not recorded, its kernels take longer than the recorded ones, and no "
-                "pairs say that the step does not"
+                "pairs show that the step is as fast"
             )
             return
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"

@@ -7,6 +7,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
 from stepguard.storage import output_files
 from stepguard.storage.json_file import FileError
 
-NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
+NO_GATE = "the run is strict since CI is set; if it is no gate, add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
 
 
@@ -78,7 +79,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     for name, value in texts.items():
         # An empty value would quietly choose another gate: --perf-against= the stored baseline.
         if value is not None and not value.strip():
-            yield f"{name}={value}: empty; a variable that is not set, maybe"
+            yield f"{name}={value}: empty; is a variable not set?"
     if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
         yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
     yield from _too_few_gpus(option.perf_require_gpus, gpus)
@@ -114,8 +115,8 @@ def _too_few_gpus(required: int, gpus: int) -> Iterator[str]:
         yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
     if required > 0 and gpus < (known := known_gpus()):
         yield (
-            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
-            "skipped; look at CUDA_VISIBLE_DEVICES"
+            f"{wanted}: this machine has {known} and shows {gpus}, so cases that need more would "
+            "be skipped; look at CUDA_VISIBLE_DEVICES"
         )
 
 
@@ -125,7 +126,7 @@ def _two_ways_to_record(option: argparse.Namespace) -> Iterator[str]:
     for name, given in narrower.items():
         if option.perf_update and given:
             yield (
-                f"--perf-update with {name}: it records changed levels, too, which {name} leaves "
+                f"--perf-update with {name}: it also records changed levels, which {name} leaves "
                 "alone; give one of the two"
             )
 
@@ -137,11 +138,18 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         if not text:
             continue
         path = Path(folder, text)
-        if problem := output_files.unwritable(path):
+        if problem := output_files.unwritable(path) or _lacks(path):
             yield f"{name}={text}: {problem}"
         if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"
         seen.add(path)
+
+
+def _lacks(path: Path) -> str:
+    """Return the package that a page needs and that is not installed, with the command."""
+    if path.suffix != output_files.HTML or find_spec("jinja2"):
+        return ""
+    return "a page in HTML needs jinja2: pip install 'stepguard[report]'"
 
 
 def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:

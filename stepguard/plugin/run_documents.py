@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import stepguard
 from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
@@ -35,6 +39,7 @@ _ENDS = {
     pytest.ExitCode.INTERNAL_ERROR: End.FAILED,
 }
 _UNSET = (None, False, "", 0, BUDGET_MIN)
+REPORT_LIMIT_S = 300  # of the process that writes a page of 200 cases in seconds
 
 
 def _end_of(exitstatus: int) -> End:
@@ -128,18 +133,58 @@ def forget_documents(config: pytest.Config) -> None:
                 path.unlink(missing_ok=True)
 
 
-def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
-    """Write the documents that were asked for. Return a sentence for each that could not be
-    written.
+def write(option: Any, folder: Path, document: RunDocument, root: Path) -> list[str]:
+    """Write the documents that were asked for; return why one could not be, a sentence each.
+
+    ``root`` is the project's folder, from which the document names its files.
     """
     problems = []
-    texts = {"json": document_json.as_json(document), "report": page(document)}
-    for name, text in texts.items():
+    for name, put in {"json": _put_json, "report": _put_report}.items():
         target = getattr(option, f"perf_{name}")
         # A path that was refused, such as a folder, is no reason to lose the other document.
         if not target or not target.strip():
             continue
         path = folder / target
-        if problem := output_files.unwritable(path) or output_files.put(path, text):
+        if problem := output_files.unwritable(path) or put(path, document, root):
             problems.append(f"--perf-{name}={target}: {problem}")
     return problems
+
+
+def _put_json(path: Path, document: RunDocument, root: Path) -> str:
+    return output_files.put(path, document_json.as_json(document))
+
+
+def _put_report(path: Path, document: RunDocument, root: Path) -> str:
+    """Write the run as a page; return why that failed, or nothing. One in HTML is the lab's."""
+    if path.suffix != output_files.HTML:
+        return output_files.put(path, page(document))
+    with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
+        run = Path(folder) / "run.json"
+        if problem := _put_json(run, document, root):
+            return problem
+        return _html_of(run, path.absolute(), document.baselines, root)
+
+
+def _html_of(run: Path, path: Path, baselines: str, root: Path) -> str:
+    """Have a process of its own write the page of a run's document; return why it could not."""
+    folder = ["--baselines", baselines] if (root / baselines).is_dir() else []
+    command = [sys.executable, "-m", "stepguard", "report", str(run), "--html", str(path), *folder]
+    found = str(Path(stepguard.__file__).parents[1])
+    paths = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH", ""))))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=REPORT_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the page could not be made: {error}"
+    if done.returncode == 0:
+        return ""
+    lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+    return f"the page could not be made: {lines[-1]}"

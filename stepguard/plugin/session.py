@@ -372,7 +372,7 @@ class Session:
             notices=self._notices,
             waivers=self._waivers,
         )
-        return write(self._option, self._commands.folder, document)
+        return write(self._option, self._commands.folder, document, self._root)
 
     def summary(self, lists_skips: bool) -> Run | None:
         """Return the run for its summary. None if it measured nothing and had nothing to measure,

@@ -224,5 +224,5 @@ def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = No
     if case.device == GPU and gpus < case.world_size:
         return f"{need}, this machine shows {gpus}"
     if case.device == CPU and gpus and "smoke" not in markers:
-        return "a GPU is here, its cases run instead (or say: -m smoke)"
+        return "this machine has a GPU, whose cases run instead (or say: -m smoke)"
     return ""

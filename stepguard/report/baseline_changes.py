@@ -111,7 +111,7 @@ def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
 def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
     """Yield what differs in the parts of counts, and between ranks: these are judged, too."""
     was, now = (entry.newest for entry in (old, new))
-    ranks = was.unlike_ranks(), now.unlike_ranks()
+    ranks = was.differing_ranks(), now.differing_ranks()
     for name, row in METRICS.items():
         yield f"{name} of ranks", str(ranks[0].get(name, NONE)), str(ranks[1].get(name, NONE))
         if row.parts:

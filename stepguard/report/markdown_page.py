@@ -47,7 +47,7 @@ def page(
     parts += [*_base(document), *_problems(document)]
     rows = "\n\n".join(_table(document, limit_bytes // 2))
     if for_comment:
-        parts += [*_worst(document), *([_folded("all cases", rows)] if rows else [])]
+        parts += [*_worst(document), *([_folded("all cases", f"{rows}\n")] if rows else [])]
     else:
         parts += [*([rows] if rows else []), *chart(document)]
     reported = ReportedCauses()

@@ -273,7 +273,7 @@ def _other_software(recording: Recording, last: Epoch) -> str:
     older = last.recordings[0]
     moves = []
     old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
-    old_ranks, ranks = (r.unlike_ranks().get("flops_per_step", []) for r in (older, recording))
+    old_ranks, ranks = (r.differing_ranks().get("flops_per_step", []) for r in (older, recording))
     if old_flops and flops and old_flops != flops:
         moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
     elif old_ranks != ranks:

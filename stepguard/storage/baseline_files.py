@@ -149,7 +149,7 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
             restored(recording.profile)
     except ValueError as error:
         yield str(error)
-    for name, counts in recording.unlike_ranks().items():
+    for name, counts in recording.differing_ranks().items():
         if name not in recording.counters:
             yield f"by_rank has {name!r}, which counters has not"
         elif len(counts) != ranks:

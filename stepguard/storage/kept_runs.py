@@ -148,13 +148,16 @@ class Store:
         it left only comparisons. A run that was interrupted early, or that records a trace, left
         neither.
         """
-        return evidence_files(self._last())
+        return evidence_files(self.last_folder())
 
     def is_newest(self, path: Path) -> bool:
         """Tell whether an evidence file is of the newest run of all."""
         return path.parent.parent in self._runs()[-1:]
 
-    def _last(self) -> Path:
+    def last_folder(self) -> Path:
+        """Return the folder of the newest run that left evidence or comparisons; without any the
+        folder of all runs.
+        """
         for run in reversed(self._runs()):
             if {EVIDENCE, COMPARISON} & {path.name for path in run.glob("*/*")}:
                 return run
@@ -172,7 +175,7 @@ class Store:
         """If the run of last_run() left only comparisons, return its other revision and its folder;
         else no revision, and the folder.
         """
-        run = self._last()
+        run = self.last_folder()
         if evidence_files(run):
             return "", run
         return next((comparison.against for comparison in _readable(run)), ""), run

@@ -19,7 +19,9 @@ class Kind(NamedTuple):
     begins: bytes = b""  # the beginning of each such file
 
 
-DOCUMENT = Kind((".json", ".md", ".txt"))
+DOCUMENT = Kind((".json", ".md", ".html", ".txt"))
+HTML = ".html"
+_HTML_BEGINS = b"<!DOCTYPE html>\n<!-- stepguard report -->"  # the beginning of each page of ours
 # Keys of each kind of document, in all versions.
 _MARKS = (
     {"schema", "results", "problems"},  # --perf-json
@@ -62,7 +64,8 @@ def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
     content = _json_in(path) if path.suffix == ".json" else None
     if isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}:
         return "is a baseline, which a document would replace: name another file"
-    if not (_is_document(content) if path.suffix == ".json" else _begins(path, kind.begins)):
+    begins = kind.begins or (_HTML_BEGINS if path.suffix == HTML else b"")
+    if not (_is_document(content) if path.suffix == ".json" else _begins(path, begins)):
         return "is no earlier document, which another one would replace: name another file"
     return ""
 

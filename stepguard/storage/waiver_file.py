@@ -107,7 +107,7 @@ def _idle(folder: Path, waiver: Permission) -> str:
     if waiver.value is None:
         return ""
     for recording in newest:
-        ranks = recording.unlike_ranks().get(waiver.metric) or [
+        ranks = recording.differing_ranks().get(waiver.metric) or [
             recording.counters.get(waiver.metric, -1)
         ]
         if any(may_cover(waiver.value, waiver.metric, old) for old in ranks):

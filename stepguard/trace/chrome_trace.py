@@ -330,7 +330,7 @@ def _machine(head: dict[str, Any]) -> Machine:
     try:
         header = msgspec.convert(head, _Head)
     except msgspec.ValidationError as error:
-        raise TraceError(f"what it says of its machine is not as it should be: {error}") from None
+        raise TraceError(f"its record of the machine is malformed: {error}") from None
     ranks = header.ranks or _Ranks()
     rank = _number(ranks.rank)
     return Machine(

@@ -77,7 +77,7 @@ def sound_events() -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"an event of the trace is not as it should be: {problem}") from None
+        raise RuntimeError(f"an event of the trace is malformed: {problem}") from None
 
 
 def host_steps(events: Sequence[Event], mark: str, steps: int) -> list[list[Event]]:

@@ -94,7 +94,7 @@ def test_a_step_is_found_at_its_commit(sixty):
 
 
 def test_what_came_along_with_a_step_is_named(repository):
-    """Another torch, other parameters: each at its own point, and a counter at its commit."""
+    """Another torch at its own point, and a counter at its commit."""
     for number, head in enumerate(committed(repository.path, 16)):
         torch = "2.13.0" if number < 8 else "2.15.0"
         counters = {"graph_breaks": 0 if number < 12 else 1}
@@ -112,6 +112,8 @@ def test_what_came_along_with_a_step_is_named(repository):
     assert ": nothing else changed" in done.out
     done = repository("history", CASE, "step_ms")
     assert "environment: torch 2.13.0 -> 2.15.0" in done.out
+    done = repository("history", CASE, "graph_breaks", "--top", "1")
+    assert ", environment: torch 2.13.0 -> 2.15.0\n" in done.out  # where no level changed, too
     overview = repository("history").out
     assert "graph_breaks" in overview and "unique_graphs" not in overview  # it never moved
 

@@ -112,7 +112,7 @@ def test_on_the_main_branch_itself(origin):
     """HEAD is no witness against itself: none, and why."""
     found = commit_for_confirmation(origin, GONE)
     assert found.commit == ""
-    assert found.how == f"{ABSENT}, and HEAD is a commit of main, with no other beside it"
+    assert found.how == f"{ABSENT}, and HEAD is on main itself: no merge base"
 
 
 def test_no_main_branch(clone):

@@ -68,8 +68,8 @@ def test_what_was_reverted_declares_nothing(root):
         ),
         (f"x\n\nPerf-Expect: {CASE} mfu_pct: too large", "'mfu_pct' is no metric"),
         ("x\n\nPerf-Expect: train_step[124m] step_ms: x", "no case 'train_step[124m]'"),
-        (f"x\n\n{LINE}\n\nMore words.", "git takes it for no trailer"),
-        (f"x\n\n{LINE}\n\nWords.\n\n{LINE}", "git takes it for no trailer"),
+        (f"x\n\n{LINE}\n\nMore words.", "git does not take it for a trailer"),
+        (f"x\n\n{LINE}\n\nWords.\n\n{LINE}", "git does not take it for a trailer"),
         (f"x\n\nPerf-Expect: {CASE} step_ms: ...", "no line of words"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_squash_on_main_is_what_it_is(root):
     it says, with a notice. What is malformed is a notice, too. On a branch both end the run.
     """
     squashed = commit(root, SQUASH)
-    with pytest.raises(TreeError, match="git takes it for no trailer"):
+    with pytest.raises(TreeError, match="git does not take it for a trailer"):
         read(root, {CASE})
     git(root, "update-ref", "refs/remotes/origin/main", squashed)
     told = []
@@ -128,7 +128,7 @@ def test_a_squash_on_main_is_what_it_is(root):
     assert trailers(root, "base", "HEAD", {"another"}, renamed.append) == []
     assert "there is no case" in renamed[0]
     commit(root, f"of a branch\n\n{LINE}\n\nMore words.")
-    with pytest.raises(TreeError, match="git takes it for no trailer"):
+    with pytest.raises(TreeError, match="git does not take it for a trailer"):
         read(root, {CASE})
 
 

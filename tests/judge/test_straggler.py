@@ -64,3 +64,6 @@ def test_a_comparison_is_explained():
     assert judge_ab(replace(comparison, base=base)).explanation is None
     slow = replace(head, counts=replace(head.counts, parts_by_rank=(parts[0], rank(245e3))))
     assert judge_ab(replace(comparison, base=base, head=slow)).straggler.rank == 1
+    other = replace(base.fingerprint, device_uuid="GPU-another")
+    beside = replace(comparison, base=replace(base, fingerprint=other), head=slow)
+    assert judge_ab(beside).straggler is None  # a rank is compared with itself, on one card

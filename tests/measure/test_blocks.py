@@ -198,7 +198,7 @@ def test_a_machine_that_stays_disturbed_is_a_fault(how, measured):
         ("cuda", ("graph_breaks", "sync_overhead_pct"), False),
     ],
 )
-def test_only_times_that_decide_nothing_are_taken_in_a_glance(device, gates, short):
+def test_only_times_that_decide_nothing_are_measured_briefly(device, gates, short):
     """Without a gated time or difference: three blocks all the same, each shorter, and no long wait
     for a steadiness that nobody asks for.
     """

@@ -9,7 +9,7 @@ from stepguard.core.profile import Parts, Profile
 from stepguard.core.site import Site
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.combine_ranks import counts_of, refuse_unlike_ranks
+from stepguard.measure.combine_ranks import counts_of, refuse_differing_ranks
 
 
 def rank(**changes):
@@ -29,9 +29,9 @@ def rank(**changes):
 )
 def test_a_rank_on_other_software_stops_the_launch(odd, words):
     """torch itself says what it is; how a node names its network is its own affair."""
-    refuse_unlike_ranks([rank(), rank(environment={"NCCL_SOCKET_IFNAME": "eth1"})])
+    refuse_differing_ranks([rank(), rank(environment={"NCCL_SOCKET_IFNAME": "eth1"})])
     with pytest.raises(LaunchFailed) as raised:
-        refuse_unlike_ranks([rank(), rank(**odd)])
+        refuse_differing_ranks([rank(), rank(**odd)])
     assert raised.value.fault.code == "RANKS_DIFFER" and words in raised.value.fault.message
 
 

@@ -51,7 +51,7 @@ def test_what_head_lacks_of_the_other_revision_is_said(gate, h200):
     gate.commit()
     result = gate.run("--perf-against=main-now", passed=1)
     why = "main-now (????????????) has commits that HEAD lacks, and what they changed is compared"
-    result.says(f"{why} as well; the last that both have: --perf-against={both[:12]}")
+    result.says(f"{why} as well; the last commit that both have: --perf-against={both[:12]}")
     gate.run(OTHER, passed=1).stdout.no_fnmatch_line("*has commits that HEAD lacks*")
 
 

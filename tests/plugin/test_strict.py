@@ -176,7 +176,7 @@ ONE_GATE = ', gates=("graph_breaks",)'
 REPLACED = '    perf(replace(case, gates=("graph_breaks",)))\n'
 OTHER = "    perf(replace(case, params={'n': 1}) if case.name == 'b' else case)\n"
 GONE = "*linear?b?: guarded, but not measured: no test of it was collected*from baselines/cpu.json*"
-DESELECTED = "*linear?b?: guarded, but not measured: deselected by {}; a selection that is meant*"
+DESELECTED = "*linear?b?: guarded, but not measured: deselected by {}; to leave cases out*"
 
 
 def differs(does, path):

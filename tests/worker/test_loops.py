@@ -285,13 +285,13 @@ ENDS = {
         PLAIN.replace("    passes", "    if number == 3:\n        raise SystemExit\n    passes"),
         "train.py ended after 3 steps, and a launch needs about ",
     ),
-    "without a step": ("print('done')\n", "train.py ended without a step that could be told: no"),
+    "without a step": ("print('done')\n", "train.py ended before the end of a step was seen: no"),
     "inside of backward": (
         "model, first = made()\n"
         "model.weight.register_post_accumulate_grad_hook(lambda one: first.step())\n"
         "for number in range(20):\n"
         "    passes(model)\n",
-        "train.py ended without a step that could be told: no optimizer",
+        "train.py ended before the end of a step was seen: no optimizer",
     ),
     "leaves with a word": (
         PLAIN.replace("    passes", "    if number > 2: raise SystemExit('no data')\n    passes"),

@@ -27,7 +27,7 @@ RULES = (
         "a step that is the same",
         identical_step.rule,
         (Status.SAME,),
-        "of slowdowns as large as the matter margin that no identity shows, at most 31 % pass: "
+        "of slowdowns as large as the matter margin that its identity hides, at most 31 % pass: "
         "studies/judge_power",
     ),
     Rule(
@@ -40,7 +40,8 @@ RULES = (
         "the mean on a CPU",
         mean_on_cpu.rule,
         (Status.SAME,),
-        "it adds no false alarm; 20 % more passes in 0 to 41 %: tests/judge/ab/test_ab_cpu.py",
+        "it adds no false alarm; a slowdown of 20 % passes in 0 to 41 %: "
+        "tests/judge/ab/test_ab_cpu.py",
     ),
     Rule(
         "the sequential plan",

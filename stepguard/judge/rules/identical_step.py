@@ -56,7 +56,7 @@ def rule(comparison: Comparison) -> Decision | None:
     return mean_of_pairs.measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
 
 
-def unlike(comparison: Comparison) -> str:
+def why_not_identical(comparison: Comparison) -> str:
     """Return why the two steps are not known to be the same; empty if they are. Times are not
     looked at.
 
@@ -74,14 +74,14 @@ def unlike(comparison: Comparison) -> str:
         return f"a module is in no commit: {loose[0]}"
     if head.counts is None or base.counts is None:
         return "nothing was counted"
-    return _unlike(head.counts, base.counts)
+    return _why_counts_differ(head.counts, base.counts)
 
 
-def _unlike(head: Counts, base: Counts) -> str:
+def _why_counts_differ(head: Counts, base: Counts) -> str:
     for counts in (head, base):
         identity, profile = counts.identity, counts.profile
         if identity is None or identity.problem or not identity.parts:
-            return f"a step is not known whole: {identity.problem if identity else 'no trace'}"
+            return f"not all of a step is known: {identity.problem if identity else 'no trace'}"
         if profile is None or profile.incomplete or profile.lost_share:
             return "a profile is not whole"
         for rank in counts.parts_by_rank or (profile.parts,):
@@ -113,7 +113,7 @@ def identical(comparison: Comparison) -> bool:
     so.
     """
     just = 0 < comparison.pairs == enough(comparison)
-    return just and not unlike(comparison) and not _odd(comparison)
+    return just and not why_not_identical(comparison) and not _unusual_in_pairs(comparison)
 
 
 def not_enough(comparison: Comparison) -> str:
@@ -124,20 +124,20 @@ def not_enough(comparison: Comparison) -> str:
     possible = comparison.files is not None and comparison.head.on_gpu
     if comparison.pairs <= max(1, few) or comparison.same_commit or not possible:
         return ""
-    if why := unlike(comparison):
+    if why := why_not_identical(comparison):
         return why
     if not few:
-        return "a few pairs of this noise say nothing"
+        return "with this noise a few pairs say nothing"
     head, base = (
         replace(side, launches=side.launches[:few]) for side in (comparison.head, comparison.base)
     )
-    return _odd(replace(comparison, head=head, base=base))
+    return _unusual_in_pairs(replace(comparison, head=head, base=base))
 
 
-def _odd(comparison: Comparison) -> str:
+def _unusual_in_pairs(comparison: Comparison) -> str:
     """Return what the pairs show that pairs of unchanged code hardly ever do; empty if nothing."""
     if comparison.again:
-        return "a pair before it was out of line"
+        return "an earlier pair was disturbed"
     pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))
     launches = [launch for pair in pairs for launch in pair]
     if not comparison.together or not all(launch.has_times() for launch in launches):

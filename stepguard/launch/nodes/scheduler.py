@@ -252,10 +252,10 @@ def unfit(nodes: Sequence[Node], here: str) -> str:
     uuids = [gpu.uuid for node in nodes for gpu in node.gpus]
     if same := sorted({uuid for uuid in uuids if uuids.count(uuid) > 1}):
         return f"two nodes show {same[0]}: the launcher has to start one process on each node"
-    return unlike(nodes)
+    return differing_node(nodes)
 
 
-def unlike(nodes: Sequence[Node]) -> str:
+def differing_node(nodes: Sequence[Node]) -> str:
     """Return how a node differs from the first one where it must not; empty if none does."""
     first, known = nodes[0], _facts(nodes[0])
     for node in nodes[1:]:

@@ -139,7 +139,7 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
     why = f"the recording's commit {short_hash(own)} is not on {main.name}"
     why = why if own else _unusable(recorded)
     if main.base == head:
-        return Chosen("", f"{why}, and HEAD is a commit of {main.name}, with no other beside it")
+        return Chosen("", f"{why}, and HEAD is on {main.name} itself: no merge base")
     how = f"{why}; in its place the merge base with {main.name}, {short_hash(main.base)}"
     return Chosen(main.base, how)
 
@@ -171,7 +171,7 @@ def left_behind(root: Path, rev: str, commit: str) -> str:
         return ""
     return (
         f"{revision(rev, commit)} has commits that HEAD lacks, and what they changed is compared "
-        f"as well; the last that both have: --perf-against={short_hash(both)}"
+        f"as well; the last commit that both have: --perf-against={short_hash(both)}"
     )
 
 

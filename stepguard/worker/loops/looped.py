@@ -87,7 +87,7 @@ class LoopedWorkload:
         """Return the message for a loop that ended before enough steps."""
         steps = self._borders.seen
         if not steps:
-            return f"{self._name} ended without a step that could be told: {NO_STEP}"
+            return f"{self._name} ended before the end of a step was seen: {NO_STEP}"
         needed = COUNTED_STEPS * self._every
         if self._step_s < math.inf:
             needed += math.ceil(self._timed_s / self._step_s) * self._every

@@ -140,8 +140,8 @@ class StepBorders:
             return
         if not self._marked and self.seen:
             raise BadWorkload(
-                f"stepguard.step() was called after {self.seen} steps that the optimizer had "
-                "ended: say that it marks them, with --step-at stepguard:step"
+                f"stepguard.step() was called after {self.seen} steps had ended at the "
+                "optimizer: say that it marks them, with --step-at stepguard:step"
             )
         self._marked = True
         self._border()

@@ -43,7 +43,7 @@ def outcome(draw, pct, sd_pct, modes=0.0):
 
 
 def test_a_cpu_case_is_judged_by_its_step_time_too():
-    """By counters and by a glance at the step; a GPU's case only by what it gates."""
+    """By counters and by a few pairs of the step; a GPU's case only by what it gates."""
     case = Case("a", "m:f", device="cpu", gates=("graph_breaks",))
     assert judged(case) == ("step_ms", "graph_breaks") and judges_ungated_time(case)
     assert not judges_ungated_time(Case("a", "m:f", device="cpu", gates=("step_ms",)))

@@ -23,7 +23,13 @@ from stepguard.core.status import Status
 from stepguard.core.step_identity import StepIdentity
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
-from stepguard.judge.rules.identical_step import HOST_SHARE, PAIR_SDS, enough, identical, unlike
+from stepguard.judge.rules.identical_step import (
+    HOST_SHARE,
+    PAIR_SDS,
+    enough,
+    identical,
+    why_not_identical,
+)
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
 from stepguard.report.terminal_summary import Run, lines
@@ -78,7 +84,7 @@ def pair(head_ms=None, base_ms=None, files=("model/gpt.py",), **head):
 def test_the_same_step_is_same_after_one_pair():
     """With the reason in every output; and no further pair is asked for."""
     found = pair()
-    assert unlike(found) == "" and identical(found) and not wants_another_pair(found)
+    assert why_not_identical(found) == "" and identical(found) and not wants_another_pair(found)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.IDENTICAL_STEP)
     assert "the same kernels, generated code, operands and settings" in times(verdict)[0]
@@ -117,7 +123,7 @@ def test_most_pairs_of_unchanged_code_look_so(seed):
 def test_what_is_not_known_to_be_the_same_is_timed(counts):
     """Anything unknown, unstable or different: pairs as ever."""
     found = pair(**counts)
-    assert unlike(found) and not identical(found) and wants_another_pair(found)
+    assert why_not_identical(found) and not identical(found) and wants_another_pair(found)
     assert judge_ab(found).status is not Status.SAME
 
 
@@ -126,8 +132,10 @@ def test_what_is_not_known_to_be_the_same_is_timed(counts):
 )
 def test_other_files_than_code_are_timed(files):
     """Data, libraries and settings may steer what a later step does."""
-    assert unlike(pair(files=files)) and wants_another_pair(pair(files=files))
-    assert not unlike(pair(files=("a/b.py", "README.md"))) and not unlike(pair(files=()))
+    assert why_not_identical(pair(files=files)) and wants_another_pair(pair(files=files))
+    assert not why_not_identical(pair(files=("a/b.py", "README.md"))) and not why_not_identical(
+        pair(files=())
+    )
 
 
 def test_modules_that_git_ignores_are_timed():
@@ -135,7 +143,7 @@ def test_modules_that_git_ignores_are_timed():
     found = pair()
     for side in ("head", "base"):
         loose = replace(getattr(found, side), untracked=("model/fast.so",))
-        assert unlike(replace(found, **{side: loose})) == (
+        assert why_not_identical(replace(found, **{side: loose})) == (
             "a module is in no commit: model/fast.so"
         )
 
@@ -143,9 +151,11 @@ def test_modules_that_git_ignores_are_timed():
 def test_nothing_counted_or_no_gpu():
     """A CPU has no identity of a step."""
     found = pair()
-    assert unlike(replace(found, base=replace(found.base, counts=None)))
+    assert why_not_identical(replace(found, base=replace(found.base, counts=None)))
     case = found.head.case | {"device": "cpu"}
-    assert unlike(replace(found, head=replace(found.head, case=case))) == "there is no GPU"
+    assert (
+        why_not_identical(replace(found, head=replace(found.head, case=case))) == "there is no GPU"
+    )
 
 
 def every(n, factor):
@@ -174,7 +184,7 @@ def late(begin, factor):
 def test_what_only_the_host_does_is_in_the_pair(head_ms):
     """A sleep or a thread is in no identity: every n-th step, or late; the pair shows it."""
     found = pair(head_ms, noisy(1))
-    assert not unlike(found) and not identical(found) and wants_another_pair(found)
+    assert not why_not_identical(found) and not identical(found) and wants_another_pair(found)
 
 
 @given(st.floats(0.01, 1.0), st.integers(0, 10**6))
@@ -312,7 +322,9 @@ def test_no_ranks_gpu_may_be_idle():
     busy, waits = PROFILE.parts, replace(PROFILE.parts, idle_us=(0.2 * MS * 1e3,) * 6)
     ranks = pair(parts_by_rank=(busy,) * 8)
     assert identical(ranks)
-    assert "a GPU is idle for 20.0 %" in unlike(pair(parts_by_rank=(busy,) * 7 + (waits,)))
+    assert "a GPU is idle for 20.0 %" in why_not_identical(
+        pair(parts_by_rank=(busy,) * 7 + (waits,))
+    )
 
 
 def test_where_more_would_be_needed_the_plan_decides():
@@ -322,7 +334,7 @@ def test_where_more_would_be_needed_the_plan_decides():
     assert not identical(replace(noisy_one, head=replace(noisy_one.head, launches=())))
     both = series(*[pair()] * 2, matter_pct=0.24)
     both = replace(both, head=replace(both.head, commit="e" * 40))
-    assert "fewer were not enough: a few pairs of this noise" in times(judge_ab(both))[0]
+    assert "fewer were not enough: with this noise a few pairs" in times(judge_ab(both))[0]
 
 
 def test_the_limits():

@@ -13,7 +13,7 @@ from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import judge_ab
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.sequential_plan import MOST_PAIRS, may_decide
-from stepguard.judge.slower_stays import says_slower, still_slower, unlike
+from stepguard.judge.slower_stays import changed_condition, says_slower, still_slower
 
 QUIET = (0.05, -0.05, 0.02, -0.02)
 SLOW = (1.0, 1.1, 0.9, 1.05, 0.95, 1.0)
@@ -107,7 +107,7 @@ def of_other_machine(**changes):
 )
 def test_it_stays_until_something_changes(head, why):
     """Code, machine, software, environment or margins; of what is in no commit nobody knows."""
-    assert why in unlike(compared(SLOW), head)
+    assert why in changed_condition(compared(SLOW), head)
     assert still_slower([compared(SLOW)], head, OTHER) is None
 
 

@@ -163,7 +163,7 @@ def test_a_lost_record_is_reported():
 @pytest.mark.parametrize("size", [None, "many"])
 def test_a_record_without_bytes_is_refused(size):
     """A sum without it would be wrong, and look right."""
-    with pytest.raises(RuntimeError, match="an event of the trace is not as it should be"):
+    with pytest.raises(RuntimeError, match="an event of the trace is malformed"):
         one_step(copy(H2D, size))
 
 

@@ -1,0 +1,208 @@
+"""The HTML report: runs as one page that loads nothing and runs no script.
+
+The template escapes every text. A text that a file, a branch or a worker wrote is made printable
+before, as in a terminal. The page's content security policy forbids scripts, so that markup that
+came through would still do nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from stepguard import __version__
+from stepguard.core.profile import grouped
+from stepguard.core.run_document import RunDocument, State
+from stepguard.core.status import Status
+from stepguard.core.text import bounded, cut, first, listed, printable_lines, revision, short_hash
+from stepguard.lab import profile_sections, time_sections, work_sections
+from stepguard.lab.charts import short
+from stepguard.lab.report_input import MeasuredCase, ReportedRun
+from stepguard.lab.report_model import (
+    FEW_ROWS,
+    MANY_CASES,
+    MOST_ROWS,
+    Cell,
+    Section,
+    Table,
+    shortened,
+    table,
+)
+from stepguard.lab.source_links import Repository
+from stepguard.report import table as verdict_table
+from stepguard.report.markdown_page import LISTED, NOT_MEASURED
+
+MOST_TEXT = 20_000  # characters of one text on the page
+NAME_CHARACTERS = 200
+OPEN_CASES = 3  # that fail are open from the beginning
+
+
+@dataclass(frozen=True)
+class CaseView:
+    """A case as the template shows it."""
+
+    anchor: str
+    name: str
+    word: str
+    outcome: str
+    headline: str
+    lines: str
+    notes: tuple[str, ...]
+    sections: tuple[Section, ...]
+    is_open: bool
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as the template shows it."""
+
+    title: str
+    outcome: str
+    facts: tuple[tuple[str, str], ...]
+    base_changes: list[str]
+    problems: list[str]
+    overview: tuple[Table, ...]
+    cases: tuple[CaseView, ...]
+    unmeasured: tuple[Table, ...]
+    notices: list[str]
+
+
+def page(runs: Sequence[ReportedRun], repository: Repository, pictures: Mapping[str, str]) -> str:
+    """Return the HTML of these runs; ``pictures`` are timelines as SVG, by case id."""
+    views = [_run(run, number, repository, pictures) for number, run in enumerate(runs)]
+    title = views[0].title if len(views) == 1 else f"Performance of {len(views)} runs"
+    return _TEMPLATES.get_template("report.html").render(
+        title=title, runs=views, version=__version__
+    )
+
+
+def _shown(value: object) -> object:
+    """Return what an expression of the template shows."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    # Most are, and looking at each character takes ten times as long.
+    return bounded(value if value.isprintable() else printable_lines(value), MOST_TEXT)
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("stepguard.lab", "templates"),
+    autoescape=True,
+    finalize=_shown,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+_TEMPLATES.filters["short"] = short
+
+
+def _run(
+    run: ReportedRun, number: int, repository: Repository, pictures: Mapping[str, str]
+) -> RunView:
+    document = run.document
+    order = sorted(run.cases, key=lambda case: (case.verdict.status.rank, case.verdict.case_id))
+    failing = [case for case in order if case.verdict.outcome != "passed"][:OPEN_CASES]
+    views = tuple(
+        _case(
+            case,
+            f"run{number}-case{place}",
+            repository,
+            pictures.get(case.verdict.case_id, ""),
+            case in failing or len(order) == 1,
+            FEW_ROWS if len(order) > MANY_CASES else MOST_ROWS,
+        )
+        for place, case in enumerate(order)
+    )
+    passed = document.passed if document else not failing
+    counts = verdict_table.counts([case.verdict for case in order]) or "nothing was measured"
+    return RunView(
+        title=f"Performance {'passed' if passed else 'failed'}: {counts}",
+        outcome="passed" if passed else "failed",
+        facts=tuple((name, text) for name, text in _facts(run) if text),
+        base_changes=first(document.base_changes, LISTED) if document else [],
+        problems=[cut(problem.sentence, MOST_TEXT) for problem in document.problems]
+        if document
+        else [],
+        overview=_overview(order, views),
+        cases=views,
+        unmeasured=_unmeasured(document) if document else (),
+        notices=first(document.notices, LISTED) if document else [],
+    )
+
+
+def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
+    document = run.document
+    yield "from", run.source
+    if document is None:
+        yield "judged", "by today's baselines and waivers"
+        return
+    yield "machine", document.machine
+    yield "GPUs", ", ".join(f"{gpu.uuid} (driver {gpu.driver})" for gpu in document.gpus)
+    yield "commit", short_hash(document.commit) + (" and changes" if document.dirty else "")
+    yield "against", document.against and revision(document.against, document.base_commit)
+    yield "baselines of", document.base
+    yield "began", document.date
+    yield "took", f"{document.wall_s:,.0f} s"
+    states = Counter(case.state for case in document.cases)
+    yield "cases", ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
+    yield "strict", "yes" if document.strict else "no"
+    yield "ended", document.end.value
+    yield "arguments", " ".join(first(document.options.arguments, 12))
+
+
+def _overview(cases: Sequence[MeasuredCase], views: Sequence[CaseView]) -> tuple[Table, ...]:
+    """Return the table of verdicts, the worst first, each case a link to its part."""
+    rows: list[list[str | Cell]] = []
+    for row, case, view in zip(
+        verdict_table.rows([case.verdict for case in cases]), cases, views, strict=True
+    ):
+        link = Cell(cut(row.cells[0], NAME_CHARACTERS), f"#{view.anchor}")
+        verdict = Cell(row.cells[-1], css=case.verdict.outcome)
+        rows.append([link, verdict, *row.cells[1:-1]])
+    columns = verdict_table.COLUMNS
+    head = (columns[0], columns[-1], *columns[1:-1])
+    return table("Verdicts, the worst first", head, rows, 2, len(rows))
+
+
+def _case(
+    case: MeasuredCase,
+    anchor: str,
+    repository: Repository,
+    picture: str,
+    is_open: bool,
+    most: int,
+) -> CaseView:
+    verdict, text = case.verdict, case.text
+    # The picture's texts are escaped where it is drawn.
+    drawn = Markup(printable_lines(picture))
+    parts = chain(
+        time_sections.sections(case),
+        profile_sections.sections(case, drawn),
+        work_sections.sections(case, repository),
+    )
+    steps = ["", "next:", *text.steps] if text.steps else []
+    is_detailed = verdict.status is not Status.SAME and text.detail
+    detail = ["", text.detail] if is_detailed and text.detail not in "\n".join(text.lines) else []
+    return CaseView(
+        anchor=anchor,
+        name=cut(verdict.case_id, NAME_CHARACTERS),
+        word=verdict.word,
+        outcome=verdict.outcome,
+        headline=cut(text.headline, 400),
+        lines="\n".join([*text.lines, *detail, *steps]).strip("\n"),
+        notes=(case.missing,) if case.missing else (),
+        sections=tuple(shortened(part, most) for part in parts if not part.is_empty),
+        is_open=is_open,
+    )
+
+
+def _unmeasured(document: RunDocument) -> tuple[Table, ...]:
+    rows = []
+    for state in NOT_MEASURED:
+        its = [case for case in document.cases if case.state is state]
+        for why, alike in grouped(its, lambda case: case.why).items():
+            names = listed([case.case or case.test for case in alike], LISTED)
+            rows.append((state.value, str(len(alike)), why, bounded(names, 2_000)))
+    return table("Not measured", ("state", "cases", "why", "which"), rows, 4, LISTED)

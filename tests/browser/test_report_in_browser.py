@@ -1,0 +1,180 @@
+"""The HTML report in a real Chromium: nothing runs, nothing is cut, and everybody can read it.
+
+    make browser
+
+Skipped where playwright, axe or a Chromium is missing; `make browser` sets REQUIRED and fails then.
+"""
+
+import os
+import shutil
+from importlib import resources
+from importlib.util import find_spec
+
+import pytest
+from html_reports import hostile_report, report
+
+pytestmark = pytest.mark.browser
+REQUIRED = "STEPGUARD_BROWSER_REQUIRED"
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+VIEWS = {"desktop": (1280, 900), "phone": (360, 740)}
+
+
+def lacks(what):
+    """Skip the test, or fail it where all that it needs has to be there."""
+    (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(f"{what}: make browser")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium of this machine."""
+    try:
+        from playwright.sync_api import sync_playwright
+    except ModuleNotFoundError:
+        lacks("playwright is not installed")
+    if CHROMIUM is None:
+        lacks(f"no Chromium on PATH ({', '.join(NAMES)})")
+    with sync_playwright() as engines:
+        started = engines.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """A report with a case of every kind of verdict."""
+    found = tmp_path_factory.mktemp("report") / "report.html"
+    found.write_text(report())
+    return found
+
+
+@pytest.fixture
+def opened(browser, path):
+    """``opened(width, height, **settings)`` is the report, and notes what the page complains of."""
+    contexts = []
+
+    def open_page(width=1280, height=900, file=path, **settings):
+        context = browser.new_context(viewport={"width": width, "height": height}, **settings)
+        contexts.append(context)
+        page = context.new_page()
+        page.complaints = []
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("dialog", lambda dialog: page.complaints.append(dialog.message))
+        page.on("request", lambda request: page.complaints.append(request.url))
+        page.goto(file.as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+OPEN_ALL = "document.querySelectorAll('details').forEach(one => one.open = true)"
+# Texts of charts that meet each other, or leave their chart.
+CROWDED = """() => [...document.querySelectorAll('figure svg')].flatMap(svg => {
+  const frame = svg.getBoundingClientRect(), found = [];
+  const name = svg.getAttribute('aria-label');
+  const texts = [...svg.querySelectorAll('text')].map(
+    one => [one.textContent, one.getBoundingClientRect()]);
+  texts.forEach(([text, box], at) => {
+    if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1)
+      found.push(name + ': outside: ' + text);
+    texts.slice(at + 1).forEach(([other, its]) => {
+      const across = Math.min(box.right, its.right) - Math.max(box.left, its.left);
+      const down = Math.min(box.bottom, its.bottom) - Math.max(box.top, its.top);
+      if (across > 1 && down > 3) found.push(name + ': ' + text + ' over ' + other);
+    });
+  });
+  return found;
+})"""
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(opened, view, scheme):
+    """Contrast, names, roles, headings: on a desktop and a phone, light and dark, all opened."""
+    if not find_spec("axe_playwright_python"):
+        lacks("axe is not installed")
+    page = opened(*VIEWS[view], color_scheme=scheme)
+    page.evaluate(OPEN_ALL)
+    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    found = page.evaluate("axe.run()")
+    assert len(found["passes"]) > 10
+    assert [
+        (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
+        for one in found["violations"]
+    ] == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_is_cut_or_overlaps(opened, view):
+    """The page is as wide as the window, and texts of charts keep clear of each other."""
+    page = opened(*VIEWS[view])
+    page.evaluate(OPEN_ALL)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= VIEWS[view][0]
+    assert page.evaluate(CROWDED) == []
+
+
+def test_nothing_is_cut_in_print(opened):
+    """On the width of A4, timelines and wide tables included."""
+    page = opened(width=794)
+    page.emulate_media(media="print")
+    boxes = (
+        "[...document.querySelectorAll('table, svg')].map(one => one.getBoundingClientRect().right)"
+    )
+    assert max(page.evaluate(boxes)) <= 794
+
+
+def test_the_schemes_differ(opened):
+    """Dark paper where the reader prefers it."""
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert opened(color_scheme="dark").evaluate(paper) != opened().evaluate(paper)
+
+
+def test_a_case_opens_by_the_keyboard_and_by_its_link(opened):
+    """Enter on its summary; a link of the table leads to a case that is closed."""
+    page = opened()
+    closed = page.locator("details:not([open])").first
+    closed.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.parentElement.open")
+    page.evaluate("document.querySelectorAll('details').forEach(one => one.open = false)")
+    link = page.locator("td a").last
+    link.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("details[open]").count() == 1
+
+
+def test_without_javascript_all_of_it_is_there(opened):
+    """There is none: tables and charts are in the file."""
+    page = opened(java_script_enabled=False)
+    assert page.locator("details[open] figure svg").first.is_visible()
+    page.locator("details:not([open]) summary").first.click()
+    assert page.locator("details[open] table").last.is_visible()
+
+
+def test_print_shows_closed_cases(opened):
+    """On paper nobody can open them."""
+    page = opened()
+    closed = page.locator("details:not([open]) article").first
+    assert not closed.is_visible()
+    page.emulate_media(media="print")
+    assert closed.is_visible()
+    assert len(page.pdf()) > 50_000
+
+
+def test_it_loads_nothing(opened, path):
+    """The file is the only request, and the page has no complaint."""
+    assert opened().complaints == [path.as_uri()]
+
+
+def test_hostile_texts_do_nothing(opened, tmp_path):
+    """No dialog, no request, no script, whatever a document says."""
+    path = tmp_path / "hostile.html"
+    path.write_text(hostile_report())
+    page = opened(file=path)
+    page.evaluate(OPEN_ALL)
+    page.mouse.move(300, 300)
+    assert page.complaints == [path.as_uri()]
+    assert page.evaluate("document.scripts.length") == 0
