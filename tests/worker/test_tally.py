@@ -16,6 +16,7 @@ def test_a_count_that_differs_between_steps_is_no_value():
         "unstable": {"launches_per_step": "steps differ: 676, 677"},
         "detail": {"graph_breaks": {"a": 1, "b": 1}},
         "sites": {},
+        "callers": {},
         "information": {},
         "profile": None,
         "profile_problem": "",
