@@ -4,6 +4,7 @@
     python -m benchmarks.judge_rates repair --verdicts 300 \\
         studies/judge_power/h?00_pairs_same_steps_*.json studies/power/h?00_*.json
     python -m benchmarks.judge_rates odd
+    python -m benchmarks.judge_rates patterns --trials 2000
 
 `simulate` draws pairs of known truth and hands them to the code that judges. Every kind of noise is
 scaled so that its ordinary part has the stated standard deviation of a pair, of 100 * log(head /
@@ -11,7 +12,8 @@ base). `repair` puts launches of one side of a run, which ran the same code, int
 the truth is zero. These launches were minutes apart, so that such pairs scatter more than measured
 ones, and their error rate is on the safe side. `odd` pairs launches of unchanged code of one card,
 and counts how many a step that is the same would not be believed for, as they are and with every
-n-th step of HEAD made longer.
+n-th step of HEAD made longer. `patterns` draws the steps of pairs of unchanged code, and counts the
+comparisons in which one of their looks finds steps that are slower within HEAD's launches.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -29,10 +32,12 @@ import numpy as np
 
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import ROOT, Document, about, binomial_bounds
-from stepguard.core.evidence import Block, Launch
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Block, Evidence, Launch
 from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
+from stepguard.judge.rules import pattern_of_head, slow_steps
 from stepguard.judge.rules.identical_step import TAIL_LIMIT, tail_excess
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
 
@@ -230,16 +235,106 @@ def odd(options: argparse.Namespace) -> dict[str, Any]:
     return {"odd": found}
 
 
+@dataclass(frozen=True)
+class Steps:
+    """Says how steps of unchanged code scatter; shares of a step, as logs."""
+
+    device: str
+    blocks: tuple[tuple[int, int], ...]  # of the first two pairs: the steps before, and timed
+    sd: float
+    follows: float = 0.0  # correlation from step to step
+    odd: float = 0.0  # share of steps that are longer, by a third on average
+    drift: float = 0.0  # over 100 steps
+    burst: float = 0.0  # share of steps at which other work begins: half as long again, five steps
+
+
+SHORT = ((12, 8), (23, 8))  # blocks of half a second
+LONG = ((46, 47), (273, 47))
+STEPS = {
+    "GPU, even": Steps("cuda", LONG, 0.015, follows=0.5),
+    "GPU, correlated": Steps("cuda", LONG, 0.025, follows=0.9),
+    "GPU, some far out": Steps("cuda", LONG, 0.015, odd=0.02),
+    "GPU, drift": Steps("cuda", LONG, 0.015, follows=0.5, drift=0.01),
+    "GPU, long steps": Steps("cuda", ((8, 8), (34, 8)), 0.005, odd=0.02),
+    "CPU, even": Steps("cpu", SHORT, 0.1),
+    "CPU, busy": Steps("cpu", SHORT, 0.15, follows=0.5, odd=0.1),
+    "CPU, bursts": Steps("cpu", SHORT, 0.08, burst=0.04),
+    "CPU, short steps": Steps("cpu", ((40, 60), (150, 60)), 0.1, odd=0.1, burst=0.01),
+}
+LOOKS = (2, 4, 6, 8)
+
+
+def launch_of_steps(rng: np.random.Generator, how: Steps, shift: int) -> Launch:
+    """Draw a launch; every second pair begins some steps earlier."""
+    blocks, rest = [], 0.0
+    for ran, count in how.blocks:
+        log = []
+        busy = 0
+        for step in range(ran - shift, ran - shift + count):
+            busy = 5 if rng.random() < how.burst else max(0, busy - 1)
+            noise = how.sd * math.sqrt(1 - how.follows**2) * rng.standard_normal()
+            rest = how.follows * rest + noise
+            more = rng.exponential(0.3) if rng.random() < how.odd else 0.0
+            log.append(rest + more + 0.4 * (busy > 0) + how.drift * step / 100)
+        ms = tuple(50.0 * np.exp(log))
+        wall = (math.fsum(ms),)
+        blocks.append(Block(count, wall, wall, ms, ran=ran - shift))
+    return Launch(1, tuple(blocks), 0.0, 0.0, 0, "", 0.0)
+
+
+def beside_itself(rng: np.random.Generator, how: Steps) -> Comparison:
+    """Draw pairs of unchanged code, as many as the last look has."""
+    sides = []
+    for commit in ("f" * 40, "0" * 40):
+        launches = tuple(launch_of_steps(rng, how, 3 * (i % 2)) for i in range(LOOKS[-1]))
+        case = {"workload": "m:f", "params": {}, "device": how.device, "world_size": 1}
+        side = Evidence("unchanged", case, "", commit, (), "", 1, ("step_ms",), launches=launches)
+        sides.append(side)
+    return Comparison("main", *sides)
+
+
+def seen(comparison: Comparison) -> str:
+    """Return what the looks at a comparison find: SLOWER, a wait for more pairs, or nothing."""
+    waits = ""
+    for pairs in LOOKS:
+        sides = (comparison.head, comparison.base)
+        head, base = (replace(side, launches=side.launches[:pairs]) for side in sides)
+        few = replace(comparison, head=head, base=base)
+        decided = slow_steps.rule(few) or pattern_of_head.rule(few)
+        if decided and decided.status is Status.SLOWER:
+            return decided.status.value
+        waits = "waits" if decided else waits
+    return waits
+
+
+def patterns(options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return how often unchanged code has a pattern in HEAD's launches alone."""
+    found = {}
+    print("| steps | comparisons | SLOWER % [95 %] | waits % |\n|---|---|---|---|")
+    for name, how in STEPS.items():
+        rng = np.random.default_rng([43, *name.encode()])
+        count = Counter(seen(beside_itself(rng, how)) for _ in range(options.trials))
+        slower = count[Status.SLOWER.value]
+        low, high = (100 * bound for bound in binomial_bounds(slower, options.trials))
+        share = f"{100 * slower / options.trials:.2f} [{low:.2f}, {high:.2f}]"
+        print(
+            f"| {name} | {options.trials} | {share} | {100 * count['waits'] / options.trials:.2f} |"
+        )
+        found[name] = dict(count)
+    return {"patterns": found}
+
+
 def main() -> int:
-    """Run one of the three; return the exit status."""
+    """Run one of the four; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=("simulate", "repair", "odd"))
+    parser.add_argument("what", choices=("simulate", "repair", "odd", "patterns"))
     parser.add_argument("files", type=Path, nargs="*", help="of runs whose launches are repaired")
     parser.add_argument("--trials", type=int, default=2000, help="simulated runs a cell")
     parser.add_argument("--verdicts", type=int, default=300, help="of repaired launches")
     parser.add_argument("--out", type=Path, help="result file")
     options = parser.parse_args()
-    found = {"simulate": simulate, "repair": repair, "odd": odd}[options.what](options)
+    ways = {"simulate": simulate, "repair": repair, "odd": odd, "patterns": patterns}
+    found = ways[options.what](options)
     if options.out:
         Document(options.out, about()).update(**found)
     return 0

@@ -53,6 +53,10 @@ def required(what):
 
 def unmet(requirement):
     """Return the problem with one "name>=version" here, or the empty string."""
+    requirement, _, marker = requirement.partition(";")
+    below = re.search(r"python_version < '([\d.]+)'", marker)  # the only marker that there is
+    if below and sys.version_info >= numbers(below[1]):
+        return ""
     name, _, oldest = requirement.partition(">=")
     try:
         found = metadata.version(name)

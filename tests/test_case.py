@@ -208,6 +208,7 @@ def test_a_script_has_its_own_name_and_arguments():
     assert case.loop == Loop() and case.module == ""
     assert case.as_dict()["args"] == "--batch=12 'a b'"
     assert Case("a", "-m scripts.base_train").id == "base_train[a]"
+    assert Case("a", "-m litgpt").id == "litgpt[a]"
     with pytest.raises(ValueError, match="a script has args"):
         Case("b12", "train.py", {"batch": 12})
 

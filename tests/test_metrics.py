@@ -41,7 +41,8 @@ def test_every_row_is_complete(name):
     assert UNIT_IN_NAME[metric.unit] in name
     assert metric.kind in ("time", "counter", "difference", "information")
     assert (metric.role in ("work", "cost")) == (metric.kind == "counter")
-    assert (name in GATEABLE) == (metric.kind != "information")
+    assert (name in GATEABLE) == (metric.kind != "information" or metric.paired)
+    assert not metric.paired or metric.kind == "information"
 
 
 def test_which_counters_are_work_and_which_are_cost():

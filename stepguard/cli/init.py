@@ -82,7 +82,7 @@ def _init(options: argparse.Namespace) -> int:
     if problem := no_commit(root) or _commit(root, [file.path for file in wanted]):
         raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
     if case.loop:
-        say(f"{case.workload} runs as it is: it writes what a run of its own would write")
+        say(f"{case.workload} runs unchanged: it writes its usual files, such as checkpoints, too")
     return _record(root, python, test_file(case))
 
 
@@ -185,7 +185,7 @@ def _commit(root: Path, paths: list[Path]) -> str:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
             return f"git {arguments[0]} failed ({last[-1] if last else 'no answer'}); do: {typed}"
     new = [name for name in names if ours[name] in dirty]
-    say(f"committed {', '.join(new)}: a recording names its commit")
+    say(f"committed {', '.join(new)}: a recording names the commit that it is of")
     return ""
 
 

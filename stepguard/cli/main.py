@@ -116,6 +116,9 @@ def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse
     parsed: argparse.Namespace = command.parse_intermixed_args(arguments)
     if script:
         parsed.script = tuple(script)
+        # As with ``python train.py``, a script's relative paths are those of the folder where the
+        # command is given, which may be below the repository's.
+        parsed.root = Path.cwd()
     elif command.get_default("needs_workload") and parsed.factory is None:
         command.error("name a workload: -- train.py, package.module:function, or a case")
     return parsed

@@ -173,8 +173,9 @@ class Case:
     def function(self) -> str:
         """Return the name of the factory or the loop; of a script its name without the suffix."""
         if self.is_script:
-            last = self.workload.removesuffix(".py").rpartition("/")[2]
-            return last.rpartition(".")[2] if self.workload.startswith("-m ") else last
+            if self.workload.startswith("-m "):
+                return self.workload.removeprefix("-m ").rpartition(".")[2]
+            return self.workload.removesuffix(".py").rpartition("/")[2]
         return self.workload.rpartition(":")[2]
 
     @property

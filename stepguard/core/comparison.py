@@ -89,7 +89,8 @@ def judged(case: Case) -> tuple[str, ...]:
     would double the cost, and the step's time contains them.
     """
     times = (JUDGED_TIME,) if gates_times(case) or judges_ungated_time(case) else ()
-    return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
+    rows = (METRICS[name] for name in case.gates)
+    return times + tuple(row.name for row in rows if row.kind == "counter" or row.paired)
 
 
 def judges_ungated_time(case: Case) -> bool:

@@ -20,6 +20,8 @@ from stepguard.core.device import is_gpu
 ALLOCATION_BYTES = 512  # CUDA's caching allocator rounds requests up to multiples of it
 PEAK = "peak_allocated_bytes"
 COLLECTIVES = "collectives_per_step"
+COLLECTIVE_BYTES = "collective_bytes_per_step"
+FIRST_STEP = "compile_s"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
 GARBAGE = "garbage_objects_per_step"
 GRAPH_NODES = "leaked_graph_nodes_per_step"
@@ -57,6 +59,9 @@ class Metric:
     slack_pct: float = 0.0  # a counter may rise by this much and is still `same`
     floor: int = 0  # a counter may move by fewer units, either way, and is still `same`
     parts: bool = False  # of a counter: its parts are judged too, not only their sum
+    paired: bool = (
+        False  # of information: pairs judge it in a case that gates it, nothing else does
+    )
     # Recordings may be older than this counter. It is shown, and judged as soon as a recording has
     # it. The mark is removed once all of the project's own baselines have it.
     new: bool = False
@@ -99,7 +104,7 @@ _TABLE = (
     _cost("pageable_copies_per_step", "copies", _GPU),
     _cost("memsets_per_step", "calls", _GPU),
     _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
-    _work("collective_bytes_per_step", "B", _SEVERAL, parts=True),
+    _work(COLLECTIVE_BYTES, "B", _SEVERAL, parts=True),
     _cost("generated_kernels", "kernels"),
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),
@@ -130,7 +135,8 @@ _TABLE = (
     _information("scaling_efficiency_pct", "%", _SEVERAL, digits=2),
     _information("one_rank_step_ms", "ms", _SEVERAL),
     _information("mfu_pct", "%", digits=2),
-    _information("compile_s", "s", digits=2),
+    _information(FIRST_STEP, "s", digits=2, paired=True),
+    _information("cold_compile_s", "s", digits=2),
     _information("enqueue_ms", "ms"),
     _information("gc_pause_ms_per_step", "ms"),
     _information(PYTHON_LINES, "lines", digits=0),
@@ -139,7 +145,7 @@ _TABLE = (
     _information("sync_api_share_pct", "%", _GPU, digits=1),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
-GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information")
+GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information" or metric.paired)
 # A good step has none of these. A first recording takes whatever the step has as its level.
 WASTE = (
     "host_syncs_per_step",

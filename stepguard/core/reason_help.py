@@ -70,7 +70,8 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
         "it with a reason. Host syncs and their candidates: [host-syncs.md](host-syncs.md).",
     ),
     Reason.COUNTER_FELL: Help(
-        "The step pays less.",
+        "The step pays less; or operators went along with that: views, and reads of a number that "
+        "the host no longer waits for.",
         "Accept it, so that the new count becomes the bound.",
     ),
     Reason.WORK_MOVED: Help(
@@ -103,14 +104,16 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     Reason.UNDECIDED: Help(
         "All pairs are measured, or the time of `--perf-budget` is over. The step time's interval "
         "over the pairs is neither beyond the ignore margin nor inside the matter margins. Or HEAD "
-        "is slower by more than the matter margin once the disturbed pairs are counted.",
+        "is slower by more than the matter margin once the disturbed pairs are counted. Or HEAD "
+        "alone has slow steps within its launches, which the pairs neither prove nor exclude.",
         "A larger budget; or, after 24 pairs, "
         "[margins that fit the noise](judge.md#what-decides-an-undecided-time), which the next "
         "step names.",
     ),
     Reason.NO_SLOWDOWN: Help(
-        "On a CPU, in a case that gates no time: two pairs or more show no slowdown beyond the "
-        "ignore margin. It says less than `WITHIN_MARGINS`.",
+        "On a CPU, in a case that gates no time: two pairs or more, eight if they scatter by more "
+        "than the matter margin, show no slowdown beyond the ignore margin. It says less than "
+        "`WITHIN_MARGINS`.",
         "Nothing.",
     ),
     Reason.MAYBE_SLOWER: Help(
@@ -135,6 +138,12 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "In every launch every n-th step is slower, or one step is; the note says which, and by "
         "how much. It is `SLOWER` if the other revision's steps are not, else a notice.",
         "Look for what happens every so many steps: logging, a checkpoint, `empty_cache`.",
+    ),
+    Reason.GROWING_SLOWDOWN: Help(
+        "In every launch steps take longer and longer; the note says by how much over the timed "
+        "steps. It is `SLOWER` if the other revision's steps do not, else a notice. Lines of "
+        "Python that become more are a counter, `growing_python_lines_per_step`.",
+        "Look for what the step adds to and goes through: a list, a dictionary, a cache, a graph.",
     ),
     Reason.BASE_LACKS: Help(
         "The other revision has no such factory or parameter, or its step raised; the message "
@@ -205,7 +214,8 @@ _NOT_DECIDED: Mapping[Reason, Help] = {
     Reason.COUNT_UNSTABLE: Help(
         "Two steps gave two counts, the eager step does not fit in memory, or the trace lacks "
         "what a count needs.",
-        "Make the step deterministic, or take the metric out of the case's `gates`.",
+        "Make the steps alike. If a loop logs or evaluates each tenth step: turn that off, or "
+        "measure ten steps as one, `--every 10`. Or take the metric out of the case's `gates`.",
     ),
 }
 

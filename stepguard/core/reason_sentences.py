@@ -316,9 +316,9 @@ class TooFar(Figures, frozen=True):
 class SlowSteps(Figures, frozen=True):
     """Steps that are slower within launches, in all launches."""
 
-    kind: Literal["late", "periodic"]
+    kind: Literal["late", "periodic", "growing"]
     begin: int  # the first slow step that was timed, counted from 0
-    after: int  # for a late slowdown: the last step that was timed before
+    after: int  # for a late slowdown the last step timed before; for one that grows the last step
     period: int  # steps between two slow steps; 0 if it is late, or returned only once
     slower_pct: float
     slower_ms: float
@@ -327,6 +327,8 @@ class SlowSteps(Figures, frozen=True):
     def text(self) -> str:
         """Return "from step 150 on +12.0 % (+5.2 ms)"."""
         size = f"{self.slower_pct:+.1f} % ({self.slower_ms:+.3g} ms)"
+        if self.kind == "growing":
+            return f"grows from step to step, {size} from step {self.begin} to {self.after}"
         if self.kind == "late":
             untimed = self.begin - self.after > 1
             between = f" (or one since {self.after}, not timed)" if untimed else ""

@@ -110,6 +110,11 @@ class Reason(StrEnum):
         "every n-th step, or one step, is slower, in every launch",
         (Status.SLOWER, Status.SAME),
     )
+    GROWING_SLOWDOWN = (
+        "GROWING_SLOWDOWN",
+        "steps take longer and longer, in every launch",
+        (Status.SLOWER, Status.SAME),
+    )
     BASE_LACKS = (
         "BASE_LACKS",
         "the other revision cannot run this case",
@@ -242,5 +247,6 @@ NOTICES = (
     Reason.MAYBE_SLOWER,
     Reason.LATE_SLOWDOWN,
     Reason.PERIODIC_SLOWDOWN,
+    Reason.GROWING_SLOWDOWN,
     Reason.KERNELS_MOVED,
 )

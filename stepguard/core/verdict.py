@@ -12,6 +12,7 @@ from stepguard.core.explanation import Explanation
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
+    COLLECTIVE_BYTES,
     COLLECTIVES,
     GARBAGE,
     GRAPH_NODES,
@@ -168,7 +169,7 @@ _CAUSES = (
     "uncached_graphs",
     "generated_kernels",
     "compiled_operator_calls_per_step",
-    "collective_bytes_per_step",
+    COLLECTIVE_BYTES,
     "launches_per_step",
     "flops_per_step",
     "tokens_per_step",
@@ -182,7 +183,7 @@ def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
     """
     cause: float = _CAUSES.index(metric.metric) if metric.metric in _CAUSES else -1
     if metric.metric == COLLECTIVES and metric.old == metric.new:
-        cause = _CAUSES.index("collective_bytes_per_step")  # as many collectives, with other sizes
+        cause = _CAUSES.index(COLLECTIVE_BYTES)  # as many collectives, with other sizes
     if metric.metric == OPERATORS and all(site.phase for site in metric.sites):
         cause = _CAUSES.index(BETWEEN_STEPS) + 0.5
     return metric.rank, cause, metric.place is None

@@ -43,6 +43,7 @@ def compare(
         said = Status.SAME, Reason.EQUAL
     else:
         old, said = past[-1].information.get(metric), (Status.SAME, Reason.NOT_JUDGED)
+        gated = False  # of what pairs judge, recordings say nothing
     return MetricVerdict(metric, *said, old, new, change_pct_of(old, new), gated=gated)
 
 

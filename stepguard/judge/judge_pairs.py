@@ -23,7 +23,13 @@ from msgspec.structs import replace
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import GRAPH_NODES, GROWING_LINES, JUDGED_TIME, METRICS
+from stepguard.core.metrics import (
+    COLLECTIVE_BYTES,
+    GRAPH_NODES,
+    GROWING_LINES,
+    JUDGED_TIME,
+    METRICS,
+)
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
@@ -38,9 +44,11 @@ from stepguard.core.recording import Recording
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.judge import first_step
 from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
+from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
@@ -48,7 +56,12 @@ from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.identical_step import not_enough
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.sequential_plan import MOST_PAIRS
-from stepguard.judge.slow_step_patterns import REASONS, of_launches, of_pairs
+from stepguard.judge.slow_step_patterns import (
+    REASONS,
+    of_head_alone,
+    of_launches,
+    of_pairs,
+)
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -62,7 +75,7 @@ _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 # These must be equal on both sides, or their times cannot be compared.
 WORK = ("tokens_per_step", "flops_per_step")
 # No gain of time pays for these: another exchange, or a step that runs out of memory in the end.
-PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
+PRICELESS = (COLLECTIVE_BYTES, "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
 # On a GPU the cost of the compiler's kernels is in the launches and in the time. A step that lost
 # its graph break has one such kernel more, of 360, and is a gain.
 GENERATED = "generated_kernels"
@@ -118,8 +131,9 @@ def wants_another_pair(comparison: Comparison) -> bool:
     # Without a pair the evidence has no launches, so only these two can be known.
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
-    decided = decision(comparison)
-    return decided is not None and not decided.final and refusal(comparison) is None
+    decided = decision(comparison), first_step.decision(comparison)
+    undecided = any(time is not None and not time.final for time in decided)
+    return undecided and refusal(comparison) is None
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
@@ -227,15 +241,18 @@ def _risen(comparison: Comparison) -> Findings | None:
 def _compared(comparison: Comparison) -> Findings:
     now, base = summarise(comparison.head), summarise(comparison.base)
     decided, gates, values = decision(comparison), comparison.head.gates, now.values()
-    compared = (
+    compared = [
         _time(comparison, decided, now, base)
         if name == JUDGED_TIME
         else compare(name, now, [base], gates)
         for name in METRICS
         if name in values
-    )
+    ]
+    if start := first_step.decision(comparison):
+        judged = first_step.verdict(comparison, start)
+        compared = [judged if metric.metric == judged.metric else metric for metric in compared]
     status = decided.status if decided and comparison.head.on_gpu else None
-    metrics = tuple(beside_time(metric, status) for metric in compared)
+    metrics = tuple(beside_time(metric, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison))
 
@@ -336,8 +353,9 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
     launches are slower, on both sides then, those steps are the reason.
     """
     margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
-    slow = of_pairs(comparison) if decided.status is Status.SLOWER else None
-    pattern = slow or of_launches(comparison.head.launches)
+    known = of_pairs(comparison) or of_head_alone(comparison)
+    slow = known if decided.status is Status.SLOWER else None
+    pattern = known or of_launches(comparison.head.launches)
     if slow:
         pct = max(pct, 100 * math.expm1(slow.adds))
     elif pattern and decided.status is Status.SAME:

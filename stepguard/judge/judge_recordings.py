@@ -30,6 +30,7 @@ from stepguard.judge.comparable import (
 )
 from stepguard.judge.compare_metric import compare, screen_of
 from stepguard.judge.compare_profiles import against_recordings
+from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.slow_step_patterns import REASONS, of_launches
@@ -69,12 +70,12 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
     explained, pattern = notes(evidence), of_launches(evidence.launches)
     slow_steps = pattern.figures() if pattern else None
-    compared = (compare(name, now, past, gates, True) for name in METRICS if name in values)
+    compared = [compare(name, now, past, gates, True) for name in METRICS if name in values]
     metrics = tuple(
         _noted_time(metric, slow_steps, kernels_moved)
         if metric.metric == JUDGED_TIME
         else replace(metric, figures=explained.get(metric.metric, metric.figures))
-        for metric in compared
+        for metric in with_fallen(compared)
     )
     return Findings(
         evidence.case_id,
@@ -162,7 +163,7 @@ def moved_counters(
     """Return the gated counters that both sides know and that moved for the worse."""
     known = now.counters.keys() & past[-1].counters.keys()
     names = [name for name in gates if METRICS[name].kind == "counter" and name in known]
-    metrics = (compare(name, now, past, gates) for name in names)
+    metrics = with_fallen([compare(name, now, past, gates) for name in names])
     return tuple(metric for metric in metrics if metric.status is Status.CHANGED)
 
 

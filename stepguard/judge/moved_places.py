@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from stepguard.core.evidence import Counts
@@ -43,6 +44,7 @@ _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum
 _COLLECTIVE = re.compile(r"^_?c10d")
 _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
+_WIDEST = {"[float64]": 0, "[float32]": 1}  # other types come after them
 VIEWS_PCT = 2.0  # of the operator calls; more views than that are work for the host
 EDITED = "edited line"  # the place of a peak at a line that calls nothing more
 FEW_LINES = 3  # if an edit touched more lines, nobody knows which of them it is
@@ -96,29 +98,38 @@ def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
     """
     changes: Counter[str] = Counter()
     for part in moved:
-        packet = _packet(part.name)
-        alike = _VIEW.search(packet) or _ALIKE.search(packet)
-        changes[packet if alike else part.name] += part.new - part.old
-    views = all(_VIEW.search(name) for name, change in changes.items() if change)
+        name = packet(part.name)
+        alike = is_view(name) or _ALIKE.search(name)
+        changes[name if alike else part.name] += part.new - part.old
+    views = all(is_view(name) for name, change in changes.items() if change)
     return bool(moved) and views and abs(changes.total()) <= VIEWS_PCT / 100 * calls
 
 
-def _packet(name: str) -> str:
+def is_view(name: str) -> bool:
+    """Tell whether an operator only makes a view: it computes nothing."""
+    return bool(_VIEW.search(packet(name)))
+
+
+def packet(name: str) -> str:
     """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
     # The profiler writes "aten::sum". What overloads of another library do is unknown.
     overloaded = name.startswith("aten.") and name.count(".") > 1
     return name.rpartition(".")[0] if overloaded else name
 
 
-def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
+def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int, int]:
     """Order parts: by kind; new and lost ones before others; attention before the products that
-    replace it; new before lost; then by the size of the move.
+    replace it; new before lost; a cast to a wide type before the casts back; then by the size of
+    the move.
     """
     kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
     kind = max(kinds, default=_OTHER_KIND)
     changed_number = 0 not in (part.old, part.new)
     lost = part.new < part.old
-    return kind, changed_number, "attention" not in part.name, lost, -abs(part.new - part.old)
+    cast = _CAST.search(part.name)
+    narrow = _WIDEST.get(cast.group(), len(_WIDEST)) if cast else 0
+    size = abs(part.new - part.old)
+    return kind, changed_number, "attention" not in part.name, lost, narrow, -size
 
 
 def _moved_operators(
@@ -128,7 +139,7 @@ def _moved_operators(
     negative. Of untouched lines those come last whose operators are called only in backward passes
     and optimizers, with that phase.
     """
-    new, old = now.operator_sites(), past.operator_sites()
+    new, old = _by_line(now, past)
     # The lines of a baseline have no phase. A line has one phase for all that it calls.
     called = {_line(site) for site in new if not site.phase}
     phases = {_line(site): site.phase for site in new}
@@ -147,7 +158,7 @@ def _moved_operators(
     def order(site: Site) -> tuple[bool, bool, int, int]:
         return not touched(site), bool(site.phase), number[site.what], -abs(site.count)
 
-    return tuple(sorted(moved_lines, key=order))
+    return tuple(_with_library(sorted(moved_lines, key=order), now))
 
 
 def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> list[Site]:
@@ -182,13 +193,22 @@ def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
     are untouched, the lines that the change touched come first, if they are few:
     ``backward(retain_graph=True)`` calls nothing more, and keeps its graph.
     """
-    new, old = now.operator_sites(), past.operator_sites()
+    new, old = _by_line(now, past)
     touched, calls = _touched(new, old), _calls_at_other_lines(now, past)
     if any(map(touched, calls)):
         return tuple(sorted(calls, key=lambda site: not touched(site)))
-    edited = {_line(site): site for site in new if touched(site)}
+    moved = {function[:2] for function, _ in _calls_of(new).items() ^ _calls_of(old).items()}
+    edited = {_line(s): s for s in new if touched(s) and (s.file, s.function) not in moved}
     few = edited.values() if len(edited) <= FEW_LINES else ()
     return (*(replace(site, what=EDITED, count=1, phase="") for site in few), *calls)
+
+
+def _calls_of(sites: Iterable[Site]) -> Counter[tuple[str, str, str]]:
+    """Return how often each function calls each operator."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for site in sites:
+        counts[site.file, site.function, site.what] += site.count
+    return counts
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
@@ -196,18 +216,44 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
     still exists. Example: a loss cast its input; now the line above does. A line that was only
     edited is not returned.
     """
-    new, old = now.operator_sites(), past.operator_sites()
-    calls = {site.key: site.count for site in merge(new)}
+    new, old = _by_line(now, past)
+    calls = {site.key: site.count for site in new}
     lines = {site.key[1:] for site in new}
     left: Counter[str] = Counter()
-    for site in merge(old):
+    for site in old:
         if site.key[1:] in lines:
             left[site.what] += max(0, site.count - calls.get(site.key, 0))
     return tuple(
-        replace(site, what=_packet(site.what))
-        for site in added(old, new)
-        if left[site.what] >= site.count and not site.phase and not _VIEW.search(_packet(site.what))
+        replace(site, what=packet(site.what))
+        for site in _with_library(added(old, new), now)
+        if left[site.what] >= site.count and not site.phase and not is_view(site.what)
     )
+
+
+def _by_line(now: Recording, past: Recording) -> tuple[list[Site], list[Site]]:
+    """Return the places that call operators, of both sides, each once. A baseline keeps lines and
+    not through which library's line they call: then that does not tell two places apart.
+    """
+    sides = now.operator_sites(), past.operator_sites()
+    if any(site.via for site in sides[1]):
+        new, old = map(merge, sides)
+    else:
+        bare = ([replace(s, via=UNSET) for s in side] for side in sides)
+        new, old = map(merge, bare)
+    return list(new), list(old)
+
+
+def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
+    """Return the places with the library's line that each calls now, where it is one line."""
+    called: dict[tuple[str, ...], set[str]] = {}
+    for site in now.operator_sites():
+        called.setdefault(site.key[:4], set()).add(site.via or "")
+    found = []
+    for site in sites:
+        lines = called.get(site.key[:4], set())
+        library = "".join(lines) if len(lines) == 1 else ""
+        found.append(replace(site, via=library) if library else site)
+    return found
 
 
 def _former(site: Site) -> Site:

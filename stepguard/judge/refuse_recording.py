@@ -44,10 +44,12 @@ def unfit_to_record(evidence: Evidence) -> str:
             "its commit is not known: the tree was no git repository, or it had no commit yet, or "
             "git was not on PATH; commit, then measure again"
         )
-    if evidence.dirty:
-        return f"measured on a tree with {uncommitted(evidence.dirty)}, then measure again"
-    if evidence.tree_changed:
-        return f"{Reason.TREE_CHANGED.phrase}; measure again"
+    differs = uncommitted(evidence.dirty)
+    if evidence.tree_changed:  # by an editor, or by the script itself, which writes its files
+        mended = f"{differs}, then measure again" if differs else "measure again"
+        return f"{Reason.TREE_CHANGED.phrase}; {mended}"
+    if differs:
+        return f"measured on a tree with {differs}, then measure again"
     # These come last: they need sound blocks, launches and differences.
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 

@@ -9,7 +9,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -233,9 +233,13 @@ class CaseWorkers:
         top = self._tree.resolve()
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
-    def take_counts(self, ranks: Answers, wall_s: float) -> None:
-        """Keep the counts of the counting pass, and how long it took."""
-        self.counts = counts_of(ranks, wall_s)
+    def take_counts(self, ranks: Answers, wall_s: float, cold_s: float | None = None) -> None:
+        """Keep the counts of the counting pass, and how long it took; ``cold_s`` is how long the
+        launch's first step took, if no cache had what it compiled.
+        """
+        counts = counts_of(ranks, wall_s)
+        cold = {} if cold_s is None else {"cold_compile_s": cold_s}
+        self.counts = replace(counts, information=counts.information | cold)
 
     @property
     def gpu_memory_bytes(self) -> int:

@@ -54,6 +54,7 @@ class RunningLaunch:
         self.group = workers.start(label, alone=alone, standby=standby)
         self._began = time.monotonic()
         self._compile_s = 0.0
+        self._first_compiled = False  # the first step compiled what no cache had
         self.compiled_afresh = False  # compiled so far, not taken from the cache on disk
         self._graphs = 0  # compiled so far, on all ranks
         self._compiled_late = ""  # the timed block in which something compiled
@@ -124,6 +125,7 @@ class RunningLaunch:
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
         self._compile_s = max(rank["compile_s"] for rank in first)
         self.compiled_afresh = any(rank["compiled_afresh"] for rank in first)
+        self._first_compiled = self.compiled_afresh
         return answers
 
     def warm_up(
@@ -208,7 +210,8 @@ class RunningLaunch:
         """Run the counting pass. Its figures are the case's."""
         began = time.monotonic()
         answers = self.ask("count", limit_s=COMPILE_LIMIT_S)
-        self.workers.take_counts(answers, time.monotonic() - began)
+        cold_s = self._compile_s if self._first_compiled else None
+        self.workers.take_counts(answers, time.monotonic() - began, cold_s)
 
     def park(self) -> None:
         """Give the cached memory back, and idle until the next command."""

@@ -238,4 +238,6 @@ class Suite:
         # ``==`` ignores the states of two revisions (machine/git/revision.py).
         if (now, now.state) == (then, then.state):
             return evidence
-        return replace(evidence, tree_changed=True)
+        # What a script writes beside its source is named, so that git can be told to ignore it.
+        dirty = tuple(sorted({*evidence.dirty, *now.dirty}))
+        return replace(evidence, tree_changed=True, dirty=dirty)

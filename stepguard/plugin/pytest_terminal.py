@@ -69,7 +69,7 @@ def machine_and_judge(gpus: Sequence[Gpu], folder: str, against: str) -> str:
     if against:
         judge = f"judged against {against}, measured beside it on this machine"
     if not gpus:
-        return f"no GPU, smoke cases only; {judge}"
+        return f'no GPU: cases of device="cpu" only; {judge}'
     names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
     return f"{names}, driver {gpus[0].driver}; {judge}"
 

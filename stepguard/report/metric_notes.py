@@ -16,6 +16,7 @@ from stepguard.core.verdict import (
     PartMove,
 )
 
+FARTHEST_PCT = 10_000.0  # of an interval that is shown: beyond it nothing is known
 NOTE_PARTS = 3  # so many moved operators are named
 
 
@@ -100,8 +101,10 @@ def _over(measured: PairsFinding) -> str:
 
 
 def interval(decision: Decision) -> str:
-    """Return "[-0.12, +0.20] %"."""
-    return f"[{decision.low_pct:+.2f}, {decision.high_pct:+.2f}] %"
+    """Return "[-0.12, +0.20] %", without an end that a few pairs do not know."""
+    high = decision.high_pct
+    known = f"{high:+.2f}" if high <= FARTHEST_PCT else f"more than {FARTHEST_PCT:+.0f}"
+    return f"[{decision.low_pct:+.2f}, {known}] %"
 
 
 def _confirmation(how: Confirmed) -> str:

@@ -86,7 +86,9 @@ def next_steps(
         return []
     else:
         steps = _after_screen(verdict, commands, dirty)
-    syncs = verdict.worst.sites if verdict.worst and verdict.worst.metric in SYNCS else ()
+    worst = verdict.worst
+    rose = worst is not None and worst.metric in SYNCS and worst.status is Status.CHANGED
+    syncs = worst.sites if worst and rose else ()
     # A comment at a line that calls a library would allow everything that the library does.
     if any(not site.via for site in syncs):
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")

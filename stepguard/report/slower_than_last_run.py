@@ -11,8 +11,7 @@ from statistics import median
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, PYTHON_LINES, format_value
 from stepguard.core.site import Site
-
-SEVERAL_TIMES = 3.0  # a busy machine of two cores runs a step at half its pace
+from stepguard.judge.rules.several_times import SEVERAL_TIMES
 
 
 def several_times_slower(now: Evidence, then: Evidence | None) -> str:

@@ -245,7 +245,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     lines = [line, *(f"    {where}" for where in place_lines(metric))]
     # No line of a collective has its size.
     text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
-    if text and (row.kind == "time" or metric.status is Status.INCONCLUSIVE):
+    if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
@@ -301,7 +301,8 @@ def remarks(evidence: Evidence) -> list[str]:
         what = f"it runs a module that is in no commit: {listed(evidence.untracked)}"
         texts.append(f"{what}; no other clone measures the same")
     if evidence.tree_changed:
-        texts.append(TREE_CHANGED)
+        which = f" ({listed(evidence.dirty, 3)})" if evidence.dirty else ""
+        texts.append(f"{TREE_CHANGED}{which}")
     return texts
 
 

@@ -2,6 +2,7 @@
 
 import json
 from argparse import Namespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,12 +10,15 @@ from scipy import stats
 
 from benchmarks.judge_rates import (
     MOST_PAIRS,
+    STEPS,
+    beside_itself,
     launch_of,
     longer,
     odd_share,
     outcomes,
     repair,
     repaired,
+    seen,
     sides_of,
 )
 from benchmarks.shared import ROOT, binomial_bounds
@@ -30,6 +34,23 @@ def test_a_slowdown_is_found_and_none_is_not():
     one, _ = outcomes("normal", 0.15, 1.0, 2000)
     assert none[Status.SLOWER] + none[Status.FASTER] <= 2 and few < 5
     assert one[Status.SLOWER] > 1980
+
+
+def test_a_pattern_of_unchanged_steps_is_none_and_a_planted_one_is_seen():
+    """On a GPU and on a CPU; every sixth step of HEAD takes three times as long."""
+    for name in ("GPU, long steps", "CPU, even"):
+        found = beside_itself(np.random.default_rng(43), STEPS[name])
+        assert seen(found) == ""
+        launches = []
+        for launch in found.head.launches:
+            blocks = []
+            for block in launch.blocks:
+                each = zip(block.timed_steps, block.step_ms, strict=True)
+                ms = tuple(3 * ms if step % 6 == 0 else ms for step, ms in each)
+                blocks.append(replace(block, step_ms=ms, wall_ms=(sum(ms),), events_ms=(sum(ms),)))
+            launches.append(replace(launch, blocks=tuple(blocks)))
+        head = replace(found.head, launches=tuple(launches))
+        assert seen(replace(found, head=head)) == Status.SLOWER.value
 
 
 def test_binomial_bounds_are_scipys():

@@ -463,7 +463,7 @@ def test_a_script_is_guarded_as_it_is(project, capsys, arguments, case):
     assert main(["init", "--", "train.py", *arguments]) == 0
     assert declared(project, "train") == case
     assert project.measured == ["perf_tests/test_train.py"]
-    assert "train.py runs as it is: it writes what a run of its" in capsys.readouterr().out
+    assert "train.py runs unchanged: it writes its usual files, " in capsys.readouterr().out
 
 
 def test_a_script_on_several_ranks_with_its_own_step(project):
@@ -479,6 +479,24 @@ def test_a_script_on_several_ranks_with_its_own_step(project):
     )
     text = (project.path / "perf_tests" / "test_train_gpt.py").read_text()
     assert "from stepguard import Case, Loop\n" in text
+
+
+def test_a_script_runs_in_the_folder_where_the_command_is_given(project, monkeypatch):
+    """As ``python train.py`` does, whose data lie in ../data; that folder becomes pytest's root."""
+    below = project.path / "mnist"
+    below.mkdir()
+    (below / "train.py").write_text(SCRIPT)
+    project.commit()
+    monkeypatch.chdir(below)
+    assert main(["init", "--", "train.py"]) == 0
+    assert sorted(project.git("ls-files", "mnist").split()) == [
+        "mnist/.gitignore",
+        "mnist/perf_tests/test_train.py",
+        "mnist/pytest.ini",
+        "mnist/train.py",
+    ]
+    text = (below / "perf_tests" / "test_train.py").read_text()
+    assert 'Case("cpu", "train.py", device="cpu", launches=1),' in text
 
 
 def test_a_module_is_run_as_python_runs_it(project):

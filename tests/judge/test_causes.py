@@ -432,6 +432,46 @@ def test_a_peak_names_the_lines_that_were_edited(edited, shown):
     assert "    called here now: aten.relu: relu(x1) in Block.forward (model/gpt.py:41)" in text
 
 
+def test_a_cast_to_a_wide_type_comes_before_the_casts_back():
+    """Logits in fp64: one cast there, two back in other lines, all of them new."""
+    wide, back = "aten._to_copy[float64].default", "aten._to_copy[float32].default"
+    sites = (
+        structs.replace(at(9, "loss", "x = x.double()"), what=wide),
+        structs.replace(at(20, "fit", "mean.update(loss)", count=2), what=back),
+    )
+    counts = Counts(
+        COUNTS | {OPERATORS: 3}, {}, {OPERATORS: {wide: 1, back: 2}}, {OPERATORS: sites}
+    )
+    assert places(evidence(counts=counts), counted(at(3, what="mm"), mm=0)) == [
+        (9, "loss", 1),
+        (20, "fit", 2),
+    ]
+
+
+VIA = "numpy/_core/memmap.py:360 in memmap.__getitem__"
+
+
+@pytest.mark.parametrize("stored_then", [True, False])
+def test_a_librarys_line_that_a_baseline_does_not_keep_is_no_move(stored_then):
+    """A line reads 8 numbers through numpy, as ever, and another line of its function one more: the
+    peak names neither, and the operators name the new line. What a library's line calls more often
+    has that line.
+    """
+    read = {"function": "get_batch", "text": "x = data[i]", "what": "item"}
+    library = structs.replace(at(5, **read, count=8), via=VIA)
+    then = counted(library, item=8)
+    other = at(6, "get_batch", "y = x.item()", what="item")
+    now = counted(library, other, item=9)
+    assert places(now, then, stored_then) == [(6, "get_batch", 1)]
+    higher = {PEAK: now.counts.values[PEAK] * 2}
+    now = replace(now, counts=replace(now.counts, values=now.counts.values | higher))
+    past = stored(then) if stored_then else summarise(then)
+    assert compare(PEAK, summarise(now), [past], now.gates).sites == ()
+    more = counted(structs.replace(library, count=9), item=9)
+    (site,) = compare(OPERATORS, summarise(more), [past], now.gates).sites
+    assert (site.line, site.count, site.via) == (5, 1, VIA)
+
+
 def test_collectives_have_the_lines_of_their_operators():
     """Where they are called now, and of fewer where they were: its line is the other side's."""
     metric, name = "collectives_per_step", "c10d.allreduce_.default"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from alarms import confirmed, of_metrics, to_confirm
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording, replace
+from checkpoint_steps import checkpointing
 from comparisons import with_margins
 
 from stepguard.core.comparison import Comparison
@@ -21,7 +22,7 @@ from stepguard.judge.judge_pairs import (
 )
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.slow_step_patterns import of_launches, of_pairs
+from stepguard.judge.slow_step_patterns import of_head_alone, of_launches, of_pairs
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.report.next_steps import Commands
 from stepguard.report.verdict_text import block as shown_block
@@ -196,6 +197,103 @@ def test_what_both_revisions_do_is_a_notice(how):
     assert of_pairs(found) is None
     verdict = judge_ab(found)
     assert verdict.status is Status.SAME and verdict.has_notice
+
+
+def test_a_checkpoint_in_each_eighth_step_is_never_same():
+    """Steps of a real run on a busy CPU: more pairs are wanted, and time that is up is no pass. Six
+    pairs say SLOWER, since HEAD's launches show the interval, which the pairs alone do not.
+    """
+    for count in range(2, 6):
+        assert wants_another_pair(checkpointing(count))
+        early = judge_ab(checkpointing(count, out_of_time=True))
+        assert early.status is Status.INCONCLUSIVE
+        assert count == 2 or "every 8 steps" in headline(early)  # two have three such steps
+    for count in (6, 7, 8):
+        found = checkpointing(count)
+        assert of_pairs(found) is None and not wants_another_pair(found)
+        verdict = judge_ab(found)
+        assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+        assert "step_ms every 8 steps, first at step 14, +" in headline(verdict)
+
+
+def test_a_checkpoint_that_is_no_longer_written_is_none_of_heads():
+    """The other tree alone has the pattern."""
+    found = checkpointing(swapped=True)
+    assert of_head_alone(found) is None and of_pairs(found) is None
+    assert judge_ab(found).status.outcome == "passed"
+
+
+@pytest.mark.parametrize("seed", [0, 2, 4, 9, 10])
+@pytest.mark.parametrize("count", [2, 6])
+def test_a_pause_of_the_host_that_a_gpu_hides_is_found(seed, count):
+    """In each eleventh step the host sleeps for longer than the step takes. The GPU has launches to
+    run meanwhile, and hides up to nine tenths of it, in each launch another part. Two pairs decide,
+    and six do so, too.
+    """
+    draw, sides = np.random.default_rng(seed), ([], [])
+    for number in range(1, count + 1):
+        seen = 1.3 * (1 - 0.9 * draw.random())
+        for side, how in zip(sides, ({"every": (11, 4, seen)}, {}), strict=True):
+            side.append(launch(draw, (range(20, 40), range(70, 90)), number, cv=0.004, **how))
+    head, base = (
+        evidence((), launches=tuple(side), gates=GATES, **(SOUND | {"planned_launches": 1}))
+        for side in sides
+    )
+    found = Comparison("main", replace(head, commit="f" * 40), replace(base, commit="0" * 40))
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+    assert "every 11 steps" in headline(verdict)
+
+
+def growing(by, both=0.0, count=2, seed=0, cv=0.015):
+    """Pairs whose steps grow by a share over 320 steps, in HEAD alone or on both sides."""
+    draw, sides = np.random.default_rng(seed), ([], [])
+    for number in range(1, count + 1):
+        for side, rise in zip(sides, (by + both, both), strict=True):
+            plain = launch(draw, FAR, number, cv=cv)
+            blocks = tuple(
+                block_of(
+                    [ms * (1 + rise * step / 320) for step, ms in enumerate(b.step_ms, b.ran)],
+                    b.ran,
+                )
+                for b in plain.blocks
+            )
+            side.append(replace(plain, blocks=blocks))
+    made = (
+        evidence((), launches=tuple(s), gates=GATES, **(SOUND | {"planned_launches": 1}))
+        for s in sides
+    )
+    head, base = made
+    return Comparison("main", replace(head, commit="f" * 40), replace(base, commit="0" * 40))
+
+
+@pytest.mark.parametrize("by", [0.3, 1.0])
+def test_steps_that_grow_in_head_alone_are_slower(by):
+    """Two pairs; the text says from where to where, and by how much."""
+    found = growing(by)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.GROWING_SLOWDOWN)
+    assert not wants_another_pair(found)
+    assert "step_ms grows from step to step, +" in headline(verdict)
+    slow = verdict.worst.slow_steps
+    assert (slow.begin, slow.after) == (47, 319)
+    assert slow.slower_pct == pytest.approx(100 * by * 272 / (320 + 47 * by), rel=0.25)
+
+
+def test_steps_that_grow_on_both_sides_are_said_once():
+    """No change, and a notice of the step time."""
+    found = growing(0.0, both=0.5, count=24)
+    assert of_pairs(found) is None and of_head_alone(found) is None
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.GROWING_SLOWDOWN)
+    assert verdict.has_notice
+    assert sum(metric.slow_steps is not None for metric in verdict.metrics) == 1
+
+
+def test_a_level_is_no_line_and_a_line_no_level():
+    """What begins at a step is late, also where all launches have it; what grows is not."""
+    assert of_launches(launches(late=(150, 0.3))).kind == "late"
+    assert of_launches(growing(0.5).head.launches).kind == "growing"
 
 
 def test_head_without_it_is_not_slower():

@@ -134,7 +134,7 @@ def test_the_position_counts_the_cases_that_will_run(gate):
 def test_the_header_names_the_machine(gate, h200):
     """pytest's header says on what would be measured and where the baselines are."""
     gate.suite(gate.cpu())
-    gate.run().says("stepguard: no GPU, *; baselines in baselines/")
+    gate.run().says("stepguard: no GPU: *; baselines in baselines/")
     gate.gpus = [h200]
     found = gate.run("-m", "smoke").stdout
     found.fnmatch_lines(["stepguard: NVIDIA H200 (GPU-11111111), driver 580.65.06; baselines in*"])

@@ -200,6 +200,23 @@ def test_a_tree_that_changes_while_it_is_measured_is_not_recorded(gate, monkeypa
     assert not (gate.baselines / "cpu.json").exists()
 
 
+def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
+    """With what mends it: a script may write its settings or checkpoints beside its source."""
+    gate.suite(gate.cpu())
+    gate.commit()
+    measure = gate.measure
+
+    def writing(*arguments):
+        (gate.path / "config.yaml").write_text("lr: 1\n")
+        return measure(*arguments)
+
+    monkeypatch.setattr("stepguard.measure.suite.measure_launches", writing)
+    result = gate.run("--perf-update")
+    assert result.ret == 1
+    result.says("*different code (config.yaml)*")
+    result.says("*uncommitted changes (config.yaml): commit them, or let git ignore what is no *")
+
+
 def test_a_baselines_folder_does_not_excuse_the_tree(gate):
     """--perf-baselines=. excuses the baseline files in it, not the code beside them."""
     gate.suite(gate.cpu())

@@ -778,6 +778,9 @@ def test_remarks_name_what_was_measured_again():
         "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
         "files changed while it was measured: its launches may be of different code",
     ]
+    written = replace(evidence((250.0,) * 3), tree_changed=True, dirty=("out/args.txt",))
+    (told,) = verdict_text.remarks(written)
+    assert told.endswith("different code (out/args.txt)")
 
 
 def test_bytes_that_look_alike_are_given_whole():

@@ -10,6 +10,7 @@ from inputs import (
     calling,
     counting,
     cpu_baseline,
+    reading,
     recorded_of,
     reduced,
     syncing,
@@ -208,6 +209,28 @@ COUNTED = (
         "CHANGED",
         "COUNTER_ROSE",
         Files("cpu-two-ranks"),
+    ),
+    Scenario(
+        "cpu-waits-fell",
+        "On a CPU two .item() are gone, with the operators that read the numbers.",
+        "FASTER",
+        "COUNTER_FELL",
+        Run(
+            counting(cpu_evidence(), **reading(2)),
+            baseline=recorded_of(counting(cpu_evidence(), **reading(4)), device_uuid="", driver=""),
+        ),
+    ),
+    Scenario(
+        "cpu-wait-and-work-fell",
+        "A .item() is gone, and the sum that it read: that is less work.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            counting(cpu_evidence(), **reading(1, sums=1)),
+            baseline=recorded_of(
+                counting(cpu_evidence(), **reading(2, sums=2)), device_uuid="", driver=""
+            ),
+        ),
     ),
     Scenario(
         "one-rank-fell",

@@ -76,6 +76,19 @@ def calling(calls, sites=()):
     return counting(evidence(), detail={OPERATORS: calls}, sites={OPERATORS: sites}, **called)
 
 
+def reading(times, sums=0):
+    """Counts of a CPU's step that reads so many numbers of the device, some of them sums."""
+    eager = {"aten._local_scalar_dense.default": times, "aten.sum.default": sums}
+    eager |= {"aten.mm.default": 24, "aten.add.Tensor": 2376}
+    profiled = {"aten::item": times, "aten::_local_scalar_dense": times, "aten::sum": sums}
+    both = {OPERATORS: eager, "compiled_operator_calls_per_step": profiled | {"aten::mm": 600}}
+    parts = {name: {k: n for k, n in calls.items() if n} for name, calls in both.items()}
+    totals = {name: sum(calls.values()) for name, calls in parts.items()}
+    site = Site(".item()", "model/train.py", 88, "train_step", "loss.item()", count=times)
+    sites = {"sync_candidates_per_step": (site,)}
+    return {"detail": parts, "sites": sites, "sync_candidates_per_step": times} | totals
+
+
 def uneven(late=0.0, every=0.0):
     """Three launches whose steps scatter by 1 %: slower from step 150 on, or every 16 steps."""
     draw, made = np.random.default_rng(5), []
@@ -200,20 +213,20 @@ def cpu_pairs(ratios, **changes):
     return replace(found, **sides, **changes)
 
 
-def series(draw, late=0.0, every=0.0):
-    """A launch whose steps scatter by 1.5 %: slower from step 150 on, or every 16 steps."""
+def series(draw, late=0.0, every=0.0, grows=0.0):
+    """A launch whose steps scatter by 1.5 %: slower from step 150 on, each 16th, or ever more."""
     blocks = []
     for steps in (np.arange(46, 93), np.arange(273, 320)):
         logs = 0.015 * draw.standard_normal(len(steps)) + late * (steps >= 150)
-        logs += every * (steps % 16 == 5)
+        logs += every * (steps % 16 == 5) + grows * steps / 320
         blocks.append(block_of([43.0 * math.exp(one) for one in logs], int(steps[0])))
     return tuple(blocks)
 
 
-def within(both=None, **head):
+def within(both=None, count=2, **head):
     """Two pairs whose steps slow down within HEAD's launches, or within ``both`` sides'."""
     draw, sides = np.random.default_rng(7), ([], [])
-    for number in (1, 2):
+    for number in range(1, count + 1):
         for side, how in zip(sides, (both or head, both or {}), strict=True):
             side.append(launch(index=number, blocks=series(draw, **how)))
     new, old = (

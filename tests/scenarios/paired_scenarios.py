@@ -20,6 +20,7 @@ from inputs import (
 from kernels import counts_of, step
 from scenario import Files, Run, Scenario
 
+from stepguard.core.metrics import FIRST_STEP
 from stepguard.core.profile import added
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
@@ -58,6 +59,17 @@ def each_slower(profile):
     busy = added([row.us for row in rows])
     parts = replace(profile.parts, step_us=added([busy, profile.parts.idle_us]), compute_us=busy)
     return replace(profile, kernels=rows, parts=parts)
+
+
+def starting(factor):
+    """Six pairs of steps that are as fast. HEAD's launches take longer to the first one."""
+    found = pairs()
+    sides = {}
+    for name, times in (("head", factor), ("base", 1.0)):
+        side = getattr(found, name)
+        slow = tuple(replace(launch, compile_s=30.0 * times) for launch in side.launches)
+        sides[name] = replace(side, launches=slow, gates=(*side.gates, FIRST_STEP))
+    return replace(found, **sides)
 
 
 PAIRED = (
@@ -172,6 +184,27 @@ PAIRED = (
         "SLOWER",
         "PERIODIC_SLOWDOWN",
         Run(pairs=within(every=0.66)),
+    ),
+    Scenario(
+        "pairs-first-step-slower",
+        "As fast, and launches take four times as long to the first step, which the case gates.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=starting(4.0)),
+    ),
+    Scenario(
+        "pairs-growing-slowdown",
+        "Two pairs in which HEAD's steps take longer and longer.",
+        "SLOWER",
+        "GROWING_SLOWDOWN",
+        Run(pairs=within(grows=0.6)),
+    ),
+    Scenario(
+        "pairs-growing-on-both-sides",
+        "Both trees' steps take longer and longer: no change, and said once.",
+        "same",
+        "GROWING_SLOWDOWN",
+        Run(pairs=within(both={"grows": 0.6}, count=24)),
     ),
     Scenario(
         "pairs-late-on-both-sides",

@@ -4,6 +4,7 @@ import math
 from datetime import date
 
 from builders import block, launch, replace
+from checkpoint_steps import checkpointing
 from inputs import (
     FEWER,
     LOSS,
@@ -19,6 +20,7 @@ from inputs import (
     cpu_pairs,
     failed_side,
     pairs,
+    reading,
     two_ranks,
 )
 from scenario import Files, Run, Scenario
@@ -213,7 +215,46 @@ PAIRED_WORK = (
         "Two pairs on a CPU show no slowdown.",
         "same",
         "NO_SLOWDOWN",
-        Run(pairs=cpu_pairs([-0.2, 0.1])),
+        Run(pairs=cpu_pairs([-0.15, 0.05])),
+    ),
+    Scenario(
+        "cpu-glance-scattered",
+        "Two pairs on a CPU show no slowdown, but scatter by 79 %, and the time is up.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=cpu_pairs([-0.6, 0.5], out_of_time=True)),
+    ),
+    Scenario(
+        "cpu-several-times",
+        "Seven times the step, on a CPU: three pairs are enough.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(pairs=cpu_pairs([math.log(7) + one for one in (0.2, -0.1, 0.05)])),
+    ),
+    Scenario(
+        "cpu-checkpoint-each-eighth-step",
+        "Every eighth step of HEAD writes a checkpoint, on a busy CPU.",
+        "SLOWER",
+        "PERIODIC_SLOWDOWN",
+        Run(pairs=checkpointing()),
+    ),
+    Scenario(
+        "cpu-checkpoint-in-too-few-pairs",
+        "The same in two pairs, and the time is up: it is no pass.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=checkpointing(2, out_of_time=True)),
+    ),
+    Scenario(
+        "cpu-pairs-waits-fell",
+        "On a CPU two .item() are gone, in pairs, with the operators that read the numbers.",
+        "FASTER",
+        "COUNTER_FELL",
+        Run(
+            pairs=counted_in(
+                counted_in(cpu_pairs([-0.15, 0.05]), **reading(2)), side="base", **reading(4)
+            )
+        ),
     ),
     Scenario(
         "cpu-ungated-time-in-doubt",

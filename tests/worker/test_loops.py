@@ -301,6 +301,10 @@ ENDS = {
         PLAIN.replace("    passes", "    number == 3 and input('Go on?')\n    passes"),
         "train.py asks for input in step 4 (train.py:15), where nobody can answer: give it",
     ),
+    "finds no GPU": (
+        "print('two GPUs are needed. Exiting.')\nraise SystemExit\n",
+        "train.py left before its first step had ended with status 0, its last line: two GPUs are ",
+    ),
     "bad arguments": (
         "import argparse\nargparse.ArgumentParser().parse_args(['--no-such'])\n",
         "train.py left before its first step had ended with status 2, its last line: "
@@ -318,8 +322,10 @@ def test_a_loop_that_ends_says_when_and_why(script, tmp_path, monkeypatch, name)
 
     def run():
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(os.open(tmp_path / "stderr-0.log", os.O_WRONLY | os.O_CREAT), 2)
-        sys.stdin, sys.stderr = os.fdopen(0), os.fdopen(2, "w")
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(tmp_path / f"{name}-0.log", os.O_WRONLY | os.O_CREAT), number)
+            setattr(sys, name, os.fdopen(number, "w"))
+        sys.stdin = os.fdopen(0)
         return journal_of(make, 20)
 
     found = in_a_fork(run)

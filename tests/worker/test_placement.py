@@ -412,3 +412,25 @@ def test_a_batch_that_a_cpu_need_not_send_is_the_devices(make_batch, ahead, read
         return step
 
     assert sum(candidates(make).values()) == waits
+
+
+class NeverGoneThrough(dict):
+    """A dictionary that can be asked for a key only."""
+
+    def __iter__(self):
+        raise AssertionError("gone through all of it")
+
+    keys = values = items = __iter__
+
+
+def test_a_tensor_that_is_made_costs_the_same_however_many_there_are():
+    """A script may make a hundred thousand of its data before its first step: a look at all of
+    them, for each, took longer than a launch may.
+    """
+    placement = Placement()
+    placement._known = NeverGoneThrough()
+    with placement.observed():
+        made = [torch.tensor([number]).clone() for number in range(3)]
+        joined = torch.cat(made)
+    assert len(placement._known) == 7
+    assert not placement.on_device(joined)

@@ -39,6 +39,20 @@ def test_the_innermost_line_of_the_tree(tmp_path, monkeypatch, source, expected)
     assert raised_at(raised.value) == (*expected, "")
 
 
+def test_a_line_beside_the_folder_in_which_a_script_runs(tmp_path, monkeypatch):
+    """It is the repository's all the same: trainer/train.py imports ../model.py."""
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "tree_module.py").write_text(SOURCE)
+    (tmp_path / "trainer").mkdir()
+    monkeypatch.chdir(tmp_path / "trainer")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tree_module", raising=False)
+    with pytest.raises(ValueError) as raised:
+        importlib.import_module("tree_module").outer()
+    expected = ("../tree_module.py", 9, "inner", 'json.loads("{")', "")
+    assert raised_at(raised.value) == expected
+
+
 def test_an_error_of_nobodys_tree_has_no_line():
     """Text that was no Python has no file."""
     with pytest.raises(SyntaxError) as raised:

@@ -10,7 +10,14 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.rules import identical_step, mean_of_pairs, mean_on_cpu, slow_steps
+from stepguard.judge.rules import (
+    identical_step,
+    mean_of_pairs,
+    mean_on_cpu,
+    pattern_of_head,
+    several_times,
+    slow_steps,
+)
 
 
 class Rule(NamedTuple):
@@ -31,10 +38,23 @@ RULES = (
         "studies/judge_power",
     ),
     Rule(
+        "several times as long",
+        several_times.rule,
+        (Status.SLOWER,),
+        "unchanged code in under 0.03 %: tests/judge/ab/test_several_times.py",
+    ),
+    Rule(
         "late and periodic slowdowns",
         slow_steps.rule,
         (Status.SLOWER,),
         "unchanged code in under 0.1 %: tests/judge/test_slowdowns_in_series.py",
+    ),
+    Rule(
+        "a pattern of HEAD alone",
+        pattern_of_head.rule,
+        (Status.SLOWER, Status.INCONCLUSIVE),
+        "unchanged code is SLOWER in under 0.1 % and waits in under 1 %: "
+        "tests/judge/test_slowdowns_in_series.py",
     ),
     Rule(
         "the mean on a CPU",

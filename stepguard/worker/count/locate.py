@@ -130,10 +130,17 @@ def raised_at(error: BaseException) -> Place:
 
 @lru_cache(maxsize=4096)
 def _in_tree(file: str, root: str) -> tuple[bool, str]:
-    """Return whether a file is in the measured tree, and how it is shown."""
+    """Return whether a file is the measured repository's own, and how it is shown from ``root``."""
     path = Path(file).resolve()
-    inside = path.is_relative_to(root) and not any(part in file for part in _INSTALLED)
-    return inside, str(path.relative_to(root)) if inside else file
+    inside = path.is_relative_to(_top(root)) and not any(part in file for part in _INSTALLED)
+    return inside, os.path.relpath(path, root) if inside else file
+
+
+@lru_cache(maxsize=16)
+def _top(folder: str) -> Path:
+    """Return the repository's folder: a script may run in one below, beside what it imports."""
+    above = (Path(folder), *Path(folder).parents)
+    return next((path for path in above if (path / ".git").exists()), Path(folder))
 
 
 @lru_cache(maxsize=4096)

@@ -101,7 +101,9 @@ class Placement:
             joined = [*_joined(func, args, kwargs)]
             self._learn(storages(joined))
             self.put(joined, True)
-        elif made := storages(result).keys() - self._known.keys():
+        # Key by key: the difference of two views would go through all that are known, for each of
+        # the thousand small tensors that a script makes of its data.
+        elif made := [key for key in storages(result) if key not in self._known]:
             on_device = self._note(made, name, (args, kwargs))
         # The storage of a view is already known; the tensor that it views counts.
         self.put(result, on_device)

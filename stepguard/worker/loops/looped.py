@@ -98,13 +98,15 @@ class LoopedWorkload:
 
     def _exited(self, error: SystemExit) -> str:
         """Return the message for a loop that left by sys.exit()."""
-        if error.code in (None, 0):
+        done = error.code in (None, 0)
+        if done and self._borders.seen:
             return self._too_short()
         if isinstance(error.code, str):
             return f"{self._name} left {self._when()}: {error.code}"
-        last = _last_line_of_stderr()
+        # A script that finds no GPU, or no data, often prints so and exits as if all were well.
+        last = _last_line("stdout" if done else "stderr")
         said = f", its last line: {last}" if last else ""
-        return f"{self._name} left {self._when()} with status {error.code}{said}"
+        return f"{self._name} left {self._when()} with status {error.code or 0}{said}"
 
 
 def _runner(case: Case, device: str) -> Callable[[], object]:
@@ -128,12 +130,15 @@ def _runner(case: Case, device: str) -> Callable[[], object]:
     return lambda: function(**params)
 
 
-def _last_line_of_stderr() -> str:
-    """Return the last line that this rank wrote to its log; empty without one."""
-    sys.stderr.flush()
-    path = Path(os.environ.get("STEPGUARD_RUN_DIR", ""), f"stderr-{os.environ.get('RANK', 0)}.log")
+def _last_line(stream: str) -> str:
+    """Return the last line that this rank wrote to its log of "stdout" or "stderr"; empty without
+    one.
+    """
+    getattr(sys, stream).flush()
+    name = f"{stream}-{os.environ.get('RANK', 0)}.log"
     try:
-        lines = path.read_text(errors="replace").split("\n")
+        lines = Path(os.environ.get("STEPGUARD_RUN_DIR", ""), name).read_text(errors="replace")
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    written = [line.strip() for line in lines.split("\n") if line.strip()]
+    return written[-1] if written else ""

@@ -1,0 +1,290 @@
+"""The search for slow steps within launches: late, periodic, or slower with each step.
+
+A search looks at all launches of a tree at once, or at the log-ratios of all pairs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import scipy
+
+from stepguard.core.reason_sentences import SlowSteps
+from stepguard.judge.noise_limits import pooled_variance
+
+Numbers = npt.NDArray[Any]
+LEAST_STEPS = 3  # on each side of where it begins; the shortest block has so many after its first
+LEAST_RETURNS = 4  # slow steps of a periodic pattern
+LEAST_OTHERS = 12  # steps that are not slow, to know the scatter
+LEAST_CORRELATED = 6.0  # the variance of a mean is at least so many times that of independent steps
+PRIOR_WEIGHT = 8.0  # degrees of freedom that the known scatter of rises counts for
+LONGEST_PERIOD = 64
+PERIODIC_T = 8.0  # in standard errors; some 2,000 periods and phases are tried
+SAME_SIZE = 0.5  # each launch must have this share of the mean slowdown ...
+# ... or as many sd of the other steps. A GPU with launches to run hides part of a host's pause, in
+# each launch another part.
+CLEAR_SDS = 3.0
+RETURNS = 0.8  # share of the due steps that must be slow
+# One-sided level of each look; there is a look after each pair. With the search for where a
+# slowdown begins, 24 looks at unchanged code report one in under 0.1 % of cases
+# (tests/judge/test_slowdowns_in_series.py).
+ALPHA = 0.00005
+LEAST_MEAN = 0.002  # log-ratio of the mean step, below which a periodic slowdown is not reported
+LEAST_OF_LINE = 8  # steps of a launch, to know how fast they grow
+LINE = 0.9  # of the squares that a level leaves: what a line may leave of steps that grow
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A slowdown within launches, the same in all of them."""
+
+    kind: Literal["late", "periodic", "growing"]
+    begin: int  # the first slow step that was timed, counted like ``Block.ran``
+    # For a late one the last step timed before: it begins in between. For one that grows the last
+    # step timed.
+    after: int
+    period: int  # steps between two slow steps; 0 if it is no periodic one, or returned only once
+    slower: (
+        float  # log-ratio of slow steps to the others; of the last step to the first, if it grows
+    )
+    adds: float  # log-ratio of the mean step, after to before; of a late one's steps from there on
+    ms: float  # so much longer is a slow step
+    p_value: float = 1.0
+
+    def holds(self, steps: Numbers) -> Numbers:
+        """Tell which of the steps are slow by it."""
+        apart = steps - self.begin
+        slow: Numbers = apart >= 0
+        if self.kind == "periodic":
+            slow = apart % self.period == 0 if self.period else apart == 0
+        return slow
+
+    def figures(self) -> SlowSteps:
+        """Return the pattern as figures of a metric's verdict."""
+        return SlowSteps(
+            kind=self.kind,
+            begin=int(self.begin),
+            after=int(self.after),
+            period=int(self.period),
+            slower_pct=100 * math.expm1(self.slower),
+            slower_ms=float(self.ms),
+        )
+
+
+@dataclass(frozen=True)
+class Series:
+    """The timed steps of a launch: their numbers, their blocks, and the logs of their times, or
+    ratios.
+    """
+
+    steps: Numbers
+    block: Numbers
+    log: Numbers
+    ms: float  # of a usual step
+
+    def by_block(self, values: Numbers) -> list[Numbers]:
+        """Return the values of its steps, one array for each block."""
+        return np.split(values, np.flatnonzero(np.diff(self.block)) + 1)
+
+    def without(self, pattern: Pattern) -> "Series":
+        """Return the series without the slow steps of a periodic pattern."""
+        kept = ~pattern.holds(self.steps)
+        return replace(self, steps=self.steps[kept], block=self.block[kept], log=self.log[kept])
+
+
+def search(
+    series: Sequence[Series], regular: Sequence[Series], sd_pct: float, alpha: float
+) -> Pattern | None:
+    """Return the slowdown that all series have. ``regular`` are those in which a periodic one is
+    looked for; ``sd_pct`` is the scatter of the halves of a series, ``alpha`` the level.
+    """
+    periodic, lasting = _periodic(regular), _lasting(series, sd_pct, alpha)
+    if lasting is None or periodic is None:
+        return lasting or periodic
+    # Both were found: slow steps may happen to lie late, or some of the late steps may be equally
+    # far apart. It is late if it still is without the periodic ones.
+    others = [timed.without(periodic) for timed in series]
+    return lasting if _lasting(others, sd_pct, alpha) else periodic
+
+
+def _lasting(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern | None:
+    """Return what does not end: steps that grow, or else a level that is higher from a step on."""
+    late, growing = _late(series, sd_pct, alpha), _growing(series, sd_pct, alpha)
+    if growing is None or late is None:
+        return growing or late
+    of_level = sum(_squares(timed, timed.steps >= late.begin) for timed in series)
+    of_line = sum(_squares(timed, timed.steps) for timed in series)
+    return growing if of_line < LINE * of_level else late
+
+
+def _squares(timed: Series, by: Numbers) -> float:
+    """Return the squares that are left of a series behind a straight line over ``by``."""
+    return float(np.sum((timed.log - timed.log.mean() - _slope(timed, by) * (by - by.mean())) ** 2))
+
+
+def _slope(timed: Series, by: Numbers) -> float:
+    # A few steps that are far out must not make a slope.
+    log = np.clip(timed.log, *np.quantile(timed.log, (0.05, 0.95)))
+    apart = by - by.mean()
+    return float(apart @ log / max(1e-12, float(apart @ apart)))
+
+
+def growth(timed: Series, steps: int) -> float:
+    """Return by how much steps grow over so many, as a log-ratio."""
+    return _slope(timed, timed.steps) * steps
+
+
+def _late(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern | None:
+    """Return a level that is higher from some step on, in all launches that reach that step."""
+    at = np.unique(np.concatenate([timed.steps for timed in series]))
+    # The clipping keeps a few extreme steps from making a level.
+    sums = [_both_sides(timed, at) for timed in series]
+    weight = np.array([weights for _, weights in sums])
+    moved = np.array([rises for rises, _ in sums])
+    reached = weight > 0
+    # If only one of several launches got that far, nothing shows that it repeats.
+    returned = reached.sum(axis=0) >= min(2, len(series))
+    explained = np.where(returned, (weight * moved).sum(axis=0), 0.0)
+    best = int(np.argmax(explained**2 / np.maximum(weight.sum(axis=0), 1e-12)))
+    if explained[best] <= 0:
+        return None
+    rises = moved[reached[:, best], best]
+    slower = float(rises.mean())
+    if rises.min() < SAME_SIZE * slower:
+        return None
+    begin = int(at[best])
+    its = [
+        _variance_of_rise(timed, begin)
+        for timed, reach in zip(series, reached[:, best], strict=True)
+        if reach
+    ]
+    pooled, degrees = pooled_variance(rises.tolist(), sd_pct, PRIOR_WEIGHT)
+    distance = slower / math.sqrt((pooled + float(np.mean(its))) / len(rises))
+    if distance < float(scipy.special.stdtrit(degrees, 1 - alpha)):
+        return None
+    usual = float(np.mean([timed.ms for timed in series]))
+    p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)
+    ms = usual * math.expm1(slower)
+    after = int(at[best - 1])
+    return Pattern("late", begin, after, 0, slower, slower, ms, p_value)
+
+
+def _both_sides(timed: Series, at: Numbers) -> tuple[Numbers, Numbers]:
+    """Return, for each step of ``at``, how much higher the mean from that step on is than before
+    it, and the weight of that. Both are 0 with fewer than LEAST_STEPS steps on a side.
+    """
+    low, high = np.quantile(timed.log, (0.05, 0.95))
+    order = np.argsort(timed.steps, kind="stable")
+    total = np.concatenate([[0.0], np.cumsum(np.clip(timed.log, low, high)[order])])
+    before = np.searchsorted(timed.steps[order], at)
+    after = len(timed.steps) - before
+    enough = (before >= LEAST_STEPS) & (after >= LEAST_STEPS)
+    first, second = np.maximum(before, 1), np.maximum(after, 1)
+    rise = (total[-1] - total[before]) / second - total[before] / first
+    weight = np.where(enough, before * after / len(timed.steps), 0.0)
+    return np.where(enough, rise, 0.0), weight
+
+
+def _variance_of_rise(timed: Series, begin: int) -> float:
+    """Return the variance of a rise at ``begin``, from the scatter of the steps. Neighbouring steps
+    are correlated on a card whose clock dips.
+    """
+    later = timed.steps >= begin
+    rest = timed.log - np.where(later, timed.log[later].mean(), timed.log[~later].mean())
+    spread = float(np.mean(rest**2)) + 1e-12
+    follows = float(np.mean(rest[1:] * rest[:-1])) / spread
+    correlated = (1 + follows) / (1 - follows) if follows < 0.9 else 19.0
+    steps = 1 / int(later.sum()) + 1 / int((~later).sum())
+    return spread * max(LEAST_CORRELATED, correlated) * steps
+
+
+def _periodic(series: Sequence[Series]) -> Pattern | None:
+    """Return a slowdown of every n-th step, at the same steps in every launch."""
+    steps = np.concatenate([timed.steps for timed in series])
+    rest = np.concatenate([levelled(timed) for timed in series])
+    launch = np.repeat(np.arange(len(series)), [len(timed.steps) for timed in series])
+    period, phase = _best_phase(steps, rest)
+    if not period:
+        return None
+    due = steps % period == phase
+    slower, apart, distance = contrast(due, rest)
+    above = rest - rest[~due].mean()
+    least = min(SAME_SIZE * slower, CLEAR_SDS * apart)
+    its = np.array([above[due & (launch == i)].mean() for i in np.unique(launch[due])])
+    returns = float((above[due] > least).mean())
+    adds = math.log1p(float(due.mean()) * math.expm1(slower))
+    seen = len(its) >= min(2, len(series)) and its.min() > least
+    enough = int((~due).sum()) >= LEAST_OTHERS
+    if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
+        return None
+    ms = float(np.mean([timed.ms for timed in series])) * math.expm1(slower)
+    begin = int(steps[due].min())
+    period = period if (steps[due] > begin).any() else 0
+    return Pattern("periodic", begin, begin, period, slower, adds, ms, 1e-6)
+
+
+def contrast(due: Numbers, rest: Numbers) -> tuple[float, float, float]:
+    """Return by how much the steps that are due are slower than the others, the sd of those, and
+    how many standard errors that is.
+    """
+    usual = rest[~due]
+    slower = float(rest[due].mean() - usual.mean())
+    # Without the outermost, which are outliers: 0.79 of a normal spread.
+    apart = float(np.clip(usual, *np.quantile(usual, (0.05, 0.95))).std()) / 0.79 + 1e-6
+    return slower, apart, slower / apart * math.sqrt(int(due.sum()))
+
+
+def levelled(timed: Series) -> Numbers:
+    """Return the series less the median of each block, since blocks of one launch differ in
+    level.
+    """
+    return np.concatenate([block - np.median(block) for block in timed.by_block(timed.log)])
+
+
+def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
+    """Return the period and the phase that explain most; (0, 0) if none returns LEAST_RETURNS
+    times.
+    """
+    best, place = 0.0, (0, 0)
+    for period in range(2, LONGEST_PERIOD + 1):
+        phases = steps % period
+        count = np.bincount(phases, minlength=period)
+        total = np.bincount(phases, weights=rest - rest.mean(), minlength=period)
+        others = np.maximum(len(steps) - count, 1)
+        enough = (count >= LEAST_RETURNS) & (total > 0)
+        explained = np.where(enough, total**2 * len(steps) / (np.maximum(count, 1) * others), 0.0)
+        phase = int(np.argmax(explained))
+        if explained[phase] > best * (1 + 1e-9):
+            best, place = float(explained[phase]), (period, phase)
+    return place
+
+
+def _growing(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern | None:
+    """Return steps that take longer and longer, in every series, over all steps that were timed."""
+    if len(series) < 2 or any(len(timed.steps) < LEAST_OF_LINE for timed in series):
+        return None
+    first = min(int(timed.steps.min()) for timed in series)
+    last = max(int(timed.steps.max()) for timed in series)
+    rises = np.array([growth(timed, last - first) for timed in series])
+    grows = float(rises.mean())
+    if grows <= 0 or rises.min() < SAME_SIZE * grows:
+        return None
+    # The halves of a line differ by half of its rise, so that its scatter is twice theirs.
+    pooled, degrees = pooled_variance(rises.tolist(), 2 * sd_pct, PRIOR_WEIGHT)
+    own = float(np.mean([_variance_of_growth(timed, last - first) for timed in series]))
+    distance = grows / math.sqrt((pooled + own) / len(rises))
+    if distance < float(scipy.special.stdtrit(degrees, 1 - alpha)):
+        return None
+    ms = float(np.mean([timed.ms for timed in series])) * math.expm1(grows)
+    p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)
+    return Pattern("growing", first, last, 0, grows, grows / 2, ms, p_value)
+
+
+def _variance_of_growth(timed: Series, steps: int) -> float:
+    """Return the variance of the growth over so many steps by the scatter around the line."""
+    apart = timed.steps - timed.steps.mean()
+    spread = _squares(timed, timed.steps) / len(timed.steps)
+    return LEAST_CORRELATED * spread * steps**2 / max(1e-12, float(apart @ apart))

@@ -1,0 +1,46 @@
+"""A step that takes several times as long: decided after the fewest pairs.
+
+No noise of a machine looks like this: every block of HEAD takes SEVERAL_TIMES as long as every
+block of the other tree, though blocks of both sides took turns.
+"""
+
+import math
+
+from msgspec.structs import replace
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
+from stepguard.judge.rules import mean_of_pairs
+
+SEVERAL_TIMES = 3.0  # a busy machine of two cores runs a step at half its pace
+# With fewer, blocks that are disturbed by so much, each by a chance of its own, look like it in
+# more than ALPHA of comparisons.
+LEAST_PAIRS = 3
+
+
+def rule(comparison: Comparison) -> Decision | None:
+    """Say SLOWER where HEAD's fastest block takes several times as long as the other's slowest."""
+    head, base = (_blocks_ms(side) for side in (comparison.head, comparison.base))
+    closest, farthest = min(head) / max(base), max(head) / min(base)
+    beyond = closest >= max(SEVERAL_TIMES, math.exp(comparison.margins.matter))
+    p_value = chance(len(head) + len(base))
+    # One after the other, blocks of a launch have their disturbance in common.
+    few = comparison.pairs < LEAST_PAIRS or not comparison.together
+    if few or not beyond or p_value > comparison.alpha:
+        return None
+    decided = mean_of_pairs.measured(comparison).say(Status.SLOWER, p_value=p_value)
+    # The plan's bounds say nothing yet. No block of HEAD is closer to one of the other tree.
+    return replace(decided, low_pct=100 * (closest - 1), high_pct=100 * (farthest - 1))
+
+
+def chance(blocks: int) -> float:
+    """Return how often unchanged code looks like it, if each block is disturbed by so much or not,
+    independently, and half of them are: no other share is worse.
+    """
+    return 0.5**blocks
+
+
+def _blocks_ms(side: Evidence) -> list[float]:
+    return [block.mean_ms for launch in side.launches for block in launch.blocks]

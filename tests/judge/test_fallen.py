@@ -1,0 +1,192 @@
+"""Removing a wait is a gain, with the operators that only it called; doing less work is none."""
+
+from collections import Counter
+
+import pytest
+from builders import cpu_evidence, entry_of, evidence, metric, replace, two_rank_evidence
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.metrics import OPERATORS
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_recordings import judge
+from stepguard.report.verdict_text import headline
+
+COMPILED = "compiled_operator_calls_per_step"
+CANDIDATES, SYNCS = "sync_candidates_per_step", "host_syncs_per_step"
+READ, READS = "aten._local_scalar_dense.default", ("aten::item", "aten::_local_scalar_dense")
+EAGER = {READ: 2, "aten.mm.default": 24, "aten.sum.default": 2, "aten.detach.default": 4}
+PROFILED = dict.fromkeys(READS, 2) | {"aten::mm": 24, "aten::sum": 4}
+GONE = {READ: 0}, dict.fromkeys(READS, 0)  # both .item()
+
+
+def step(made=cpu_evidence, eager=None, profiled=None, by_rank=None, **values):
+    """Evidence of a step that calls these operators, in both passes."""
+    found, calls = made(), (EAGER | (eager or {}), PROFILED | (profiled or {}))
+    totals = {
+        name: sum(each.values()) for name, each in zip((OPERATORS, COMPILED), calls, strict=True)
+    }
+    detail = {
+        name: {operator: count for operator, count in each.items() if count}
+        for name, each in zip((OPERATORS, COMPILED), calls, strict=True)
+    }
+    counts = replace(
+        found.counts,
+        values=found.counts.values | totals | values,
+        detail=found.counts.detail | detail,
+        by_rank=by_rank or {},
+    )
+    return replace(found, counts=counts)
+
+
+def recorded(found):
+    """A baseline of what the evidence counted."""
+    several = {"by_rank": {}} if found.world_size > 1 else {}
+    return entry_of(found, detail=found.counts.detail, **several)
+
+
+def verdict(now, then):
+    """The verdict beside a recording of ``then``."""
+    return judge(now, recorded(then))
+
+
+def test_two_waits_less_are_faster():
+    """On a CPU: two .item() are gone, the operators that read the numbers, and a detach. All of
+    them are a gain, and the first line names the wait.
+    """
+    now = step(eager=GONE[0] | {"aten.detach.default": 2}, profiled=GONE[1], **{CANDIDATES: 0})
+    found = verdict(now, step(**{CANDIDATES: 2}))
+    assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
+    for name in (OPERATORS, COMPILED):
+        assert metric(found, name).status is Status.FASTER
+    assert f"{CANDIDATES} 2 -> 0" in headline(found)
+
+
+@pytest.mark.parametrize("made", [evidence, two_rank_evidence])
+def test_so_are_waits_on_a_gpu(made):
+    """Against recordings operators gate there, too."""
+    now = step(made, *GONE, **{SYNCS: 0})
+    assert verdict(now, step(made, **{SYNCS: 2})).status is Status.FASTER
+
+
+def test_so_are_they_in_pairs():
+    """On a CPU, beside the other tree."""
+    new, old = step(eager=GONE[0], profiled=GONE[1], **{CANDIDATES: 0}), step(**{CANDIDATES: 2})
+    sides = [replace(one, planned_launches=1, floor_flops_per_step=0.0) for one in (new, old)]
+    found = judge_ab(Comparison("main", *sides))
+    assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
+
+
+ATTACKS = {
+    "the sum of what is read": {"eager": GONE[0] | {"aten.sum.default": 1}},
+    "a product without FLOPs of its own": {"eager": GONE[0] | {"aten.mm.default": 23}},
+    "more reads than waits": {"eager": {READ: 0}, CANDIDATES: 1},
+    "another operator in its place": {"eager": GONE[0] | {"aten.add.Tensor": 1}},
+    "a product of the compiled step": {"profiled": GONE[1] | {"aten::mm": 23}},
+    "fewer FLOPs": {"eager": GONE[0], "flops_per_step": 1},
+    "memory that rose": {"eager": GONE[0], "leaked_bytes_per_step": 4096},
+    "no wait": {"eager": GONE[0], CANDIDATES: 2},
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_step_that_does_less_is_another_step(attack):
+    """A wait and some work go at once: what no fallen counter explains is CHANGED as ever."""
+    change = {CANDIDATES: 0} | ATTACKS[attack]
+    found = verdict(step(**change), step(**{CANDIDATES: 2}))
+    assert found.status is Status.CHANGED
+
+
+def test_fewer_tokens_are_another_step():
+    """A wait less, and half of the tokens."""
+    now = replace(step(cpu_evidence, *GONE, **{CANDIDATES: 0}), tokens_per_step=1024)
+    assert verdict(now, step(**{CANDIDATES: 2})).status is Status.NOT_COMPARABLE
+
+
+def test_work_of_another_rank_is_not_explained():
+    """Rank 0 reads twice less, and rank 1 calls ten operators less."""
+    made = two_rank_evidence
+    then = step(made, **{SYNCS: 2})
+    calls = sum(EAGER.values())
+    now = step(made, *GONE, by_rank={OPERATORS: (calls - 2, calls - 12)}, **{SYNCS: 0})
+    assert verdict(now, then).status is Status.CHANGED
+
+
+SEARCH = {  # counted in two ranks' step of 40 parameters and two passes: what a search adds
+    OPERATORS: {
+        "aten.select.int": 120,
+        "aten.copy_.default": 1,
+        "aten.fill_.Scalar": 81,
+        "aten.clone.default": 2,
+        READ: 40,
+        "c10d.allreduce_.default": 1,
+    },
+    COMPILED: {
+        "aten::select": 120,
+        "aten::copy_": 3,
+        "aten::item": 40,
+        "aten::_local_scalar_dense": 40,
+        "aten::empty_strided": 2,
+        "aten::fill_": 81,
+        "aten::clone": 2,
+        "aten::as_strided": 120,
+    },
+    "collectives_per_step": {"allreduce 160 B": 1},
+    "collective_bytes_per_step": {"allreduce": 160},
+}
+# Without it DistributedDataParallel makes its buckets anew after the first step.
+BUCKETS = {"allreduce 6074880 B": 1, "allreduce 1056768 B": 1, "allreduce 4 B": 1}
+FORMER = {"allreduce 4227072 B": 1, "allreduce 2904576 B": 1, "allreduce 4 B": 1}
+
+
+def ranks(searches, less=None):
+    """Two ranks' step on a CPU, with or without a search; ``less``: calls that it has fewer."""
+    found = two_rank_evidence(case=cpu_evidence().case | {"world_size": 2})
+    parts = {
+        OPERATORS: Counter(EAGER) + Counter({"aten.fill_.Scalar": 1, "aten.clone.default": 4}),
+        COMPILED: Counter(PROFILED) + Counter({"aten::fill_": 34, "aten::clone": 4}),
+        "collectives_per_step": Counter(FORMER if searches else BUCKETS),
+        "collective_bytes_per_step": Counter({"allreduce": 7_131_652}),
+    }
+    if searches:
+        parts = {name: parts[name] + Counter(SEARCH[name]) for name in parts}
+    for name, calls in (less or {}).items():
+        parts[name] = parts[name] - Counter(calls)
+    totals = {name: calls.total() for name, calls in parts.items()}
+    detail = found.counts.detail | {name: dict(calls) for name, calls in parts.items()}
+    counts = replace(found.counts, values=found.counts.values | totals, detail=detail)
+    return replace(found, counts=counts)
+
+
+def test_a_search_for_unused_parameters_that_is_gone_is_faster():
+    """find_unused_parameters=False: a collective and its bytes, and 245 operators less."""
+    found = verdict(ranks(searches=False), ranks(searches=True))
+    assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
+    moved = {one.metric: one.status for one in found.moved}
+    assert moved == dict.fromkeys(SEARCH, Status.FASTER)
+
+
+@pytest.mark.parametrize(
+    "less",
+    [
+        {OPERATORS: {"aten.fill_.Scalar": 1}},
+        {OPERATORS: {READ: 1}},
+        {OPERATORS: {"aten.mm.default": 1}},
+        {OPERATORS: {"aten.clone.default": 1}},
+        {COMPILED: {"aten::fill_": 1}},
+        {"collective_bytes_per_step": {"allreduce": 4}},
+    ],
+)
+def test_a_search_explains_no_other_work(less):
+    """A fill, a read, a product, a copy or exchanged bytes go at the same time."""
+    found = verdict(ranks(searches=False, less=less), ranks(searches=True))
+    assert found.status is Status.CHANGED
+
+
+def test_a_small_exchange_that_is_gone_is_no_search():
+    """As many bytes, and no operators of a search: gradients that are no longer exchanged."""
+    then = ranks(searches=True)
+    names = ("collectives_per_step", "collective_bytes_per_step")
+    less = {name: SEARCH[name] for name in names} | {OPERATORS: {"c10d.allreduce_.default": 1}}
+    assert verdict(ranks(searches=True, less=less), then).status is Status.CHANGED
