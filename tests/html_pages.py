@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "br", "img", "link", "hr", "input"}
+VOID = {"meta", "br", "wbr", "img", "link", "hr", "input"}
 # SVG elements that the report's page closes by themselves.
 CLOSED = {"path", "rect", "circle"}
 

@@ -244,16 +244,16 @@ def _by_line(now: Recording, past: Recording) -> tuple[list[Site], list[Site]]:
 
 
 def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
-    """Return the places with the library's line that each calls now, where it is one line."""
+    """Return the places, each with the library's line that it calls now, if that is one line."""
     called: dict[tuple[str, ...], set[str]] = {}
     for site in now.operator_sites():
         called.setdefault(site.key[:4], set()).add(site.via or "")
-    found = []
+    placed = []
     for site in sites:
         lines = called.get(site.key[:4], set())
         library = "".join(lines) if len(lines) == 1 else ""
-        found.append(replace(site, via=library) if library else site)
-    return found
+        placed.append(replace(site, via=library) if library else site)
+    return placed
 
 
 def _former(site: Site) -> Site:

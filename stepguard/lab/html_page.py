@@ -37,6 +37,7 @@ from stepguard.report.markdown_page import LISTED, NOT_MEASURED
 
 MOST_TEXT = 20_000  # characters of one text on the page
 NAME_CHARACTERS = 200
+UNBROKEN_CHARACTERS = 40
 OPEN_CASES = 3  # that fail are open from the beginning
 
 
@@ -87,6 +88,13 @@ def _shown(value: object) -> object:
     return bounded(value if value.isprintable() else printable_lines(value), MOST_TEXT)
 
 
+def _breakable(text: str) -> object:
+    """Return a text that may break at the slashes of a long path."""
+    if len(text) <= UNBROKEN_CHARACTERS:
+        return text
+    return Markup("/<wbr>").join(printable_lines(text).split("/"))
+
+
 _TEMPLATES = Environment(
     loader=PackageLoader("stepguard.lab", "templates"),
     autoescape=True,
@@ -95,7 +103,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_TEMPLATES.filters["short"] = short
+_TEMPLATES.filters |= {"short": short, "breakable": _breakable}
 
 
 def _run(

@@ -169,8 +169,8 @@ def _html_of(run: Path, path: Path, baselines: str, root: Path) -> str:
     """Have a process of its own write the page of a run's document; return why it could not."""
     folder = ["--baselines", baselines] if (root / baselines).is_dir() else []
     command = [sys.executable, "-m", "stepguard", "report", str(run), "--html", str(path), *folder]
-    found = str(Path(stepguard.__file__).parents[1])
-    paths = os.pathsep.join(filter(None, (found, os.environ.get("PYTHONPATH", ""))))
+    sources = str(Path(stepguard.__file__).parents[1])
+    paths = os.pathsep.join(filter(None, (sources, os.environ.get("PYTHONPATH", ""))))
     environment = {**os.environ, "PYTHONPATH": paths}
     try:
         done = subprocess.run(

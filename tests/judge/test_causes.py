@@ -453,21 +453,22 @@ VIA = "numpy/_core/memmap.py:360 in memmap.__getitem__"
 
 @pytest.mark.parametrize("stored_then", [True, False])
 def test_a_librarys_line_that_a_baseline_does_not_keep_is_no_move(stored_then):
-    """A line reads 8 numbers through numpy, as ever, and another line of its function one more: the
-    peak names neither, and the operators name the new line. What a library's line calls more often
-    has that line.
+    """A line reads a number through numpy and adds, as ever, and another line of its function reads
+    one more: the peak names neither, and the operators name the new line. What a library's line
+    calls more often has that line.
     """
-    read = {"function": "get_batch", "text": "x = data[i]", "what": "item"}
-    library = structs.replace(at(5, **read, count=8), via=VIA)
-    then = counted(library, item=8)
+    line = {"function": "get_batch", "text": "x = data[i] + 1"}
+    library = structs.replace(at(5, **line, what="item"), via=VIA)
+    add = at(5, **line, what="add")
+    then = counted(library, add, item=1, add=1)
     other = at(6, "get_batch", "y = x.item()", what="item")
-    now = counted(library, other, item=9)
+    now = counted(library, add, other, item=2, add=1)
     assert places(now, then, stored_then) == [(6, "get_batch", 1)]
-    higher = {PEAK: now.counts.values[PEAK] * 2}
-    now = replace(now, counts=replace(now.counts, values=now.counts.values | higher))
     past = stored(then) if stored_then else summarise(then)
-    assert compare(PEAK, summarise(now), [past], now.gates).sites == ()
-    more = counted(structs.replace(library, count=9), item=9)
+    higher = {PEAK: then.counts.values[PEAK] * 2}
+    higher = replace(then, counts=replace(then.counts, values=then.counts.values | higher))
+    assert compare(PEAK, summarise(higher), [past], now.gates).sites == ()
+    more = counted(structs.replace(library, count=2), add, item=2, add=1)
     (site,) = compare(OPERATORS, summarise(more), [past], now.gates).sites
     assert (site.line, site.count, site.via) == (5, 1, VIA)
 

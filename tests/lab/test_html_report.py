@@ -96,8 +96,9 @@ def check_text(text):
     """The page has the elements that it has with a plain text, and nothing invisible."""
     found = shown(paired(f"a[{text}]", text), text=text)
     assert found.problems == [] and what_runs_or_loads(found) == []
-    # A link is left out where a file's name leads out of the repository.
-    assert [tag for tag in found.tags if tag != "a"] == [tag for tag in PLAIN.tags if tag != "a"]
+    # A link is left out where a file's name leads out of the repository, and a path may break.
+    tags = [[tag for tag in one.tags if tag not in ("a", "wbr")] for one in (found, PLAIN)]
+    assert tags[0] == tags[1]
     assert not re.search(r"[^\n -~\u00a0-\U0010ffff]|[\u202e\u2066]", "".join(found.texts))
 
 

@@ -250,6 +250,7 @@ def test_a_pull_request_that_adds_a_sync(hub, api):
     assert (measure.result, gate.result) == ("failure", "failure"), measure.log + gate.log
     assert measure.summary.startswith("**Performance failed:** 1 CHANGED"), measure.log
     assert "keep it" not in measure.ran and not hub.caches
+    assert "step[tiny]" in (hub.artifacts["perf-evidence"] / "perf.html").read_text()
     assert f"\n::error file=tiny.py,line={LINE},title=step[tiny]::step[tiny]: CHANGED" in gate.log
     for _ in range(2):
         (job,) = comment_on(hub, started).values()

@@ -17,7 +17,7 @@ _MEANT = re.compile(rf"^{KEY}:(.*)", re.IGNORECASE | re.MULTILINE)
 _REVERTS = re.compile(r"^This reverts commit ([0-9a-f]{7,64})\b", re.MULTILINE)
 _TRAILERS = f"%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)"
 _FORMAT = f"%H%x00%an%x00{_TRAILERS}%x00%B%x00%x02"
-_NO_TRAILER = "git does not take it for a trailer: it must be in a last paragraph of trailers"
+_NO_TRAILER = "git does not take it for a trailer: it must be in the last paragraph, of trailers"
 _AMEND = "amend the message (git commit --amend, git rebase -i)"
 _FIELDS = 5  # of a commit; the last one is empty
 _VALUE = re.compile(r"(?P<case>\S+) (?P<metric>\S+): +(?P<reason>\S.*)")
