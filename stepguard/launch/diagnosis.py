@@ -32,6 +32,11 @@ SHOWN_STACKS = 2  # ranks; the others usually are at the same place as one of th
 _WAITS = re.compile(r'/worker/rank_channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
 TAIL_BYTES = 1 << 16  # stacks are looked for in so many bytes at the end of a log
+# What torch's profiler prints of itself: ten lines and more of every counting pass.
+_OF_THE_PROFILER = re.compile(
+    r"(USDT|STAGE|INFO):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\]"
+    r"|\[W[^]]+ CPUAllocator\.cpp:\d+\] .* before the profiling started"
+)
 STACKS_S = 5.0  # for faulthandler to write all stacks
 _LOOK_S = 0.1
 _LOST_PEER = re.compile(
@@ -287,6 +292,7 @@ def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             text = file.read().decode(errors="replace")
-        return bounded("\n".join(text.splitlines()[-lines:]), DETAIL_CHARACTERS) + "\n"
+        kept = [line for line in text.splitlines() if not _OF_THE_PROFILER.match(line)]
+        return bounded("\n".join(kept[-lines:]), DETAIL_CHARACTERS) + "\n"
     except OSError:
         return ""
