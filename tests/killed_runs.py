@@ -45,6 +45,8 @@ def trained(context: ForkServerContext, arguments: list[str], after_s: float | N
 
 
 def _train(arguments: list[str]) -> None:
+    # No curve is drawn: it is half of a run's time, and all of that is behind the last step.
+    sys.modules["matplotlib"] = None  # type: ignore[assignment]
     sys.exit(train(arguments))
 
 
