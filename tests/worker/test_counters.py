@@ -2,10 +2,13 @@
 
 import itertools
 
+import pytest
 import torch
 
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
+
+pytestmark = pytest.mark.usefixtures("own_heap")
 
 
 def test_eager_counts_rest_on_two_steps():
