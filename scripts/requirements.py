@@ -102,11 +102,10 @@ def oldest():
 
 
 def pinned(others):
-    """The lines of constraints.txt, with these other versions by name."""
+    """The lines of constraints.txt, with these other versions by name, in upper or lower case."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    names = [line.partition("==")[0] for line in lines]
-    both = zip(names, lines, strict=True)
-    return [f"{name}=={others[name]}" if name in others else line for name, line in both]
+    other_lines = {name.lower(): f"{name}=={version}" for name, version in others.items()}
+    return [other_lines.get(line.partition("==")[0].lower(), line) for line in lines]
 
 
 def torch_of_recordings(cards):

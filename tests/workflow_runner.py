@@ -66,13 +66,17 @@ class GitHub:
             "token": "a-token",
         }
 
-    def run(self, path: str, github: dict[str, Any], at: str, **contexts: Any) -> dict[str, Job]:
-        """Run a workflow file as it is at a revision; return its jobs by name, those of a called
-        workflow under "caller / called".
+    def run(
+        self, path: str, github: dict[str, Any], at: str, only: str = "", **contexts: Any
+    ) -> dict[str, Job]:
+        """Run a workflow file as it is at a revision, or one job of it; return its jobs by name,
+        those of a called workflow under "caller / called".
         """
         file = yaml.safe_load(git(self.repository, "show", f"{at}:{path}"))
         jobs: dict[str, Job] = {}
         for name, job in file["jobs"].items():
+            if only and name != only:
+                continue
             job["env"] = file.get("env", {}) | job.get("env", {})
             needs = [job["needs"]] if "needs" in job else []
             known = {one: {"result": jobs[one].result} for one in needs}

@@ -31,6 +31,7 @@ from stepguard.cli.init_files import (
     test_text,
 )
 from stepguard.cli.workload_arguments import (
+    RUNS_AS_IT_IS,
     add_parameters,
     loop_of,
     missing,
@@ -82,7 +83,7 @@ def _init(options: argparse.Namespace) -> int:
     if problem := no_commit(root) or _commit(root, [file.path for file in wanted]):
         raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
     if case.loop:
-        say(f"{case.workload} runs unchanged: it writes its usual files, such as checkpoints, too")
+        say(RUNS_AS_IT_IS.format(workload=case.workload))
     return _record(root, python, test_file(case))
 
 

@@ -21,7 +21,7 @@ from stepguard.cli.common import (
     suite_of,
 )
 from stepguard.cli.record_traces import add_trace_options, record, refuse_trace_options
-from stepguard.cli.workload_arguments import add_workload, chosen_case
+from stepguard.cli.workload_arguments import RUNS_AS_IT_IS, add_workload, chosen_case
 from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.nodes.scheduler import survey
 from stepguard.machine.interpreter import interpreter
@@ -52,6 +52,8 @@ def _run(options: argparse.Namespace) -> int:
         launcher = survey(options.launcher, options.root)
         launcher.per_node(case)
     suite = suite_of(options.root, launcher)
+    if case.loop:
+        say(RUNS_AS_IT_IS.format(workload=case.workload))
     if options.trace is not None:
         return record(suite, case, options)
     line = progress_line(options.root, [case])

@@ -31,6 +31,7 @@ from stepguard.storage import baseline_files as baseline
 from stepguard.worker.workload import NO_DEVICE, where_else
 
 LOOP_OPTIONS = ("step_at", "every", "tokens")
+RUNS_AS_IT_IS = "{workload} runs unchanged: it writes its usual files, such as checkpoints, too"
 RUNNERS = ("python", "python3", "torchrun", "accelerate")
 
 

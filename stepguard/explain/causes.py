@@ -46,7 +46,8 @@ def explain(before: Profile, after: Profile) -> Explanation:
     pace = Pace(matches, (before.steps, after.steps))
     terms = [*_kernel_terms(matches, pace), *_other_terms(before, after, matches, pace)]
     classes = list(pace.terms())
-    scatter = Scatter([term for term, _ in terms] + [term for _, term in classes])
+    step_us = min(mean(before.parts.step_us), mean(after.parts.step_us))
+    scatter = Scatter([term for term, _ in terms] + [term for _, term in classes], step_us)
     causes, rest = _sorted_out(terms, scatter)
     paced, unpaced = _pace_causes(pace, classes, scatter)
     causes = _with_moves(causes) + paced

@@ -2,7 +2,9 @@
 
 A profile has two or three steps, so the variance of a single term is nearly unknown. It is mixed
 with the usual variance of such terms (Smyth 2004, as for pairs in judge/), and never taken as
-smaller. If a side has a single step, the scatter is unknown, and every difference counts.
+smaller. If a side has a single step, the scatter is unknown, and every difference counts. So does a
+difference of a good part of the step, if the steps of the two sides lie apart: between two or three
+steps the scatter of a new term is a guess.
 """
 
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from stepguard.core.profile import Series, mean
 FALSE_ALARMS = 0.01  # in a whole comparison, over all terms
 PRIOR_STEPS = 4  # the weight of the usual variance
 _LEAST_US = 1.0
+LARGE_SHARE = 0.25  # of the shorter step
 
 
 class Usual(Enum):
@@ -53,7 +56,8 @@ class Term:
 class Scatter:
     """The limits of all terms of one comparison."""
 
-    def __init__(self, terms: Sequence[Term]) -> None:
+    def __init__(self, terms: Sequence[Term], step_us: float) -> None:
+        self._large_us = LARGE_SHARE * step_us
         self.known = all(min(len(term.before), len(term.after)) > 1 for term in terms)
         counts = {usual: sum(term.usual == usual for term in terms) for usual in Usual}
         # A third of the false alarms for each kind: hundreds of kernels do not deafen three parts.
@@ -70,6 +74,8 @@ class Scatter:
         """Return whether the difference is beyond the scatter between steps, if that is known."""
         if term.certain or not self.known:
             return abs(term.change_us) > _LEAST_US
+        if abs(term.change_us) > self._large_us and _apart(term):
+            return True
         free = max(0, len(term.before) + len(term.after) - 2)
         own = _own(term)
         prior = max(_LEAST_US, self._share[term.usual] * term.level_us) ** 2
@@ -78,6 +84,12 @@ class Scatter:
         error = (of_means + term.unsure_us**2) ** 0.5
         limit = scipy.special.stdtrit(free + PRIOR_STEPS, 1 - self._alpha[term.usual] / 2) * error
         return bool(abs(term.change_us) > limit)
+
+
+def _apart(term: Term) -> bool:
+    """Tell whether every step of one side takes longer than all of the other."""
+    sides = sorted((term.before, term.after), key=mean)
+    return max(sides[0]) < min(sides[1])
 
 
 def _own(term: Term) -> float:

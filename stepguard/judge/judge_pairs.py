@@ -41,6 +41,7 @@ from stepguard.core.reason_sentences import (
 )
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
+from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
 from stepguard.judge import first_step
@@ -50,6 +51,7 @@ from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.judge_recordings import moved_counters
+from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.identical_step import not_enough
 from stepguard.judge.rules.mean_of_pairs import explanation
@@ -312,9 +314,19 @@ def _time(
         said.change_pct,
         said.limit_pct,
         noise_pct=decided.sd_pct,
+        sites=_risen_python(comparison, decided),
         pairs=pairs_finding(comparison, decided),
         slow_steps=said.slow_steps,
     )
+
+
+def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]:
+    """Return the functions that run more lines of Python, where HEAD's step may be slower for it.
+    They explain: a time alone decides.
+    """
+    if decided.status not in (Status.SLOWER, Status.INCONCLUSIVE) or decided.estimate_pct <= 0:
+        return ()
+    return risen_python(comparison.head.counted, comparison.base.counted)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,19 @@
-"""What a counter that moved is made of, and where: operators, calls, lines of source. Pure."""
+"""What a counter that moved is made of, and where: operators, calls, lines of source. Pure.
+
+The first place is the one that a headline names. Lines that the change touched come first, then the
+line that counts most. A line was touched if the other side has no line of that text in that
+function: what an unchanged line calls more often follows from another line.
+"""
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, OPERATORS, PEAK
+from stepguard.core.evidence import Counts
+from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK, PYTHON_LINES
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
@@ -39,6 +46,12 @@ _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
 _WIDEST = {"[float64]": 0, "[float32]": 1}  # other types come after them
 VIEWS_PCT = 2.0  # of the operator calls; more views than that are work for the host
+EDITED = "edited line"  # the place of a peak at a line that calls nothing more
+FEW_LINES = 3  # if an edit touched more lines, nobody knows which of them it is
+# A slower step is blamed on Python from so many lines on, and from this share of its lines on:
+# refactors move fewer.
+LEAST_LINES = 100
+LEAST_LINES_SHARE = 0.1
 
 
 def where_moved(
@@ -48,7 +61,7 @@ def where_moved(
     if metric == OPERATORS:
         return with_new_callers(_moved_operators(moved, now, past), now, past)
     if metric == PEAK:
-        return _calls_at_other_lines(now, past) if rise > 0 else ()
+        return _lines_of_a_peak(now, past) if rise > 0 else ()
     if metric == COLLECTIVES:
         return _moved_collectives(now, past, rise < 0)
     return with_new_callers(_moved_sites(metric, now, past, rise < 0), now, past)
@@ -123,36 +136,44 @@ def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
     """Return the lines that call these operators more often, or less often: then the count is
-    negative.
-
-    If a function calls an operator more often, its new lines are returned, if they account for the
-    whole rise; else the line that accounts for most of it. The same holds for falls. Lines whose
-    operators are called only in backward passes and optimizers come last, with that phase.
+    negative. Of untouched lines those come last whose operators are called only in backward passes
+    and optimizers, with that phase.
     """
     new, old = _by_line(now, past)
     # The lines of a baseline have no phase. A line has one phase for all that it calls.
-    called = {(s.file, s.function, s.text) for s in new if not s.phase}
-    phases = {(s.file, s.function, s.text): s.phase for s in new}
+    called = {_line(site) for site in new if not site.phase}
+    phases = {_line(site): site.phase for site in new}
     moved_lines = []
     for part in moved:
         rose = part.new > part.old
         if not old and part.old or not new and part.new:  # the lines of one side are unknown
             continue
         here, there = (new, old) if rose else (old, new)
-        here, there = ([s for s in side if s.what == part.name] for side in (here, there))
-        lines = added(there, here)
-        for place, count in (_by_function(here) - _by_function(there)).items():
-            inside = [site for site in lines if (site.file, site.function) == place]
-            if sum(site.count for site in inside) != count:  # some lines were only edited
-                line = min(inside, key=lambda site: abs(site.count - count))
-                inside = [msgspec.structs.replace(line, count=count)]
-            for line in inside:
-                key = (line.file, line.function, line.text)
-                phase = "" if key in called else phases.get(key, line.phase)
-                signed = line.count if rose else -line.count
-                line = msgspec.structs.replace(line, count=signed, phase=phase)
-                moved_lines.append(line if rose else _former(line))
-    return tuple(_with_library(sorted(moved_lines, key=lambda site: bool(site.phase)), now))
+        for site in _more_here(part.name, here, there):
+            phase = "" if _line(site) in called else phases.get(_line(site), site.phase)
+            signed = replace(site, count=site.count if rose else -site.count, phase=phase)
+            moved_lines.append(signed if rose else _former(signed))
+    number, touched = {part.name: at for at, part in enumerate(moved)}, _touched(new, old)
+
+    def order(site: Site) -> tuple[bool, bool, int, int]:
+        return not touched(site), bool(site.phase), number[site.what], -abs(site.count)
+
+    return tuple(_with_library(sorted(moved_lines, key=order), now))
+
+
+def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> list[Site]:
+    """Return the lines of each function that calls an operator more often here than there: its new
+    lines if they account for the whole rise, else the line that accounts for most of it.
+    """
+    here, there = ([s for s in side if s.what == operator] for side in (here, there))
+    lines, more = added(there, here), []
+    for place, count in (_by_function(here) - _by_function(there)).items():
+        inside = [site for site in lines if (site.file, site.function) == place]
+        if sum(site.count for site in inside) != count:  # some lines were only edited
+            line = min(inside, key=lambda site: abs(site.count - count))
+            inside = [replace(line, count=count)]
+        more += inside
+    return more
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
@@ -162,9 +183,32 @@ def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Sit
     moved = [part for part in moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
     these = [part for part in moved if (part.new < part.old) == fell]
     return tuple(
-        msgspec.structs.replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
+        replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
         for site in _moved_operators(these, now, past)
     )
+
+
+def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
+    """Return the lines that now call an operator that another line called before. If all of them
+    are untouched, the lines that the change touched come first, if they are few:
+    ``backward(retain_graph=True)`` calls nothing more, and keeps its graph.
+    """
+    new, old = _by_line(now, past)
+    touched, calls = _touched(new, old), _calls_at_other_lines(now, past)
+    if any(map(touched, calls)):
+        return tuple(sorted(calls, key=lambda site: not touched(site)))
+    moved = {function[:2] for function, _ in _calls_of(new).items() ^ _calls_of(old).items()}
+    edited = {_line(s): s for s in new if touched(s) and (s.file, s.function) not in moved}
+    few = edited.values() if len(edited) <= FEW_LINES else ()
+    return (*(replace(site, what=EDITED, count=1, phase="") for site in few), *calls)
+
+
+def _calls_of(sites: Iterable[Site]) -> Counter[tuple[str, str, str]]:
+    """Return how often each function calls each operator."""
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for site in sites:
+        counts[site.file, site.function, site.what] += site.count
+    return counts
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
@@ -180,7 +224,7 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
         if site.key[1:] in lines:
             left[site.what] += max(0, site.count - calls.get(site.key, 0))
     return tuple(
-        msgspec.structs.replace(site, what=packet(site.what))
+        replace(site, what=packet(site.what))
         for site in _with_library(added(old, new), now)
         if left[site.what] >= site.count and not site.phase and not is_view(site.what)
     )
@@ -194,7 +238,7 @@ def _by_line(now: Recording, past: Recording) -> tuple[list[Site], list[Site]]:
     if any(site.via for site in sides[1]):
         new, old = map(merge, sides)
     else:
-        bare = ([msgspec.structs.replace(s, via=msgspec.UNSET) for s in side] for side in sides)
+        bare = ([replace(s, via=UNSET) for s in side] for side in sides)
         new, old = map(merge, bare)
     return list(new), list(old)
 
@@ -208,13 +252,13 @@ def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
     for site in sites:
         lines = called.get(site.key[:4], set())
         library = "".join(lines) if len(lines) == 1 else ""
-        placed.append(msgspec.structs.replace(site, via=library) if library else site)
+        placed.append(replace(site, via=library) if library else site)
     return placed
 
 
 def _former(site: Site) -> Site:
     """Return a place without its line number, which is the other side's."""
-    return msgspec.structs.replace(site, line=0)
+    return replace(site, line=0)
 
 
 def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
@@ -226,13 +270,46 @@ def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
     """Return the places of what rose, or the former ones of what fell; not those allowed."""
-    # The former places are unknown then. For bytes between steps an empty list is known: weights
-    # have no place.
-    if not past.sites.get(metric) and past.counters.get(metric) and metric != BETWEEN_STEPS:
+    new, old = (list(side.sites.get(metric, ())) for side in (now, past))
+    after, before = ([site for site in side if not site.allowed] for side in (new, old))
+    touched = _touched([*now.operator_sites(), *new], [*past.operator_sites(), *old])
+    # The former places are unknown then, and only a touched line is surely new. For bytes between
+    # steps an empty list is known: weights have no place.
+    if not old and past.counters.get(metric) and metric != BETWEEN_STEPS:
+        after = [site for site in after if touched(site)]
+    sites = added(after, before) if fell else added(before, after)
+    ordered = sorted(sites, key=lambda site: (not touched(site), -site.count))
+    return tuple(map(_former, ordered) if fell else ordered)
+
+
+def risen_python(now: Counts, past: Counts) -> tuple[Site, ...]:
+    """Return the functions that run more lines of Python than in the past, the most first; none if
+    all of them together are too few to make a step slower.
+
+    Both sides know only the functions with most lines. Any other function of the past is taken to
+    have run as many lines as the last of those.
+    """
+    places, known = now.sites.get(PYTHON_LINES, ()), past.sites.get(PYTHON_LINES, ())
+    if not places or not known:
         return ()
-    new = [site for site in now.sites.get(metric, ()) if not site.allowed]
-    old = [site for site in past.sites.get(metric, ()) if not site.allowed]
-    sites = tuple(map(_former, added(new, old))) if fell else added(old, new)
-    if METRICS[metric].unit == "B":  # their count is bytes; the largest first
-        return tuple(sorted(sites, key=lambda site: -site.count))
-    return sites
+    before = {(site.file, site.function): site.count for site in known}
+    total = past.information.get(PYTHON_LINES, 0.0)
+    unknown = 0 if sum(before.values()) >= total else min(before.values())
+    more = [
+        replace(site, count=site.count - before.get((site.file, site.function), unknown))
+        for site in places
+    ]
+    risen = sorted((site for site in more if site.count > 0), key=lambda site: -site.count)
+    enough = sum(site.count for site in risen) >= max(LEAST_LINES, LEAST_LINES_SHARE * total)
+    return tuple(risen) if enough else ()
+
+
+def _line(site: Site) -> tuple[str, str, str]:
+    return site.file, site.function, site.text
+
+
+def _touched(new: Iterable[Site], old: Iterable[Site]) -> Callable[[Site], bool]:
+    """Return what tells if a line is on one side alone; if a side has no lines, none is."""
+    sides = {_line(site) for site in new}, {_line(site) for site in old}
+    one_side = sides[0] ^ sides[1] if all(sides) else set()
+    return lambda site: _line(site) in one_side

@@ -159,13 +159,19 @@ def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
     """Return the gated metrics that otherwise sound evidence does not decide, each with its
     reason.
     """
-    unstable = evidence.counted.unstable
+    unstable, sites = evidence.counted.unstable, evidence.counted.sites
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
     why = {name: [(Reason.COUNT_UNSTABLE, text)] for name, text in unstable.items()}
     if unsteady:
         why[JUDGED_TIME] = [(Reason.NOT_STEADY, unsteady)]
     return tuple(
-        MetricVerdict(name, Status.INCONCLUSIVE, reason, figures=Undecided(why=text))
+        MetricVerdict(
+            name,
+            Status.INCONCLUSIVE,
+            reason,
+            sites=tuple(sites.get(name, ())),
+            figures=Undecided(why=text),
+        )
         for name in evidence.gates
         for reason, text in why.get(name, ())
     )

@@ -183,12 +183,7 @@ def change_chart(
 
     ``bands`` are margins in percent and their names, the narrowest first.
     """
-    bounds = [bound for margin, _ in bands for bound in (-margin, margin)]
-    # An interval of two pairs may reach beyond 1,000 %: it ends at the edge.
-    most = 4 * max(map(abs, (*changes, interval.estimate, *bounds)))
-    ends = (max(-most, interval.low), min(most, interval.high))
-    values = (*changes, interval.estimate, *ends, *bounds)
-    across = Scale(*_padded(values), LABELS / 2, WIDTH - 2.4 * RIGHT)
+    across = _across(changes, interval, [margin for margin, _ in bands])
     rows = min(130.0, 9.0 * len(changes))
     height = TOP + rows + 34 + BOTTOM
     shapes: list[Shape] = []
@@ -217,6 +212,17 @@ def change_chart(
     says = f"{interval.label}: {interval.estimate:+.2f} %, {text}"
     legend.append(("interval", interval.label))
     return Chart(title, says, height, tuple(shapes), tuple(legend))
+
+
+def _across(changes: Sequence[float], interval: Interval, margins: Sequence[float]) -> Scale:
+    """Return the axis of changes. An interval of two pairs may reach beyond 1,000 %: it ends at the
+    edge, so that the margins stay visible.
+    """
+    bounds = [bound for margin in margins for bound in (-margin, margin)]
+    most = 4 * max(map(abs, (*changes, interval.estimate, *bounds)))
+    ends = (max(-most, interval.low), min(most, interval.high))
+    values = (*changes, interval.estimate, *ends, *bounds)
+    return Scale(*_padded(values), LABELS / 2, WIDTH - 2.4 * RIGHT)
 
 
 def _change_axis(across: Scale, height: float) -> Iterator[Shape]:

@@ -28,6 +28,7 @@ from stepguard.core.profile import Profile, mean, merged_by_name, over_ranks
 from stepguard.explain.causes import explain
 from stepguard.lab import explanation_page
 from stepguard.lab.exchanges import Exchange, exchanges
+from stepguard.lab.folded_stacks import folded
 from stepguard.lab.host_page import host_page
 from stepguard.lab.nsys_ncu_csv import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.lab.operator_tables import ncu_page, stats_page
@@ -49,6 +50,7 @@ from stepguard.lab.trace_summary import Summary, summary
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage import measured_peaks
 from stepguard.storage.output_files import Kind
+from stepguard.trace.columns import PYTHON
 from stepguard.trace.kernel_classes import Classes, usual_classes, with_more
 from stepguard.trace.make_profile import profile
 from stepguard.trace.step_windows import annotations_in, marked
@@ -63,6 +65,7 @@ FIGURES = (
 )
 TABLE = Kind((".csv",), ",".join(COLUMNS).encode())
 PICTURE = Kind((".svg",), BEGINS.encode())
+STACKS = Kind((".folded",))
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -84,6 +87,8 @@ def add_command(commands: Any, root: Path) -> None:
     text = "draw the kernels under the roof"
     trace.add_argument("--roofline", type=Path, metavar="PATH", help=text)
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
+    text = "write folded stacks, for a flame graph"
+    trace.add_argument("--stacks", type=Path, metavar="PATH", help=text)
     trace.set_defaults(call=_trace, root=root)
 
 
@@ -101,6 +106,7 @@ def _trace(options: argparse.Namespace) -> int:
             needs = "--against, --csv, --svg and --roofline need traces with kernels of a GPU"
             raise UsageError(needs)
         _refuse_rank(options, sorted(traces))
+        _put_stacks(traces, options)
         hosts = on_cpu(traces, classes, options.rank)
         say(*host_page(hosts, options.top, page_width()))
         put_json({"ranks": hosts}, options.json)
@@ -111,6 +117,7 @@ def _trace(options: argparse.Namespace) -> int:
         return _explain(analyses, before, options)
     order = sorted(analyses, key=lambda rank: (rank != options.rank, rank))
     _refuse_rank(options, order)
+    _put_stacks(traces, options)
     ranks, rows = show(analyses, order, options.top, options.by_name)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
@@ -121,6 +128,18 @@ def _trace(options: argparse.Namespace) -> int:
         picture = _picture(profile(analyses[order[0]][1]), ranks[0])
         put_text(picture, options.roofline, "--roofline")
     return 0
+
+
+def _put_stacks(traces: Files, options: argparse.Namespace) -> None:
+    """Write the stacks of one rank, if they were asked for. Raises UsageError if it has none."""
+    if options.stacks is None:
+        return
+    rank = min(traces) if options.rank is None else options.rank
+    path, trace = traces[rank]
+    if not (trace.host.kind == PYTHON).any():
+        record = as_typed("stepguard run CASE --with-stack --trace DIR")
+        raise UsageError(f"--stacks: {path} has no frames of Python (with_stack=True): {record}")
+    put_text("\n".join([*folded(trace), ""]), options.stacks, "--stacks")
 
 
 def _picture(of_shapes: Profile, of_rank: Summary) -> str:
@@ -144,6 +163,7 @@ def _refuse_targets(options: argparse.Namespace) -> None:
     refuse_target(options.csv, "--csv", TABLE, inputs)
     refuse_target(options.svg, "--svg", PICTURE, inputs)
     refuse_target(options.roofline, "--roofline", PICTURE, inputs)
+    refuse_target(options.stacks, "--stacks", STACKS, inputs)
 
 
 def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
@@ -188,8 +208,9 @@ def _roofline(of_rank: Summary) -> Iterator[str]:
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     """Print why ``after`` takes longer. Return 1 if the two cannot be compared."""
-    if options.csv or options.svg or options.roofline or options.rank is not None:
-        refused = "--against: it takes no --csv, --svg, --roofline or --rank; it compares all ranks"
+    others = options.csv or options.svg or options.roofline or options.stacks
+    if others or options.rank is not None:
+        refused = "--against: it takes no --csv, --svg, --roofline, --stacks or --rank"
         raise UsageError(refused)
     if before.keys() != after.keys():
         ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]

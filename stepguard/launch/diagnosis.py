@@ -29,9 +29,14 @@ from stepguard.worker.rank_endings import Ending, Endings, first
 from stepguard.worker.rank_position import read_position
 
 SHOWN_STACKS = 2  # ranks; the others usually are at the same place as one of these
-_WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
+_WAITS = re.compile(r'/worker/rank_channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
 TAIL_BYTES = 1 << 16  # stacks are looked for in so many bytes at the end of a log
+# What torch's profiler prints of itself: ten lines and more of every counting pass.
+_OF_THE_PROFILER = re.compile(
+    r"(USDT|STAGE|INFO):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\]"
+    r"|\[W[^]]+ CPUAllocator\.cpp:\d+\] .* before the profiling started"
+)
 STACKS_S = 5.0  # for faulthandler to write all stacks
 _LOOK_S = 0.1
 _LOST_PEER = re.compile(
@@ -40,6 +45,11 @@ _LOST_PEER = re.compile(
 )
 RankError = tuple[int, dict[str, Any]]  # a rank and the error that it wrote
 Cause = tuple[int, str]  # a rank and how it ended
+# A script's first steps are a part of its preparation: they may load data, and compile.
+LONG_PREPARATION = (
+    ", before its first step had ended; if it loads or compiles for so long, give the case a "
+    "larger time_limit_s"
+)
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
 ENDINGS_S = 5.0  # for agents to note how a rank ended
 
@@ -112,6 +122,8 @@ def no_answer(scene: Scene) -> Fault:
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     positions = "; ".join(f"rank {rank} in {scene.position(rank)}" for rank in scene.ranks)
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions}"
+    if any(scene.position(rank) == "prepare" for rank in scene.ranks):
+        message += LONG_PREPARATION
     return Fault(code, message, _stacks(scene) or scene.agent_log(), scene.during)
 
 
@@ -280,6 +292,7 @@ def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             text = file.read().decode(errors="replace")
-        return bounded("\n".join(text.splitlines()[-lines:]), DETAIL_CHARACTERS) + "\n"
+        kept = [line for line in text.splitlines() if not _OF_THE_PROFILER.match(line)]
+        return bounded("\n".join(kept[-lines:]), DETAIL_CHARACTERS) + "\n"
     except OSError:
         return ""

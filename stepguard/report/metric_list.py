@@ -1,23 +1,48 @@
 """The metrics of one case, for a reader: those that a run measured, and those of a baseline."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from statistics import geometric_mean
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS, WASTE, format_value
+from stepguard.core.metrics import (
+    GARBAGE,
+    GRAPH_NODES,
+    GROWING_LINES,
+    JUDGED_TIME,
+    METRICS,
+    OPERATORS,
+    WASTE,
+    format_value,
+)
 from stepguard.core.recording import Recording
-from stepguard.core.text import first
-from stepguard.core.verdict import cause_first
+from stepguard.core.text import first, listed
+from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
+from stepguard.report.place_text import happens, operator_move
 from stepguard.report.table import aligned, figure
-from stepguard.report.verdict_text import change, happens, operator_move
+from stepguard.report.verdict_text import change
 from stepguard.storage.accept_recording import Accepted, Action
 
 MOVES = 9  # lines; ten with the one above them
 PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
+PLACES = 3  # of what is recorded as normal, and of what informs
+_WASTED = {  # a counter of WASTE: what its number is of
+    "host_syncs_per_step": "{} waits of the host for the GPU a step",
+    "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
+    "pageable_copies_per_step": "{} copies a step from or to pageable memory",
+    "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
+    "graph_breaks": "{} graph breaks",
+    "recompiles": "{} recompiles",
+    "uncached_graphs": "{} graphs that the compile cache does not keep",
+    "leaked_bytes_per_step": "{} that each step leaves behind",
+    GRAPH_NODES: "{} nodes of autograd's graph that each step leaves behind",
+    GARBAGE: "{} objects a step that only Python's garbage collector frees",
+    GROWING_LINES: "{} lines of Python more in each step than in the one before",
+}
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -45,6 +70,8 @@ def figures(result: Result) -> Iterator[str]:
 def _made_of(name: str, counts: Counts) -> Iterator[str]:
     """Yield where a counter happens; if that is unknown, its parts, the largest first."""
     sites = counts.sites.get(name, ()) if name != OPERATORS else ()
+    if METRICS[name].kind == "information":
+        sites = sites[:PLACES]
     for site in sites:
         text = happens(site, METRICS[name].unit)
         yield f"    {text}" + (f" (allowed: {site.allowed})" if site.allowed else "")
@@ -62,18 +89,29 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 def moves(done: Accepted) -> list[str]:
     """Return old -> new of each metric whose level changed, causes first, in at most MOVES lines.
-    If nothing was compared, return what was accepted that a good step does not have.
+    If nothing was compared, return what is recorded as normal that a good step does not have.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
-        wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
-        return [f"  recorded as normal, more will fail: {', '.join(wasted)}"] if wasted else []
+        return [_normal(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
     lines = [
         # If the sum did not move, the parts that did.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
         for m in moved
     ]
     return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
+
+
+def _normal(metric: MetricVerdict) -> str:
+    """Return "Recorded as normal: 6 calls a step that would wait on a GPU (2 x .item() train.py:8
+    and 1 more). More will fail."
+    """
+    amount = partial(format_value, metric.metric)
+    of = "of" if METRICS[metric.metric].unit == "B" else "x"
+    at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in metric.sites]
+    where = f" ({listed(at, PLACES)})" if at else ""
+    recorded = _WASTED[metric.metric].format(amount(metric.new))
+    return f"  Recorded as normal: {recorded}{where}. More will fail."
 
 
 def listing(cases: Mapping[str, Entry]) -> Iterator[str]:

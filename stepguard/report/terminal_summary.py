@@ -5,13 +5,14 @@ from dataclasses import dataclass, field
 
 from stepguard.core.comparison import gates_times
 from stepguard.core.device import is_gpu
+from stepguard.core.metrics import METRICS
 from stepguard.core.profile import grouped
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem
 from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.measure.suite import Result
-from stepguard.report import table, time_causes, verdict_text
+from stepguard.report import place_text, table, time_causes, verdict_text
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import of_trailers
 
@@ -88,13 +89,17 @@ def _beside(result: Result) -> Iterator[str]:
     """Yield what a reader should see beside the table."""
     case_id, verdict = result.case.id, result.verdict
     # Deliberate syncs with their reasons, on every run.
-    for site in (s for sites in result.evidence.counted.sites.values() for s in sites):
-        if site.allowed:
-            yield f"allowed in {case_id}: {site.count} x {site.described()}: {site.allowed}"
+    for name, sites in result.evidence.counted.sites.items():
+        for site in (site for site in sites if site.allowed):
+            what = place_text.happens(site, METRICS[name].unit)
+            yield f"allowed in {case_id}: {what}: {site.allowed}"
     # Places that are new although the counter is equal: one thing replaced another.
-    for metric in verdict.metrics:
-        for site in metric.sites if metric.reason is Reason.EQUAL else ():
-            yield f"moved in {case_id}: {metric.metric} is equal, now at {site.location()}"
+    equal = [m for m in verdict.metrics if m.reason is Reason.EQUAL]
+    new = [(site.location(), m.metric) for m in equal for site in m.sites]
+    for location, alike in grouped(new, lambda one: one[0]).items():
+        names = list(dict.fromkeys(name for _, name in alike))
+        are = "is" if len(names) == 1 else "are"
+        yield f"moved in {case_id}: {listed(names, len(names))} {are} equal, now at {location}"
     if problem := result.evidence.one_rank_problem:
         yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
     # For `same` against another revision: how much slower it may be. A notice already says it.

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from stepguard.core.explanation import Cause, Kind, Side
-from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
+from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS, SETTINGS
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
@@ -56,8 +56,12 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     with_it = [m for m in verdict.metrics if m.gated and _rise(m) * change_us > 0]
     lines = sorted((m for m in with_it if m.metric in _LINES), key=cause_first)
     waits = sorted((m for m in with_it if m.metric in _WAITS), key=cause_first)
-    if lines:
-        return lines[0]
+    # A setting that is another one is why, whatever kernels it makes another: TF32, threads.
+    changed = next(
+        (m for m in verdict.metrics if m.gated and m.metric == SETTINGS and m.moved), None
+    )
+    if changed or lines:
+        return changed or lines[0]
     if cause is not None and cause.kind not in _BETWEEN:
         main = abs(cause.us) >= MAIN_SHARE * abs(change_us)
         return cause if main or not waits else waits[0]

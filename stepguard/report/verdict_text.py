@@ -1,8 +1,6 @@
 """Verdicts for a reader: one line that fits a terminal, the evidence below it, what to do next."""
 
 import re
-from collections import Counter
-from collections.abc import Sequence
 
 from stepguard.core.evidence import Evidence
 from stepguard.core.explanation import Cause
@@ -12,9 +10,7 @@ from stepguard.core.metrics import (
     METRICS,
     OPERATOR_METRICS,
     OPERATORS,
-    PEAK,
     SETTINGS,
-    format_bytes,
     format_value,
     unit_behind,
 )
@@ -23,16 +19,16 @@ from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.core.text import counted, cut, first, listed, printable, shortened
+from stepguard.core.text import counted, cut, listed, printable, shortened
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report import time_causes
 from stepguard.report.metric_notes import note, on_ranks, parts
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import of_trailers, of_waivers
+from stepguard.report.place_text import operator_move, place_lines, share_of_place
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more
-PLACES_SHOWN = 5  # of operators and of bytes
 # What operators make a device do. Its only known lines are the operators'.
 DONE_BY_OPERATORS = (
     "launches_per_step",
@@ -121,9 +117,10 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
         return [*what, moved, bare]
     short, reached = _file(worst.place), worst.place.reached
+    placed = f"{moved}{share_of_place(worst)} {worst.place.place}"
     return [
-        *([f"{moved} {worst.place.place}{reached}"] if reached else []),
-        f"{moved} {worst.place.place}",
+        *([f"{placed}{reached}"] if reached else []),
+        placed,
         f"{bare} {worst.place.place}",
         f"{bare} {short}",
         bare,
@@ -141,36 +138,6 @@ def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None
 
 def _file(site: Site) -> str:
     return site.place.rpartition("/")[2]
-
-
-def operator_move(metric: MetricVerdict) -> str:
-    """Return the first operator that moved: "+4 aten.clone", "+4 aten.silu for aten.gelu"."""
-    if metric.sites:
-        main, names = metric.sites[0], _names(metric.sites)
-        here: Counter[str] = Counter()
-        for site in metric.sites:
-            if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):
-                here[site.what] += site.count
-        count = here.pop(main.what)
-        text = f"{count:+,d} {names[main.what]}"
-        if [*here.values()] == [-count] and count > 0:
-            return f"{text} for {names[next(iter(here))]}"
-        return text
-    part = metric.moved[0]
-    return f"{part.new - part.old:+,d} {_bare(part.name)}"
-
-
-def _names(sites: Sequence[Site]) -> dict[str, str]:
-    """Return how to call each operator: "aten.clone" for "aten.clone.default". The overload stays
-    only if two operators differ in it alone.
-    """
-    known = {site.what for site in sites}
-    alike = Counter(map(_bare, known))
-    return {name: name if alike[_bare(name)] > 1 else _bare(name) for name in known}
-
-
-def _bare(name: str) -> str:
-    return name.rpartition(".")[0] or name
 
 
 def times(verdict: Verdict) -> list[str]:
@@ -204,27 +171,7 @@ def places(verdict: Verdict) -> list[str]:
     there.
     """
     worst = verdict.worst
-    return [f"  {line}" for line in _where(worst)] if worst and not verdict.whole else []
-
-
-def _where(metric: MetricVerdict) -> list[str]:
-    """Return where a metric moved, a line each."""
-    unit = METRICS[metric.metric].unit
-    # Bytes belong to no single line: the longest-living tensor shares the peak with others.
-    if metric.metric == PEAK:
-        lines = [f"called here now: {happens(site)}" for site in metric.sites]
-    elif metric.metric not in OPERATOR_METRICS:
-        lines = [happens(site, unit) for site in metric.sites]
-        if unit != "B":
-            return lines
-    else:
-        names = _names(metric.sites)
-        lines = [
-            f"{site.count:+,d} {names[site.what]} in {site.function} ({site.place})"
-            + (site.reached if site.caller else "")
-            for site in metric.sites
-        ]
-    return first(lines, PLACES_SHOWN)
+    return [f"  {line}" for line in place_lines(worst)] if worst and not verdict.whole else []
 
 
 def _short(name: str, value: float) -> str:
@@ -295,7 +242,7 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     follows = above is not None and metric.reason is above.reason
     line += "" if follows else f", {metric.reason.phrase}"
     line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
-    lines = [line, *(f"    {where}" for where in _where(metric))]
+    lines = [line, *(f"    {where}" for where in place_lines(metric))]
     # No line of a collective has its size.
     text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
     if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
@@ -329,13 +276,6 @@ def users_frames(traceback: str) -> str:
     kept, dropped = _OURS.subn("", traceback)
     # Without a frame of the user's only the exception is left, which the message already has.
     return kept.rstrip("\n") if not dropped or '  File "' in kept else ""
-
-
-def happens(site: Site, unit: str = "") -> str:
-    """Return "2 x .item(): loss.item() in step (model/workloads.py:88), forward"; or the bytes."""
-    if unit == "B":
-        return f"{format_bytes(site.count)} of {site.described()}"
-    return (f"{site.count} x " if site.count > 1 else "") + site.described()
 
 
 def _moved(verdict: Verdict) -> list[MetricVerdict]:

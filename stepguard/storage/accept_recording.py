@@ -107,8 +107,16 @@ def accept(
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     opened = action is Action.EPOCH_OPENED
-    moved = tuple(verdict.moved)
+    moved = tuple(_placed(metric, recording) for metric in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
+    """Return a metric that nothing was compared with, with the places that are recorded of it."""
+    if metric.old is not None:
+        return metric
+    sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
+    return msgspec.structs.replace(metric, sites=tuple(sites))
 
 
 def _verdict(evidence: Evidence, entry: Entry | None, machine_moved: bool) -> Verdict:

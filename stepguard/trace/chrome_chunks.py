@@ -177,6 +177,8 @@ class Chunks(Generic[E]):
             buffer += more
             start = buffer.lstrip()
             if start.startswith(b"["):
+                if start[1:].lstrip()[:1] not in (b"{", b"]", b""):
+                    raise TraceError("it is a list, and not of events: no Chrome trace")
                 return start[1:], True
             if array := _ARRAY.search(buffer):
                 self._keep(buffer[: array.start()] + b'"_":0}')

@@ -167,6 +167,30 @@ def empty_cache() -> None:
     torch.cuda.empty_cache()
 
 
+@contextlib.contextmanager
+def heard_empty_cache(callback: Callable[[], object]) -> Iterator[None]:
+    """Call back whenever somebody empties the cache inside the block: torch.cuda's function and
+    torch.accelerator's, whatever name they were imported by.
+    """
+    names = ("_cuda_emptyCache", "_accelerator_emptyCache")
+    before = {name: getattr(torch._C, name) for name in names if hasattr(torch._C, name)}
+
+    def heard(empty: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            callback()
+            return empty(*arguments)
+
+        return call
+
+    for name, empty in before.items():
+        setattr(torch._C, name, heard(empty))
+    try:
+        yield
+    finally:
+        for name, empty in before.items():
+            setattr(torch._C, name, empty)
+
+
 def allocator_calls() -> dict[str, int]:
     """Return how often the allocator has called the driver so far, by call."""
     stats = torch.cuda.memory_stats()

@@ -317,6 +317,32 @@ def test_the_picture_of_a_step(tmp_path, capsys):
     assert idle == pytest.approx((x + 500 * per_us, 30 * per_us), abs=0.2)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_folded_stacks(tmp_path, capsys, gpu):
+    """Of a CPU each frame's own time, of a GPU that of the kernels by the stack that launched them;
+    a file without frames has none, and nothing is written.
+    """
+    made = Kineto()
+    for began in (0.0, 1000.0):
+        made.step(int(began), began, began + 999)
+        made.event("python_function", "train.py(8): step", began + 1, 900)
+        made.event("python_function", "model.py(7): a;b", began + 10, 600)
+        made.event("cpu_op", "aten::linear", began + 20, 400)
+        if gpu:
+            made.kernel(began + 30, began + 200, began + 500, name="gemm")
+            made.kernel(began + 950, began + 960, began + 970, name="late")
+    path, out = tmp_path / "a.json", tmp_path / "a.folded"
+    path.write_bytes(made.text())
+    assert run(capsys, path, "--stacks", out)[0] == 0
+    step, inner = "train.py(8): step", "train.py(8): step;model.py(7): a,b"
+    on_cpu = [f"{step} 600", f"{inner} 400", f"{inner};aten::linear 800"]
+    on_gpu = ["late 20", f"{inner};aten::linear;gemm 600"]
+    assert out.read_text().splitlines() == (on_gpu if gpu else on_cpu)
+    out.unlink()
+    status, _, err = run(capsys, write(tmp_path / "bare.json"), "--stacks", out)
+    assert status == 2 and "no frames of Python (with_stack=True)" in err and not out.exists()
+
+
 @pytest.mark.parametrize("option", ["--csv", "--json", "--svg"])
 def test_a_file_that_cannot_be_written(tmp_path, capsys, option):
     """Refused by its option and name before a trace is read; a folder that is missing is made."""

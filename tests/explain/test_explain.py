@@ -76,10 +76,10 @@ def profile(kernels=None, idle=(), seed=1, pace=1.0, communication=900.0, **more
     return Profile("NVIDIA H200", 1, parts, tuple(noisy), tuple(gaps), **more)
 
 
-def first_step(found):
-    """The profile with its first step alone."""
+def first_step(found, steps=1):
+    """The profile with its first step, or steps, alone."""
     cut = lambda one: replace(  # noqa: E731
-        one, **{key: getattr(one, key)[:1] for key in one.__dataclass_fields__
+        one, **{key: getattr(one, key)[:steps] for key in one.__dataclass_fields__
                 if key in ("calls", "us", "count") or key.endswith("_us") and key != "begin_us"}
     )  # fmt: skip
     kernels, idle = (tuple(map(cut, rows)) for rows in (found.kernels, found.idle))
@@ -99,6 +99,26 @@ def test_of_one_step_every_difference_is_a_cause(alone):
     assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)
     assert abs(found.scatter_us) <= len(found.scatter_parts) * 60  # of at most 1 us each
     assert found.causes == tuple(sorted(found.causes, key=lambda one: -abs(one.us)))
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_of_two_steps_half_a_step_is_a_cause(seed):
+    """Waits of 2 ms in a step of 4, which scatter by a quarter of it: all steps of one side wait
+    longer than any of the other, and by a good part of the step. A smaller one is still scatter.
+    """
+    kernels = [row("gemm", "GEMM", "forward", 10, 150.0)]
+
+    def side(seed, *waits):
+        late = IdleRow("host late", "", "forward", (1.0,) * STEPS, (*waits, 0.0))
+        return first_step(profile(kernels, idle=[late], seed=seed, communication=0.0), steps=2)
+
+    before, after = side(1, 500.0, 900.0), side(seed, 2400.0, 3100.0)
+    for sides, us in (((before, after), 2050), ((after, before), -2050)):
+        first = explain(*sides).causes[0]
+        assert (first.kind, first.what, first.us) == (Kind.IDLE, "host late", us)
+    overlapping = side(seed, 800.0, 4700.0)
+    assert explain(before, overlapping).causes == ()
+    assert explain(before, side(seed, 910.0, 1500.0)).causes == ()
 
 
 def without(*names):

@@ -13,7 +13,8 @@ from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.summarise_evidence import stored, summarise
-from stepguard.report.verdict_text import evidence_lines, headline, operator_move
+from stepguard.report.place_text import operator_move
+from stepguard.report.verdict_text import evidence_lines, headline
 
 COUNTERS = [n for n, m in METRICS.items() if m.kind == "counter"]
 
@@ -183,12 +184,61 @@ def test_a_new_line_is_found_wherever_it_stands(stored_then):
 
 
 def test_each_new_line_of_a_function_is_a_place():
-    """Two clones more, at a line each; together they are what the first line says of it."""
+    """One clone more at a line, three at another: the largest place first, and its count alone."""
     lines = at(9, count=1), at(12, text="y = y.clone()", count=3)
     then, now = counted(at(3, what="mm"), mm=1), counted(at(3, what="mm"), *lines, mm=1, clone=4)
-    assert places(now, then) == [(9, "Block.forward", 1), (12, "Block.forward", 3)]
+    assert places(now, then) == [(12, "Block.forward", 3), (9, "Block.forward", 1)]
     found = compare(OPERATORS, summarise(now), [stored(then)], now.gates)
-    assert operator_move(found) == "+4 aten.clone"
+    assert operator_move(found) == "+3 aten.clone"
+
+
+@pytest.mark.parametrize("stored_then", [True, False])
+def test_a_line_that_the_change_touched_goes_first(stored_then):
+    """`model(x)` became `model(x).double()`: the loss's line below it, which nobody touched, calls
+    more casts for it, and the touched line is the cause. On the way back it is, too.
+    """
+    loss = {"function": "step", "text": "total += loss.detach().float()"}
+    old = counted(
+        at(70, "step", "y = model(x)", what="mm"), at(72, what="add", **loss), mm=1, add=1
+    )
+    new = counted(
+        at(70, "step", "y = model(x).double()", what="mm"),
+        at(70, "step", "y = model(x).double()", what="to_double"),
+        at(72, what="add", **loss),
+        at(72, what="to_float", count=8, **loss),
+        mm=1,
+        add=1,
+        to_double=1,
+        to_float=8,
+    )
+    assert places(new, old, stored_then) == [(70, "step", 1), (72, "step", 8)]
+    assert places(old, new, stored_then) == [(0, "step", -1), (0, "step", -8)]
+    verdict = judge(new, entry(epochs=[epoch(recordings=[stored(old)])]))
+    assert "CHANGED: +1 aten.to_double in step (model/gpt.py:70)" in headline(verdict)
+
+
+def test_a_touched_line_of_a_backward_pass_goes_before_an_untouched_one():
+    """`loss.backward(retain_graph=True)`: what an unchanged line calls more often follows."""
+    relu = {"function": "forward", "text": "return relu(x)", "what": "relu"}
+    start = {"function": "step", "what": "mul", "phase": "backward"}
+    then = counted(at(9, **relu), at(20, text="loss.backward()", **start), relu=1, mul=1)
+    line = "loss.backward(retain_graph=True)"
+    now = counted(at(9, count=2, **relu), at(20, text=line, count=2, **start), relu=2, mul=2)
+    assert [line for line, _, _ in places(now, then)] == [20, 9]
+
+
+def test_a_touched_line_goes_first_of_any_counter():
+    """Two waits at a line that is new, before five more of one that only runs more often."""
+    metric = "host_syncs_per_step"
+    often = Site(".item()", "train.py", 8, "step", "log(loss.item())", count=1)
+    new = Site(".item()", "train.py", 5, "step", "if loss.item() > 1:", count=2)
+    runs = [
+        with_counts(evidence(counts=Counts(COUNTS, {}, {}, {metric: sites})), **{metric: count})
+        for count, sites in ((1, (often,)), (8, (structs.replace(often, count=6), new)))
+    ]
+    verdict = judge(runs[1], entry(epochs=[epoch(recordings=[stored(runs[0])])]))
+    assert [(site.line, site.count) for site in verdict.worst.sites] == [(5, 2), (8, 5)]
+    assert headline(verdict).endswith(f"{metric} 1 -> 8 (+7 syncs), 2 at train.py:5")
 
 
 def test_one_line_more_often_is_that_line():
@@ -338,6 +388,48 @@ def test_a_peak_names_what_another_line_calls_now():
     assert headline(verdict).endswith(" model/gpt.py:8")
     text = "\n".join(evidence_lines(verdict))
     assert "called here now: aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
+
+
+def test_a_rise_from_a_recording_without_places_names_what_is_surely_new():
+    """Six waits were recorded, nobody knows where: of eight now the line that was not there."""
+    metric = "host_syncs_per_step"
+    old = counted(at(8, text="log(x.item())"), clone=1)
+    waits = Site(".item()", "model/gpt.py", 8, "Block.forward", "log(x.item())", count=6)
+    new = structs.replace(waits, line=9, text="if x.item() > 1:", count=2)
+    now = counted(at(8, text="log(x.item())"), at(9, text=new.text), clone=2)
+    then = with_counts(old, **{metric: 6})
+    now = with_counts(now, **{metric: 8})
+    now = replace(now, counts=replace(now.counts, sites=now.counts.sites | {metric: (waits, new)}))
+    found = compare(metric, summarise(now), [stored(then)], now.gates)
+    assert found.sites == (new,)
+
+
+@pytest.mark.parametrize(("edited", "shown"), [(1, True), (3, True), (4, False)])
+def test_a_peak_names_the_lines_that_were_edited(edited, shown):
+    """`backward(retain_graph=True)` calls nothing more, and a relu whose call moved from one line
+    to another, both untouched, comes after it. Of many edited lines none is named.
+    """
+
+    def sites(front, *relu):
+        lines = [f"{front}{n}.backward()" for n in range(edited)]
+        calls = [
+            at(9 + n, "step", line, what="mul", phase="backward") for n, line in enumerate(lines)
+        ]
+        return [*calls, *(at(40 + n, text=f"relu(x{n})", count=c, what="relu") for n, c in relu)]
+
+    parts = {"mul": edited, "relu": 3}
+    then, now = (
+        counted(*found, **parts)
+        for found in (sites("x", (0, 2), (1, 1)), sites("y", (0, 1), (1, 2)))
+    )
+    higher = {PEAK: now.counts.values[PEAK] * 2}
+    now = replace(now, counts=replace(now.counts, values=now.counts.values | higher))
+    verdict = judge(now, entry(epochs=[epoch(recordings=[stored(then)])]))
+    lines = [site.line for site in verdict.worst.sites]
+    assert lines == [*(range(9, 9 + edited) if shown else ()), 41]
+    text = "\n".join(evidence_lines(verdict))
+    assert ("    edited line: y0.backward() in step (model/gpt.py:9)\n" in text) == shown
+    assert "    called here now: aten.relu: relu(x1) in Block.forward (model/gpt.py:41)" in text
 
 
 def test_a_cast_to_a_wide_type_comes_before_the_casts_back():

@@ -10,7 +10,7 @@ from stepguard.core.margins import ALPHA, MARGINS
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.core.verdict import MetricVerdict, PairsFinding, Straggler, Verdict
+from stepguard.core.verdict import MetricVerdict, PairsFinding, PartMove, Straggler, Verdict
 from stepguard.judge.pair_statistics import decide, figures
 from stepguard.report import time_causes
 from stepguard.report.verdict_text import evidence_lines, headline, place
@@ -93,6 +93,19 @@ def test_a_gain_has_a_cause_too():
     assert "FASTER: host_syncs_per_step 2 -> 0 (-2 syncs); step_ms" in headline(found)
     paid = replace(SYNC, status=Status.SAME, reason=Reason.PAID_FOR)
     assert "FASTER: step_ms" in headline(verdict([], paid, time=gain))
+
+
+@pytest.mark.parametrize("status", [Status.CHANGED, Status.SAME])
+def test_a_setting_that_changed_comes_first(status):
+    """Whatever kernels it makes others: on a CPU it fails, on a GPU the time decides."""
+    threads = PartMove("get_num_threads = 16", 0, 1)
+    settings = MetricVerdict("settings", status, Reason.WORK_MOVED, 0, 1, moved=(threads,))
+    found = verdict([cause(3600.0)], settings, SYNC)
+    assert headline(found).startswith(
+        f"{CASE_ID}: SLOWER: settings: get_num_threads default -> 16; step_ms 250.0"
+    )
+    equal = replace(settings, status=Status.SAME, reason=Reason.EQUAL, moved=())
+    assert headline(verdict([cause(3600.0)], equal)).startswith(f"{CASE_ID}: SLOWER: {GELU}")
 
 
 def test_a_kernel_has_the_line_of_its_operator():

@@ -259,6 +259,37 @@ def test_a_summary_says_a_place_once():
     assert "  +4 aten.clone in Block.forward (model/gpt.py:105)" in narrow
 
 
+def test_a_summary_says_once_what_moved_to_another_line():
+    """Three counters are equal and have one new place: a line, and one for each other place."""
+    names = ("host_syncs_per_step", "copies_per_step", "launches_per_step")
+    equal = [
+        replace(SYNCED, metric=name, reason=Reason.EQUAL, status=Status.SAME) for name in names
+    ]
+    alone = replace(equal[0], metric="graph_breaks", sites=(structs.replace(AT, line=9),))
+    found = result(replace(MOVED, metrics=(*equal, alone)))
+    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
+    moved = [text for text in texts if text.startswith("moved in ")]
+    where = "now at loss.item() in GPT.forward (model/gpt.py"
+    assert moved == [
+        f"moved in {found.case.id}: {', '.join(names)} are equal, {where}:88), forward",
+        f"moved in {found.case.id}: graph_breaks is equal, {where}:9), forward",
+    ]
+
+
+def test_what_is_allowed_is_said_in_its_unit():
+    """A step may keep 4,096 bytes: no 4096 additions."""
+    kept = structs.replace(AT, what="aten.add", count=4096, allowed="a log")
+    waits = structs.replace(AT, count=2, allowed="it is meant")
+    found = result(MOVED)
+    sites = {"leaked_bytes_per_step": (kept,), "host_syncs_per_step": (waits,)}
+    counts = replace(found.evidence.counts, sites=sites)
+    found = replace(found, evidence=replace(found.evidence, counts=counts))
+    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
+    front, where = f"allowed in {found.case.id}: ", "loss.item() in GPT.forward (model/gpt.py:88)"
+    assert f"{front}4,096 B of aten.add: {where}, forward: a log" in texts
+    assert f"{front}2 x .item(): {where}, forward: it is meant" in texts
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 0])
 @pytest.mark.parametrize("length", [8, 30, 200])
 def test_a_line_that_is_cut_keeps_its_cause(length, width):
@@ -323,6 +354,19 @@ def test_a_block_says_where_and_how_often():
     assert line in verdict_text.block(verdict, "x", Commands())
 
 
+def test_an_edited_line_says_how_often_it_was_before():
+    """Three waits at a line whose text is new, of which two were there: not three more."""
+    three = structs.replace(AT, what=".item()", count=3)
+    synced = replace(SYNCED, old=2, new=3, sites=(three,))
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(synced,))
+    assert "    3 x .item() (2 before): loss.item() in" in verdict_text.block(
+        verdict, "x", Commands()
+    )
+    whole = replace(synced, old=0)
+    verdict = replace(verdict, metrics=(whole,))
+    assert "    3 x .item(): loss.item() in" in verdict_text.block(verdict, "x", Commands())
+
+
 def test_a_leak_says_how_many_bytes_of_which_line():
     """Bytes are no calls: each line has its size, and the headline the first place."""
     sites = tuple(structs.replace(AT, what="aten.div", line=n, count=n << 10) for n in (88, 9))
@@ -331,7 +375,7 @@ def test_a_leak_says_how_many_bytes_of_which_line():
         Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(leak,)), "x", Commands()
     )
     assert text.startswith("f[x]: CHANGED: leaked_bytes_per_step 0 B -> 99,328 B")
-    assert text.splitlines()[0].endswith(" model/gpt.py:88")
+    assert text.splitlines()[0].endswith(", 90,112 B at model/gpt.py:88")
     assert (
         "\n    90,112 B of aten.div: loss.item() in GPT.forward (model/gpt.py:88), forward\n"
         in text

@@ -129,6 +129,13 @@ def test_a_cut_off_file_is_refused(packed):
             read(part)
 
 
+@pytest.mark.parametrize("text", [b"[[-1, 1, 37888, 7], [4, 2]]", b' [ "a", {"ph": "X"}]', b"[1"])
+def test_a_list_of_anything_else_is_no_trace(text):
+    """A timeline of memory, which torch.profiler writes too, is whole and no trace of a step."""
+    with pytest.raises(TraceError, match="a list, and not of events"):
+        read_chrome(BytesIO(text))
+
+
 @pytest.mark.parametrize(
     "old, new",
     [(b"traceName", b"trace\x01Name"), (b'"gemm"', b'"ge\nmm"'), (b'"gemm"', b'"ge\xffmm"'),

@@ -355,6 +355,10 @@ ENDS = {
         PLAIN.replace("    passes", "    number == 3 and input('Go on?')\n    passes"),
         "train.py asks for input in step 4 (train.py:15), where nobody can answer: give it",
     ),
+    "asks for a password": (
+        "import getpass\ngetpass.getpass('key: ')\n",
+        "train.py asks for input before its first step had ended (train.py:13), where nobody can",
+    ),
     "finds no GPU": (
         "print('two GPUs are needed. Exiting.')\nraise SystemExit\n",
         "train.py left before its first step had ended with status 0, its last line: two GPUs are ",
@@ -404,11 +408,19 @@ def test_a_script_may_leave_the_working_directory(script):
     assert in_a_fork(raised) == {"is": place}
 
 
-def test_what_a_script_raises_is_its_own(script):
+@pytest.mark.parametrize(
+    ("line", "raised", "says"),
+    [
+        ("assert number < 3, 'too far'", "AssertionError", "too far"),
+        # A file that is cut off is no question.
+        ("number < 3 or __import__('pickle').loads(b'')", "EOFError", "Ran out of input"),
+    ],
+)
+def test_what_a_script_raises_is_its_own(script, line, raised, says):
     """The error stays what it is; a note says in which step it came."""
-    text = PLAIN.replace("    passes", "    assert number < 3, 'too far'\n    passes")
+    text = PLAIN.replace("    passes", f"    {line}\n    passes")
     found = in_a_fork(lambda: journal_of(script(HEAD + text), 9))
-    assert (found["raised"], found["says"]) == ("AssertionError", "too far")
+    assert (found["raised"], found["says"]) == (raised, says)
     assert found["notes"] == ["raised by train.py in step 4"]
 
 
@@ -520,6 +532,78 @@ def test_a_trainer_of_a_library_is_measured_as_it_is(script):
     sites = in_a_fork(counted)["is"]
     assert {(file, line) for file, line, _ in sites} == {("train.py", 19)}
     assert any(via.startswith("transformers/trainer.py:") for _, _, via in sites)
+
+
+# Loops of libraries, as their guides write them: each notes a pass of its model.
+MODULE = """
+import torch
+from journal import note
+
+batches = [torch.ones(2, 4)] * 2000
+
+class Net(torch.nn.Linear):
+    def forward(self, batch):
+        note("p")
+        return super().forward(batch).square().mean()
+
+"""
+LIBRARIES = {
+    "accelerate": MODULE
+    + """
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+model = Net(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+model, optimizer = accelerator.prepare(model, optimizer)
+for batch in batches:
+    with accelerator.accumulate(model):
+        accelerator.backward(model(batch))
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+    "lightning": MODULE
+    + """
+import lightning
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = Net(4, 4)
+    def training_step(self, batch, number):
+        return self.net(batch)
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+lightning.Trainer(
+    accelerator="cpu", max_steps=1000, accumulate_grad_batches=2, logger=False,
+    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+).fit(Module(), torch.utils.data.DataLoader(batches, batch_size=None))
+""",
+    "fabric": MODULE
+    + """
+import lightning
+
+fabric = lightning.Fabric(accelerator="cpu")
+model = Net(4, 4)
+model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.0))
+for number, batch in enumerate(batches):
+    accumulates = number % 2 == 0
+    with fabric.no_backward_sync(model, enabled=accumulates):
+        fabric.backward(model(batch))
+    if not accumulates:
+        optimizer.step()
+        optimizer.zero_grad()
+""",
+}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_library_s_loop_needs_no_adapter(script, library):
+    """Its optimizer's step ends a step, in which two passes are accumulated."""
+    pytest.importorskip("accelerate" if library == "accelerate" else "lightning")
+    make = script(LIBRARIES[library])
+    assert in_a_fork(lambda: journal_of(make, 3)) == {"is": ["pp"] * 3}
 
 
 def test_a_mark_costs_nothing_and_imports_no_torch():

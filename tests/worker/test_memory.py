@@ -529,6 +529,29 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
     assert tally.information == {"peak_reserved_bytes": 12345}
 
 
+def test_a_cache_that_a_step_empties_has_its_line(monkeypatch):
+    """Each step, by whatever name the function was imported; afterwards nobody listens."""
+    gpu, tally, empty = FakeGpu(monkeypatch), Tally(), torch._C._accelerator_emptyCache
+    monkeypatch.setattr(torch._C, "_accelerator_emptyCache", lambda: None)
+    monkeypatch.setattr(torch._C, "_cuda_emptyCache", lambda: None, raising=False)
+
+    def step():
+        torch._C._accelerator_emptyCache()  # as torch.accelerator's does where there is one
+        torch._C._cuda_emptyCache()
+        gpu.mallocs += 3
+
+    count_memory(tally, RankStep(step, GPU))
+    assert tally.values["device_allocations_per_step"] == 3
+    sites = tally.sites["device_allocations_per_step"]
+    assert {site.what for site in sites} == {"torch.cuda.empty_cache()"}
+    assert [(site.text.split("(")[0], site.count) for site in sites] == [
+        ("torch._C._accelerator_emptyCache", 1),
+        ("torch._C._cuda_emptyCache", 1),
+    ]
+    monkeypatch.undo()
+    assert torch._C._accelerator_emptyCache is empty
+
+
 def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     """7 bytes a step are 7, and the peak is the last step's."""
     gpu, tally = FakeGpu(monkeypatch), Tally()

@@ -16,6 +16,7 @@ def test_a_count_that_differs_between_steps_is_no_value():
         "unstable": {"launches_per_step": "steps differ: 676, 677"},
         "detail": {"graph_breaks": {"a": 1, "b": 1}},
         "sites": {},
+        "callers": {},
         "information": {},
         "profile": None,
         "profile_problem": "",
@@ -67,3 +68,10 @@ def test_what_could_not_be_counted_says_why():
     assert tally.unstable == dict.fromkeys(
         ("flops_per_step", "operator_calls_per_step"), "no memory"
     )
+
+
+def test_steps_of_more_or_fewer_parts_say_which_differ():
+    """The sum alone would send a reader through all operators of a step."""
+    tally, name = Tally(), "compiled_operator_calls_per_step"
+    tally.add_parts(name, [{"aten.mm": 2}, {"aten.mm": 2, "aten.add": 1}])
+    assert tally.unstable == {name: "steps differ: 2, 3 (aten.add)"}

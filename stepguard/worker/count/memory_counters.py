@@ -8,16 +8,20 @@ same step read 1.7 MB apart with a cold and a warm compile cache.
 
 import gc
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch._C._profiler import _EventType
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from stepguard.core.device import CPU
 from stepguard.core.metrics import BETWEEN_STEPS
+from stepguard.core.site import Site, merge
 from stepguard.worker import torch_device
+from stepguard.worker.count.syncs import site_here
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
 PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
@@ -51,19 +55,36 @@ def count_memory(tally: Tally, counted: RankStep) -> None:
     kept_bytes = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
     tally.add(BETWEEN_STEPS, [kept_bytes])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
-    calls_before = torch_device.allocator_calls() if gpu else {}
-    leaked = max(0, growth(counted)) // LEAK_STEPS
+    with _device_calls(tally, counted) if gpu else nullcontext():
+        leaked = max(0, growth(counted)) // LEAK_STEPS
     tally.add("leaked_bytes_per_step", [leaked])
     if leaked:  # then each step's peak is higher than the last one's; the leak shows that better
         del peaks[:-1]
     detail = peaks[0] if len(peaks[0]) > 1 else None
     tally.add("peak_allocated_bytes", [max(by_phase.values()) for by_phase in peaks], detail)
     if gpu:
-        calls = {call: n - calls_before[call] for call, n in torch_device.allocator_calls().items()}
-        per_step = -(-sum(calls.values()) // LEAK_STEPS)  # one in four steps still counts as one
-        tally.add("device_allocations_per_step", [per_step], calls)
         reserved = _gpu_peaks(counted, torch_device.RESERVED)
         tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
+
+
+@contextmanager
+def _device_calls(tally: Tally, counted: RankStep) -> Iterator[None]:
+    """Count device_allocations_per_step over the LEAK_STEPS inside the block. A line is known of
+    those that a call of empty_cache() makes.
+    """
+    emptied: list[Site] = []
+    what, before = "torch.cuda.empty_cache()", torch_device.allocator_calls()
+    with torch_device.heard_empty_cache(lambda: emptied.append(site_here(what, counted.phases))):
+        yield
+    calls = {call: n - before[call] for call, n in torch_device.allocator_calls().items()}
+    per_step = _per_step(sum(calls.values()))
+    where = merge(emptied) if per_step else ()
+    sites = [replace(site, count=_per_step(site.count)) for site in where]
+    tally.add("device_allocations_per_step", [per_step], calls, [sites])
+
+
+def _per_step(count: int) -> int:
+    return -(-count // LEAK_STEPS)  # one in four steps is still one
 
 
 def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[str, int]:

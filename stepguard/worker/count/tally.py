@@ -77,7 +77,11 @@ class Tally:
         """
         seen = [sum(parts.values()) for parts in by_step]
         differs = _differ(seen)
-        if differs is None and METRICS[metric].parts:
+        if differs:
+            text, less, more = differs
+            named = _moved(by_step[less], by_step[more])
+            differs = f"{text} ({named})", less, more
+        elif METRICS[metric].parts:
             differs = _differ_in_parts(by_step)
         self._take(metric, seen[0], differs, by_step[0], sites)
 
@@ -120,9 +124,13 @@ def _differ(seen: Sequence[int]) -> Differs | None:
 
 
 def _differ_in_parts(by_step: Sequence[Mapping[str, int]]) -> Differs | None:
-    first = by_step[0]
     for number, parts in enumerate(by_step):
-        names = sorted(parts.keys() | first.keys())
-        if moved := [name for name in names if parts.get(name, 0) != first.get(name, 0)]:
-            return f" in {listed(moved, 2)}", 0, number
+        if named := _moved(by_step[0], parts):
+            return f" in {named}", 0, number
     return None
+
+
+def _moved(one: Mapping[str, int], other: Mapping[str, int]) -> str:
+    """Return the parts of which two steps do not have as many, "aten.add.Tensor and 2 more"."""
+    names = sorted(one.keys() | other.keys())
+    return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)

@@ -1,9 +1,11 @@
 """A training loop as a workload: a script, or a function that runs one."""
 
+import getpass
 import inspect
 import math
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -19,6 +21,7 @@ from stepguard.worker.workload import BadWorkload, build, find_function
 
 # Steps of a launch that are not timed: the counting pass, and what settles before it.
 COUNTED_STEPS = 50
+NO_LINE = "EOF when reading a line"  # of input(), and of nothing else
 NO_STEP = (
     "no optimizer of torch stepped twice outside of a compiled function: mark the end of each step "
     "with stepguard.step(), or name a function that ends one, --step-at module:function"
@@ -68,17 +71,15 @@ class LoopedWorkload:
             self._loop.run_to_border()
         except SystemExit as error:
             raise BadWorkload(self._exited(error)) from None
-        except EOFError as error:
-            place = raised_at(error)
-            if "input" not in place.text:
-                raise
-            raise BadWorkload(
-                f"{self._name} asks for input {self._when()} ({place.file}:{place.line}), where "
-                "nobody can answer: give it as an argument, or in a file"
-            ) from None
         except BadWorkload:
             raise
         except Exception as error:
+            if _asks(error):
+                place = raised_at(error)
+                raise BadWorkload(
+                    f"{self._name} asks for input {self._when()} ({place.file}:{place.line}), "
+                    "where nobody can answer: give it as an argument, or in a file"
+                ) from None
             error.add_note(f"raised by {self._name} {self._when()}")
             raise
         if self._loop.ended:
@@ -137,6 +138,16 @@ def _runner(case: Case, device: str) -> Callable[[], object]:
     except TypeError as error:
         raise BadWorkload(f"{case.workload}: {error}") from None
     return lambda: function(**params)
+
+
+def _asks(error: Exception) -> bool:
+    """Tell whether input() or getpass() raised it, since nobody answers. A file that is cut off
+    raises EOFError, too.
+    """
+    if not isinstance(error, EOFError):
+        return False
+    frames = traceback.extract_tb(error.__traceback__)
+    return str(error) == NO_LINE or frames[-1].filename == getpass.__file__
 
 
 def _last_line(stream: str) -> str:

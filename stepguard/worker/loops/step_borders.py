@@ -47,15 +47,16 @@ class Cycle:
         self._stepped: set[int] = set()  # since the last border
         self._steppers: set[int] | None = None  # None: not known yet
 
-    def ends_with(self, stepped: int, waiting: set[int]) -> bool:
+    def ends_with(self, stepped: int, made: Callable[[], set[int]]) -> bool:
         """Tell whether a step of the loop ends with this step of an optimizer.
 
-        ``waiting``: the optimizers that were made and have not stepped.
+        ``made`` returns the optimizers that may step; it is called only until it is known which
+        ones do.
         """
-        self._steps[stepped] += 1
         if self._steppers is None:
+            self._steps[stepped] += 1
             steps = self._steps[stepped]
-            if steps < 2 or waiting - self._steps.keys() and steps < PATIENCE:
+            if steps < 2 or made() - self._steps.keys() and steps < PATIENCE:
                 return False
             # This step begins the next round.
             self._steppers, self._stepped = set(self._steps), set()
@@ -140,9 +141,12 @@ class StepBorders:
             self._inner.add(id(optimizer))
         # In a backward pass torch's own frames are around the step, and more steps will follow.
         elif not self._marked and torch._C._current_graph_task_id() == -1:
-            waiting = {id(each) for each in self._optimizers} - self._inner
-            if self._cycle.ends_with(id(optimizer), waiting):
+            if self._cycle.ends_with(id(optimizer), self._outermost):
                 self._border()
+
+    def _outermost(self) -> set[int]:
+        """Return the optimizers of the loop that no other one's step is around."""
+        return {id(optimizer) for optimizer in self._optimizers} - self._inner
 
     def _mark(self) -> None:
         """Take a mark that the loop set by ``stepguard.step()``."""

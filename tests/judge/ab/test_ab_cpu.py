@@ -4,12 +4,15 @@ import math
 
 import numpy as np
 import pytest
+from builders import evidence, replace
 from test_judge_pairs import decided, metric, turns
 
 from stepguard import Case
 from stepguard.core.comparison import judged, judges_ungated_time
 from stepguard.core.margins import MARGINS_PCT
+from stepguard.core.metrics import PYTHON_LINES
 from stepguard.core.reasons import Reason
+from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import (
     judge_ab,
@@ -17,7 +20,7 @@ from stepguard.judge.judge_pairs import (
     wants_every_pair,
 )
 from stepguard.judge.rules import mean_on_cpu
-from stepguard.report.verdict_text import times
+from stepguard.report.verdict_text import evidence_lines, headline, times
 
 QUICK = {"floor_flops_per_step": 0.0, "margins_pct": MARGINS_PCT["cpu"]}
 HOW = {"head": QUICK, "base": QUICK, "glance": True}
@@ -52,6 +55,53 @@ def test_a_step_several_times_as_long_is_slower():
     found = turns([math.log(3) + one for one in (0.1, -0.1, 0.05, -0.05, 0.1, -0.1)], **HOW)
     assert decided(found) == (Status.SLOWER, Reason.BEYOND_MARGIN)
     assert not wants_another_pair(found)
+
+
+def python(*functions, total=2000.0):
+    """A side whose steps run so many lines of Python, in functions of one file."""
+    sites = tuple(
+        Site("lines of Python", "data.py", line, name, f"def {name}(batch):", count=count)
+        for line, (name, count) in enumerate(functions, start=10)
+    )
+    counts = replace(
+        evidence().counts, sites={PYTHON_LINES: sites}, information={PYTHON_LINES: total}
+    )
+    return QUICK | {"counts": counts}
+
+
+SHORT = python(("step", 900), ("encode", 600), ("pad", 400))
+
+
+@pytest.mark.parametrize(
+    ("head", "places"),
+    [
+        # A loop over a list in a function that was there, and one in a new one.
+        (python(("encode", 5600), ("step", 901), ("pad", 400), total=7001), [("encode", 5000)]),
+        (python(("mask", 5400), ("step", 901), ("encode", 600), total=7001), [("mask", 5000)]),
+        # A refactor: a call more, ten lines more, no line at all.
+        (python(("step", 910), ("encode", 600), ("pad", 420), total=2030), []),
+        (python(("step", 900), ("encode", 600), ("pad", 400)), []),
+        (python(("step", 100), total=100), []),
+        (QUICK, []),
+    ],
+)
+def test_a_slower_step_names_the_function_that_runs_more_python(head, places):
+    """In its headline and below, and of what neither side knows no more than is sure. It explains:
+    a step that is as fast says nothing of it.
+    """
+    ratios = [math.log(3) + one for one in (0.1, -0.1, 0.05, -0.05, 0.1, -0.1)]
+    verdict = judge_ab(turns(ratios, head, SHORT, glance=True))
+    found = metric(verdict, "step_ms")
+    assert verdict.status is Status.SLOWER
+    rest = [(site.function, site.count) for site in found.sites]
+    assert rest[: len(places)] == places and bool(rest) == bool(places)
+    if places:
+        name, count = places[0]
+        assert f" data.py:{found.sites[0].line}" in headline(verdict)
+        text = f"    {count} x lines of Python: def {name}(batch): in {name} (data.py"
+        assert text in "\n".join(evidence_lines(verdict))
+    same = judge_ab(turns([-0.2, 0.1], head, SHORT, glance=True))
+    assert metric(same, "step_ms").sites == ()
 
 
 def test_two_pairs_without_a_slowdown_end_it():

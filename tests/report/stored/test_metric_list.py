@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from builders import CASE_ID, entry, epoch, recording, replace
 
-from stepguard.core.metrics import METRICS
+from stepguard.core.metrics import METRICS, WASTE
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
+from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.report.metric_list import accepted_line, lines, moves
@@ -78,10 +80,23 @@ def test_a_first_recording_says_what_it_accepts_that_a_good_step_has_not():
         MetricVerdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, None, value)
         for name, value in (values | {"leaked_bytes_per_step": 4096}).items()
     )
+    sites = tuple(Site(".item()", "train.py", line, count=1) for line in (8, 12, 14, 19))
+    moved = (moved[0], msgspec.structs.replace(moved[1], sites=sites), *moved[2:])
     done = Accepted(CASE_ID, Action.FIRST_RECORDING, Path("cpu.json"), 1, "", moved)
-    wasted = "sync_candidates_per_step 2, leaked_bytes_per_step 4,096 B"
-    assert moves(done) == [f"  recorded as normal, more will fail: {wasted}"]
+    where = "1 x .item() train.py:8, 1 x .item() train.py:12, 1 x .item() train.py:14 and 1 more"
+    assert moves(done) == [
+        f"  Recorded as normal: 2 calls a step that would wait on a GPU ({where}). More will fail.",
+        "  Recorded as normal: 4,096 B that each step leaves behind. More will fail.",
+    ]
     assert moves(replace(done, moved=moved[:1])) == []
+
+
+@pytest.mark.parametrize("name", WASTE)
+def test_each_counter_of_waste_is_said_in_words(name):
+    """A name of a metric is none."""
+    moved = MetricVerdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, None, 2048.0)
+    (line,) = moves(Accepted(CASE_ID, Action.FIRST_RECORDING, Path("cpu.json"), 1, "", (moved,)))
+    assert line.startswith("  Recorded as normal: 2,048 ") and "_" not in line
 
 
 @pytest.mark.parametrize(("count", "more"), [(0, 0), (1, 0), (9, 0), (11, 3)])
