@@ -289,6 +289,26 @@ def test_steering_variables_are_part_of_the_software():
     assert harmless.software_key(1) == plain and harmless.software_key(2) != steered.software_key(2)
 
 
+@pytest.mark.parametrize(
+    "variable",
+    [
+        "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        "CUBLASLT_WORKSPACE_SIZE",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "TORCH_BLAS_PREFER_CUBLASLT",
+        "TRITON_INTERPRET",
+        "LD_PRELOAD",
+        "MALLOC_ARENA_MAX",
+        "PYTHONDEVMODE",
+    ],
+)
+def test_what_slows_down_both_sides_of_a_pair_steers(variable):
+    """A workflow's file may set it: beside each other two such steps look unchanged."""
+    plain = FINGERPRINT.software_key(1)
+    steered = replace(FINGERPRINT, environment={variable: "1"})
+    assert steered.software_key(1) == plain | {"environment": f"{variable}=1"}
+
+
 def test_what_steers_the_exchange_counts_where_there_is_one():
     """NCCL without peer-to-peer is other software for two ranks, and nothing for one."""
     alone = replace(FINGERPRINT, environment={"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "a"})

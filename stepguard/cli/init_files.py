@@ -58,8 +58,10 @@ WORKFLOW_TEXT = """name: stepguard
 
 on:
   push:
-    branches: [main]
+    branches: [{main}]
   pull_request:
+    branches: [{main}] # the green of one into another branch would stay when it is retargeted
+  merge_group:
 
 permissions:
   contents: read
@@ -216,6 +218,7 @@ def _workflow(root: Path, case: Case) -> Wanted:
     action = action_here()
     paths = os.environ["PYTHONPATH"] if source_folders() else ""
     text = WORKFLOW_TEXT.format(
+        main=json.dumps(_main(root), ensure_ascii=False),
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
         environment=f"    env:\n      PYTHONPATH: {json.dumps(paths)}\n" if paths else "",
         action=action,
@@ -226,6 +229,16 @@ def _workflow(root: Path, case: Case) -> Wanted:
     write = f"; write stepguard's repository and a commit of it for {ACTION}"
     why = "the gate in CI; see the comments in it" + (write if action == ACTION else "")
     return Wanted(root / WORKFLOW, text, why)
+
+
+def _main(root: Path) -> str:
+    """Return the branch that pull requests go into: the remote's, or else the local one."""
+    remote = "refs/remotes/origin/"
+    named = (git(root, "symbolic-ref", "--quiet", f"{remote}HEAD") or "").strip()
+    if named.startswith(remote):
+        return named.removeprefix(remote)
+    usual = (name for name in ("main", "master") if git(root, "rev-parse", f"refs/heads/{name}"))
+    return next(usual, "main")
 
 
 def action_here() -> str:

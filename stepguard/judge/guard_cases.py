@@ -5,6 +5,7 @@ it. Pure.
 from collections.abc import Iterator
 
 from stepguard.core.baseline import Entry
+from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, Problem, ProblemCode, State
@@ -166,8 +167,9 @@ def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
 def _gate_without_verdict(run: Run) -> Problems:
     for case, verdict, _ in _verdicts(run):
         judged = {metric.metric for metric in verdict.metrics if metric.gated}
-        # A case that failed as a whole says so in its headline.
-        absent = [gate for gate in case.gates if gate not in judged]
+        # A case that failed as a whole says so in its headline. Some metrics only pairs judge.
+        asked = [gate for gate in case.gates if run.against or not METRICS[gate].paired]
+        absent = [gate for gate in asked if gate not in judged]
         if absent and verdict.status.outcome == "passed":
             text = f"its verdict says nothing of {', '.join(absent)}"
             yield Problem(ProblemCode.FEWER_GATES, text, case.id)

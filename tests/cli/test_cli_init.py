@@ -301,6 +301,23 @@ def test_the_workflow_is_written_on_request(project, monkeypatch):
     assert ".github/workflows" in project.git("ls-files")
 
 
+@pytest.mark.parametrize("main_branch", ["main", "master", "trunk"])
+def test_the_workflow_judges_what_goes_into_the_main_branch_alone(project, main_branch):
+    """GitHub keeps the green of a pull request that is retargeted, and starts nothing anew: judged
+    by the baselines of a branch that it lay on, it would stand beside main.
+    """
+    project.commit()
+    project.git("branch", "--move", main_branch)
+    if main_branch == "trunk":  # which only the remote calls its main branch
+        project.git("update-ref", "refs/remotes/origin/trunk", "HEAD")
+        project.git("symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/trunk")
+    project.init("--ci")
+    text = (project.path / init_files.WORKFLOW).read_text()
+    events = yaml.safe_load(text)[True]  # YAML's "on"
+    branches = {"branches": [main_branch]}
+    assert events == {"push": branches, "pull_request": branches, "merge_group": None}
+
+
 def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
     """Fewer are red. A repository that nobody knows is to be written."""
     project.gpus = ["an H200"]

@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 import torch._dynamo  # else each fork would import it, for its optimizer
+from torch.utils.flop_counter import FlopCounterMode
 
 from stepguard.core.case import Case, Loop
 from stepguard.core.metrics import PYTHON_LINES
@@ -224,6 +225,59 @@ def test_marks_that_come_late_are_refused(script):
     text = PLAIN.replace("    note", "    if number == 4:\n        stepguard.step()\n    note")
     found = in_a_fork(lambda: journal_of(script(HEAD + "import stepguard\n" + text), 9))
     assert found["raised"] == "BadWorkload" and "--step-at stepguard:step" in found["says"]
+
+
+IN_A_MODE = """
+import contextlib
+from torch.utils.flop_counter import FlopCounterMode
+
+kept = FlopCounterMode(display=False)
+model, first = made()
+for number in range(1000):
+    with MODE:
+        passes(model)
+        first.step()
+"""
+
+
+@pytest.mark.parametrize("mode", ["FlopCounterMode(display=False)", "torch.device('cpu')"])
+def test_a_step_that_ends_inside_of_a_mode_is_refused(script, mode):
+    """Its next round would leave the mode that counts: no operator of it would be seen, before a
+    change as after it.
+    """
+    found = in_a_fork(lambda: journal_of(script(HEAD + IN_A_MODE.replace("MODE", mode)), 3))
+    assert found["raised"] == "BadWorkload" and "mark the end of each step" in found["says"]
+
+
+def test_a_mode_that_is_entered_again_is_refused_when_it_hides_the_count(script):
+    """One object for all steps, which looks the same at each border."""
+
+    def counted():
+        workload = script(HEAD + IN_A_MODE.replace("MODE", "kept"))()
+        with FlopCounterMode(display=False):
+            workload.step()
+
+    sys.modules["journal"] = types.ModuleType("journal")
+    sys.modules["journal"].note = len
+    found = in_a_fork(counted)
+    assert found["raised"] == "BadWorkload" and "FlopCounterMode" in found["says"]
+
+
+def test_a_loop_may_run_inside_of_a_mode(script):
+    """One that it enters once, before its first step."""
+    text = PLAIN.replace("\n", "\n    ").replace(
+        "\n    model", "with torch.device('cpu'):\n    model"
+    )
+    assert in_a_fork(lambda: journal_of(script(HEAD + text), 3)) == {"is": ["s"] * 3}
+
+
+def test_a_process_that_the_script_forks_does_not_measure(script):
+    """It has a copy of the rank, and would answer in its place."""
+    child = "if (child := os.fork()) == 0:\n"
+    body = PLAIN.replace("1000", "9").replace("\n", "\n    ")
+    make = script(HEAD + "import os\n" + child + body + "\n    os._exit(0)\nos.wait()\n")
+    found = in_a_fork(lambda: journal_of(make, 3))
+    assert found["raised"] == "BadWorkload" and "before the end of a step was seen" in found["says"]
 
 
 FACTS = """

@@ -33,15 +33,17 @@ def run(tmp_path):
     project = tmp_path / "work" / "my project"
     project.mkdir(parents=True)
 
-    def call(inputs=None, **environment):
+    def call(inputs=None, merged_into="", **environment):
         values = {name: one.get("default", "") for name, one in ACTION["inputs"].items()}
         values |= {"python": str(python), "directory": "my project"} | (inputs or {})
+        values["base_sha"] = merged_into  # of a merge queue's event
         filled = {
-            name: re.sub(r"\$\{\{ inputs\.(\w+) \}\}", lambda found: values[found[1]], text)
+            name: re.sub(r"\$\{\{ [\w.]+?(\w+) \}\}", lambda found: values[found[1]], text)
             for name, text in MEASURE["env"].items()
         }
         for name in ("output", "summary"):
             (tmp_path / name).write_text("")
+        (project / "asked.json").write_text("[]")
         done = subprocess.run(
             ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", MEASURE["run"]],
             cwd=tmp_path / "work",
@@ -96,6 +98,33 @@ def test_it_is_red_unless_the_run_passed_and_left_its_document(run, options):
 def test_the_base_is_a_pull_requests_alone(run):
     """A commit of main has none."""
     assert not [word for word in run(GITHUB_BASE_REF="")[1] if word.startswith("--perf-base")]
+
+
+def test_a_merge_queue_is_judged_by_what_it_is_merged_into(run):
+    """As a pull request is: what is queued may edit the baselines, too."""
+    assert "--perf-base=" + "a" * 40 in run(merged_into="a" * 40)[1]
+
+
+def test_an_event_that_checks_out_the_base_is_refused(run):
+    """The base beside itself is always the same: the pull request would be green unmeasured."""
+    environment = {"GITHUB_EVENT_NAME": "pull_request_target", "GITHUB_BASE_REF": "main"}
+    status, words, outputs, _ = run(**environment)
+    assert status != 0 and not words and "verdict" not in outputs
+
+
+@pytest.mark.parametrize("options", ["--perf-against=main -k 'a", "'"])
+def test_options_that_are_no_words_are_refused(run, options):
+    """Those before the missing quote, or none of them, would be another gate."""
+    status, words, _, _ = run({"options": options})
+    assert status != 0 and not words
+
+
+def test_tests_may_be_several_lines(run):
+    """The first one alone would leave the others unmeasured."""
+    assert run({"tests": "perf_tests/a.py\nperf_tests/b.py\n"})[1][2:4] == [
+        "perf_tests/a.py",
+        "perf_tests/b.py",
+    ]
 
 
 def test_what_the_action_may_not_have():

@@ -439,12 +439,14 @@ def test_a_night(hub, tagged):
 
 GH = """#!/bin/bash
 # The runs of main that GitHub knows, and their artifacts: one of perf, and of history the last one.
+# 4710 is of a tag that was called main, and is gone.
 case "$*" in
-  "run list --workflow perf.yml --branch main --event push "*) echo 4711 ;;
+  "run list --workflow perf.yml --branch main --event push "*)
+    printf '%s\n' "4711 {main}" "4710 {tag}" ;;
   "run list --workflow history.yml --branch main --event workflow_run "*)
     if [ -d {kept}/perf-history ]; then echo 4712; fi ;;
   "api repos/OWNER/REPO/actions/runs/4712/artifacts "*) echo 1 ;;
-  "run download 471"[12]" --name perf-"*) mkdir -p "$7" && cp -r {kept}/"$5"/. "$7" ;;
+  "run download 471"[012]" --name perf-"*) mkdir -p "$7" && cp -r {kept}/"$5"/. "$7" ;;
   *) echo "gh $*" >&2; exit 1 ;;
 esac
 """
@@ -458,18 +460,19 @@ exec {python} "$@"
 
 def test_main_s_history_goes_from_run_to_run(hub):
     """Of each commit of main one more point, in a file that the run before it left; it comes from
-    runs of main alone, and not from a branch that is called main elsewhere.
+    runs of main alone, and not from a tag, or from a branch elsewhere, that is called main.
     """
     ruptures = pytest.importorskip("ruptures")
     hub.commands = hub.folder / "bin"
     hub.commands.mkdir()
     kept = hub.folder / "artifacts"
     path = Path(ruptures.__file__).parents[1]
+    main = git(hub.repository, "rev-parse", "main")
+    tag = git(hub.repository, "commit-tree", "-m", "mine", "-p", main, "main^{tree}")
     for name, text in (("gh", GH), ("python", PYTHON)):
-        made = text.format(kept=kept, path=path, python=sys.executable)
+        made = text.format(kept=kept, path=path, python=sys.executable, main=main, tag=tag)
         (hub.commands / name).write_text(made)
         (hub.commands / name).chmod(0o755)
-    main = git(hub.repository, "rev-parse", "main")
     ended = {"event": "push", "head_repository": {"full_name": "OWNER/REPO"}}
     started = hub.event("workflow_run", main, "refs/heads/main", workflow_run=ended)
     for number in (1, 2):
@@ -479,6 +482,7 @@ def test_main_s_history_goes_from_run_to_run(hub):
         (job,) = hub.run(HISTORY, started, at="main").values()
         assert job.result == "success", job.log
         assert ("No history is kept" in job.log) == (number == 1)
+        assert "run 4710 is of no commit of main" in job.log
         assert (
             "forward[nano-cpu]" in job.summary and "step[tiny]" not in job.summary.splitlines()[0]
         )

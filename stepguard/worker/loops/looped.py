@@ -15,7 +15,7 @@ from stepguard.core.case import Case
 from stepguard.worker.count.locate import keep_tree, raised_at
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.loops.script import forget_torchrun, run_module, run_script
-from stepguard.worker.loops.step_borders import StepBorders
+from stepguard.worker.loops.step_borders import StepBorders, modes
 from stepguard.worker.rendezvous import let_script_join
 from stepguard.worker.workload import BadWorkload, build, find_function
 
@@ -25,6 +25,12 @@ NO_LINE = "EOF when reading a line"  # of input(), and of nothing else
 NO_STEP = (
     "no optimizer of torch stepped twice outside of a compiled function: mark the end of each step "
     "with stepguard.step(), or name a function that ends one, --step-at module:function"
+)
+# Leaving it would leave the mode that counts, and nothing would be counted.
+INSIDE_OF_MODE = (
+    "{name} ends its step inside of a mode of torch that each step enters and leaves, such as "
+    "torch.device(...) or FlopCounterMode: mark the end of each step outside of it, with "
+    "stepguard.step()"
 )
 
 
@@ -60,7 +66,7 @@ class LoopedWorkload:
 
     def step(self) -> None:
         """Run the loop to the next border. Raises BadWorkload if it ends, or asks for something."""
-        began = perf_counter()
+        began, outside = perf_counter(), modes()
         try:
             self._loop.run_to_border()
         except SystemExit as error:
@@ -78,6 +84,9 @@ class LoopedWorkload:
             raise
         if self._loop.ended:
             raise BadWorkload(self._too_short())
+        # The first step may enter a mode that the whole loop runs in.
+        if modes() != outside and self._step_s < math.inf:
+            raise BadWorkload(INSIDE_OF_MODE.format(name=self._name))
         self._step_s = min(self._step_s, perf_counter() - began)
 
     def _when(self) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 from torch.optim import optimizer as torch_optimizer
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from stepguard.core.case import BY_OPTIMIZER, Loop
 from stepguard.core.loop_mark import hear_steps
@@ -26,6 +28,14 @@ from stepguard.worker.workload import BadWorkload
 
 # An optimizer that was made and never stepped is waited for until another one has stepped so often.
 PATIENCE = 8
+
+
+def modes() -> list[int]:
+    """Return which modes of torch are on in this thread: first those that see functions, then those
+    that see operators, each the outermost first.
+    """
+    on = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
+    return [id(mode) for mode in on]
 
 
 class Cycle:
