@@ -113,8 +113,7 @@ class Wanted:
 
 def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
     """Yield the files that guard the case."""
-    text = DOCSTRING.format(workload=case.workload) + test_text(case, function_name(case))
-    yield Wanted(root / test_file(case), text, "what is guarded")
+    yield Wanted(root / test_file(case), _file_text(case), "what is guarded")
     if settings := _settings(root):
         yield settings
     ignored = Wanted(root / ".gitignore", "__pycache__/\n", "a recording needs a clean tree")
@@ -140,6 +139,20 @@ def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
 def test_file(case: Case) -> str:
     """Return the path of the case's test below the project's root."""
     return f"perf_tests/test_{function_name(case)}.py"
+
+
+def _file_text(case: Case) -> str:
+    return DOCSTRING.format(workload=case.workload) + test_text(case, function_name(case))
+
+
+def as_written(text: str, case: Case) -> bool:
+    """Tell whether a test is what init writes for a case of the same workload, whatever the case's
+    other fields are.
+    """
+    expected, lines = _file_text(case).splitlines(), text.splitlines()
+    differ = [line for line, wanted in zip(lines, expected, strict=False) if line != wanted]
+    front = ("from stepguard import Case", "    Case(")
+    return len(lines) == len(expected) and all(line.startswith(front) for line in differ)
 
 
 def test_text(case: Case, test: str) -> str:

@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from _pytest.config.findpaths import locate_config
+from builders import baseline_file, entry
 
 from stepguard.cli import init, init_files, workload_arguments
 from stepguard.cli.main import main
 from stepguard.cli.workload_arguments import missing
+from stepguard.storage.baseline_files import save
 
 FACTORY = "import torch\n\n\ndef train_step(width, device, compile=True, name=''):\n    ...\n"
 AUTHOR = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t"}
@@ -223,13 +225,40 @@ def test_the_settings_go_where_the_project_has_them(project, files, extended):
     assert found[0] == project.path, "the root, where baselines/ will be"
 
 
+def test_a_corrected_command_replaces_the_case_that_was_never_recorded(project, capsys):
+    """Whatever differs: a mistyped parameter, or the loop of a script whose steps were not alike.
+    The whole of what init committed can be taken back.
+    """
+    (project.path / "train.py").write_text("")
+    project.commit()
+    for arguments in (["my_model:train_step", "width=46"], ["--", "train.py"]):
+        assert main(["init", *arguments]) == 0
+    assert project.init() == 0
+    text = project.test.read_text()
+    assert '{"width": 64}' in text and "46" not in text
+    assert main(["init", "--every", "10", "--", "train.py"]) == 0
+    text = (project.path / "perf_tests" / "test_train.py").read_text()
+    assert "import Case, Loop" in text and "loop=Loop(every=10)" in text
+    compile(text, "test", "exec")
+    told = capsys.readouterr().out
+    assert told.count("removed ") == 2 and "was never recorded" in told
+    assert project.git("status", "--porcelain") == "" and len(project.measured) == 4
+    commits = init._own_commits(project.path, "perf_tests/test_train_step.py")
+    assert len(commits) == 2
+    project.git("revert", "--no-edit", *commits)
+    assert not project.test.exists()
+
+
 def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, capsys):
-    """A mistyped parameter is corrected by init again: the error says what to put in, or what
-    records the other case. A case whose line a formatter broke is there.
+    """If its case has a recording, or if somebody changed it: the error says what to put in, or
+    what records the other case. A case whose line a formatter broke is there.
     """
     project.commit()
     assert main(["init", "my_model:train_step", "width=46"]) == 0
     before = project.test.read_text()
+    recorded = project.path / "baselines" / "cpu.json"
+    save(recorded, baseline_file(cases={"train_step[cpu]": entry(), "other[cpu]": entry()}))
+    project.commit()
     assert project.init() == 1
     told = capsys.readouterr().err
     line = 'Case("cpu", "my_model:train_step", {"width": 64}, device="cpu", launches=1),'
@@ -237,6 +266,11 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     assert "pytest perf_tests/test_train_step.py --perf-update-new" in told
     assert "remove" not in told
     assert project.test.read_text() == before and len(project.measured) == 1
+    save(recorded, baseline_file(cases={"other[cpu]": entry()}))
+    for own in (before + "\n\nMINE = 1\n", before.replace("perf(case)", "perf(case)  # mine")):
+        project.test.write_text(own)
+        project.commit()
+        assert project.init() == 1 and project.test.read_text() == own
     broken = line.replace(", ", ",\n    ").replace("1),", "1,\n    ),")
     project.test.write_text(before.replace("@cases(", "@cases(\n    " + broken))
     project.commit()
