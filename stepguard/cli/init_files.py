@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
+from stepguard.machine.git.resolve import TreeError, main_branch
 from stepguard.machine.git.revision import git
 from stepguard.machine.interpreter import source_folders
 
@@ -58,7 +59,7 @@ WORKFLOW_TEXT = """name: stepguard
 
 on:
   push:
-    branches: [main]
+    branches: [{branch}]
   pull_request:
 
 permissions:
@@ -78,12 +79,16 @@ jobs:
           python-version: "{python}"
       # The same torch as in the recording: another version is another baseline. Put the line that
       # installs your project here.
-      - run: pip install torch=={torch}
+{cpu_build}      - run: pip install torch=={torch}
       # Installs stepguard, measures and judges. A pull request is judged by the branch that it goes
       # into. The one that brings the first recording is red, since that branch has none: an owner
       # merges it.
       - uses: {action}
 {inputs}"""
+CPU_BUILD = """\
+      # This runner has no GPU: add the --index-url of the CPU build, which PyTorch's install page
+      # names. Without it pip may fetch the build for CUDA, of several GB.
+"""
 ACTION = "OWNER/REPO@COMMIT"  # where the action is, as long as nobody knows
 OWNERS = "CODEOWNERS"
 OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first
@@ -230,6 +235,8 @@ def _workflow(root: Path, case: Case) -> Wanted:
     paths = os.environ["PYTHONPATH"] if source_folders() else ""
     text = WORKFLOW_TEXT.format(
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
+        branch=json.dumps(_main_name(root)),
+        cpu_build="" if gpu else CPU_BUILD,
         environment=f"    env:\n      PYTHONPATH: {json.dumps(paths)}\n" if paths else "",
         action=action,
         inputs=f'        with:\n          gpus: "{case.world_size}"\n' if gpu else "",
@@ -239,6 +246,14 @@ def _workflow(root: Path, case: Case) -> Wanted:
     write = f"; write stepguard's repository and a commit of it for {ACTION}"
     why = "the gate in CI; see the comments in it" + (write if action == ACTION else "")
     return Wanted(root / WORKFLOW, text, why)
+
+
+def _main_name(root: Path) -> str:
+    """Return the name of the main branch on the server; "main" if none is known yet."""
+    head = (git(root, "symbolic-ref", "--short", "refs/remotes/origin/HEAD") or "").strip()
+    with contextlib.suppress(TreeError):
+        return (head or main_branch(root).name).removeprefix("origin/")
+    return "main"
 
 
 def action_here() -> str:

@@ -335,6 +335,26 @@ def test_the_workflow_is_written_on_request(project, monkeypatch):
     assert ".github/workflows" in project.git("ls-files")
 
 
+@pytest.mark.parametrize(
+    ("local", "remote", "named"),
+    [("main", "", "main"), ("master", "", "master"), ("mine", "", "main"), ("main", "a/b", "a/b")],
+)
+def test_the_workflow_runs_on_the_main_branch(project, local, remote, named):
+    """Under the name that it has: a push to another one would never be measured. On a machine
+    without a GPU it says how to spare the build for CUDA.
+    """
+    project.git("symbolic-ref", "HEAD", f"refs/heads/{local}")
+    project.commit()
+    if remote:
+        project.git("update-ref", f"refs/remotes/origin/{remote}", "HEAD")
+        project.git("symbolic-ref", "refs/remotes/origin/HEAD", f"refs/remotes/origin/{remote}")
+    assert project.init("--ci") == 0
+    text = (project.path / init_files.WORKFLOW).read_text()
+    on = yaml.safe_load(text)[True]  # YAML's name of "on"
+    assert on["push"]["branches"] == [named]
+    assert init_files.CPU_BUILD in text and "\n\n\n" not in text
+
+
 def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
     """Fewer are red. A repository that nobody knows is to be written."""
     project.gpus = ["an H200"]
@@ -342,6 +362,7 @@ def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
     project.init("--ci", "--device", "cuda", "--gpus", "2")
     *_, action = workflow_of(project)["steps"]
     assert action["with"] == {"gpus": "2"}
+    assert init_files.CPU_BUILD not in (project.path / init_files.WORKFLOW).read_text()
     assert ("OWNER/REPO@COMMIT" in capsys.readouterr().out) == (action["uses"] == init_files.ACTION)
 
 
