@@ -35,6 +35,7 @@ from stepguard.lab.history_view import Anchor, View, view_of
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import git
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
+from stepguard.machine.interpreter import as_typed
 from stepguard.storage.kept_runs import Store
 from stepguard.storage.output_files import Kind
 
@@ -107,9 +108,9 @@ def _chosen(known: list[Series], options: argparse.Namespace) -> list[Series]:
     """Return the series that were asked for. Raises ValueError where there are none."""
     if not known:
         of_case = f" of {options.case}" if options.case else ""
+        record = as_typed("pytest perf_tests --perf-update")
         raise ValueError(
-            f"{options.store}: the history has no measurement{of_case}; "
-            "record first: pytest perf_tests --perf-update"
+            f"{options.store}: the history has no measurement{of_case}; record first: {record}"
         )
     shown = [series for series in known if series.card.startswith(options.card)]
     if not shown:
