@@ -108,9 +108,9 @@ def _chosen(known: list[Series], options: argparse.Namespace) -> list[Series]:
     """Return the series that were asked for. Raises ValueError where there are none."""
     if not known:
         of_case = f" of {options.case}" if options.case else ""
+        record = as_typed("pytest perf_tests --perf-update")
         raise ValueError(
-            f"{options.store}: the history has no measurement{of_case}; "
-            f"record first: {as_typed('pytest perf_tests --perf-update')}"
+            f"{options.store}: the history has no measurement{of_case}; record first: {record}"
         )
     shown = [series for series in known if series.card.startswith(options.card)]
     if not shown:

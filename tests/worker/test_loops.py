@@ -340,6 +340,10 @@ ENDS = {
         PLAIN.replace("    passes", "    if number == 3:\n        raise SystemExit\n    passes"),
         "train.py ended after 3 steps, and a launch needs about ",
     ),
+    "ends after one": (
+        PLAIN.replace("1000", "1"),
+        "train.py ended after 1 step, and a launch needs several hundred: let it run longer, by ",
+    ),
     "without a step": ("print('done')\n", "train.py ended before the end of a step was seen: no"),
     "inside of backward": (
         "model, first = made()\n"
