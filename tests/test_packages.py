@@ -117,9 +117,8 @@ def test_the_installed_command_runs_outside_of_a_clone(installed, tmp_path):
     assert typed("--version").stdout == f"stepguard {stepguard.__version__}\n"
     assert "BAD_WORKLOAD" in typed("explain-code", "BAD_WORKLOAD").stdout
     # A page that it names was installed, too.
-    (more,) = re.findall(
-        "more: (.*): what it does not see", typed("explain-code", "MACHINE_TOO_FAR").stdout
-    )
+    explained = typed("explain-code", "MACHINE_TOO_FAR").stdout
+    (more,) = re.findall("more: (.*): when a recordings alarm is confirmed", explained)
     assert Path(more).is_relative_to(installed) and Path(more).is_file()
     missing = typed("run", "--", "train.py")
     assert missing.returncode == 2 and "there is no train.py in" in missing.stderr

@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -194,6 +195,24 @@ def test_the_commands_of_the_benchmarks_are_there(module, options, monkeypatch, 
     """A page's command names a module, and each of its options is one of the module's."""
     helped = help_of(importlib.import_module(module).main, monkeypatch, capsys)
     assert options <= set(re.findall(r"--[a-z-]+", helped))
+
+
+def commands_of_stepguard():
+    """Return the command lines of every shell example that begin with stepguard."""
+    texts = [block for path in DOCUMENTS for block in blocks("sh", path.read_text())]
+    lines = "\n".join(texts).replace("\\\n", " ").splitlines()
+    found = [re.search(r"python3? -m stepguard ([a-z-]+)([^#]*)", line) for line in lines]
+    return sorted({(one[1], one[2].partition(" -- ")[0]) for one in found if one})
+
+
+@pytest.mark.parametrize(("command", "rest"), commands_of_stepguard())
+def test_the_commands_of_stepguard_are_there(command, rest, monkeypatch, capsys):
+    """An example's command exists, and each of its options is one of the command's."""
+    helped = help_of(stepguard_main, monkeypatch, capsys, command)
+    options = shlex.split(rest, posix=True)
+    assert {word.partition("=")[0] for word in options if word.startswith("--")} <= set(
+        re.findall(r"--[a-z-]+", helped)
+    )
 
 
 def test_make_knows_the_commands_of_the_readme():

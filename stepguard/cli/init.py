@@ -5,7 +5,8 @@
     python -m stepguard init my_model:train_step width=64
 
 It writes what is not there yet, commits that, measures once and records. What is there is left as
-it is, so that the command can be given again after whatever it stopped at.
+it is, so that the command can be given again after whatever it stopped at. A test that init wrote
+itself is replaced as long as its case was never recorded: the first command may have been mistyped.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import shlex
 import subprocess
 import sys
 from importlib import metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from stepguard.cli.init_files import (
     FACTORY_TEXT,
     WORKFLOW,
     Wanted,
+    as_written,
     declaration,
     files_of_case,
     files_of_ci,
@@ -46,6 +49,7 @@ from stepguard.machine.git.revision import current, git, no_commit, run_git
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
 from stepguard.machine.requirements import require_torch
+from stepguard.storage.baseline_files import files, load
 from stepguard.storage.json_file import replace_file
 
 PLUGIN = "stepguard.plugin"
@@ -76,6 +80,7 @@ def _init(options: argparse.Namespace) -> int:
             f"small step here: --device {CPU}"
         )
     wanted = [*files_of_case(root, case), *(files_of_ci(root, case) if options.ci else [])]
+    _take_back_unrecorded(root, case)
     _refuse_other_case(root / test_file(case), case, python)
     for file in wanted:
         _write(file, root)
@@ -127,6 +132,20 @@ def _without_factory(root: Path, python: str) -> int:
     _write(Wanted(root / FACTORY, FACTORY_TEXT, "a factory, which runs as it is"), root)
     say(f"put your model into it, then: {command}")
     return 0
+
+
+def _take_back_unrecorded(root: Path, case: Case) -> None:
+    """Remove the test of an earlier init whose case differs and was never recorded, so that a
+    corrected command replaces it. Does nothing to a test that somebody changed.
+    """
+    test = root / test_file(case)
+    text = test.read_text() if test.is_file() else ""
+    if declaration(case) in text or not as_written(text, case):
+        return
+    recorded = [content.cases for path in files(root / "baselines") if (content := load(path))]
+    if not any(each.startswith(f"{function_name(case)}[") for cases in recorded for each in cases):
+        test.unlink()
+        say(f"removed {os.path.relpath(test, root)}: its case was never recorded")
 
 
 def _refuse_other_case(test: Path, case: Case, python: str) -> None:
@@ -190,6 +209,13 @@ def _commit(root: Path, paths: list[Path]) -> str:
     return ""
 
 
+def _own_commits(root: Path, test: str) -> list[str]:
+    """Return the last commits of a test, the newest first, as long as init made them."""
+    log = (git(root, "log", "--format=%h %s", "--", test) or "").splitlines()
+    commits = (line.partition(" ") for line in log)
+    return [own for own, _, _ in takewhile(lambda commit: commit[2] == SUBJECT, commits)]
+
+
 def _record(root: Path, python: str, test: str) -> int:
     """Measure the cases of a test file once, and record them."""
     command = [sys.executable, "-m", "pytest", test, "--perf-update-new", "--perf-no-strict"]
@@ -200,10 +226,8 @@ def _record(root: Path, python: str, test: str) -> int:
         say(f"  {python} -m pip install {clone}", "then init again")
     elif status:
         say("", "Mend what is told above, commit, then again:", f"  {_again(python)}")
-        last = (git(root, "log", "-1", "--format=%h %s", "--", test) or "").strip()
-        own, _, subject = last.partition(" ")
-        if subject == SUBJECT:
-            say("To take back what init committed:", f"  git revert --no-edit {own}")
+        if own := _own_commits(root, test):
+            say("To take back what init committed:", f"  git revert --no-edit {' '.join(own)}")
     if status:
         return 1
     say("")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
+from stepguard.machine.git.resolve import TreeError, main_branch
 from stepguard.machine.git.revision import git
 from stepguard.machine.interpreter import source_folders
 
@@ -58,9 +59,9 @@ WORKFLOW_TEXT = """name: stepguard
 
 on:
   push:
-    branches: [{main}]
+    branches: [{branch}]
   pull_request:
-    branches: [{main}] # the green of one into another branch would stay when it is retargeted
+    branches: [{branch}] # the green of one into another branch would stay when it is retargeted
   merge_group:
 
 permissions:
@@ -80,12 +81,16 @@ jobs:
           python-version: "{python}"
       # The same torch as in the recording: another version is another baseline. Put the line that
       # installs your project here.
-      - run: pip install torch=={torch}
+{cpu_build}      - run: pip install torch=={torch}
       # Installs stepguard, measures and judges. A pull request is judged by the branch that it goes
       # into. The one that brings the first recording is red, since that branch has none: an owner
       # merges it.
       - uses: {action}
 {inputs}"""
+CPU_BUILD = """\
+      # This runner has no GPU: add the --index-url of the CPU build, which PyTorch's install page
+      # names. Without it pip may fetch the build for CUDA, of several GB.
+"""
 ACTION = "OWNER/REPO@COMMIT"  # where the action is, as long as nobody knows
 OWNERS = "CODEOWNERS"
 OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first
@@ -115,8 +120,7 @@ class Wanted:
 
 def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
     """Yield the files that guard the case."""
-    text = DOCSTRING.format(workload=case.workload) + test_text(case, function_name(case))
-    yield Wanted(root / test_file(case), text, "what is guarded")
+    yield Wanted(root / test_file(case), _file_text(case), "what is guarded")
     if settings := _settings(root):
         yield settings
     ignored = Wanted(root / ".gitignore", "__pycache__/\n", "a recording needs a clean tree")
@@ -142,6 +146,20 @@ def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
 def test_file(case: Case) -> str:
     """Return the path of the case's test below the project's root."""
     return f"perf_tests/test_{function_name(case)}.py"
+
+
+def _file_text(case: Case) -> str:
+    return DOCSTRING.format(workload=case.workload) + test_text(case, function_name(case))
+
+
+def as_written(text: str, case: Case) -> bool:
+    """Tell whether a test is what init writes for a case of the same workload, whatever the case's
+    other fields are.
+    """
+    expected, lines = _file_text(case).splitlines(), text.splitlines()
+    differ = [line for line, wanted in zip(lines, expected, strict=False) if line != wanted]
+    front = ("from stepguard import Case", "    Case(")
+    return len(lines) == len(expected) and all(line.startswith(front) for line in differ)
 
 
 def test_text(case: Case, test: str) -> str:
@@ -218,8 +236,9 @@ def _workflow(root: Path, case: Case) -> Wanted:
     action = action_here()
     paths = os.environ["PYTHONPATH"] if source_folders() else ""
     text = WORKFLOW_TEXT.format(
-        main=json.dumps(_main(root), ensure_ascii=False),
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
+        branch=json.dumps(_main_name(root), ensure_ascii=False),
+        cpu_build="" if gpu else CPU_BUILD,
         environment=f"    env:\n      PYTHONPATH: {json.dumps(paths)}\n" if paths else "",
         action=action,
         inputs=f'        with:\n          gpus: "{case.world_size}"\n' if gpu else "",
@@ -231,14 +250,12 @@ def _workflow(root: Path, case: Case) -> Wanted:
     return Wanted(root / WORKFLOW, text, why)
 
 
-def _main(root: Path) -> str:
-    """Return the branch that pull requests go into: the remote's, or else the local one."""
-    remote = "refs/remotes/origin/"
-    named = (git(root, "symbolic-ref", "--quiet", f"{remote}HEAD") or "").strip()
-    if named.startswith(remote):
-        return named.removeprefix(remote)
-    usual = (name for name in ("main", "master") if git(root, "rev-parse", f"refs/heads/{name}"))
-    return next(usual, "main")
+def _main_name(root: Path) -> str:
+    """Return the name of the main branch on the server; "main" if none is known yet."""
+    head = (git(root, "symbolic-ref", "--short", "refs/remotes/origin/HEAD") or "").strip()
+    with contextlib.suppress(TreeError):
+        return (head or main_branch(root).name).removeprefix("origin/")
+    return "main"
 
 
 def action_here() -> str:

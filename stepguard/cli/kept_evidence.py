@@ -94,8 +94,8 @@ def wanted_evidence(
     # Before the other errors, which would make the reader look for evidence that never existed.
     if against and (unknown or not kept):
         raise ValueError(
-            f"{source}: the last run judged against {against}, which leaves nothing to accept; "
-            f"measure: {as_typed('pytest perf_tests')}; what it said: "
+            f"{source}: the last run judged against {against}; such a run cannot be accepted. "
+            f"Measure: {as_typed('pytest perf_tests')}. To see its verdict: "
             + as_typed(f"stepguard judge --evidence {shlex.quote(os.path.relpath(folder))}")
         )
     if not known:

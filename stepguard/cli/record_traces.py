@@ -35,7 +35,7 @@ def plan(text: str) -> tuple[int, int, int]:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}: write three numbers, 5,5,4 for one") from None
     if min(wait, warmup) < 1 or active < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 1,1,2; the last step has no end")
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 1,1,2; the last step is left out")
     return wait, warmup, active
 
 
@@ -49,8 +49,8 @@ def refuse_trace_options(options: argparse.Namespace) -> None:
         raise UsageError("--trace records and measures nothing: leave out --json and --launches")
     if options.trace is not None and (traces := traces_in(options.trace)):
         # They may be the other side of a comparison, and would be mixed with this run's.
-        kept = f"{traces[0].name} is in it"
-        raise UsageError(f"--trace {options.trace}: {kept}, a trace that stays: name a new folder")
+        kept = f"it has a trace already, {traces[0].name}, which is kept"
+        raise UsageError(f"--trace {options.trace}: {kept}. Name a new folder")
 
 
 def record(suite: Suite, case: Case, options: argparse.Namespace) -> int:

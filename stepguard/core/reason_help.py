@@ -31,7 +31,7 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
         "Nothing.",
     ),
     Reason.NOT_JUDGED: Help(
-        "Information about a metric, shown beside what is judged. No case has it.",
+        "Information about a metric, shown beside what is judged. It is no reason of a whole case.",
         "Nothing.",
     ),
     Reason.WITHIN_LIMIT: Help(
@@ -77,7 +77,7 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
     Reason.WORK_MOVED: Help(
         "The step does not do the same work: it has more or fewer FLOPs, tokens, operators or "
         "exchanged bytes. If its tokens or FLOPs differ, only counters are compared: times of "
-        "other work say nothing. `NOT COMPARABLE` is a step of other tokens than were recorded.",
+        "other work say nothing. A step with other tokens than recorded is `NOT COMPARABLE`.",
         "Fewer is no gain by itself: a step that skips work is fast. If the new work is meant, "
         "accept it with a reason, or give the case a new name. After an A/B comparison record it "
         "after the merge.",
@@ -169,7 +169,8 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     ),
     Reason.MACHINE_TOO_FAR: Help(
         "As `MACHINE_MOVED`, but the time moved by more than 15 %. No other card or clock changes "
-        "a time so much ([judge.md](judge.md#what-it-does-not-see)).",
+        "a time so much "
+        "([judge.md](judge.md#when-a-recordings-alarm-is-confirmed)).",
         "`python -m stepguard doctor`; see that nothing else runs there. Else the recording is "
         "not of the commit that it names: look at the history of its baseline file.",
     ),
@@ -250,8 +251,8 @@ _MACHINE_UNFIT: Mapping[Reason, Help] = {
 
 _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
     Reason.NOTHING_MEASURED: Help(
-        "No launch, fewer launches than the case asks for, or not in pairs; a launch without a "
-        "block, or a block without a time.",
+        "No launch, fewer launches than the case asks for, or launches that make no pairs; a "
+        "launch without a block, or a block without a time.",
         "Read the logs beside the evidence.",
     ),
     Reason.METRIC_MISSING: Help(
@@ -310,8 +311,8 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
     ),
     Reason.KILLED: Help(
         "A rank died of a signal, of the kernel's out-of-memory killer for example, or ended by "
-        "itself while it worked; then the others raise, and are its victims. Or the process that "
-        "torchrun's engine runs in ended while its ranks were at work.",
+        "itself while it worked. The other ranks then raise, too. Or the process of torchrun's "
+        "engine ended while its ranks were at work.",
         "`dmesg`, and `agent.log` beside the evidence; the message names rank, step and phase.",
     ),
     Reason.NO_ANSWER: Help(
@@ -322,7 +323,7 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "`time_limit_s`.",
     ),
     Reason.NOT_STARTED: Help(
-        "The ranks never said hello.",
+        "The ranks never reported.",
         "`agent.log` and `stderr-0.log` beside the evidence; usually an import.",
     ),
 }

@@ -169,8 +169,11 @@ class UnknownWork(Figures, frozen=True):
         return f"{self.metric} of {self.whose} is not known{why}"
 
 
+STEPS_DIFFER = "steps differ"  # how the reason begins if a counter was counted in each step
+
+
 class Unstable(Figures, frozen=True):
-    """A counter differs between steps."""
+    """A counter differs between steps, or could not be counted."""
 
     metric: str
     why: str

@@ -77,12 +77,12 @@ def revision(asked: str, commit: str) -> str:
     return short if commit.startswith(asked) else f"{asked} ({short})"
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, known: Iterable[str], asked: str = "did you mean") -> str:
     """Return " (did you mean a or b?)" with the names that resemble a mistyped one; empty if none
-    does.
+    does. ``asked`` is the question's beginning.
     """
     close = get_close_matches(name, list(known))
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+    return f" ({asked} {' or '.join(close)}?)" if close else ""
 
 
 def cut(text: str, width: int) -> str:

@@ -68,8 +68,8 @@ class PairsFinding(_Data, frozen=True):
     decision: Decision
     margins: Margins
     alpha: float  # the case's level, given the number of cases in its run
-    together: bool  # both revisions were alive, one of them parked; else one ran after the other
-    most: int = 0  # the most pairs of the plan, if it was not followed to its end
+    together: bool  # both revisions were alive and took turns; False: one ran after the other
+    most: int = 0  # pairs of the whole plan, if the comparison ended before; else 0
     again: int = 0  # disturbed pairs that were measured again
     # The day and time of an earlier run, if that measured it and nothing was measured since.
     stays: str = ""
@@ -144,9 +144,10 @@ class MetricVerdict(_Data, frozen=True):
         return next((site for site in self.sites if site.file), None)
 
 
-# Counters, causes first. A sync is an operator, too. Memory that is kept usually comes with one. An
-# operator makes launches, FLOPs and bytes. If a model holds more, the backward pass and the
-# optimizer call more operators, which no line of the step calls.
+# Counters, causes before what follows from them. A sync is also an operator, so it comes before the
+# operators. Kept memory usually comes with an operator. Operators make launches, FLOPs and bytes.
+# If a model holds more parameters, the backward pass and the optimizer call more operators, which
+# no line of the step calls: see cause_first().
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
@@ -216,7 +217,7 @@ class Verdict(_Data, frozen=True):
     metrics: tuple[MetricVerdict, ...] = ()
     recordings: int = 0  # how many of them the comparison uses
     recorded: bool = False  # --perf-update recorded this run's evidence
-    accepted: bool = False  # accepted by the tree's own baseline, while another branch's judged
+    accepted: bool = False  # the tree's own baseline accepts it, but another branch's judged
     against: str = ""  # the other revision of an A/B comparison
     p_value: float | None = None  # of the hypothesis that the step is no slower than the other's
     waived_until: str = ""  # if all that fails is waived: the first day on which a waiver ends

@@ -33,7 +33,8 @@ from stepguard.trace.kernel_classes import COMMUNICATION
 LOST_AT_MOST = 0.05  # share of the launches
 # Share of the kernels' time, by class; with less these are two different programs.
 COMMON_AT_LEAST = 0.3
-# Share of the kernels' time; a new phase, or one that is gone, leaves the others.
+# Share of the kernels' time. Phases are compared if both sides share this much; they do if only one
+# phase came or went.
 _SHARED_PHASES = 0.5
 _MOVED_SHARE = 0.2  # share of what came and went in a phase; a smaller net change is a move
 
@@ -134,7 +135,7 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
         kind = matched.rows[0].kind
         steady = pace.steady(matched)
         row = max(matched.rows, key=lambda row: mean(row.us))
-        # The place of a new kernel is shown: that is what can be changed.
+        # The place shown is a new kernel's, since the reader can change that one.
         known = {row.name for row in matched.before}
         came = [row for row in matched.after if row.name not in known] or matched.rows
         longest = max(came, key=lambda row: mean(row.us))
@@ -237,7 +238,9 @@ def _sorted_out(
 def _pace_causes(
     pace: Pace, classes: Sequence[tuple[str, Term]], scatter: Scatter
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
-    """Return the classes that got slower as a whole: as one clock, if several did by one ratio."""
+    """Return a cause for each class that got slower as a whole. If several did by one ratio, they
+    are one cause, the clock. The second value is the time of all other classes.
+    """
     slower = [(kind, term) for kind, term in classes if scatter.beyond(term)]
     rest = [(term.part, term.change_us) for _, term in classes if not scatter.beyond(term)]
     if not slower:

@@ -187,7 +187,7 @@ def _is_time(metric: MetricVerdict) -> bool:
 
 
 def _ended(time: MetricVerdict, end: _End | None) -> MetricVerdict:
-    """Return a moved time as it leaves the run, given how an answer ends it, if there is one."""
+    """Return the final verdict on a moved time. ``end`` is how an answer ends it; None without."""
     end = end or _End(time.status, time.reason)
     shown = end.shown
     if shown is None:

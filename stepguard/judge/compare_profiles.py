@@ -34,8 +34,8 @@ _GAPS = (Kind.IDLE, Kind.COPIES)
 
 
 def other_kernels(explanation: Explanation | None, change: float) -> bool:
-    """Tell whether other kernels explain a step's ``change``, a share of the step: kernels that
-    came, went, run other code or are launched more or less often.
+    """Tell whether other kernels explain a step's ``change``, a share of the step. Other kernels
+    are new, gone, run other code, or are launched more or less often.
     """
     if explanation is None or not change * explanation.before_us:
         return False

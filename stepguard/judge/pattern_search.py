@@ -19,7 +19,9 @@ Numbers = npt.NDArray[Any]
 LEAST_STEPS = 3  # on each side of where it begins; the shortest block has so many after its first
 LEAST_RETURNS = 4  # slow steps of a periodic pattern
 LEAST_OTHERS = 12  # steps that are not slow, to know the scatter
-LEAST_CORRELATED = 6.0  # the variance of a mean is at least so many times that of independent steps
+# Neighbouring steps are alike, so the variance of their mean is taken to be at least this many
+# times that of independent steps.
+LEAST_CORRELATED = 6.0
 PRIOR_WEIGHT = 8.0  # degrees of freedom that the known scatter of rises counts for
 LONGEST_PERIOD = 64
 PERIODIC_T = 8.0  # in standard errors; some 2,000 periods and phases are tried
@@ -34,7 +36,9 @@ RETURNS = 0.8  # share of the due steps that must be slow
 ALPHA = 0.00005
 LEAST_MEAN = 0.002  # log-ratio of the mean step, below which a periodic slowdown is not reported
 LEAST_OF_LINE = 8  # steps of a launch, to know how fast they grow
-LINE = 0.9  # of the squares that a level leaves: what a line may leave of steps that grow
+# Steps grow, and did not jump, if a straight line leaves less than this share of the squared
+# residuals that a level leaves.
+LINE = 0.9
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Pattern:
     p_value: float = 1.0
 
     def holds(self, steps: Numbers) -> Numbers:
-        """Tell which of the steps are slow by it."""
+        """Tell which of the steps this pattern calls slow."""
         apart = steps - self.begin
         slow: Numbers = apart >= 0
         if self.kind == "periodic":
@@ -98,8 +102,8 @@ class Series:
 def search(
     series: Sequence[Series], regular: Sequence[Series], sd_pct: float, alpha: float
 ) -> Pattern | None:
-    """Return the slowdown that all series have. ``regular`` are those in which a periodic one is
-    looked for; ``sd_pct`` is the scatter of the halves of a series, ``alpha`` the level.
+    """Return the slowdown that all series have. A periodic one is looked for in ``regular`` only.
+    ``sd_pct`` is the scatter of the halves of a series, ``alpha`` the level.
     """
     periodic, lasting = _periodic(regular), _lasting(series, sd_pct, alpha)
     if lasting is None or periodic is None:
@@ -121,7 +125,7 @@ def _lasting(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern |
 
 
 def _squares(timed: Series, by: Numbers) -> float:
-    """Return the squares that are left of a series behind a straight line over ``by``."""
+    """Return the sum of a series' squared residuals from a straight line over ``by``."""
     return float(np.sum((timed.log - timed.log.mean() - _slope(timed, by) * (by - by.mean())) ** 2))
 
 

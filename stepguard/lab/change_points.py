@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from scipy.stats import t as student
+import scipy  # .special is imported at its first use: .stats takes most of a short command's time
 
 from stepguard.core.device import CPU, GPU
 
@@ -124,7 +124,8 @@ def creep(anchored: Sequence[float], newest: Sequence[float]) -> Creep | None:
     if variance:
         parts = (first_var**2 / (len(old) - 1), last_var**2 / (len(new) - 1))
         degrees = variance**2 / sum(parts)
-        half = float(student.ppf(1 - CREEP_ALPHA / 2, degrees)) * math.sqrt(variance)
+        t = float(scipy.special.stdtrit(degrees, 1 - CREEP_ALPHA / 2))
+        half = t * math.sqrt(variance)
     else:
         half = 0.0
     moved = last - first

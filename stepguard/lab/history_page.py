@@ -34,7 +34,7 @@ class _Chart:
 
 def page(views: Sequence[View], anchor: Anchor | None) -> str:
     """Return the page. Raises ModuleNotFoundError without jinja2."""
-    import jinja2  # not with the module: each command of the gate loads that
+    import jinja2  # here, because each command of the gate imports this module
 
     templates = jinja2.PackageLoader("stepguard.lab")
     environment = jinja2.Environment(

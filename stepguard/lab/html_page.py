@@ -7,8 +7,9 @@ came through would still do nothing.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
+from textwrap import dedent
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -73,6 +74,9 @@ class RunView:
 
 def page(runs: Sequence[ReportedRun], repository: Repository, pictures: Mapping[str, str]) -> str:
     """Return the HTML of these runs; ``pictures`` are timelines as SVG, by case id."""
+    # Where a run was read matters beside others. The document of a single one may be temporary.
+    alone = len(runs) == 1 and runs[0].document is not None
+    runs = [replace(run, source="") for run in runs] if alone else runs
     views = [_run(run, number, repository, pictures) for number, run in enumerate(runs)]
     title = views[0].title if len(views) == 1 else f"Performance of {len(views)} runs"
     return _TEMPLATES.get_template("report.html").render(
@@ -193,13 +197,16 @@ def _case(
     steps = ["", "next:", *text.steps] if text.steps else []
     is_detailed = verdict.status is not Status.SAME and text.detail
     detail = ["", text.detail] if is_detailed and text.detail not in "\n".join(text.lines) else []
+    # In a terminal these lines are indented below the headline.
+    rests_on = dedent("\n".join(text.lines))
     return CaseView(
         anchor=anchor,
         name=cut(verdict.case_id, NAME_CHARACTERS),
         word=verdict.word,
         outcome=verdict.outcome,
-        headline=cut(text.headline, 400),
-        lines="\n".join([*text.lines, *detail, *steps]).strip("\n"),
+        # The status is beside it.
+        headline=cut(text.headline.replace(f": {verdict.status.value}: ", ": ", 1), 400),
+        lines="\n".join([rests_on, *detail, *steps]).strip("\n"),
         notes=(case.missing,) if case.missing else (),
         sections=tuple(shortened(part, most) for part in parts if not part.is_empty),
         is_open=is_open,

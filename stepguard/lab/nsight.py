@@ -1,5 +1,5 @@
-"""The commands nsys and ncu: a workload under NVIDIA's profilers, and what they found. Both record
-after a warm-up, between CUDA's marks, in the process of our own worker.
+"""The commands nsys and ncu: a workload under NVIDIA's profilers, and what they found. Both run a
+worker of stepguard. They record after a warm-up, between cudaProfilerStart and cudaProfilerStop.
 """
 
 import argparse

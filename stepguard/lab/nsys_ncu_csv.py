@@ -60,7 +60,7 @@ class NcuRow:
     shared_bytes: float | None  # a block
 
 
-# In the order of NcuRow. Of several names the first: versions of ncu and GPUs differ.
+# In the order of NcuRow. The first name that a table has is read: versions of ncu and GPUs differ.
 _METRICS: dict[str, tuple[str, ...]] = {
     "us": ("gpu__time_duration.sum", "Duration"),
     "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),

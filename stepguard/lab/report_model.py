@@ -7,7 +7,7 @@ from stepguard.core.text import cut
 from stepguard.lab.charts import Chart
 
 MOST_ROWS = 30  # of a table of a case; its evidence has all ...
-MANY_CASES, FEW_ROWS = 50, 8  # ... and in a run of so many cases they are fewer
+MANY_CASES, FEW_ROWS = 50, 8  # ... a run of more cases than 50 has at most 8
 CELL_CHARACTERS = 240
 
 
@@ -22,7 +22,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its first ``left`` columns are text, the others figures, perhaps not the last."""
+    """A table. The first ``left`` columns are text, and the last one if ``ends_in_text``. All
+    others are figures.
+    """
 
     caption: str
     head: tuple[str, ...]

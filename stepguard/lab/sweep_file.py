@@ -10,7 +10,7 @@
     columns = ["step_ms", "peak_allocated_bytes:saved"]
     plot = { x = "seq", y = ["step_ms"] }
 
-A column is a metric, or behind a colon a part of one, as it is counted by kind or phase.
+A column is a metric, or "metric:part", a part of it as it is counted by kind or phase.
 """
 
 import re

@@ -102,7 +102,7 @@ def _launch_row(launch: Launch, side: str, other: Launch | None) -> list[str]:
 
 def _change(case: MeasuredCase) -> Section:
     time = next((metric for metric in case.verdict.metrics if metric.metric == JUDGED_TIME), None)
-    if time is None:
+    if time is None or time.old is None and not time.pairs:  # compared with nothing
         return Section("Change of the step time")
     pairs = time.pairs or (time.confirmed.step if time.confirmed else None)
     drawn = _of_pairs(case, pairs) if pairs else _of_recordings(time)

@@ -60,7 +60,7 @@ from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.report import verdict_text
-from stepguard.report.next_steps import Commands
+from stepguard.report.next_steps import Commands, commit_first
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.repeated_causes import ReportedCauses
 from stepguard.report.slower_than_last_run import several_times_slower
@@ -283,8 +283,8 @@ class Session:
         path, verdict = self._commands.relative(result.evidence_path), result.verdict
         fails = verdict.outcome != "passed" and not verdict.recorded  # otherwise nobody reads it
         reference = self._reported.reference(verdict) if fails else ""
-        dirty = result.evidence.of_no_commit
-        return verdict_text.block(verdict, path, self._commands, dirty, reference)
+        first = commit_first(result.evidence)
+        return verdict_text.block(verdict, path, self._commands, first, reference)
 
     def close(self) -> None:
         """Release all that the run has taken."""

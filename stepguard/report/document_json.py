@@ -21,7 +21,7 @@ from stepguard.measure.suite import Result
 from stepguard.report import verdict_text
 from stepguard.report.cause_text import sentence
 from stepguard.report.metric_notes import note
-from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import described
 
 
@@ -63,7 +63,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
         ],
         verdict=result.verdict,
         text=text_of(
-            result.verdict, next_steps(result.verdict, path, commands, evidence.of_no_commit)
+            result.verdict, next_steps(result.verdict, path, commands, commit_first(evidence))
         ),
         evidence=path,
         baseline=commands.relative(result.baseline_path),

@@ -5,9 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepguard.core.evidence import Evidence
 from stepguard.core.permission import KEY, Permission
+from stepguard.core.reason_sentences import STEPS_DIFFER, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
+from stepguard.core.text import listed
 from stepguard.core.verdict import Verdict
 from stepguard.judge.pair_statistics import deciding_margins
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -73,11 +76,11 @@ class Commands:
 
 
 def next_steps(
-    verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool = False
+    verdict: Verdict, evidence_path: str, commands: Commands, commit: str = ""
 ) -> list[str]:
     """Return what to do, the likeliest first: accept it, waive it, or look closer.
 
-    Evidence of a ``dirty`` tree cannot be accepted: the command then comes after a commit.
+    ``commit`` is what comes before accepting the evidence, as commit_first() returns it.
     """
     # Beside a revision there is no baseline, and the evidence cannot be accepted.
     if verdict.against and verdict.status is not Status.SAME:
@@ -85,7 +88,7 @@ def next_steps(
     elif verdict.status is Status.SAME:
         return []
     else:
-        steps = _after_screen(verdict, commands, dirty)
+        steps = _after_screen(verdict, commands, commit)
     worst = verdict.worst
     rose = worst is not None and worst.metric in SYNCS and worst.status is Status.CHANGED
     syncs = worst.sites if worst and rose else ()
@@ -104,6 +107,16 @@ def next_steps(
     return [*steps, f"look closer: {evidence_path}"]
 
 
+def commit_first(evidence: Evidence) -> str:
+    """Return what comes before the command that accepts the evidence; empty if nothing does.
+    Evidence of a tree with uncommitted changes cannot be accepted.
+    """
+    if not evidence.of_no_commit:
+        return ""
+    named = f" {listed(evidence.dirty, 2)}" if evidence.dirty else ""
+    return f"commit{named}, measure again, then "
+
+
 def _stays(verdict: Verdict) -> bool:
     """Tell whether an earlier run's pairs decided, and nothing was measured again."""
     worst = verdict.worst
@@ -111,11 +124,10 @@ def _stays(verdict: Verdict) -> bool:
     return bool(pairs and pairs.stays)
 
 
-def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str]:
+def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str]:
     if verdict.accepted:
         return ["this tree's baseline accepts it: review that diff, it judges once it is merged"]
-    first = "commit, measure again, then " if dirty else ""
-    accept = first + commands.accept(verdict.case_id)
+    accept = commit + commands.accept(verdict.case_id)
     if verdict.status in (Status.SLOWER, Status.CHANGED):
         waive = commands.waive(verdict)
         return [f"accept: {accept}{NEW_LEVEL}", *([f"or for some days: {waive}"] if waive else [])]
@@ -127,7 +139,9 @@ def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str
         # A case with recordings gets a new level, which accept() takes only with a reason.
         lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
         return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
-    if verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:
+    if verdict.reason is Reason.COUNT_UNSTABLE:
+        return _what_makes_steps_alike(verdict)
+    if verdict.status is Status.BROKEN:
         return []  # the machine is not the cause if a workload raises
     return [commands.doctor]
 
@@ -154,6 +168,17 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     if verdict.status is Status.NOT_COMPARABLE:
         return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
+
+
+def _what_makes_steps_alike(verdict: Verdict) -> list[str]:
+    """Return how steps with different counts become alike, if they are those of a loop."""
+    figures = verdict.figures
+    if not isinstance(figures, Unstable) or not figures.why.startswith(STEPS_DIFFER):
+        return []  # it was not counted at all
+    return [
+        "if a loop logs or evaluates each 10th step: turn that off, or make 10 steps one: "
+        "--every 10, in a test loop=Loop(every=10)"
+    ]
 
 
 def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:

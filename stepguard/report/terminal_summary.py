@@ -13,7 +13,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.measure.suite import Result
 from stepguard.report import place_text, table, time_causes, verdict_text
-from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import of_trailers
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
@@ -72,7 +72,7 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
         return
     yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
     path = run.commands.relative(result.evidence_path)
-    steps = next_steps(verdict, path, run.commands, result.evidence.of_no_commit)
+    steps = next_steps(verdict, path, run.commands, commit_first(result.evidence))
     declared = [f"commit: {text}" for text in of_trailers(verdict)]
     below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *declared, *steps[:1]]
     yield from ((f"  {line}", {}) for line in below)
@@ -93,19 +93,28 @@ def _beside(result: Result) -> Iterator[str]:
         for site in (site for site in sites if site.allowed):
             what = place_text.happens(site, METRICS[name].unit)
             yield f"allowed in {case_id}: {what}: {site.allowed}"
-    # Places that are new although the counter is equal: one thing replaced another.
-    equal = [m for m in verdict.metrics if m.reason is Reason.EQUAL]
-    new = [(site.location(), m.metric) for m in equal for site in m.sites]
-    for location, alike in grouped(new, lambda one: one[0]).items():
-        names = list(dict.fromkeys(name for _, name in alike))
-        are = "is" if len(names) == 1 else "are"
-        yield f"moved in {case_id}: {listed(names, len(names))} {are} equal, now at {location}"
+    yield from _equal_elsewhere(result)
     if problem := result.evidence.one_rank_problem:
         yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
     # For `same` against another revision: how much slower it may be. A notice already says it.
     if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
         lines = verdict_text.times(verdict) or ["counters alone, its times are not gated"]
         yield from (f"{case_id} against {verdict.against}: {line}" for line in lines)
+
+
+def _equal_elsewhere(result: Result) -> Iterator[str]:
+    """Yield where counters are new although they are equal: one thing replaced another. Counters
+    with the same places share a line.
+    """
+    equal = [metric for metric in result.verdict.metrics if metric.reason is Reason.EQUAL]
+    new = [(site.location(), metric.metric) for metric in equal for site in metric.sites]
+    names = {
+        location: tuple(dict.fromkeys(name for _, name in alike))
+        for location, alike in grouped(new, lambda pair: pair[0]).items()
+    }
+    for together, places in grouped(names, lambda location: names[location]).items():
+        are = "is" if len(together) == 1 else "are"
+        yield f"{result.case.id}: {', '.join(together)} {are} equal, but now at {listed(places)}"
 
 
 def colour(status: Status | None) -> Markup:

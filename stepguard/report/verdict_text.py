@@ -310,13 +310,13 @@ def block(
     verdict: Verdict,
     evidence_path: str,
     commands: Commands,
-    dirty: bool = False,
+    commit: str = "",
     reference: str = "",
 ) -> str:
     """Return everything about one failure, as pytest prints it under FAILURES or ERRORS. What
-    another block already says is a line of ``reference``.
+    another block already says is a line of ``reference``; ``commit`` is that of next_steps().
     """
-    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
+    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, commit)]
     head, text = headline(verdict), verdict.message
     if reference:
         return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))

@@ -90,7 +90,7 @@ def works(call: str) -> bool:
 
 
 def orders(call: str) -> bool:
-    """Return whether the API call makes a stream wait, or gives others what to wait for."""
+    """Return whether the API call makes a stream wait, or records what others wait for."""
     return call.startswith(_ORDERING)
 
 

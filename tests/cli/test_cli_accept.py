@@ -86,7 +86,7 @@ def test_a_run_against_a_revision_left_nothing_to_accept(shell, command):
     shell.keep_comparison(shell.made("b"), shell.made("b"))
     done = shell(*command)
     assert done.status == 1
-    assert "the last run judged against main, which leaves nothing to accept; measure: " in done.err
+    assert "the last run judged against main; such a run cannot be accepted. Measure: " in done.err
     again = shell("judge", "--evidence", done.err.rpartition("--evidence ")[2].strip())
     assert again.status == 0 and "linear[b]" in again.out
     assert not (shell.path / "baselines").exists()

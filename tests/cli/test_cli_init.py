@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from _pytest.config.findpaths import locate_config
+from builders import baseline_file, entry
 
 from stepguard.cli import init, init_files, workload_arguments
 from stepguard.cli.main import main
 from stepguard.cli.workload_arguments import missing
+from stepguard.storage.baseline_files import save
 
 FACTORY = "import torch\n\n\ndef train_step(width, device, compile=True, name=''):\n    ...\n"
 AUTHOR = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t"}
@@ -223,13 +225,40 @@ def test_the_settings_go_where_the_project_has_them(project, files, extended):
     assert found[0] == project.path, "the root, where baselines/ will be"
 
 
+def test_a_corrected_command_replaces_the_case_that_was_never_recorded(project, capsys):
+    """Whatever differs: a mistyped parameter, or the loop of a script whose steps were not alike.
+    The whole of what init committed can be taken back.
+    """
+    (project.path / "train.py").write_text("")
+    project.commit()
+    for arguments in (["my_model:train_step", "width=46"], ["--", "train.py"]):
+        assert main(["init", *arguments]) == 0
+    assert project.init() == 0
+    text = project.test.read_text()
+    assert '{"width": 64}' in text and "46" not in text
+    assert main(["init", "--every", "10", "--", "train.py"]) == 0
+    text = (project.path / "perf_tests" / "test_train.py").read_text()
+    assert "import Case, Loop" in text and "loop=Loop(every=10)" in text
+    compile(text, "test", "exec")
+    told = capsys.readouterr().out
+    assert told.count("removed ") == 2 and "was never recorded" in told
+    assert project.git("status", "--porcelain") == "" and len(project.measured) == 4
+    commits = init._own_commits(project.path, "perf_tests/test_train_step.py")
+    assert len(commits) == 2
+    project.git("revert", "--no-edit", *commits)
+    assert not project.test.exists()
+
+
 def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, capsys):
-    """A mistyped parameter is corrected by init again: the error says what to put in, or what
-    records the other case. A case whose line a formatter broke is there.
+    """If its case has a recording, or if somebody changed it: the error says what to put in, or
+    what records the other case. A case whose line a formatter broke is there.
     """
     project.commit()
     assert main(["init", "my_model:train_step", "width=46"]) == 0
     before = project.test.read_text()
+    recorded = project.path / "baselines" / "cpu.json"
+    save(recorded, baseline_file(cases={"train_step[cpu]": entry(), "other[cpu]": entry()}))
+    project.commit()
     assert project.init() == 1
     told = capsys.readouterr().err
     line = 'Case("cpu", "my_model:train_step", {"width": 64}, device="cpu", launches=1),'
@@ -237,6 +266,11 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     assert "pytest perf_tests/test_train_step.py --perf-update-new" in told
     assert "remove" not in told
     assert project.test.read_text() == before and len(project.measured) == 1
+    save(recorded, baseline_file(cases={"other[cpu]": entry()}))
+    for own in (before + "\n\nMINE = 1\n", before.replace("perf(case)", "perf(case)  # mine")):
+        project.test.write_text(own)
+        project.commit()
+        assert project.init() == 1 and project.test.read_text() == own
     broken = line.replace(", ", ",\n    ").replace("1),", "1,\n    ),")
     project.test.write_text(before.replace("@cases(", "@cases(\n    " + broken))
     project.commit()
@@ -301,21 +335,26 @@ def test_the_workflow_is_written_on_request(project, monkeypatch):
     assert ".github/workflows" in project.git("ls-files")
 
 
-@pytest.mark.parametrize("main_branch", ["main", "master", "trunk"])
-def test_the_workflow_judges_what_goes_into_the_main_branch_alone(project, main_branch):
-    """GitHub keeps the green of a pull request that is retargeted, and starts nothing anew: judged
-    by the baselines of a branch that it lay on, it would stand beside main.
+@pytest.mark.parametrize(
+    ("local", "remote", "named"),
+    [("main", "", "main"), ("master", "", "master"), ("mine", "", "main"), ("main", "a/b", "a/b")],
+)
+def test_the_workflow_runs_on_the_main_branch(project, local, remote, named):
+    """Under the name that it has: a push to another one would never be measured. GitHub keeps the
+    green of a pull request that is retargeted, so that one into another branch is not judged. On a
+    machine without a GPU it says how to spare the build for CUDA.
     """
+    project.git("symbolic-ref", "HEAD", f"refs/heads/{local}")
     project.commit()
-    project.git("branch", "--move", main_branch)
-    if main_branch == "trunk":  # which only the remote calls its main branch
-        project.git("update-ref", "refs/remotes/origin/trunk", "HEAD")
-        project.git("symbolic-ref", "refs/remotes/origin/HEAD", "refs/remotes/origin/trunk")
-    project.init("--ci")
+    if remote:
+        project.git("update-ref", f"refs/remotes/origin/{remote}", "HEAD")
+        project.git("symbolic-ref", "refs/remotes/origin/HEAD", f"refs/remotes/origin/{remote}")
+    assert project.init("--ci") == 0
     text = (project.path / init_files.WORKFLOW).read_text()
-    events = yaml.safe_load(text)[True]  # YAML's "on"
-    branches = {"branches": [main_branch]}
-    assert events == {"push": branches, "pull_request": branches, "merge_group": None}
+    on = yaml.safe_load(text)[True]  # YAML's name of "on"
+    branches = {"branches": [named]}
+    assert on == {"push": branches, "pull_request": branches, "merge_group": None}
+    assert init_files.CPU_BUILD in text and "\n\n\n" not in text
 
 
 def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
@@ -325,6 +364,7 @@ def test_on_gpus_the_workflow_asks_for_as_many(project, capsys):
     project.init("--ci", "--device", "cuda", "--gpus", "2")
     *_, action = workflow_of(project)["steps"]
     assert action["with"] == {"gpus": "2"}
+    assert init_files.CPU_BUILD not in (project.path / init_files.WORKFLOW).read_text()
     assert ("OWNER/REPO@COMMIT" in capsys.readouterr().out) == (action["uses"] == init_files.ACTION)
 
 

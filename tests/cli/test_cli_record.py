@@ -48,7 +48,7 @@ def test_two_ranks_on_a_cpu(tmp_path, capsys, monkeypatch):
         (["--with-stack"], "add --trace DIR"),
         (["--trace", "x", "--launches", "3"], "leave out --json and --launches"),
         (["--trace", "x", "--schedule", "1,1"], "write three numbers"),
-        (["--trace", "x", "--schedule", "1,1,1"], "the last step has no end"),
+        (["--trace", "x", "--schedule", "1,1,1"], "the last step is left out"),
     ],
 )
 def test_options_that_do_not_go_together(options, problem, shell):
@@ -63,7 +63,7 @@ def test_a_folder_that_has_traces(shell, name):
     (shell.path / "before").mkdir()
     (shell.path / "before" / name).write_text("kept")
     done = shell("run", "factories:linear", "device=cpu", "--trace", "before")
-    told = f"--trace before: {name} is in it, a trace that stays: name a new folder"
+    told = f"--trace before: it has a trace already, {name}, which is kept. Name a new folder"
     assert (done.status, done.out, done.err) == (2, "", f"stepguard: {told}\n")
     assert (shell.path / "before" / name).read_text() == "kept"
 

@@ -6,16 +6,17 @@ from dataclasses import replace as changed
 import pytest
 from builders import CASE_ID, PROPERTY, baseline_file, entry, evidence, replace
 from html_pages import Page, what_runs_or_loads
-from html_reports import HOSTILE, PAGES, counted_side, paired, run_of
+from html_reports import HOSTILE, PAGES, counted_side, paired, recorded, run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_documents import COMMIT, measured, run_document
 
 from stepguard.core.evidence import to_json
+from stepguard.judge.judge_recordings import judge
 from stepguard.lab.html_page import page
-from stepguard.lab.report_input import read_runs
+from stepguard.lab.report_input import MeasuredCase, read_runs
 from stepguard.lab.report_model import MANY_CASES
-from stepguard.report.document_json import as_json
+from stepguard.report.document_json import as_json, text_of
 from stepguard.storage.baseline_files import save
 from stepguard.storage.json_file import FileError
 
@@ -43,6 +44,31 @@ def test_a_case_in_pairs_has_every_part():
     assert "SLOWER" in text and "interval" in text and "1,755" in text
     links = [href for href in PLAIN.values("href") if href.startswith("https")]
     assert f"https://github.com/o/n/blob/{COMMIT}/model/mm.py#L1" in links
+
+
+def test_a_summary_says_its_verdict_once():
+    """The word stands before the line; and the lines below are not indented under nothing."""
+    more = replace(evidence().counts, values=evidence().counts.values | {"flops_per_step": 10**14})
+    source = page([run_of(recorded(counts=more))], PAGES, {})
+    (summary,) = re.findall(r"<summary>(.*)</summary>", source)
+    assert summary.count("CHANGED") == 1 and f"<span>{CASE_ID}: flops_per_step " in summary
+    assert re.search(r"<pre [^>]*>flops_per_step ", source)
+
+
+def test_a_single_run_does_not_say_where_it_was_read():
+    """A run's own page is made of a temporary file. Of several runs each is named."""
+    alone = run_of(paired(), text="/somewhere/run.json")
+    assert "<dt>from</dt>" not in page([alone], PAGES, {})
+    assert page([alone, alone], PAGES, {}).count("<dt>from</dt><dd>/somewhere/run.json") == 2
+
+
+def test_a_time_that_was_compared_with_nothing_has_no_change():
+    """A first run on a laptop has nothing to say there."""
+    side = evidence()
+    verdict = judge(side, None)
+    found = MeasuredCase(verdict, text_of(verdict), None, side)
+    text = Page(page([run_of(found)], PAGES, {})).text
+    assert "Step time" in text and "Change of the step time" not in text
 
 
 def test_pairs_are_drawn_where_the_table_has_them():

@@ -222,7 +222,7 @@ def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
     result = gate.run(failed=1)
     assert not gate.paired and case
     result.says("    unconfirmed: the tree changed while it was measured")
-    result.says("*accept: commit, measure again, then *")
+    result.says("*accept: commit*, measure again, then *")
 
 
 def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200):

@@ -157,7 +157,9 @@ def test_a_baseline_of_a_case_that_was_misspelt_is_no_stale_one(gate):
     """The name without a baseline that is like it comes before the command that removes it."""
     gate.record(gate.cpu("wide"))
     gate.suite(gate.cpu("wid"))
-    gate.run().says("*linear?wide? has a baseline but no case (did you mean linear?wid??): if *")
+    gate.run().says(
+        "*linear?wide? has a baseline but no case (was it renamed to linear?wid??): if *"
+    )
 
 
 @pytest.mark.parametrize("testpaths", ["", "perf_tests"])

@@ -27,7 +27,7 @@ from stepguard.judge.judge_recordings import judge
 from stepguard.measure import case_workers as ticker
 from stepguard.measure.suite import Result
 from stepguard.report import document_json, table, terminal_summary, verdict_text
-from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.next_steps import Commands, commit_first, next_steps
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
@@ -268,11 +268,11 @@ def test_a_summary_says_once_what_moved_to_another_line():
     alone = replace(equal[0], metric="graph_breaks", sites=(structs.replace(AT, line=9),))
     found = result(replace(MOVED, metrics=(*equal, alone)))
     texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
-    moved = [text for text in texts if text.startswith("moved in ")]
-    where = "now at loss.item() in GPT.forward (model/gpt.py"
+    moved = [text for text in texts if " equal, but now at " in text]
+    where = "but now at loss.item() in GPT.forward (model/gpt.py"
     assert moved == [
-        f"moved in {found.case.id}: {', '.join(names)} are equal, {where}:88), forward",
-        f"moved in {found.case.id}: graph_breaks is equal, {where}:9), forward",
+        f"{found.case.id}: {', '.join(names)} are equal, {where}:88), forward",
+        f"{found.case.id}: graph_breaks is equal, {where}:9), forward",
     ]
 
 
@@ -288,6 +288,18 @@ def test_what_is_allowed_is_said_in_its_unit():
     front, where = f"allowed in {found.case.id}: ", "loss.item() in GPT.forward (model/gpt.py:88)"
     assert f"{front}4,096 B of aten.add: {where}, forward: a log" in texts
     assert f"{front}2 x .item(): {where}, forward: it is meant" in texts
+
+
+def test_an_equal_counter_at_other_lines_is_one_line():
+    """However many they are: one thing replaced another, and nothing is paid for it."""
+    sites = tuple(Site(".item()", "train.py", line, "run", "loss.item()") for line in range(1, 5))
+    name = "sync_candidates_per_step"
+    equal = MetricVerdict(name, Status.SAME, Reason.EQUAL, 4.0, 4.0, sites=sites)
+    found = result(Verdict("train[cpu]", Status.SAME, Reason.EQUAL, metrics=(equal,)))
+    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
+    (line,) = (text for text in texts if "loss.item()" in text)
+    moved = f"{name} is equal, but now at loss.item() in run (train.py:1)"
+    assert line.endswith(f"]: {moved} and 3 more")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 0])
@@ -754,10 +766,22 @@ def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
     assert told == [(0.5 * i, "compile") for i in range(7)]
 
 
-def test_evidence_of_a_dirty_tree_says_what_comes_first():
-    """The accept command would be refused: the line says to commit and measure again before it."""
-    (step, *_) = next_steps(SLOWER, "e.json", Commands(), dirty=True)
-    assert step.startswith("accept: commit, measure again, then python -m stepguard accept ")
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({}, ""),
+        ({"tree_changed": True}, "commit, measure again, then "),
+        ({"dirty": ("out.html",)}, "commit out.html, measure again, then "),
+        ({"dirty": tuple("abcd")}, "commit a, b and 2 more, measure again, then "),
+    ],
+)
+def test_evidence_of_a_dirty_tree_says_what_comes_first(how, said):
+    """The accept command would be refused: the line names what to commit before it. Who committed
+    the code may have forgotten a file.
+    """
+    first = commit_first(replace(evidence((250.0,) * 3), **how))
+    (step, *_) = next_steps(SLOWER, "e.json", Commands(), first)
+    assert step.startswith(f"accept: {said}python -m stepguard accept ")
 
 
 @pytest.mark.parametrize("how", [{"dirty": ("model/gpt.py",)}, {"tree_changed": True}])
@@ -765,7 +789,7 @@ def test_a_document_offers_no_command_that_would_be_refused(how):
     """Nor for a tree that was edited while it was measured."""
     found = result(SLOWER, replace(evidence((270.0,) * 3), **how))
     step, *_ = document_json.result_document(found, Commands()).text.steps
-    assert step.startswith("accept: commit, measure again, then ")
+    assert step.startswith("accept: commit")
 
 
 def test_remarks_name_what_was_measured_again():

@@ -18,9 +18,12 @@ def test_beside_torch_a_rank_imports_little(name):
 
 
 def test_a_command_begins_at_once():
-    """Nor does pytest or the command line import what most runs of it can do without."""
-    heavy = ("scipy.special", "scipy.stats", "torch")
-    assert imported("stepguard.plugin.session, stepguard.cli.main", heavy) == "[]"
+    """Nor does pytest or the command line, whose every command is loaded to parse one, import what
+    most runs of it can do without.
+    """
+    heavy = ("matplotlib", "ruptures", "scipy.special", "scipy.stats", "torch")
+    commands = "stepguard.cli.main; stepguard.cli.main.every_command()"
+    assert imported(f"stepguard.plugin.session, {commands}", heavy) == "[]"
 
 
 def imported(modules, heavy):

@@ -12,6 +12,8 @@ from stepguard.worker.count.tally import RankStep, Tally
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 
 def counted(step):
     """The nodes a step of a program, and their places: (count, source)."""

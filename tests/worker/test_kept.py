@@ -13,6 +13,8 @@ from stepguard.worker.rank_position import Phases
 
 N = 1 << 10  # a tensor of it has 4 KiB
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 
 def places(make, leaked=1, metric=LEAK):
     """The places of a leak in a step that ``make(phases)`` returns: bytes, source, phase."""

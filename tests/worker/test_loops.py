@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from stepguard.core.case import Case, Loop
 from stepguard.core.metrics import PYTHON_LINES
+from stepguard.worker.count import sync_candidates
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.locate import raised_at
 from stepguard.worker.count.sync_candidates import count_candidates
@@ -339,6 +340,10 @@ ENDS = {
         PLAIN.replace("    passes", "    if number == 3:\n        raise SystemExit\n    passes"),
         "train.py ended after 3 steps, and a launch needs about ",
     ),
+    "ends after one": (
+        PLAIN.replace("1000", "1"),
+        "train.py ended after 1 step, and a launch needs several hundred: let it run longer, by ",
+    ),
     "without a step": ("print('done')\n", "train.py ended before the end of a step was seen: no"),
     "inside of backward": (
         "model, first = made()\n"
@@ -446,6 +451,7 @@ def noting_nothing(make):
     return make()
 
 
+@pytest.mark.usefixtures("own_heap")
 def test_a_script_is_counted_as_its_step_is(script):
     """All counts of a script's step are those of the same step, called from a factory's object: the
     profiler, dispatch modes and memory see through the rest.
@@ -519,8 +525,9 @@ Trainer(GPT2LMHeadModel(GPT2Config(**size)), arguments, train_dataset=Tokens()).
 """
 
 
-def test_a_trainer_of_a_library_is_measured_as_it_is(script):
+def test_a_trainer_of_a_library_is_measured_as_it_is(script, monkeypatch):
     """Its optimizer ends its steps; what it waits for has the line of its own, by the user's."""
+    monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 3)  # each is ten of the trainer's
     make = script(TRAINER, every=10)
 
     def counted():

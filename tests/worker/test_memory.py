@@ -1,7 +1,6 @@
 """Memory of a step: programs whose peaks and leaks are known in bytes."""
 
 import gc
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -27,23 +26,12 @@ PEAK, LEAK = "peak_allocated_bytes", "leaked_bytes_per_step"
 BETWEEN = "allocated_bytes_between_steps"
 OUTSIDE = "before any phase"
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 
 def empty(units):
     """A tensor of so many UNITs."""
     return torch.empty(units * N)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def own_heap():
-    """What the test process holds anyway is not looked at, which takes most of the time."""
-    importlib.import_module("torch._inductor")  # as profilers do
-    gc.collect()
-    gc.freeze()
-    unfreeze, get_freeze_count = gc.unfreeze, gc.get_freeze_count
-    gc.unfreeze, gc.get_freeze_count = lambda: None, lambda: 0
-    yield
-    gc.unfreeze, gc.get_freeze_count = unfreeze, get_freeze_count
-    gc.unfreeze()
 
 
 @pytest.fixture
@@ -566,9 +554,12 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
 
 
 HIDDEN = """
-import gc, sys, torch
+import gc, sys, torch, torch._inductor
 from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.tally import RankStep, Tally
+gc.collect()
+gc.freeze()  # as an agent does, before it forks a rank
+hidden = gc.get_freeze_count()
 kept = []
 def storage():
     kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
@@ -581,9 +572,9 @@ def graph():
     kept.append((weight * torch.ones(250)).grad_fn)
 for step in (storage, graph, frozen):
     tally = Tally()
-    count_memory(tally, RankStep(step, torch.device("cpu")))
+    count_memory(tally, RankStep(step, torch.device("cpu"), frozen=hidden))
     print(step.__name__, tally.values["leaked_bytes_per_step"])
-print(gc.isenabled(), gc.get_freeze_count() > 0)
+print(gc.isenabled(), gc.get_freeze_count() > hidden)
 """
 
 

@@ -32,18 +32,11 @@ Edits = tuple[tuple[str, str], ...]  # what stands once in the source, and what 
 
 
 @pytest.fixture(autouse=True, scope="module")
-def quick():
+def quick(own_heap):
     """Three steps in which nothing waits are as good as ten; what the tests hold is put aside."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 3)
-        importlib.import_module("torch._inductor")  # as profilers do
-        gc.collect()
-        gc.freeze()
-        monkeypatch.setattr(gc, "unfreeze", lambda: None)
-        monkeypatch.setattr(gc, "freeze", lambda: None)
-        monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)  # which walks through all of them
         yield
-    gc.unfreeze()
 
 
 def counted(folder, factory, **params):

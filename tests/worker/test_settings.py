@@ -12,6 +12,8 @@ from stepguard.core.metrics import SETTINGS
 from stepguard.worker.count.changed_settings import count_settings, everywhere, settings
 from stepguard.worker.count.tally import RankStep, Tally
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 
 def set_matmul(monkeypatch):
     """Products in TF32."""

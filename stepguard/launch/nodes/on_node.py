@@ -1,9 +1,8 @@
 """Describe a node, or run its part of a launch. A launcher starts this once on each node.
 
     srun --nodes=2 --ntasks-per-node=1 env PYTHONPATH=... \\
-        python -P -m stepguard.launch.nodes.on_node \\
-        describe .stepguard/shared-...
-        run .stepguard/runs/.../launch-1/launch.json
+        python -P -m stepguard.launch.nodes.on_node describe .stepguard/shared-...
+    ... stepguard.launch.nodes.on_node run .stepguard/runs/.../launch-1/launch.json
 
 A node's part of a launch is an agent with the node's ranks. Beside it this process samples the
 node's GPUs into a file. The first of the ranks reads the file after each block and sends it with
@@ -87,7 +86,8 @@ def run(path: Path) -> int:
     address = shared.address or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or shared.host
     part = Part(rank, nodes, address, shared.port)
     token = f"{shared.token}-{rank}" if rank else shared.token
-    # On pytest's node in a folder that pytest removes: this process may be killed before it can.
+    # On pytest's node the folder is inside one that pytest removes, since this process may be
+    # killed before it can remove its own.
     scratch = Path(tempfile.mkdtemp(prefix="stepguard-", dir=None if rank else shared.scratch))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave)
@@ -113,8 +113,8 @@ def run(path: Path) -> int:
 
 
 def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
-    """Ask the agent to end its part, with its scratch folder. It does so even if this process is
-    killed, as launchers do soon after they asked.
+    """Ask the agent to end its part and to remove its scratch folder. The agent goes on even if
+    this process is killed: launchers send SIGKILL soon after SIGTERM.
     """
     agent.send_signal(signal.SIGUSR1)
     with contextlib.suppress(subprocess.TimeoutExpired):

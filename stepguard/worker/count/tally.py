@@ -12,6 +12,7 @@ import torch
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.profile import Profile
+from stepguard.core.reason_sentences import STEPS_DIFFER
 from stepguard.core.site import Site, added
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.text import listed
@@ -98,7 +99,7 @@ class Tally:
             where = tuple(next(iter(sites), ()))
         else:
             text, less, more = differs
-            self.unstable[metric] = f"steps differ{text}"
+            self.unstable[metric] = f"{STEPS_DIFFER}{text}"
             more_sites = added(sites[less], sites[more]) if sites else ()
             where = tuple(site for site in more_sites if not site.allowed)
         if detail is not None:

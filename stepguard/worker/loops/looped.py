@@ -96,6 +96,11 @@ class LoopedWorkload:
     def _too_short(self) -> str:
         """Return the message for a loop that ended before enough steps."""
         steps = self._borders.seen
+        if not steps and self._borders.has_one_optimizer_step:
+            return (
+                f"{self._name} ended after 1 step, and a launch needs several hundred: let it run "
+                "longer, by the argument that says how long it trains"
+            )
         if not steps:
             return f"{self._name} ended before the end of a step was seen: {NO_STEP}"
         needed = COUNTED_STEPS * self._every

@@ -47,6 +47,11 @@ class Cycle:
         self._stepped: set[int] = set()  # since the last border
         self._steppers: set[int] | None = None  # None: not known yet
 
+    @property
+    def steps(self) -> int:
+        """Return how many steps of optimizers it took to learn which ones step."""
+        return self._steps.total()
+
     def ends_with(self, stepped: int, made: Callable[[], set[int]]) -> bool:
         """Tell whether a step of the loop ends with this step of an optimizer.
 
@@ -82,6 +87,11 @@ class StepBorders:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._inner: set[int] = set()  # optimizers that stepped within another one's step
         self._stepping: list[int] = []
+
+    @property
+    def has_one_optimizer_step(self) -> bool:
+        """Tell whether one optimizer has stepped, and only once."""
+        return self._cycle.steps == 1
 
     @property
     def seen(self) -> int:
