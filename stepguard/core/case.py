@@ -209,6 +209,13 @@ class Case:
 _OF_A_LOOP = ("step_at", "every", "tokens_per_step")
 
 
+def says_tokens(parameters: Mapping[str, Any]) -> bool:
+    """Tell whether the case that as_dict() described has a known number of tokens in a step: a
+    factory's has, a loop need not say it.
+    """
+    return TOKENS in parameters or "step_at" not in parameters
+
+
 def from_dict(
     parameters: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
 ) -> Case:

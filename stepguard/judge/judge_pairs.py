@@ -21,6 +21,7 @@ from typing import Any
 from msgspec import structs
 from msgspec.structs import replace
 
+from stepguard.core.case import says_tokens
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import (
@@ -198,7 +199,8 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
     """Refuse work that is not known to be equal, also if the case does not gate it."""
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
-        for name in (name for name in WORK if name not in values):
+        needed = WORK if says_tokens(evidence.case) else WORK[1:]
+        for name in (name for name in needed if name not in values):
             why = evidence.counted.unstable.get(name, "")
             unknown = UnknownWork(metric=name, whose=whose, why=why)
             return Refusal(Status.BROKEN, Reason.METRIC_MISSING, unknown)

@@ -7,6 +7,7 @@ from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.text import short_hash
 from stepguard.lab.change_points import Change
 from stepguard.lab.history_view import Anchor, View, day
+from stepguard.machine.interpreter import as_typed
 from stepguard.report.table import aligned
 
 BARS = "".join(map(chr, range(0x2581, 0x2589)))  # blocks of one to eight eighths
@@ -105,7 +106,5 @@ def creep_text(view: View, anchor: Anchor) -> str:
     interval = f"{view.creep.change_pct:+.2f} % [{low:+.2f}, {high:+.2f}]"
     if not view.crept:
         return f"since {anchor.name}: {interval}"
-    return (
-        f"slower than at {anchor.name}: {interval}; judge it in pairs: "
-        f"pytest perf_tests --perf-against={anchor.rev}"
-    )
+    pairs = as_typed(f"pytest perf_tests --perf-against={anchor.rev}")
+    return f"slower than at {anchor.name}: {interval}; judge it in pairs: {pairs}"

@@ -7,6 +7,7 @@ from builders import CASE, CASE_ID, recording
 from stepguard.lab.history_store import measurement_of, series_of
 from stepguard.lab.history_table import said
 from stepguard.lab.history_view import Anchor, view_of
+from stepguard.machine.interpreter import as_typed
 
 SEED = 47
 
@@ -51,7 +52,8 @@ def test_creep_against_an_anchor_is_named_with_what_judges_it():
     assert crept.crept and not calm.crept
     text = "\n".join(said(crept, anchor(5)))
     assert "slower than at v1 (000000000005): +" in text
-    assert "judge it in pairs: pytest perf_tests --perf-against=v1" in text
+    command = as_typed("pytest perf_tests --perf-against=v1")
+    assert f"judge it in pairs: {command}" in text
     assert "since v1 (000000000005): " in "\n".join(said(calm, anchor(5)))
 
 

@@ -401,6 +401,18 @@ def test_unknown_flops_are_no_equal_flops(side):
     assert f"flops_per_step of {whose}" in verdict.message
 
 
+def test_a_loop_that_says_no_tokens_is_judged():
+    """Its work is compared by its FLOPs. One that says how many it has must have them."""
+    loop = CASE.as_dict() | {"step_at": "optimizer", "every": 1}
+    told = loop | {"tokens_per_step": 65_536}
+    gates = tuple(name for name in GATES if name != "tokens_per_step")
+    untold = {"case": loop, "gates": gates, "tokens_per_step": 0}
+    assert decided(turns(shifted(0.0), untold, untold))[0] is Status.SAME
+    assert decided(turns(shifted(8.0), untold, untold))[0] is Status.SLOWER
+    lost = untold | {"case": told}
+    assert decided(turns(shifted(0.0), lost, lost)) == (Status.BROKEN, Reason.METRIC_MISSING)
+
+
 # a side that failed
 
 
