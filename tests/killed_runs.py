@@ -62,8 +62,8 @@ def killed_often(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     reached: list[int] = []
     at = begun_anew = 0
     while len(reached) < kills:
-        # Of a run that goes on there is less left to be killed in.
-        after_s = draw.uniform(0, 0.6 * whole_s * (1 - at / STEPS))
+        # Of a run that goes on there is less left to be killed in. The start is no training.
+        after_s = draw.uniform(0.3, 1.0) * whole_s * (1 - at / STEPS)
         if trained(context, ["--out", str(parts), "--resume", *RUN], after_s):
             newest = Checkpoints(parts).newest()
             at = load(newest)["step"] if newest else 0
