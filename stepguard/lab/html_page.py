@@ -5,6 +5,7 @@ before, as in a terminal. The page's content security policy forbids scripts, so
 came through would still do nothing.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from stepguard.core.profile import grouped
 from stepguard.core.run_document import RunDocument, State
 from stepguard.core.status import Status
 from stepguard.core.text import bounded, cut, first, listed, printable_lines, revision, short_hash
+from stepguard.core.verdict import Verdict
 from stepguard.lab import profile_sections, time_sections, work_sections
 from stepguard.lab.charts import short
 from stepguard.lab.report_input import MeasuredCase, ReportedRun
@@ -178,6 +180,12 @@ def _overview(cases: Sequence[MeasuredCase], views: Sequence[CaseView]) -> tuple
     return table("Verdicts, the worst first", head, rows, 2, len(rows))
 
 
+def _without_status(headline: str, verdict: Verdict) -> str:
+    """Return the headline without the status, which is beside it."""
+    status = re.escape(verdict.status.value)
+    return re.sub(rf": {status}( \(waived\))?: ", ": ", headline, count=1)
+
+
 def _case(
     case: MeasuredCase,
     anchor: str,
@@ -204,8 +212,7 @@ def _case(
         name=cut(verdict.case_id, NAME_CHARACTERS),
         word=verdict.word,
         outcome=verdict.outcome,
-        # The status is beside it.
-        headline=cut(text.headline.replace(f": {verdict.status.value}: ", ": ", 1), 400),
+        headline=cut(_without_status(text.headline, verdict), 400),
         lines="\n".join([rests_on, *detail, *steps]).strip("\n"),
         notes=(case.missing,) if case.missing else (),
         sections=tuple(shortened(part, most) for part in parts if not part.is_empty),

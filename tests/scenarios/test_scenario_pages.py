@@ -15,7 +15,7 @@ KEPT = [one for one in SCENARIOS if not callable(one.inputs)]
 
 @pytest.mark.parametrize("kept", KEPT, ids=[one.name for one in KEPT])
 def test_a_scenario_is_a_page(kept, tmp_path, monkeypatch):
-    """Its headline is that of judge, and every kind of evidence has a part."""
+    """Its headline is that of judge, with the status beside it, and all evidence has a part."""
     monkeypatch.chdir(tmp_path)
     Path("pytest.ini").touch()
     kept.inputs.write()
@@ -25,5 +25,8 @@ def test_a_scenario_is_a_page(kept, tmp_path, monkeypatch):
     page = Page(Path("report.html").read_text())
     assert page.problems == [] and what_runs_or_loads(page) == []
     (judged,) = json.loads(DOCUMENT.read_bytes())
-    assert " ".join(judged["text"]["headline"].split()) in page.text
-    assert judged["verdict"]["status"] in page.text and "Environment" in page.text
+    status = judged["verdict"]["status"]
+    case, _, cause = judged["text"]["headline"].partition(f": {status}")
+    cause = cause.removeprefix(" (waived)")
+    assert f"{case}{' '.join(cause.split())}" in page.text
+    assert status in page.text and "Environment" in page.text

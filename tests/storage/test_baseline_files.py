@@ -337,6 +337,7 @@ LATER = {
     "by_rank": msgspec.UNSET,
     "profile": msgspec.UNSET,
     "libraries": msgspec.UNSET,
+    "callers": msgspec.UNSET,
 }  # an older file has none of these
 
 
