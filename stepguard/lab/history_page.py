@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.core.metrics import METRICS, format_value
-from stepguard.core.text import printable, short_hash
+from stepguard.core.text import short_hash
 from stepguard.lab.history_table import card_of, said
 from stepguard.lab.history_view import Anchor, View, day
 
@@ -24,7 +24,7 @@ class _Chart:
     label: str
     metric: str
     crept: bool
-    run: str
+    run: str  # numbers, so that the template need neither escape nor bound it
     dots: list[tuple[float, float, str]]
     levels: list[tuple[float, float, float]]
     marks: list[tuple[float, str]]
@@ -34,14 +34,11 @@ class _Chart:
 
 def page(views: Sequence[View], anchor: Anchor | None) -> str:
     """Return the page. Raises ModuleNotFoundError without jinja2."""
-    import jinja2  # here, because each command of the gate imports this module
+    # Here, because each command of the gate imports this module.
+    from stepguard.lab.html_templates import TEMPLATES
 
-    templates = jinja2.PackageLoader("stepguard.lab")
-    environment = jinja2.Environment(
-        loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("history.html").render(
-        anchor=printable(anchor.name) if anchor else "",
+    return TEMPLATES.get_template("history.html").render(
+        anchor=anchor.name if anchor else "",
         series=[_chart(at, view, anchor) for at, view in enumerate(views, start=1)],
         width=WIDTH,
         height=HEIGHT,
@@ -71,18 +68,18 @@ def _chart(number: int, view: View, anchor: Anchor | None) -> _Chart:
     ]
     return _Chart(
         number=number,
-        title=printable(f"{series.case_id} {series.metric} on {card_of(view)}"),
-        label=printable(
+        title=f"{series.case_id} {series.metric} on {card_of(view)}",
+        label=(
             f"{len(values)} points from {day(series.points[0])} to {day(series.points[-1])}, "
             f"{format_value(series.metric, low)} to {format_value(series.metric, high)} {unit}"
         ),
         metric=f"{series.metric} [{unit}]",
         crept=view.crept,
         run=" ".join(f"{x},{y}" for x, y, _ in dots),
-        dots=[(x, y, printable(text)) for x, y, text in dots],
+        dots=dots,
         levels=[(across(x1), across(x2), up(value)) for x1, x2, value in _levels(view)],
-        marks=[(across(mark.at - 0.5), printable(mark.text)) for mark in view.marks if mark.at],
-        said=[printable(line) for line in said(view, anchor)],
+        marks=[(across(mark.at - 0.5), mark.text) for mark in view.marks if mark.at],
+        said=list(said(view, anchor)),
         rows=[_row(view, at) for at in range(len(values) - 1, -1, -1)],
     )
 
@@ -101,8 +98,8 @@ def _row(view: View, at: int) -> tuple[str, str, str, str]:
     point, value = view.series.points[at], view.series.values[at]
     beside = "; ".join(mark.text for mark in view.marks if mark.at == at)
     return (
-        printable(point.date[:16].replace("T", " ")),
-        printable(short_hash(point.commit)),
+        point.date[:16].replace("T", " "),
+        short_hash(point.commit),
         format_value(view.series.metric, value),
-        printable(beside),
+        beside,
     )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from textwrap import dedent
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from stepguard import __version__
@@ -22,7 +21,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import bounded, cut, first, listed, printable_lines, revision, short_hash
 from stepguard.core.verdict import Verdict
 from stepguard.lab import profile_sections, time_sections, work_sections
-from stepguard.lab.charts import short
+from stepguard.lab.html_templates import MOST_TEXT, TEMPLATES
 from stepguard.lab.report_input import MeasuredCase, ReportedRun
 from stepguard.lab.report_model import (
     FEW_ROWS,
@@ -38,9 +37,7 @@ from stepguard.lab.source_links import Repository
 from stepguard.report import table as verdict_table
 from stepguard.report.markdown_page import LISTED, NOT_MEASURED
 
-MOST_TEXT = 20_000  # characters of one text on the page
 NAME_CHARACTERS = 200
-UNBROKEN_CHARACTERS = 40
 OPEN_CASES = 3  # that fail are open from the beginning
 
 
@@ -81,35 +78,9 @@ def page(runs: Sequence[ReportedRun], repository: Repository, pictures: Mapping[
     runs = [replace(run, source="") for run in runs] if alone else runs
     views = [_run(run, number, repository, pictures) for number, run in enumerate(runs)]
     title = views[0].title if len(views) == 1 else f"Performance of {len(views)} runs"
-    return _TEMPLATES.get_template("report.html").render(
+    return TEMPLATES.get_template("report.html").render(
         title=title, runs=views, version=__version__
     )
-
-
-def _shown(value: object) -> object:
-    """Return what an expression of the template shows."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    # Most are, and looking at each character takes ten times as long.
-    return bounded(value if value.isprintable() else printable_lines(value), MOST_TEXT)
-
-
-def _breakable(text: str) -> object:
-    """Return a text that may break at the slashes of a long path."""
-    if len(text) <= UNBROKEN_CHARACTERS:
-        return text
-    return Markup("/<wbr>").join(printable_lines(text).split("/"))
-
-
-_TEMPLATES = Environment(
-    loader=PackageLoader("stepguard.lab", "templates"),
-    autoescape=True,
-    finalize=_shown,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-_TEMPLATES.filters |= {"short": short, "breakable": _breakable}
 
 
 def _run(

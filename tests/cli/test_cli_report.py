@@ -100,7 +100,8 @@ def test_a_trace_that_cannot_be_drawn(shell, trace, told):
 def test_without_jinja2_it_names_the_package(shell, monkeypatch):
     """An installation without the extra has all other commands."""
     shell.keep(shell.made())
-    monkeypatch.delitem(sys.modules, "stepguard.lab.html_page", raising=False)
+    for module in ("html_page", "html_templates"):
+        monkeypatch.delitem(sys.modules, f"stepguard.lab.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     done = shell("report")
     assert done.status == 1 and "pip install 'stepguard[report]'" in done.err

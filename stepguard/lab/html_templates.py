@@ -1,0 +1,39 @@
+"""The templates of the HTML pages. Every text is escaped and made printable in this one place.
+
+Needs jinja2, which is an extra: import this where a page is made, not at the top of a command.
+"""
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from stepguard.core.text import bounded, printable_lines
+from stepguard.lab.charts import short
+
+MOST_TEXT = 20_000  # characters of one text on a page
+UNBROKEN_CHARACTERS = 40
+
+
+def _shown(value: object) -> object:
+    """Return what an expression of a template shows."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    # Most are, and looking at each character takes ten times as long.
+    return bounded(value if value.isprintable() else printable_lines(value), MOST_TEXT)
+
+
+def _breakable(text: str) -> object:
+    """Return a text that may break at the slashes of a long path."""
+    if len(text) <= UNBROKEN_CHARACTERS:
+        return text
+    return Markup("/<wbr>").join(printable_lines(text).split("/"))
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("stepguard.lab", "templates"),
+    autoescape=True,
+    finalize=_shown,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+TEMPLATES.filters |= {"short": short, "breakable": _breakable}
