@@ -15,8 +15,8 @@ from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
 SEVERAL_TIMES = 3.0  # a busy machine of two cores runs a step at half its pace
-# With fewer, blocks that are disturbed by so much, each by a chance of its own, look like it in
-# more than ALPHA of comparisons.
+# Two pairs are too few: if a disturbance hits each block by chance, unchanged code looks like this
+# in more than ALPHA of comparisons.
 LEAST_PAIRS = 3
 
 
@@ -36,8 +36,8 @@ def rule(comparison: Comparison) -> Decision | None:
 
 
 def chance(blocks: int) -> float:
-    """Return how often unchanged code looks like it, if each block is disturbed by so much or not,
-    independently, and half of them are: no other share is worse.
+    """Return the probability that unchanged code looks like this. It assumes that a disturbance of
+    such size hits each block independently, and half of them: any other share gives less.
     """
     return 0.5**blocks
 
