@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 
@@ -83,6 +84,19 @@ def test_a_fault_is_caught_or_survives(tree, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         mutation.main()
     assert "has another seed: 15" in capsys.readouterr().err
+
+
+def test_a_fault_does_not_run_as_the_last_one(tree, monkeypatch):
+    """Of two faults of one size and one second, each runs as itself: bytecode would not differ."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    path, second = tree / "package" / "some.py", 1_700_000_000
+    for source, failing in (
+        (SOURCE.replace("a < b", "a > b"), "test_some.py::test_smaller"),
+        (SOURCE, ""),
+    ):
+        path.write_text(source)
+        os.utime(path, (second, second))
+        assert mutation.failing_test(tree, ["test_some.py"]) == failing
 
 
 def test_a_line_that_is_another_one_is_refused(tree):
