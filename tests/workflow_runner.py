@@ -187,8 +187,11 @@ class _Machine:
         python = self.workspace / ".venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.symlink_to(self.hub.python)
+        pins = [sys.executable, self.workspace / "scripts" / "requirements.py", "pins"]
+        said = subprocess.check_output(pins, cwd=self.workspace, text=True).splitlines()
+        (torch,) = [line for line in said if line.startswith("torch==")]
         for what in ("perf", "test"):
-            (self.workspace / ".venv" / f".stepguard-{what}").touch()
+            (self.workspace / ".venv" / f".stepguard-{what}").write_text(torch)
         return True
 
     def _upload_artifact(self, inputs: dict[str, str]) -> bool:

@@ -535,5 +535,6 @@ def test_the_projects_own_tests_and_the_smoke_cases(hub):
     event = hub.event("push", main, "refs/heads/main")
     (job,) = hub.run(TESTS, event, at="main", only="tests").values()
     assert job.result == "success", job.log
+    assert "set-up: installing" not in job.log
     assert "Success: no issues found in 1 source file" in job.log
     assert "1 passed" in job.log and job.summary.startswith("**Performance passed:** 1 same")
