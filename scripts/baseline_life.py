@@ -69,10 +69,6 @@ class Life:
         self._git("init", "-q", "-b", "main")
         self.commit("The training step")
 
-    def show(self, *commands: str) -> None:
-        """Add commands that the reader gives, and that are not run here."""
-        self._fence("sh", "\n".join(commands))
-
     def say(self, text: str) -> None:
         """Add a paragraph or a heading."""
         self.page += [*textwrap.wrap(text, 100, break_on_hyphens=False), ""]
@@ -108,9 +104,10 @@ class Life:
         path.write_bytes(to_json(evidence))
         return f"../artifacts/run-{self._runs}"
 
-    def stepguard(self, *arguments: str) -> None:
-        """Run a command of stepguard and show it with its output."""
+    def stepguard(self, *arguments: str, lines: int | None = None) -> None:
+        """Run a command of stepguard and show it with its output, or the first lines of that."""
         said, status = self._stepguard(arguments)
+        said = "".join(said.splitlines(keepends=True)[:lines])
         shown = f"$ python -m stepguard {shlex.join(arguments)}\n{said}"
         self._fence("console", shown + (f"(exit status {status})\n" if status else ""))
 
@@ -183,20 +180,10 @@ def begin(life: Life) -> None:
     """The first recording."""
     life.say("# A baseline's life")
     life.say(
-        "To review a change of `baselines/`, know what git shows of it; [how to read "
-        "one](../baselines/README.md#how-a-diff-reads) has the rules. To make one:"
-    )
-    life.show(
-        "git commit -am 'Keep less in memory'  # figures of uncommitted changes are refused",
-        "pytest perf_tests/test_train_step.py  # SLOWER, CHANGED or FASTER",
-        "python -m stepguard accept 'train_step[124m-bf16]' --reason 'why it is right'",
-        "git add baselines",
-        "git commit -m 'Accept the slower step'  # its diff is reviewed like code",
-    )
-    life.say(
-        "The rest is made by `python scripts/baseline_life.py`. Commands and diffs are real, and "
-        "the measurements in `../artifacts` are made up. The case gates four metrics, so that a "
-        "diff fits a page."
+        "To review a change of `baselines/`, know what git shows of it. What to ask then: [how a "
+        "diff reads](../baselines/README.md#how-a-diff-reads). `python scripts/baseline_life.py` "
+        "makes this page: commands and diffs are real, and the measurements in `../artifacts` are "
+        "made up. The case gates four metrics, so that a diff fits a page."
     )
     life.say("## The first recording")
     life.say(
@@ -276,8 +263,8 @@ def waive(life: Life) -> None:
     arguments = ("--limit-pct", "6", "--reason", why, "--days", "60", "--who", "A. Author")
     life.stepguard("waive", name, "step_ms", *arguments)
     life.diff()
-    life.say("The case passes, and says on every run until when and why:")
-    life.stepguard("judge", "--evidence", slower)
+    life.say("The case passes until then, and every run says why. Here are its first lines:")
+    life.stepguard("judge", "--evidence", slower, lines=5)
 
 
 def main(arguments: list[str]) -> int:

@@ -29,7 +29,7 @@ def build(tree):
 
 
 def test_the_site(tree):
-    """Every page, the overview as the first one; files beside docs/ are links into the repository."""
+    """Every page, the overview first; files beside docs/ are links into the repository."""
     status, said = build(tree)
     assert status == 0, said
     pages = {path.parent.name for path in (tree / "site").glob("*/index.html")} | {"index"}
