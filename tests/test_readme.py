@@ -32,7 +32,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "baselines" / "README.md",
-    ROOT / "benchmarks" / "README.md",
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "model", "sweeps")),
     *sorted(ROOT.glob("studies/**/*.md")),
 ]
 
