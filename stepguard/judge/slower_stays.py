@@ -1,9 +1,7 @@
 """SLOWER stays: what pairs called SLOWER is not measured again until something changes. Pure.
 
-If a red run is repeated until it is green, each repeat draws new pairs, and one in twenty may miss
-a slowdown of the matter margin. So SLOWER holds for the same two trees on the same machine, with
-the same software and environment. An earlier run that passed, or did not decide, does not count:
-the next run measures again.
+It holds for the same two trees on the same machine, with the same software and environment.
+docs/judge.md says why: a run that is repeated draws new pairs each time.
 """
 
 from collections.abc import Sequence
