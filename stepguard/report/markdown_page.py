@@ -18,7 +18,7 @@ from stepguard.report import table
 from stepguard.report.repeated_causes import ReportedCauses
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
-COMMENT_BYTES = 60_000  # and refuses a comment of more than 65,536 characters
+COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
 WORST = 3  # cases whose cause stands at the begin of a comment
 CAUSE = 300  # characters of it
 CHARTED = 20  # cases of the chart
