@@ -10,7 +10,7 @@ from dataclasses import replace
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.status import Status
-from stepguard.judge.comparable import comparable, conditions_of, said
+from stepguard.judge.comparable import changed, comparable, conditions_of
 from stepguard.judge.judge_pairs import refusal
 from stepguard.judge.rules import decision
 
@@ -50,4 +50,4 @@ def changed_condition(earlier: Comparison, now: Evidence) -> str:
             return f"its tree has files that are in no commit, {loose[0]}"
         if side.fingerprint is None:
             return "its machine is not known"
-    return said(comparable(conditions_of(earlier.head), conditions_of(now)))
+    return changed(comparable(conditions_of(earlier.head), conditions_of(now))[:1]).text
