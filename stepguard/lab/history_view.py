@@ -6,7 +6,7 @@ from typing import Any
 
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import METRICS
-from stepguard.core.text import short_hash
+from stepguard.core.text import counted, short_hash
 from stepguard.lab.change_points import (
     LEAST_CHANGE_PCT,
     LEAST_SERIES,
@@ -97,7 +97,7 @@ def _changes(series: Series) -> tuple[list[Change], str]:
     if min(series.values) <= 0:
         return [], "it has values of zero or less"
     if len(series.values) < LEAST_SERIES:
-        return [], f"{len(series.values)} points, {LEAST_SERIES} are needed"
+        return [], f"{counted(len(series.values), 'point')}, {LEAST_SERIES} are needed"
     if not has_ruptures():
         return [], "ruptures is not installed"
     return level_changes(series.values, LEAST_CHANGE_PCT[device_of(series)]), ""
