@@ -67,6 +67,15 @@ def test_the_first_example_was_measured():
     assert measured["step_ms"]["note"].startswith(interval.strip())
 
 
+def test_the_picture_is_what_its_command_draws():
+    """Of the same figures as the example's text."""
+    pytest.importorskip("jinja2")
+    from scripts.readme_picture import picture
+
+    assert 'src="docs/pictures/verdict.svg"' in README
+    assert picture() == (ROOT / "docs" / "pictures" / "verdict.svg").read_text()
+
+
 @pytest.mark.parametrize("reason", [one.name for one in (*Reason, *ProblemCode)])
 def test_every_reason_is_documented(reason):
     """A code in the JSON can be looked up, in a row of its own."""
