@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import (
 )
 
 from stepguard.core.case import BY_OPTIMIZER, Loop
-from stepguard.core.loop_mark import hear_steps
+from stepguard.core.source_marks import hear_steps
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.workload import BadWorkload
 
