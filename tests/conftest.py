@@ -84,6 +84,9 @@ def environment(agent_server: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         for variable, value in COMPILER.items():
             monkeypatch.setenv(variable, value)
+        if config := sys.modules.get("torch._inductor.config"):  # it read them when it was imported
+            monkeypatch.setattr(config.cpp, "vec_isa_ok", True)
+            monkeypatch.setattr(config, "compile_threads", 1)
         monkeypatch.setenv(VARIABLE, agent_server)
         # Nor what this machine's user configured: commits that are signed, say.
         monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(Path(__file__).with_name("gitconfig")))
