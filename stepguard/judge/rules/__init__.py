@@ -67,8 +67,7 @@ RULES = (
         "the sequential plan",
         mean_of_pairs.rule,
         (Status.SLOWER, Status.FASTER, Status.SAME, Status.INCONCLUSIVE),
-        "unchanged code is SLOWER in at most 0.1 %, a change as large as a margin is misjudged in "
-        "at most 5 %: tests/judge/ab/test_pair_statistics.py",
+        "0.1 % and 5 %, see Error rates: tests/judge/ab/test_pair_statistics.py",
     ),
 )
 
