@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from kineto import AUTOGRAD, COMMS, Kineto, steps
 
 from stepguard.core.profile import mean
-from stepguard.lab.bottleneck import Bound, bottleneck
 from stepguard.lab.exchanges import bus_factor, exchanges
 from stepguard.lab.timeline import timeline
-from stepguard.lab.trace_summary import summary
+from stepguard.lab.trace_summary import Bound, bottleneck, summary
 from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.chrome_trace import read_chrome
 from stepguard.trace.kernel_classes import parse_classes, usual_classes, with_more
