@@ -12,7 +12,7 @@ from textwrap import wrap
 from stepguard.lab.nsys_ncu_csv import NcuRow
 from stepguard.lab.roofline import ClassRoof
 from stepguard.lab.trace_summary import Bound, Summary, bottleneck
-from stepguard.report.kernel_names import short
+from stepguard.trace.kernel_classes import short
 
 
 class Advice(StrEnum):

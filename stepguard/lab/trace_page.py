@@ -13,8 +13,8 @@ from stepguard.core.work_and_peaks import Peaks
 from stepguard.lab.exchanges import Exchange
 from stepguard.lab.roofline import ClassRoof
 from stepguard.lab.trace_summary import Bottleneck, Bound, ClassRow, Summary, bottleneck
-from stepguard.report.kernel_names import short
 from stepguard.report.table import aligned, fitted
+from stepguard.trace.kernel_classes import short
 
 WIDTH = 80
 _PARTS = (
