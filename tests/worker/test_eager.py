@@ -14,9 +14,9 @@ from training_runs import TINY
 
 from model import workloads
 from model.config import SIZES
-from stepguard.core.allow_sync import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.reasons import Reason
+from stepguard.core.source_marks import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
@@ -37,7 +37,7 @@ def program(tmp_path, monkeypatch):
     def count(*lines, before="", stable=True):
         head = [
             "import torch",
-            "from stepguard.core.allow_sync import allow_sync",
+            "from stepguard.core.source_marks import allow_sync",
             "DEVICE, CPU = 'cpu', torch.device('cpu')",
             "x = torch.arange(6.0, device=DEVICE).reshape(2, 3)",
             "w = torch.ones(6, requires_grad=True, device=DEVICE)",
