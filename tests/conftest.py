@@ -93,6 +93,8 @@ def environment(agent_server: str) -> Iterator[None]:
         # In CI, too, a run within a test is strict, and annotates, only if the test says so.
         for name in ("CI", "GITHUB_ACTIONS"):
             monkeypatch.delenv(name, raising=False)
+        # No file has to outlive a crash of the machine.
+        monkeypatch.setattr(os, "fsync", lambda handle: None)
         monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", OneDay)
         compiler = sys.modules.get("torch._inductor.config")  # it read them when it was imported
         with compiler.patch(IN_PROCESS) if compiler else contextlib.nullcontext():
