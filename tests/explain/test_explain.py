@@ -278,6 +278,42 @@ def test_every_row_is_in_one_match(before, after):
     assert all(one.how == How.ALONE or (one.before and one.after) for one in found)
 
 
+@pytest.mark.parametrize(("factor", "kinds"), [(1.0, []), (1.5, [Kind.TIME])])
+def test_a_kernel_with_another_number_is_compared_with_itself(factor, kinds):
+    """The compiler numbers its kernels anew. The number alone is no cause, and a kernel that got
+    slower is slower, not replaced.
+    """
+    us = 12 * 65.0
+
+    def side(number, longer, seed):
+        gelu = row(f"triton_poi_gelu_{number}", "Triton", "forward", 12, us * longer / 12,
+                   canonical="triton_poi_gelu")  # fmt: skip
+        return profile([*rows(), gelu], seed=seed)
+
+    found = explain(side(3, 1.0, seed=1), side(4, factor, seed=7))
+    assert [cause.kind for cause in found.causes] == kinds
+    assert all(cause.what == "triton_poi_gelu_4" for cause in found.causes)
+
+
+@pytest.mark.parametrize(("gone", "kinds"), [(11, [Kind.MOVED]), (10, [Kind.CALLS] * 2)])
+def test_what_nearly_cancels_is_moved(gone, kinds):
+    """16 launches came and 11 went: the net change is 19 % of both, at most 20 % is a move. With
+    10 that went it is 23 %: two causes.
+    """
+    moved = {"GEMM_forward_1": 16, "GEMM_forward_2": -gone}
+
+    def side(seed, more):
+        kernels = [
+            replace(one, calls=(24.0 + more * moved[one.name],) * STEPS,
+                    us=(170.0 * (24 + more * moved[one.name]),) * STEPS)
+            if one.name in moved else one
+            for one in rows()
+        ]  # fmt: skip
+        return profile(kernels, seed=seed)
+
+    assert [cause.kind for cause in explain(side(1, 0), side(5, 1)).causes] == kinds
+
+
 def test_attention_in_steps_replaces_the_fused_one():
     """Though the compiler calls all of them otherwise; the loss's softmax is no part of it."""
     loss = row("triton_red_fused__log_softmax_3", "Triton", "forward", 2, 800)
