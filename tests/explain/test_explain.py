@@ -221,10 +221,13 @@ def test_what_is_planted_comes_first(planted, seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_scatter_is_no_cause(seed):
-    """Two profiles of one program: steps differ by per cents, and nothing is blamed."""
+    """Two profiles of one program: steps differ by per cents, and nothing is blamed. The parts of
+    the scatter add up to it.
+    """
     found = explain(profile(seed=seed), profile(seed=seed + 100))
     assert found.causes == ()
     assert found.scatter_us == pytest.approx(found.change_us)
+    assert sum(us for _, us in found.scatter_parts) == pytest.approx(found.scatter_us)
 
 
 SERIES = st.tuples(*[st.floats(0, 1e4)] * 2)
@@ -335,6 +338,20 @@ def test_a_replacement_is_at_the_operator_that_came():
     fmha = row("fmha_cutlassF", "attention", "forward", 2, 2000, operator="aten::_efficient")
     (cause,) = explain(profile(), profile([*without(name), fewer, fmha], seed=7)).causes
     assert (cause.kind, cause.what, cause.place) == (Kind.REPLACED, name, "aten::_efficient")
+
+
+def test_a_cause_shows_the_first_of_its_launches():
+    """Where to look in a file is the earliest launch of all kernels of that side."""
+    name = "attention_forward_0"
+    (old,) = (one for one in rows() if one.name == name)
+    parts = [
+        row("softmax", "softmax", "forward", 12, 700, operator="aten::attention", begin_us=30.0),
+        row("gemm_qk", "GEMM", "forward", 12, 400, operator="aten::attention", begin_us=20.0),
+    ]
+    before = profile([*without(name), replace(old, begin_us=10.0)])
+    (cause,) = explain(before, profile([*without(name), *parts], seed=7)).causes
+    assert len(cause.after.names) == 2
+    assert (cause.before.begin_us, cause.after.begin_us) == (10.0, 20.0)
 
 
 @pytest.mark.parametrize(("flops", "kind"), [(1e9, Kind.TIME), (1.25e9, Kind.SHAPE)])
