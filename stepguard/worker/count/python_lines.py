@@ -92,4 +92,6 @@ def _sites(lines: Lines) -> list[Site]:
 def _site(code: CodeType, count: int) -> Site:
     name = code.co_qualname.replace(".<locals>", "")
     place = locate([(code.co_filename, code.co_firstlineno, name)])
+    if name == "<module>":  # no line begins it, as "def" begins a function: the first is an import
+        place = place._replace(line=0, text="")
     return site_at("lines of Python", place, count=count)
