@@ -575,6 +575,7 @@ def hidden_leaks(whole_heap):
         tally = Tally()
         count_memory(tally, RankStep(step, torch.device("cpu"), frozen=hidden))
         leaks[step.__name__] = tally.values["leaked_bytes_per_step"]
+    live_tensor_bytes(hidden)
     # What is frozen is in no generation of the collector's.
     return [leaks, gc.isenabled(), any(one is kept[-1] for one in gc.get_objects())]
 
