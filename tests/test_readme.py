@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 from stepguard import Case
@@ -181,6 +182,14 @@ def test_links_lead_somewhere(document):
             assert heading in anchors(found.read_text()), f"{target}#{heading}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_are_whole(document):
+    """The second line of each table is its dashes: after an empty line, rows would be text."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert re.fullmatch(r"\|[ :|-]+\|", table.split("\n")[1]), table
+
+
 def anchors(text):
     """Return the anchors that a page's headings have on GitHub."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
@@ -247,7 +256,7 @@ def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
     author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
     committed = run("git", *author, "commit", "--quiet", "-m", "a model", cwd=tmp_path)
     assert committed.returncode == 0, committed.stderr
-    pytest_command = (sys.executable, "-m", "pytest", "-m", "smoke")
+    pytest_command = (*QUICK_PYTHON, "-m", "pytest", "-m", "smoke")
     pytest_command += ("-p", "no:cacheprovider", "perf_tests")
     recorded = run(*pytest_command, "--perf-update-new", cwd=tmp_path)
     assert "first recording in" in recorded.stdout, recorded.stdout

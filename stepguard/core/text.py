@@ -27,10 +27,12 @@ def printable(text: object) -> str:
     Control, format and other invisible characters become escapes, and a line break becomes "\\n". A
     command for a CI log is broken up by a blank.
     """
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for c in str(text)
-    )
+    shown = str(text)
+    if not shown.isprintable():
+        shown = "".join(
+            c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+            for c in shown
+        )
     shown = shown.replace("##[", "# #[")
     # A log ignores blanks before a command.
     begins = len(shown) - len(shown.lstrip())

@@ -13,10 +13,9 @@ from dataclasses import astuple, dataclass
 from enum import StrEnum
 
 from stepguard.lab.trace_page import WIDTH
-from stepguard.report.kernel_names import short
 from stepguard.report.table import aligned, fitted
 from stepguard.trace.chrome_chunks import TraceError
-from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.kernel_classes import Classes, short
 
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 

@@ -561,6 +561,18 @@ def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200):
     result.stderr.fnmatch_lines(["*linear?124m?: guarded, *: deselected by -m 'smoke'; *"])
 
 
+def test_a_new_case_of_a_gpu_is_guarded_only_where_there_is_one(gate, h200):
+    """A machine without a GPU has nothing to measure it with. On a GPU it may not be left out."""
+    gate.suite(gate.cuda(), gate.cpu())
+    gate.record(gate.cpu())
+    gate.commit()
+    assert gate.run("--perf-strict").ret == 0
+    gate.gpus = [h200]
+    result = gate.run("--perf-strict", "-m", "smoke")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*linear?124m?: guarded, *: deselected by -m 'smoke'; *"])
+
+
 def test_a_new_case_is_guarded_from_the_first_day(project):
     """It has no recording yet, and still it may not be deselected."""
     project.suite(*(project.cpu(name) for name in "abc"))
