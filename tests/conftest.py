@@ -2,6 +2,7 @@
 which examples a property is tried on.
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -72,6 +73,7 @@ def heap() -> None:
 # instruction set; without the second a process that compiles starts others that import torch. Not
 # for the cases of perf_tests/, whose recordings are without them.
 COMPILER = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+IN_PROCESS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 
 
 SERVER = pytest.StashKey[str]()
@@ -111,5 +113,9 @@ def environment(pytestconfig: pytest.Config) -> Iterator[None]:
         # In CI, too, a run within a test is strict, and annotates, only if the test says so.
         for name in ("CI", "GITHUB_ACTIONS"):
             monkeypatch.delenv(name, raising=False)
+        # No file has to outlive a crash of the machine.
+        monkeypatch.setattr(os, "fsync", lambda handle: None)
         monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", OneDay)
-        yield
+        compiler = sys.modules.get("torch._inductor.config")  # it read them when it was imported
+        with compiler.patch(IN_PROCESS) if compiler else contextlib.nullcontext():
+            yield

@@ -33,7 +33,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "baselines" / "README.md",
-    ROOT / "benchmarks" / "README.md",
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "model", "sweeps")),
     *sorted(ROOT.glob("studies/**/*.md")),
 ]
 
@@ -66,6 +66,15 @@ def test_the_first_example_was_measured():
     _, line, interval, *_ = blocks("console")[0].splitlines()
     assert line == measured["first_line"]
     assert measured["step_ms"]["note"].startswith(interval.strip())
+
+
+def test_the_picture_is_what_its_command_draws():
+    """Of the same figures as the example's text."""
+    pytest.importorskip("jinja2")
+    from scripts.readme_picture import picture
+
+    assert 'src="docs/pictures/verdict.svg"' in README
+    assert picture() == (ROOT / "docs" / "pictures" / "verdict.svg").read_text()
 
 
 @pytest.mark.parametrize("reason", [one.name for one in (*Reason, *ProblemCode)])
@@ -158,7 +167,7 @@ def test_the_readmes_tree_is_the_folders():
 
 def test_what_to_read_first_is_there():
     """The files that the README names."""
-    _, _, named = README.partition("Read\nfirst: ")
+    _, _, named = README.partition("\nRead first: ")
     paths = re.findall(r"`([\w/]+\.py)`", named)
     assert len(paths) == 4 and all((ROOT / path).is_file() for path in paths)
 
@@ -171,6 +180,14 @@ def test_links_lead_somewhere(document):
         assert found.exists(), target
         if heading:
             assert heading in anchors(found.read_text()), f"{target}#{heading}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_are_whole(document):
+    """The second line of each table is its dashes: after an empty line, rows would be text."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert re.fullmatch(r"\|[ :|-]+\|", table.split("\n")[1]), table
 
 
 def anchors(text):

@@ -25,7 +25,7 @@ from stepguard.judge.gate_decision import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.machine.git.trailers import trailers
 from stepguard.machine.interpreter import as_typed
-from stepguard.report import comment_and_annotations
+from stepguard.report import github
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
@@ -37,22 +37,24 @@ def add_command(commands: Any, root: Path) -> None:
     text = "pass or fail, by a run's document and the base branch's baselines"
     command = add_parser(commands, root, "gate", _gate, text)
     command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")
-    command.add_argument("--commit", required=True, help="that should have been measured, in full")
     command.add_argument(
-        "--gpus", type=int, default=0, metavar="N", help="that should have measured it (0)"
+        "--commit", required=True, help="the commit that must have been measured, in full"
+    )
+    command.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="how many GPUs must have measured it (0)"
     )
     command.add_argument(
         "--against",
         default="",
         metavar="COMMIT",
-        help="that a run with --perf-against may have been compared with, in full",
+        help="the commit that a run with --perf-against may be compared with, in full",
     )
     command.add_argument(
         "--head",
         default="",
         metavar="COMMIT",
-        help="up to which commits may declare what they make slower, where --commit is a merge of "
-        "it that this clone lacks (--commit)",
+        help="the newest commit that may declare what is slower, if --commit is a merge of it that "
+        "this clone lacks (default: --commit)",
     )
 
 
@@ -66,7 +68,7 @@ def _gate(options: argparse.Namespace) -> int:
     try:
         document = load_document(options.document)
     except FileError as error:
-        _annotate([comment_and_annotations.error("no document", str(error))])
+        _annotate([github.error("no document", str(error))])
         raise
     declared = _declared(document, options)
     base = Base(
@@ -82,15 +84,16 @@ def _gate(options: argparse.Namespace) -> int:
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
-        _annotate(comment_and_annotations.annotations(document, problems))
+        _annotate(github.annotations(document, problems))
         return 1
     say(_passed(document, len(expected(document, base))))
     return 0
 
 
 def _declared(document: RunDocument, options: argparse.Namespace) -> list[Permission]:
-    """Return what the commits of the range declare, by their own messages, not by the document.
-    They are read only if there is a range: the clone must have its commits.
+    """Return what the commits from --against to --head declare, by their own messages, not by the
+    document. They are read only if the document has a declared metric: this clone must have these
+    commits.
     """
     metrics = (metric for result in document.results for metric in result.verdict.metrics)
     if not options.against or not any(metric.reason == Reason.EXPECTED for metric in metrics):

@@ -12,6 +12,7 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
@@ -86,9 +87,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 130  # 128 + SIGINT, as shells return it
 
 
-def every_command() -> tuple[ModuleType, ...]:
-    """Return the modules of all commands, the gate's before the lab's."""
-    return (*COMMANDS, *(import_module(f"stepguard.lab.{name}") for name in LAB))
+def every_command() -> Iterator[ModuleType]:
+    """Yield the modules of all commands, the gate's before the lab's."""
+    yield from COMMANDS
+    for name in LAB:
+        yield import_module(f"stepguard.lab.{name}")
 
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
@@ -139,8 +142,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command.add_command(commands, root)
         for name in commands.choices.keys() - known:
             _describe(commands.choices[name], command.__doc__ or "")
-    if arguments and arguments[0] in commands.choices:
-        return _options(commands.choices[arguments[0]], arguments[1:])
+        # Those that follow are neither imported nor described.
+        if arguments and arguments[0] in commands.choices:
+            return _options(commands.choices[arguments[0]], arguments[1:])
     if not arguments:
         parser.print_help(sys.stderr)
         raise SystemExit(2)

@@ -142,7 +142,6 @@ class Figures:
 
     bounds: Bounds
     margins: Margins
-    alpha: float
     smallest_detectable_pct: float
     with_replaced_pct: float | None  # the change, if the pairs that were replaced count, too
 
@@ -177,7 +176,6 @@ class Figures:
 def figures(
     log_ratios: Sequence[float],
     margins: Margins = MARGINS,
-    prior: Prior = PRIOR,
     *,
     replaced: Sequence[float] = (),
     fewest: int = MIN_PAIRS,
@@ -186,10 +184,10 @@ def figures(
     """Return what the pairs so far say. Each is a log(head / base) of the step time; their order
     does not matter. SLOWER and FASTER need ``fewest`` pairs. Raises ValueError as bounds() does.
     """
-    known = bounds(log_ratios, prior, fewest, alpha)
-    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, prior, alpha)
+    known = bounds(log_ratios, fewest=fewest, alpha=alpha)
+    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
     all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
-    return Figures(known, margins, alpha, smallest, all_pct)
+    return Figures(known, margins, smallest, all_pct)
 
 
 def decide(measured: Figures, *, last: bool = False) -> Decision:
@@ -278,6 +276,20 @@ def _mean_reaches(
 ) -> tuple[Any, Any]:
     """Return two arrays over all sample variances: the mean below which an analysis says `same`,
     and the mean from which on it says SLOWER.
+    """
+    sure, reach = _bounds_of_noise(analysis, sd_pct, prior, alpha)
+    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
+    # margin.
+    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
+    return same_below, np.maximum(sure, margins.ignore + reach)
+
+
+@lru_cache(maxsize=64)  # for each of the margins that are tried
+def _bounds_of_noise(
+    analysis: InterimAnalysis, sd_pct: float, prior: Prior, alpha: float
+) -> tuple[Any, Any]:
+    """Return two arrays over all sample variances: how far from the mean zero must be for a sure
+    change, and how far the bounds are from it.
 
     For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
     chi-square with n - 1 degrees of freedom. Its quantiles at POINTS midpoints stand for it.
@@ -288,8 +300,4 @@ def _mean_reaches(
     sd, degrees = np.vectorize(prior.moderated)(variances, count)
     error = sd / math.sqrt(count)
     sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha * level_share(alpha)) * error
-    reach = scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
-    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
-    # margin.
-    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
-    return same_below, np.maximum(sure, margins.ignore + reach)
+    return sure, scipy.special.stdtrit(degrees, 1 - analysis.beta) * error

@@ -1,8 +1,9 @@
-"""The command analyze: a folder of profilers' files as one report, with what to try.
+"""The command analyze: one report of a folder of profiler files, with recommendations.
 
     python -m stepguard analyze FOLDER
 
-Traces of torch.profiler, exports of nsys (.sqlite), tables of nsys stats and ncu (.csv).
+It reads traces of torch.profiler, exports of nsys (.sqlite), and tables of nsys stats and ncu
+(.csv).
 """
 
 from collections.abc import Iterator
@@ -10,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import add_top, page_width, say
-from stepguard.lab.advice import Found, of_kernels, of_roofs, of_step
-from stepguard.lab.advice_page import recommendations
-from stepguard.lab.host_page import host_page
-from stepguard.lab.roofs import class_roofs
+from stepguard.lab.advice import Recommendation, of_kernels, of_roofs, of_step, recommendations
+from stepguard.lab.host_breakdown import host_page
+from stepguard.lab.roofline import class_roofs
 from stepguard.lab.trace import print_table, show
 from stepguard.lab.trace_files import (
     Files,
@@ -30,7 +30,7 @@ from stepguard.trace.kernel_classes import usual_classes
 
 
 def add_command(commands: Any, root: Path) -> None:
-    text = "a folder of profilers' files as one report, with recommendations"
+    text = "one report of a folder of profiler files, with recommendations"
     command = commands.add_parser("analyze", help=text)
     command.add_argument("paths", nargs="+", type=Path, metavar="FOLDER", help="or files")
     add_top(command, 12)
@@ -47,7 +47,7 @@ def report(paths: list[Path], top: int) -> int:
     traces = [path for path in paths if path not in tables and _has_trace(path)]
     if not traces and not tables:
         raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
-    advised: list[Found] = []
+    advised: list[Recommendation] = []
     on_gpu = bool(tables)
     for read in _by_profiler(traces):
         on_gpu |= has_kernels(read)
@@ -74,7 +74,7 @@ def _by_profiler(paths: list[Path]) -> Iterator[Files]:
         yield read_files([path for path in files if (path.suffix == ".sqlite") == kind])
 
 
-def _of_traces(traces: Files, top: int) -> Iterator[Found]:
+def _of_traces(traces: Files, top: int) -> Iterator[Recommendation]:
     """Print a page for a run's traces. Yield the recommendations for the first rank."""
     if not has_kernels(traces):
         say(*host_page(on_cpu(traces, usual_classes()), top, page_width()))

@@ -1,17 +1,21 @@
-"""Read the tables that NVIDIA's tools print as CSV: nsys stats --format csv, and ncu --csv in both
-of its forms, with a line for each launch (--page raw) or for each of its metrics.
+"""Read the CSV tables of NVIDIA's tools, and print them as pages.
 
-Both print other lines before the table, and nsys prints several tables into one stream. Numbers may
-have commas. A metric that was not collected is None, never 0.
+nsys stats --format csv prints several tables into one stream. ncu --csv has two forms: a line for
+each launch (--page raw), or a line for each metric of a launch. Both tools print other lines before
+a table. Numbers may have commas. A metric that was not collected is None, never 0.
 """
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 
+from stepguard.lab.trace_page import WIDTH
+from stepguard.report.table import aligned, fitted
 from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.kernel_classes import Classes, short
 
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
@@ -60,7 +64,8 @@ class NcuRow:
     shared_bytes: float | None  # a block
 
 
-# In the order of NcuRow. The first name that a table has is read: versions of ncu and GPUs differ.
+# The metrics of each field of NcuRow, in its order. Their names differ between versions of ncu and
+# between GPUs: the first one with a value is read.
 _METRICS: dict[str, tuple[str, ...]] = {
     "us": ("gpu__time_duration.sum", "Duration"),
     "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),
@@ -94,7 +99,7 @@ _METRICS: dict[str, tuple[str, ...]] = {
 _NOTHING = "No kernels were profiled"
 _LONG = ("ID", "Metric Name", "Metric Unit", "Metric Value")
 _RAW = "ncu --set detailed --csv --page raw"
-_NO_LAUNCH = "it has no launch: ncu found no kernel of the asked name"
+_NO_LAUNCH = "it has no launch: ncu found no kernel of the name asked for"
 _SCALE = {
     **{unit: 1e-3 for unit in ("ns", "nsecond")},
     **{unit: 1.0 for unit in ("us", "usecond")},
@@ -169,11 +174,13 @@ def _stats_row(header: Sequence[str], cells: Sequence[str]) -> StatsRow:
 
 
 def read_ncu(text: str) -> list[NcuRow]:
-    """Return the launches in the output of ncu --csv. Raises TraceError."""
+    """Return the launches in the output of ncu --csv. Raises TraceError if there is none, or if the
+    table cannot be read.
+    """
     rows = [cells for cells in csv.reader(text.splitlines()) if cells]
     start = next((i for i, cells in enumerate(rows) if "Kernel Name" in cells), None)
     if start is None and _NOTHING in text:
-        raise TraceError(f"{_NO_LAUNCH}, or none of them in the asked range")
+        raise TraceError(f"{_NO_LAUNCH}, or none of them in the range asked for")
     if start is None:
         raise TraceError(f'it has no column "Kernel Name": make it with {_RAW}')
     header, *body = rows[start:]
@@ -206,8 +213,8 @@ def _pivoted(header: list[str], rows: Iterable[list[str]]) -> list[_Cells]:
         launch = launches.setdefault(
             (number, line.get("Process ID", ""), kernel), {"Kernel Name": (kernel, "")}
         )
-        # Sections show a throughput as a share and in bytes; the share is used. Rules have no
-        # metric.
+        # Some throughputs have two lines, in % and in bytes per second: the one in % is kept. A
+        # line of ncu's advice has no metric.
         if name and (unit == "%" or not name.endswith("Throughput")):
             launch.setdefault(name, (value, unit))
     return list(launches.values())
@@ -223,7 +230,7 @@ def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:
 
 def _ncu_row(cells: _Cells) -> NcuRow:
     figures = {key: _metric(cells, names) for key, names in _METRICS.items()}
-    if figures["threads_per_warp"] is None:  # versions of 2025 have the two counts alone
+    if figures["threads_per_warp"] is None:  # ncu of 2025 has only the two counts
         threads, warps = (_metric(cells, (n,)) for n in ("thread_inst_executed", "inst_executed"))
         figures["threads_per_warp"] = threads / warps if threads and warps else None
     return NcuRow(cells["Kernel Name"][0], *figures.values())
@@ -243,3 +250,61 @@ def _metric(cells: _Cells, names: tuple[str, ...]) -> float | None:
 
 def _number(text: str) -> float:
     return float(text.replace(",", ""))
+
+
+def stats_page(
+    tables: Sequence[StatsTable], classes: Classes, top: int, width: int = WIDTH
+) -> Iterator[str]:
+    """Yield the lines of each report. A report of kernels has a second table, by class."""
+    for table in tables:
+        total = sum(row.total_us for row in table.rows)
+        yield f"{table.kind}: {total / 1e3:,.3f} ms"
+        header = ("name", "calls", "[ms]", "[%]", "each [us]")
+        rows = sorted(table.rows, key=lambda row: -row.total_us)
+        body = [_row(row.name, row.calls, row.total_us, total) for row in rows[:top]]
+        yield from fitted([header, *body], width, short)
+        if table.kind == Stats.KERNELS:
+            yield from _classes(table, classes, total)
+        yield ""
+
+
+def _classes(table: StatsTable, classes: Classes, total: float) -> Iterator[str]:
+    us, calls = Counter[str](), Counter[str]()
+    for row in table.rows:
+        kind = classes.kernel(row.name)
+        us[kind] += row.total_us  # type: ignore[assignment]  # a Counter of floats
+        calls[kind] += row.calls
+    yield ""
+    body = [_row(kind, calls[kind], figure, total) for kind, figure in us.most_common()]
+    yield from aligned([("class", "calls", "[ms]", "[%]", "each [us]"), *body])
+
+
+def _row(name: str, calls: int, us: float, total: float) -> tuple[str, ...]:
+    share = f"{100 * us / total:.1f}" if total else ""
+    each = f"{us / calls:,.1f}" if calls else ""
+    return short(name, len(name)), f"{calls:,}", f"{us / 1e3:,.3f}", share, each
+
+
+def ncu_page(rows: Sequence[NcuRow], top: int, width: int = WIDTH) -> Iterator[str]:
+    """Yield a line for each launch, the longest first."""
+    header = ("kernel", "[us]", "comp", "mem", "dram", "tens", "occ", "L2", "warp", "regs", "smem")
+    ordered = sorted(rows, key=lambda row: -(row.us or 0.0))
+    body = [
+        (
+            short(row.name, len(row.name)),
+            _figure(row.us, 1),
+            *(_figure(value) for value in (row.compute_pct, row.memory_pct, row.dram_pct)),
+            *(_figure(value) for value in (row.tensor_pct, row.occupancy_pct, row.l2_hit_pct)),
+            _figure(None if row.threads_per_warp is None else row.threads_per_warp * 100 / 32),
+            _figure(row.registers),
+            _figure(row.shared_bytes),
+        )
+        for row in ordered[:top]
+    ]
+    yield from fitted([header, *body], width, short)
+    yield "% of what the GPU can sustain: compute, memory, DRAM, tensor cores; occupancy;"
+    yield "% of hits in L2; % of threads active in a warp; registers; bytes a block"
+
+
+def _figure(value: float | None, digits: int = 0) -> str:
+    return "" if value is None else f"{value:.{digits}f}"

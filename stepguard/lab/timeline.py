@@ -5,12 +5,13 @@ its pass on the host by as much as the GPU lags behind. Hovering over a bar show
 times.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 import numpy as np
 
+from stepguard.lab.charts import ticks
 from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import NONE, Bools
 from stepguard.trace.idle_causes import CAUSES, Idle
@@ -50,7 +51,9 @@ def timeline(analysis: Analysis, title: str) -> str:
     heading += ", between the dashed lines"
     edges = float(windows.begin_us[step]), float(windows.end_us[step])
     picture = [*_svg(lanes, begin, end, heading), *_edges(edges, begin, end, len(lanes))]
-    picture += _legend(_phase_colours(analysis), _bottom(len(lanes)) + 34)
+    named = [*_phase_colours(analysis).items()][:8]
+    named += [("idle GPU", _IDLE), ("host waits", _WAIT)]
+    picture += legend(named, _LEFT, _bottom(len(lanes)) + 34)
     return "\n".join([*picture, "</svg>"]) + "\n"
 
 
@@ -172,9 +175,9 @@ def _edges(edges: tuple[float, float], begin: float, end: float, lanes: int) -> 
         )
 
 
-def _legend(colours: dict[str, str], y: int) -> Iterator[str]:
-    x = _LEFT
-    for name, colour in [*list(colours.items())[:8], ("idle GPU", _IDLE), ("host waits", _WAIT)]:
+def legend(colours: Iterable[tuple[str, str]], x: int, y: int) -> Iterator[str]:
+    """Yield a row of squares, each with its name behind it."""
+    for name, colour in colours:
         yield f'<rect x="{x}" y="{y - 11}" width="12" height="12" fill="{colour}"/>'
         yield f'<text x="{x + 17}" y="{y}">{escape(name[:24])}</text>'
         x += 40 + 7 * min(24, len(name))
@@ -203,13 +206,9 @@ def _bar(bar: _Bar, start: float, end: float, begin: float, scale: float, y: int
 
 def _axis(begin: float, end: float, scale: float, bottom: int) -> Iterator[str]:
     """Yield about ten ticks, at round milliseconds."""
-    rough = (end - begin) / 1e3 / 10
-    power = 10.0 ** np.floor(np.log10(rough))
-    tick = float(power * next(n for n in (1, 2, 5, 10) if n * power >= rough))
-    for number in range(int((end - begin) / 1e3 / tick) + 1):
-        x = _LEFT + number * tick * 1e3 * scale
+    for ms in ticks(0.0, (end - begin) / 1e3, 10):
+        x = _LEFT + ms * 1e3 * scale
         yield f'<line x1="{x:.1f}" y1="34" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>'
         yield (
-            f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle" fill="#555">'
-            f"{number * tick:g} ms</text>"
+            f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle" fill="#555">{ms:g} ms</text>'
         )

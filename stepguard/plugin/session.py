@@ -62,9 +62,9 @@ from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.report import verdict_text
 from stepguard.report.next_steps import Commands, commit_first
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.repeated_causes import ReportedCauses
 from stepguard.report.slower_than_last_run import several_times_slower
 from stepguard.report.terminal_summary import Run
+from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.kept_runs import Store
 
@@ -164,8 +164,7 @@ class Session:
         refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
-        written = [self._commands.folder / path for path in self._documents]
-        self.guard.begin(self._gpus, written, judges, self._option.perf_base or "")
+        self.guard.begin(self._gpus, judges, self._option.perf_base or "")
         # Last, so that plan() starts a launcher only after all checks passed.
         self._checked = True
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from stepguard.core.explanation import Cause, Kind, Refusal, Refused, Side
 from stepguard.core.text import listed
 from stepguard.explain.causes import LOST_AT_MOST
-from stepguard.report.kernel_names import short
+from stepguard.trace.kernel_classes import short
 
 # By kind: what it is, how, and what a page of its own adds.
 _WORDS = {
     Kind.IDLE: ("GPU idle, {idle}", "{calls} gaps", ""),
     Kind.CALLS: ("{what}", "{calls} launches", ""),
-    Kind.TIME: ("{what}", "{launched}, each {slower}", "{each}"),
+    Kind.TIME: ("{what}", "{launched} as before", "{each}"),
     Kind.SHAPE: ("{what}", "{new:g} launches, another shape", "{shapes}"),
     Kind.REPLACED: ("{before} replaced {part}by {come}", "{calls} launches", ""),
     Kind.ADDED: ("{what}", "{new:g} launches, new", ""),
@@ -38,9 +38,7 @@ def named(cause: Cause) -> str:
 
 
 def how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches, each slower"; empty for a part of the
-    step.
-    """
+    """Return what makes a cause's time: "12 launches as before"; empty for a part of the step."""
     return _word(cause, 1)
 
 
@@ -77,8 +75,7 @@ def _word(cause: Cause, column: int) -> str:
         old=old,
         new=new,
         calls=f"{old:g} -> {new:g}" if old != new else f"{new:g}",
-        launched=f"{new:g} launches" if new else "launched as before",
-        slower="slower" if cause.us > 0 else "faster",
+        launched=f"{new:g} launches" if new else "launched",
         each=f"{' -> '.join(each)} us a launch" if len(each) == 2 else times,
         shapes=f"{_shape(before)} -> {_shape(after)}",
         times=times,

@@ -7,9 +7,6 @@ from statistics import geometric_mean
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import (
-    GARBAGE,
-    GRAPH_NODES,
-    GROWING_LINES,
     JUDGED_TIME,
     METRICS,
     OPERATORS,
@@ -21,28 +18,15 @@ from stepguard.core.text import first, listed
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
+from stepguard.report.metric_notes import happens, operator_move
 from stepguard.report.next_steps import Commands
-from stepguard.report.place_text import happens, operator_move
 from stepguard.report.table import aligned, figure
 from stepguard.report.verdict_text import change
 from stepguard.storage.accept_recording import Accepted, Action
 
-MOVES = 9  # lines; ten with the one above them
+MOVES = 9  # lines of a case; ten with accepted_line() above them
 PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
-PLACES = 3  # of what is recorded as normal, and of what informs
-_WASTED = {  # a counter of WASTE: what its number is of
-    "host_syncs_per_step": "{} waits of the host for the GPU a step",
-    "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
-    "pageable_copies_per_step": "{} copies a step from or to pageable memory",
-    "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
-    "graph_breaks": "{} graph breaks",
-    "recompiles": "{} recompiles",
-    "uncached_graphs": "{} graphs that the compile cache does not keep",
-    "leaked_bytes_per_step": "{} that each step leaves behind",
-    GRAPH_NODES: "{} nodes of autograd's graph that each step leaves behind",
-    GARBAGE: "{} objects a step that only Python's garbage collector frees",
-    GROWING_LINES: "{} lines of Python more in each step than in the one before",
-}
+PLACES = 3  # of a metric that is recorded as normal, or only informs
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -88,14 +72,14 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 
 def moves(done: Accepted) -> list[str]:
-    """Return old -> new of each metric whose level changed, causes first, in at most MOVES lines.
-    If nothing was compared, return what is recorded as normal that a good step does not have.
+    """Return "old -> new" of each metric whose level changed, causes first, in at most MOVES lines.
+    If nothing was compared, return the metrics of WASTE that are now recorded as normal.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
         return [_normal(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
     lines = [
-        # If the sum did not move, the parts that did.
+        # If the sum did not move, the parts that moved follow.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
         for m in moved
     ]
@@ -110,7 +94,7 @@ def _normal(metric: MetricVerdict) -> str:
     of = "of" if METRICS[metric.metric].unit == "B" else "x"
     at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in metric.sites]
     where = f" ({listed(at, PLACES)})" if at else ""
-    recorded = _WASTED[metric.metric].format(amount(metric.new))
+    recorded = WASTE[metric.metric].format(amount(metric.new))
     return f"  Recorded as normal: {recorded}{where}. More will fail."
 
 
@@ -144,7 +128,8 @@ def lines(entry: Entry) -> Iterator[str]:
 
 def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
     times = recording.times_ms.get(JUDGED_TIME, [])
-    # The first one counts: a level may creep by steps that are each within the limit.
+    # The change is that from the epoch's first recording: a level may creep in small steps, each
+    # within the limit.
     first = epoch.recordings[0].times_ms.get(JUDGED_TIME, [])
     change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
     return (

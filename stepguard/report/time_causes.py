@@ -10,8 +10,8 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report.cause_text import how, named, refused_because
-from stepguard.report.kernel_names import is_generic
 from stepguard.report.metric_notes import on_ranks
+from stepguard.trace.kernel_classes import is_generic
 
 # A cause is named before the time if it makes up at least this share of the change. A kernel comes
 # before a wait that the source names from the next share on.
@@ -185,7 +185,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
 
 
 def line(cause: Cause) -> str:
-    """Return "+3.60 ms: gelu_5 6.5 -> 10.1 ms a step (12 launches, each slower), forward"."""
+    """Return "+3.60 ms: gelu_5 6.5 -> 10.1 ms a step (12 launches as before), forward"."""
     old, new = cause.before.us / 1e3, cause.after.us / 1e3
     makes = f" ({how(cause)})" if how(cause) else ""
     text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"

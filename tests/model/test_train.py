@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from killed_runs import RUN, differing, killed_often, leaves
-from training_runs import TINY, run_two_ranks, short_run
+from training_runs import START, TINY, run_two_ranks, short_run
 
 from model.checkpoint import CheckpointError, Checkpoints, load
 from model.config import SIZES
@@ -265,7 +265,7 @@ def test_another_state_is_found(trained: Path, tmp_path: Path):
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """SIGTERM: the line under way is finished, what it did is saved, and the status is 0."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context(START)
     arguments = ["--out", str(tmp_path), *RUN, "--steps", "100000", "--save-every", "100000"]
     process = context.Process(target=main, args=(arguments,))
     process.start()

@@ -12,7 +12,7 @@ OLD = Side((LONG, "b"), 12.0, 1000.0, ((66, 2, 1),), 5000.0)
 NEW = Side(("flash_fwd",), 24.0, 3000.0, ((67, 2, 1),), 7000.0)
 WORDS = {
     Kind.CALLS: "12 -> 24 launches",
-    Kind.TIME: "24 launches, each slower, 83.3 -> 125.0 us a launch",
+    Kind.TIME: "24 launches as before, 83.3 -> 125.0 us a launch",
     Kind.SHAPE: "24 launches, another shape, 66x2x1 -> 67x2x1",
     Kind.REPLACED: "and 1 more replaced by flash_fwd, 12 -> 24 launches",
     Kind.ADDED: "24 launches, new",
@@ -45,7 +45,7 @@ def test_an_unknown_scatter_is_said():
     cause = Cause(Kind.IDLE, 5e4, "host late", "", "", OLD, NEW)
     page = list(lines(Explanation((), 1e5, 1.5e5, (cause,), 7.0, scatter_known=False)))
     text = " ".join(" ".join(page).split())
-    assert "A side has one step, so how much steps differ is not known: profile several." in text
+    assert "One step on a side does not show how much steps differ: profile several." in text
     assert "scatter" not in text and "the other +0.007 ms is in differences of at most 1 us" in text
 
 

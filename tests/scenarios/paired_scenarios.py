@@ -21,9 +21,8 @@ from kernels import counts_of, step
 from scenario import Files, Run, Scenario
 
 from stepguard.core.metrics import FIRST_STEP
-from stepguard.core.profile import added
+from stepguard.core.profile import StepIdentity, added
 from stepguard.core.site import Site
-from stepguard.core.step_identity import StepIdentity
 from stepguard.judge.sequential_plan import level_of
 
 CLONED = "aten.clone.default"

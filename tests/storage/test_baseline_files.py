@@ -123,19 +123,14 @@ def refused(path, *words):
 
 @PROPERTY
 @given(FILES)
-def test_save_and_load_give_the_same_file(tmp_path, content):
-    """Any valid content is read back equal, with whatever characters its keys have."""
+def test_save_and_load_give_the_same_file(tmp_path, many_files, content):
+    """Any valid content is read back equal, with whatever characters its keys have. Saving what was
+    loaded changes no byte; keys are sorted at every depth, ASCII, no tabs.
+    """
     save(tmp_path / "x.json", content)
-    assert load(tmp_path / "x.json") == content
-
-
-@PROPERTY
-@given(FILES)
-def test_the_layout_is_sorted_and_stable(tmp_path, content):
-    """Saving what was loaded changes no byte; keys are sorted at every depth, ASCII, no tabs."""
-    save(tmp_path / "x.json", content)
-    first = (tmp_path / "x.json").read_bytes()
-    save(tmp_path / "x.json", load(tmp_path / "x.json"))
+    first, loaded = (tmp_path / "x.json").read_bytes(), load(tmp_path / "x.json")
+    assert loaded == content
+    save(tmp_path / "x.json", loaded)
     assert (tmp_path / "x.json").read_bytes() == first
     assert first.endswith(b"}\n") and first.isascii() and b"\t" not in first
 
@@ -177,7 +172,7 @@ def test_a_file_that_is_not_there_is_none(tmp_path):
     assert load(tmp_path / "no" / "folder.json") is None
 
 
-def test_a_file_cut_anywhere_is_refused(tmp_path, path):
+def test_a_file_cut_anywhere_is_refused(tmp_path, path, many_files):
     """Truncated at any byte, the empty file included, it is refused."""
     whole = path.read_bytes()
     assert len(whole) < 4000  # every cut is tried
@@ -449,6 +444,30 @@ def test_a_huge_file_is_refused(path, monkeypatch):
     assert load(path) is not None
 
 
+@pytest.mark.parametrize(("size", "too_large"), [(64 << 20, False), ((64 << 20) + 1, True)])
+def test_at_most_64_mib_are_read(path, size, too_large):
+    """A file of 64 MiB is read, and refused for its content; one more byte is too large."""
+    path.write_bytes(b"\xff")  # no UTF-8: it is refused at its first byte
+    with path.open("r+b") as file:
+        file.truncate(size)
+    with pytest.raises(FileError) as raised:
+        load(path)
+    assert ("bytes, at most" in str(raised.value)) is too_large
+
+
+def test_no_file_is_written_that_would_be_too_large_to_read(path, monkeypatch):
+    """A file of the most bytes is written. One byte more is refused, and the old file stays."""
+    content, data = load(path), path.read_bytes()
+    path.write_bytes(b"")
+    monkeypatch.setattr(json_file, "MAX_BYTES", len(data) - 1)
+    with pytest.raises(FileError, match="not written: .* bytes, at most"):
+        save(path, content)
+    assert path.read_bytes() == b""
+    monkeypatch.setattr(json_file, "MAX_BYTES", len(data))
+    save(path, content)
+    assert path.read_bytes() == data
+
+
 def test_many_keys_are_read_in_linear_time(path):
     """600 KiB of keys: compared with each other in pairs they would take minutes."""
     document = plain()
@@ -549,7 +568,7 @@ SOUND = layout(
 )
 @example(SOUND.index("ude80") + 1, "c", "8")  # half of a surrogate pair
 @example(SOUND.index("0.0001"), "c", "9")
-def test_one_edited_character_never_surprises(tmp_path, index, how, character):
+def test_one_edited_character_never_surprises(tmp_path, many_files, index, how, character):
     """A changed, dropped or added character gives a valid file, or a refusal, nothing else.
 
     What is read can be said and saved again, so that an edit is not found too late.

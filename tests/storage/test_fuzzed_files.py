@@ -5,7 +5,6 @@ that was not checked is believed, and no file is written that its own loader ref
 """
 
 import json
-import os
 from datetime import date
 from pathlib import Path
 
@@ -39,8 +38,8 @@ from stepguard.judge.judge_recordings import judge, wants_another_launch
 from stepguard.judge.refuse_recording import moved_together
 from stepguard.measure.suite import Result
 from stepguard.report import metric_list, verdict_text
-from stepguard.report.comment_and_annotations import comment
 from stepguard.report.document_json import as_json, result_document
+from stepguard.report.github import comment
 from stepguard.report.markdown_page import page
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described
@@ -56,10 +55,7 @@ SITE = Site(".item()", "model.py", 10, "step", "loss.item()", "forward", 2)
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """Thousands of files are written, and none has to outlive a crash of the machine."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+pytestmark = pytest.mark.usefixtures("many_files")
 
 
 def rich(found):

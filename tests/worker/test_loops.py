@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 import torch._dynamo  # else each fork would import it, for its optimizer
+from forks import in_a_fork
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepguard.core.case import Case, Loop
@@ -41,25 +42,6 @@ for number in range(1000):
     note("s")
     first.zero_grad()
 """
-
-
-def in_a_fork(function):
-    """What a function returns in a process of its own: a loop that is watched stays so."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            result = {"is": function()}
-        except BaseException as error:
-            notes = getattr(error, "__notes__", [])
-            result = {"raised": type(error).__name__, "says": str(error), "notes": notes}
-        with os.fdopen(writing, "w") as file:
-            json.dump(result, file)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        result = json.load(file)
-    os.waitpid(pid, 0)
-    return result
 
 
 @pytest.fixture
@@ -122,6 +104,28 @@ CASES = {
         "idle, never = made()\n" + PLAIN.replace("1000", "5000"),
         {},
         ["s"] * 3,
+    ),
+    "an optimizer in another thread": (
+        "import threading\n"
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    passes(model), passes(other)\n"
+        "    beside = threading.Thread(target=second.step)\n"
+        "    beside.start(), beside.join(), note('b')\n"
+        "    first.step(), note('a')\n",
+        {},
+        ["ab"] * 3,
+    ),
+    "an optimizer around another one, after steps of its own": (
+        "model, inner = made()\n"
+        "class Outer(torch.optim.Optimizer):\n"
+        "    def step(self, closure=None):\n"
+        "        inner.step()\n"
+        "for number in range(1000):\n"
+        "    if number == 5:\n"
+        "        outer = Outer(model.parameters(), {})\n"
+        "    passes(model), note('o'), (outer if number > 5 else inner).step()\n",
+        {},
+        ["o"] * 6,
     ),
     "a closure": (
         "model, first = made(torch.optim.LBFGS)\n"
@@ -217,7 +221,7 @@ def test_where_a_step_ends(script, name):
     """Each time the last of the optimizers has stepped, or where the loop says so."""
     text, loop, expected = CASES[name]
     make = script(HEAD + text, **loop)
-    assert in_a_fork(lambda: journal_of(make, 3)) == {"is": expected}
+    assert in_a_fork(lambda: journal_of(make, len(expected))) == {"is": expected}
 
 
 def test_marks_that_come_late_are_refused(script):
