@@ -31,7 +31,7 @@ class Collector:
     """Keeps Python's garbage collector out of timed blocks, unless their steps need it."""
 
     def __init__(self) -> None:
-        self.needed = False  # steps left enough to start a collection within a block
+        self.needed = False  # a block made enough new objects to start a collection
 
     @contextmanager
     def quiet(self) -> Iterator[None]:

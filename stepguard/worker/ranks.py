@@ -1,4 +1,4 @@
-"""Run ranks under torch elastic, torchrun's engine, as forks of the process that it runs in.
+"""Run ranks under torch elastic, torchrun's engine, as forks of the process that runs the engine.
 
 The agent imports what ranks need, once, so a rank starts at once. A fork is safe here since the
 agent only imports and waits: CUDA, autograd and OpenMP are first used in a rank, and no Python
@@ -63,8 +63,8 @@ def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
 
 
 class OneNode(StaticTCPRendezvous):  # type: ignore[misc]  # torch is untyped here
-    """The rendezvous of a single node, in memory. Others listen on all interfaces, whatever address
-    they are given, and unpickle what comes.
+    """The rendezvous of a single node, in memory. torch's other rendezvous listen on all
+    interfaces, whatever address they are given, and unpickle what comes.
     """
 
     use_agent_store = False
