@@ -159,7 +159,7 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             low, high = axes.get_ylim()
-            if high < 20 * low:  # one or two powers of ten are too few to read a value from
+            if high < 20 * low:  # the axis may have only one power of ten to read values from
                 axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_xticks(numbers, [str(n) for n in numbers], fontsize="x-small")
     return crosses

@@ -241,7 +241,7 @@ def _around(analysis: Analysis, call: int) -> list[tuple[int, str]]:
     when, step = calls.start_us[call], 0.0
     if marks := np.flatnonzero(analysis.windows.mark_us <= when).tolist():
         step = float(analysis.windows.mark_us[marks[-1]])
-    # What began before the step is around all of it, so it does not tell a place in the step.
+    # What began before the step is around the whole step, so it does not tell a place in it.
     lo, hi = np.searchsorted(host.start_us, [step, when])
     rows = np.arange(lo + 1 if analysis.windows.has_marks else lo, hi)
     rows = rows[(host.end_us[rows] >= when) & (host.thread[rows] == calls.thread[call])]

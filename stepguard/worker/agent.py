@@ -2,11 +2,11 @@
 promise: nothing outlives the process that asked for the launch.
 
 Ranks are in sessions of their own, so a killed caller would leave them on the GPU. The kernel tells
-this process when its caller dies (PR_SET_PDEATHSIG). It then kills every process of the launch,
-found by the launch's token in the environment, and removes the launch's temporary folder.
+this process when its caller dies (PR_SET_PDEATHSIG). This process then kills every process of the
+launch, found by the launch's token in the environment, and removes the launch's temporary folder.
 
 With STEPGUARD_STANDBY it imports all that ranks need and says so with a file. It starts the ranks
-when a byte comes on its standard input. If the input ends instead, it ends, too.
+when a byte comes on its standard input. It ends if the input ends instead.
 
     STEPGUARD_TOKEN=... python -m stepguard.worker.agent '{"ranks": 2, "node": 0, ...}'
 """

@@ -43,7 +43,7 @@ def _cut(path: Path, size: int, before: int) -> int:
         file.seek(size - KEPT_BYTES)
         end = file.read(KEPT_BYTES)
         file.truncate(KEPT_BYTES)
-    with path.open("ab") as file:  # behind what the rank may have written since
+    with path.open("ab") as file:  # behind what the rank may have written in the meantime
         file.write(_SAYS.format(before + left_out, MOST_BYTES).encode() + end)
     return left_out
 

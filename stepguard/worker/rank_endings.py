@@ -34,7 +34,7 @@ class Endings:
         self._path = folder / f"endings-{node}.jsonl"
 
     def note(self, ending: Ending) -> None:
-        """Add an ending."""
+        """Add an ending to the file."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(ending)) + "\n")
 

@@ -177,7 +177,7 @@ def _leave_the_agent(folder: Path, rank: int) -> None:
 
 def serve() -> None:
     """Serve the host until ``exit``, in a rank; never returns. Errors are written to a file of the
-    rank, since any rank may fail and only rank 0 can talk.
+    rank, since any rank may fail, and only rank 0 has a socket to the host.
     """
     if not die_with_parent(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL):
         os._exit(1)

@@ -130,7 +130,7 @@ def recompile_limits() -> list[Site]:
 
 
 class Recompiles:
-    """Every compilation inside a block; in steady steps there should be none.
+    """Collects every compilation inside a block. In steady steps there should be none.
 
     When the block is left, ``compilations`` is their number and ``sites`` has one Site for each:
     ``recompile: <guard that failed>``, ``recompile limit reached: <guard>`` when torch gives the

@@ -106,7 +106,7 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
 
 
 def site_at(what: str, place: Place, phase: str = "", count: int = 1, allowed: str = "") -> Site:
-    """Return what happens at a place."""
+    """Return the Site of what happens at a place."""
     file, line, function, text, via = place
     return Site(what, file, line, function, text, phase, count, allowed, via or msgspec.UNSET)
 

@@ -50,7 +50,7 @@ class SyncListener:
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
-        self._sites: list[Site] | None = None  # of the block that listens now
+        self._sites: list[Site] | None = None  # of the block that listens now; None outside of all
         call_on_sync(self._note)
 
     def _note(self, kind: str) -> None:

@@ -1,9 +1,9 @@
 """Find out, on a CPU, where tensors would live on a machine with a GPU.
 
 A tensor belongs to the device if it was made there (``device=`` of the workload's device), was sent
-there (``.to(device)``), is a parameter, or was computed from such a tensor. It belongs to the host
-if it was made without a device, as torch.tensor(0.0) and a loaded batch are, or with "cpu" in the
-call, or was computed only from such tensors.
+there (``.to(device)``), is a parameter, or was computed from such a tensor. All others belong to
+the host: tensors made without a device, such as torch.tensor(0.0) and a loaded batch, tensors made
+with "cpu" in the call, and what was computed only from these.
 
 So the step number of an optimizer belongs to the host. That of a fused optimizer belongs to the
 device, since the fused kernel writes it together with the parameters. A batch that the code never

@@ -1,4 +1,4 @@
-"""Run a workload for a profiler that starts it and records between two marks of CUDA's.
+"""Run a workload for a profiler that starts this process and records between CUDA's two marks.
 
     nsys profile --capture-range=cudaProfilerApi ... \
         python -m stepguard.worker.profilers.for_nsight '{"case": {...}, "warmup": 3, ...}'
