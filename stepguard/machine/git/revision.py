@@ -82,32 +82,38 @@ def current(root: Path, baselines: Path | None) -> Revision:
     Files of ``baselines`` may differ from the commit; if it is None, none of them may. A document
     of a run that git does not have is no part of the tree, wherever an option had it written.
     """
-    commit = git(root, "rev-parse", "HEAD")
+    # Both of one process: this is asked often, and starting git is what takes the time.
+    both = git(root, "rev-parse", "HEAD", "--show-toplevel")
+    commit, _, folder = (both or git(root, "rev-parse", "HEAD") or "").partition("\n")
     if not commit:
         return Revision()
-    commit, folder = commit.strip(), git(root, "rev-parse", "--show-toplevel")
     # A rename would be two entries. A configuration may hide untracked files and submodules. A
     # folder listed in place of its files would not show which of them are baselines.
     asked = ("--no-renames", "--untracked-files=all", "--ignore-submodules=none")
     status = git(root, "status", "--porcelain", "-z", *asked)
-    if folder is None or status is None:  # it is not known to be clean
+    if not folder or status is None:  # it is not known to be clean
         return Revision(commit, ("git status failed",))
     top = Path(folder.removesuffix("\n"))
     entries = [(entry[:2], entry[3:]) for entry in status.split("\0") if entry]
     paths = [path for how, path in entries if how != "??" or not _is_document(top / path)]
-    paths += _unwatched(top)
+    listed = _listed(top)
+    paths += _unwatched(top, listed)
     dirty = [path for path in paths if not _is_baseline(top / path, baselines)]
-    tracked = (git(top, "ls-files", "-z") or "").split("\0")
-    watched = {path for path in tracked if path and not _is_baseline(top / path, baselines)}
+    watched = {path for _, path in listed if not _is_baseline(top / path, baselines)}
     return Revision(commit, tuple(sorted(dirty)), _state(top, watched.union(dirty)))
 
 
-def _unwatched(top: Path) -> list[str]:
+def _listed(top: Path) -> list[tuple[str, str]]:
+    """Return the files that git has in its index, each with the letter of how it looks at them."""
+    lines = (git(top, "ls-files", "-v", "-z") or "").split("\0")
+    return [(line[:1], line[2:]) for line in lines if line]
+
+
+def _unwatched(top: Path, listed: Collection[tuple[str, str]]) -> list[str]:
     """Return the files that git does not look at (assume-unchanged, skip-worktree): they may have
     changed, or be gone. Files that a sparse checkout leaves out are not among them.
     """
-    listed = (git(top, "ls-files", "-v", "-z") or "").split("\0")
-    marked = [line[2:] for line in listed if line[:1] == "S" or line[:1].islower()]
+    marked = [path for how, path in listed if how == "S" or how.islower()]
     if not marked or (git(top, "config", "--bool", "core.sparseCheckout") or "").strip() != "true":
         return marked
     return [path for path in marked if (top / path).exists()]
@@ -156,7 +162,7 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
     if changed is None or others is None:
         return None
     new = [path for path in others.split("\0") if path and not _is_document(top / path)]
-    paths = {path for path in changed.split("\0") if path} | {*new, *_unwatched(top)}
+    paths = {path for path in changed.split("\0") if path} | {*new, *_unwatched(top, _listed(top))}
     return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
 
 
