@@ -587,3 +587,25 @@ def test_leaks_that_python_cannot_see(own_heap):
     """
     leaks = {"storage": 1000, "graph": 1000, "frozen": 1000}
     assert in_a_fork(partial(hidden_leaks, own_heap)) == {"is": [leaks, False, False]}
+
+
+def seen_although_frozen(whole_heap):
+    """The bytes of live tensors, from one freeze to the next."""
+    whole_heap()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    hidden = gc.get_freeze_count()
+    held, kept, seen = live_tensor_bytes(hidden), [], []
+    for freezes in (False, True, False, True, True):
+        kept.append(torch.zeros(1000, dtype=torch.uint8))
+        if freezes:
+            gc.freeze()
+        seen.append(live_tensor_bytes(hidden) - held)
+    return seen
+
+
+def test_what_a_workload_freezes_is_looked_at(own_heap):
+    """Whenever it does, and however often it was looked before."""
+    seen = in_a_fork(partial(seen_although_frozen, own_heap))
+    assert seen == {"is": [1000, 2000, 3000, 4000, 5000]}

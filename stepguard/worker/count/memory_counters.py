@@ -259,7 +259,7 @@ def live_objects(frozen: int) -> list[Any]:
     A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more than
     ``frozen`` objects are frozen, they are unfrozen, and frozen again.
     """
-    hidden = _may_hide_more(frozen) and gc.get_freeze_count() > frozen
+    hidden = _hides_more(frozen)
     if hidden:
         gc.unfreeze()
     gc.collect()
@@ -269,22 +269,23 @@ def live_objects(frozen: int) -> list[Any]:
     return things
 
 
-def _may_hide_more(frozen: int) -> bool:
-    """Tell whether anything was frozen since the last call: if so, that call's mark was, too.
-    Counting the frozen objects takes 30 ms.
+def _hides_more(frozen: int) -> bool:
+    """Tell whether more than ``frozen`` objects are frozen. Only the first call counts them, which
+    takes 30 ms: afterwards, whatever was frozen since the last call was frozen with its mark.
     """
-    marks = _marks.get(frozen, ())
-    if any(thing is mark for mark in marks for thing in gc.get_objects()):
-        return False
-    _marks[frozen] = [_Mark()]
-    return True
+    if mark := _marks.get(frozen):
+        hidden = all(thing is not mark for thing in gc.get_objects())
+    else:
+        hidden = gc.get_freeze_count() > frozen
+    _marks[frozen] = _Mark()  # the caller, too, may freeze it
+    return hidden
 
 
 class _Mark:
     """An object that ``gc.freeze`` hides with all others."""
 
 
-_marks: dict[int, list[_Mark]] = {}  # by ``frozen``
+_marks: dict[int, _Mark] = {}  # by ``frozen``
 
 
 def _has_bytes(kind: Any) -> bool:
