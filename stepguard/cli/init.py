@@ -164,7 +164,7 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
             f"{front}put it in as {line}, and init again. To record the cases that the file has: "
             f"{python} -m pytest {name} --perf-update-new"
         )
-    # The file has the name that init would use, but contains no cases.
+    # The file has the name that init would use, but another test without @cases.
     say(
         f"# to be added to {name}", *test_text(case, f"speed_of_{function_name(case)}").splitlines()
     )

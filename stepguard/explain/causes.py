@@ -4,7 +4,7 @@ A step is a sum: kernels that compute, less their overlap, exposed communication
 and idle time by cause. Each term has a value for each step, so its difference can be compared with
 the scatter between the steps of one profile. A term within that scatter is no cause; the sum of
 such terms is ``Explanation.scatter_us``. Causes and scatter always add up to the difference. If a
-side has only one step, the scatter is unknown, and every difference is a cause.
+side has only one step, the scatter is unknown, and every difference above 1 us is a cause.
 """
 
 from collections.abc import Iterator, Sequence
@@ -132,8 +132,8 @@ def _work(rows: Sequence[KernelRow]) -> Work:
 
 
 def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, Cause]]:
-    """Yield the terms of each match at the pace of its class. With each term comes the cause that
-    it is if its difference is beyond the scatter.
+    """Yield the terms of each match at the pace of its class. With each term comes its cause, which
+    counts if the term's difference is beyond the scatter.
     """
     for matched in matches:
         kind = matched.rows[0].kind

@@ -116,9 +116,9 @@ class Pace:
         return tuple(before.tolist()), tuple(after.tolist())
 
     def unsure_us(self, match: Match) -> float:
-        """Return a standard error of the match's difference, in us: it is not exactly known to
-        which degree the match follows the pace. A phase whose pace is unknown may have that of any
-        other phase.
+        """Return the standard error, in us, that a match's difference has because the degree to
+        which the match follows the pace is not exactly known. A phase whose pace is unknown may
+        have that of any other phase.
         """
         row = match.rows[0]
         shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}

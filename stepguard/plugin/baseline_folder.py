@@ -33,8 +33,8 @@ class BaseBranch:
     changes: tuple[str, ...]  # where this tree's baselines and waivers differ: old -> new
 
     def lines(self, most: int = 20) -> list[str]:
-        """Return that the branch's baselines judge, and ``most`` of the tree's changes to them;
-        empty if there are none.
+        """Return a line that names the branch whose baselines judge, and at most ``most`` lines on
+        what the tree changes in them. Empty if it changes nothing.
         """
         if not self.changes:
             return []
@@ -61,10 +61,10 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
 
 
 def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
-    """Tell whether pytest was asked only for whole folders of tests. A file is none, and neither is
-    a path inside a folder of `testpaths`. If `testpaths` is empty or names the whole project, a
-    path inside any folder of the project is none. ``arguments`` are the paths to check; by default
-    all that pytest got.
+    """Tell whether pytest was asked only for whole folders of tests. A file is only a part, and so
+    is a folder inside a folder of `testpaths`. If `testpaths` is empty or names the whole project,
+    a folder inside any folder of the project is a part. ``arguments`` are the paths to check; by
+    default all that pytest got.
     """
     root = config.rootpath.resolve()
     folders = {(root / path).resolve() for path in config.getini("testpaths")}

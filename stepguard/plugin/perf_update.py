@@ -101,8 +101,8 @@ class Recorder:
         return "to be recorded" if first else f"{verdict.status.value} (to be recorded)"
 
     def _accept(self, result: Result, dry: bool = False) -> bool:
-        """Record a result; with ``dry`` only find out whether it would be refused. Return whether
-        it was not refused.
+        """Record a result; with ``dry`` only find out whether that is possible. Return whether it
+        was, or could be, recorded.
         """
         first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
         appends = not (self._all or first)  # only adds to the level that exists

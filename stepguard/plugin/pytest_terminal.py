@@ -36,8 +36,8 @@ def progress_line(
 
 
 def _display(config: pytest.Config, reporter: Any) -> Display:
-    """Return pytest's terminal. It is written to past pytest's capturing, which is on while a test
-    measures its case.
+    """Return a display that writes to pytest's terminal past pytest's capturing, which is on while
+    a test measures its case.
     """
     capture = config.pluginmanager.getplugin("capturemanager")
     uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext

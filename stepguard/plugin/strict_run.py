@@ -65,7 +65,7 @@ class StrictRun:
         self._began = Revision()  # at the beginning of a strict run
 
     def begin(self, gpus: Sequence[Gpu], judges: Path, branch: str) -> None:
-        """Read the baselines for this machine, in this tree and in the folder that ``judges``.
+        """Read the baselines for this machine: this tree's, and those in ``judges``, which judge.
         ``branch`` is what --perf-base named, or empty. Raises Refused if a strict run has options
         or a tree that the guard does not accept. Also raises UsageError and FileError.
         """

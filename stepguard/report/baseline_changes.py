@@ -79,8 +79,8 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
 
 
 def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
-    """Return how many of a level's recordings are gone, or have edited figures. They count since
-    times are compared with all recordings. Edits of the newest one are left out: its figures are
+    """Return how many of a level's recordings are gone, or have edited figures. This matters since
+    times are compared with all recordings. Edits of the newest one do not count: its figures are
     shown.
     """
 

@@ -86,7 +86,7 @@ def chart(document: RunDocument) -> Iterator[str]:
     if len(changes) < 2:
         return
     shown = sorted(changes, reverse=True)[:CHARTED]
-    # Any other character in a name could end its quotation, or the block.
+    # A character that UNPLAIN matches could end the name's quotation, or the block.
     names = ", ".join(f'"{re.sub(UNPLAIN, "?", case)}"' for _, case in shown)
     figures = ", ".join(f"{change:.2f}" for change, _ in shown)
     lines = ["xychart-beta horizontal", '  title "step time against the other side [%]"']

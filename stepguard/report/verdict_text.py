@@ -307,7 +307,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
 
 
 def remarks(evidence: Evidence) -> list[str]:
-    """Return what a verdict does not show of how the evidence was measured, a sentence each."""
+    """Return remarks on the measurement that a verdict does not show, a sentence each."""
     texts, lost = [], evidence.disturbances
     if lost:
         texts.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")

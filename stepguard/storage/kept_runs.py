@@ -29,7 +29,7 @@ from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, contents, replace_file
 
 KEPT_RUNS = 20
-# Folders of compiled extensions, one a tree: this one, and other revisions' that no run uses again.
+# Folders of compiled extensions, one for each tree. No later run uses other revisions' trees.
 KEPT_EXTENSIONS = 4
 STAMP = "%Y%m%dT%H%M%S.%fZ"
 EVIDENCE = "evidence.json"
@@ -62,7 +62,7 @@ def cache_of(folder: Path) -> Path:
 
 
 def _used_at(extensions: Path) -> float:
-    """Return when a tree's extensions were last used, in seconds since the epoch; 0 if unknown.
+    """Return when a tree's extensions were last used, in seconds since 1970; 0 if unknown.
     torch makes a lock file in an extension's folder at each use, which changes the folder's time.
     """
     with contextlib.suppress(OSError):  # another run may remove the folder
