@@ -54,7 +54,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def described(self) -> str:
         """Return ``.item(): loss.item() in step (train.py:10), forward``."""
-        return f"{self.what}: {self.location()}" if self.file else self.location()
+        return f"{self.what}: {self.location()}" if self.file and self.text else self.location()
 
     @property
     def reached(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from stepguard.core.explanation import Cause, Kind, Refusal, Refused, Side
 from stepguard.core.text import listed
 from stepguard.explain.causes import LOST_AT_MOST
-from stepguard.report.kernel_names import short
+from stepguard.trace.kernel_classes import short
 
 # By kind: what it is, how, and what a page of its own adds.
 _WORDS = {

@@ -10,8 +10,8 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report.cause_text import how, named, refused_because
-from stepguard.report.kernel_names import is_generic
 from stepguard.report.metric_notes import on_ranks
+from stepguard.trace.kernel_classes import is_generic
 
 # A cause is named before the time if it makes up at least this share of the change. A kernel comes
 # before a wait that the source names from the next share on.

@@ -529,7 +529,7 @@ def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
     gate.commit()
     result = gate.run("--perf-strict")
     assert result.ret == 4 and gate.measured == []
-    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, and not *"
+    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, the *"
     result.stderr.fnmatch_lines([text])
     assert gate.run("--perf-strict", "perf/test_a.py").ret == 0
 
@@ -557,6 +557,18 @@ def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200):
     gate.commit()
     assert gate.run("-m", "smoke").ret == 0
     result = gate.run("-m", "smoke", "--perf-strict")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*linear?124m?: guarded, *: deselected by -m 'smoke'; *"])
+
+
+def test_a_new_case_of_a_gpu_is_guarded_only_where_there_is_one(gate, h200):
+    """A machine without a GPU has nothing to measure it with. On a GPU it may not be left out."""
+    gate.suite(gate.cuda(), gate.cpu())
+    gate.record(gate.cpu())
+    gate.commit()
+    assert gate.run("--perf-strict").ret == 0
+    gate.gpus = [h200]
+    result = gate.run("--perf-strict", "-m", "smoke")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*linear?124m?: guarded, *: deselected by -m 'smoke'; *"])
 
