@@ -529,7 +529,7 @@ def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
     gate.commit()
     result = gate.run("--perf-strict")
     assert result.ret == 4 and gate.measured == []
-    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, and not *"
+    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, the *"
     result.stderr.fnmatch_lines([text])
     assert gate.run("--perf-strict", "perf/test_a.py").ret == 0
 
