@@ -66,7 +66,9 @@ class Entry(
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
-        """Return the metrics that a case on that device must still gate, beside these."""
+        """Return the metrics that a case with these gates must gate, too, on that device and with
+        so many ranks.
+        """
         missing = self.required_gates - set(gates)
         return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
 
