@@ -279,6 +279,20 @@ def _mean_reaches(
 ) -> tuple[Any, Any]:
     """Return two arrays with a value for each of POINTS sample variances: the mean below which an
     analysis says `same`, and the mean above which it says SLOWER.
+    """
+    sure, reach = _bounds_of_noise(analysis, sd_pct, prior, alpha)
+    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
+    # margin.
+    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
+    return same_below, np.maximum(sure, margins.ignore + reach)
+
+
+@lru_cache(maxsize=64)  # called for each margin that is tried
+def _bounds_of_noise(
+    analysis: InterimAnalysis, sd_pct: float, prior: Prior, alpha: float
+) -> tuple[Any, Any]:
+    """Return two arrays with a value for each of POINTS sample variances: how far the mean must be
+    from zero for a change to be certain, and how far the bounds are from the mean.
 
     For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
     chi-square with n - 1 degrees of freedom. The variances are quantiles of that distribution, each
@@ -290,8 +304,4 @@ def _mean_reaches(
     sd, degrees = np.vectorize(prior.moderated)(variances, count)
     error = sd / math.sqrt(count)
     sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha * level_share(alpha)) * error
-    reach = scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
-    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
-    # margin.
-    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
-    return same_below, np.maximum(sure, margins.ignore + reach)
+    return sure, scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
