@@ -1,7 +1,7 @@
 """The layout of a baseline file, as frozen types. storage/baseline_files.py reads and writes it.
 
 A file holds cases. A case holds epochs, oldest first. An epoch holds the recordings of one level.
-An accepted change of level opens a new epoch. Only the last epoch is compared with.
+An accepted change of level opens a new epoch. Runs are compared only with the last epoch.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Entry(
 
     @property
     def level(self) -> Epoch:
-        """Return the last epoch. Only this one is compared with."""
+        """Return the last epoch: the only one with which runs are compared."""
         return self.epochs[-1]
 
     @property

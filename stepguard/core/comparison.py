@@ -96,8 +96,8 @@ def judged(case: Case) -> tuple[str, ...]:
 
 
 def judges_ungated_time(case: Case) -> bool:
-    """Tell whether the case is on a CPU and gates no time. Beside another revision its step time is
-    still judged, but only a slowdown beyond doubt fails.
+    """Tell whether the case is on a CPU and gates no time. In pairs its step time is still judged,
+    but only a slowdown beyond doubt fails.
     """
     return not is_gpu(case.device) and not gates_times(case)
 

@@ -1,5 +1,5 @@
-"""A profile: what a few steps of one workload did on the GPU. It is small enough to keep with a
-run. And the identity of these steps.
+"""The profile and the identity of a few steps of one workload. The profile says what they did on
+the GPU, and is small enough to keep with a run.
 
 Every figure has a value for each profiled step. Their scatter shows whether two profiles differ. In
 each step: compute + exposed communication + exposed copies + idle = step.
@@ -37,7 +37,7 @@ class KernelRow:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return the fields that differ between any two rows of a profile."""
+        """Return the fields by which the rows of a profile are distinguished."""
         return self.name, self.grid, self.block, self.phase, self.work
 
 

@@ -41,8 +41,7 @@ def parse(
     check: Check[Content] | None = None,
     older: Mapping[int, Upgrade] = NO_OLDER,
 ) -> Content:
-    """Return the document as a ``kind``. ``older`` has an upgrade for each older schema that can be
-    read.
+    """Return the document as a ``kind``. ``older`` has upgrades for the older schemas it may have.
 
     Raises ValueError if the document is truncated; if it has NaN, a number beyond LARGEST or a key
     twice; if it has a wrong, missing or unknown field; or if ``check`` yields something. Raises

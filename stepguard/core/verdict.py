@@ -33,7 +33,7 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Confirmation(StrEnum):
-    """What pairs beside the recording's commit say of an alarm, or that there are none."""
+    """What pairs of HEAD and the recording's commit say of an alarm, or that there are none."""
 
     CONFIRMED = "CONFIRMED"  # the code is slower, or faster
     STEP_SAME = "STEP_SAME"  # kernels take longer, the step does not
@@ -118,8 +118,8 @@ class MetricVerdict(_Data, frozen=True):
     new: float | None = None
     change_pct: float | None = None  # 100 * (new / old - 1); of a difference in points of a step
     limit_pct: float | None = None  # only of times and differences
-    # Beside recordings a time's standard error over launches, and half of a difference's interval.
-    # In pairs the standard deviation of a pair.
+    # Against recordings: a time's standard error over launches, or half of a difference's interval.
+    # In pairs: the standard deviation of a pair.
     noise_pct: float | None = None
     moved: tuple[PartMove, ...] = ()  # parts, causes first
     ranks: tuple[int, ...] = ()  # the ranks that moved, if not all did
@@ -128,7 +128,7 @@ class MetricVerdict(_Data, frozen=True):
     waived_until: str = ""  # ISO 8601; the last day on which it passes by a waiver
     failing_ranks: tuple[tuple[float, float], ...] = ()  # old and new of each rank that fails
     pairs: PairsFinding | None = None  # of a time that pairs with another revision judged
-    confirmed: Confirmed | None = None  # of a time that the screen said had moved
+    confirmed: Confirmed | None = None  # of a time that moved against recordings
     figures: OfMetric | None = None  # the figures of its note
     slow_steps: SlowSteps | None = None  # of a step time: slower steps within launches
 

@@ -62,7 +62,7 @@ _MOVED = (Status.SLOWER, Status.FASTER)
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run learned about an alarm: pairs beside a commit, or why there are none."""
+    """What a run learned about an alarm: pairs of HEAD and a commit, or why there are none."""
 
     commit: str = ""  # the commit, and how it was chosen
     pairs: Comparison | None = None

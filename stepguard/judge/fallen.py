@@ -55,8 +55,8 @@ class _Search:
 
     def explains(self, name: str, fall: int, syncs: float) -> bool:
         """Tell whether an operator that fell is one of this search, and fell by a number of calls
-        that the search can explain. For reads and fills, which a step may also do for other ends,
-        that number is exact, apart from a read for each of the ``syncs`` that are gone.
+        that the search can explain. A step may also read and fill for other reasons. So for reads
+        and fills that number is exact, apart from a read for each of the ``syncs`` that are gone.
         """
         if name in _READS:
             return 0 <= fall - self.times * self.parameters <= syncs

@@ -14,7 +14,7 @@ from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding
 from stepguard.judge.pair_statistics import decide, figures
 from stepguard.judge.sequential_plan import MOST_PAIRS
 
-# A start reads files and asks the compiler: it scatters by percents, on a GPU as on a CPU.
+# A start reads files and asks the compiler. So it scatters by several percent, also on a GPU.
 FIRST_STEP_MARGINS = Margins(5.0, 20.0)
 # This share of the case's level. It is small, so that the case's error rate hardly rises.
 LEVEL_SHARE = 0.1

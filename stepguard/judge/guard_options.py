@@ -127,8 +127,9 @@ def _dirty(run: Run) -> Problems:
 
 
 def _other_environment(run: Run) -> Problems:
-    """Yield a problem for all that launches inherit and that changed since pytest was started. Then
-    yield one for each case in pairs whose environment differs from the newest recording's.
+    """Yield a problem for each thing that launches inherit and that changed since pytest was
+    started. Then yield one for each case in pairs whose environment differs from the newest
+    recording's.
     """
     for change in run.changed:
         yield Problem(ProblemCode.OTHER_ENVIRONMENT, changed_in_pytest(change))

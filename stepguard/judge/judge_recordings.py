@@ -102,8 +102,8 @@ def _noted_time(
     metric: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
 ) -> MetricVerdict:
     """Return the step time with the steps that are slower within launches. If the time is `same`,
-    its reason is what moved all the same: such steps, or, before them, kernels. Kernels that moved
-    are an alarm.
+    such steps, or kernels that take longer, are its reason. If there are both, it is the kernels,
+    since they are an alarm.
     """
     reason = metric.reason
     if metric.status is Status.SAME and slow_steps:

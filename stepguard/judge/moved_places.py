@@ -50,8 +50,8 @@ _WIDEST = {"[float64]": 0, "[float32]": 1}  # other types come after them
 VIEWS_PCT = 2.0  # of the operator calls; more views than that cost the host time
 EDITED = "edited line"  # stands for what happens at an edited line that calls nothing more
 FEW_LINES = 3  # if more lines were edited, none of them is named as the cause of a peak
-# Python is named as the cause of a slower step only if it runs so many lines more, and this share
-# of its lines more. Refactorings move fewer.
+# Python is named as the cause of a slower step only if the step runs at least so many lines more,
+# and at least this share of its lines more. Refactorings add fewer.
 LEAST_LINES = 100
 LEAST_LINES_SHARE = 0.1
 
@@ -139,8 +139,8 @@ def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
     """Return the lines that call these operators more or less often. If an operator fell, the count
-    is negative. Touched lines come before untouched ones. Among each of them, lines with a phase
-    come last: their operators are called only in backward passes and optimizers.
+    is negative. Touched lines come before untouched ones. In both groups lines with a phase come
+    last: their operators are called only in backward passes and optimizers.
     """
     new, old = _by_line(now, past)
     # Lines from a baseline have no phase, so HEAD's phase of the line is used.

@@ -194,8 +194,8 @@ def decide(measured: Figures, *, last: bool = False) -> Decision:
     """Judge pairs by the sequential plan.
 
     Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the ``last`` because the
-    time is up, which must not depend on the pairs. The last pairs use up the error of the next
-    analysis, and have the levels of the analysis before.
+    time is up. The time limit must not depend on the pairs. The last pairs use up the error of the
+    next analysis, and have the levels of the analysis before.
 
     If HEAD is slower by more than the matter margin when the replaced pairs count, too, nothing
     passes: something may disturb only HEAD, in one pair after another.
@@ -228,8 +228,7 @@ def smallest_detectable_pct(
 
     ``sd_pct`` is the true standard deviation of 100 * d, which is assumed to be normal. A run
     misses the slowdown if the last analysis does not say SLOWER, or if an earlier one said `same`.
-    The chance of a miss is at most the sum of both chances. Raises ValueError unless ``sd_pct`` is
-    positive and finite.
+    The sum of both chances bounds a miss. Raises ValueError unless ``sd_pct`` is in (0, inf).
     """
     if not 0 < sd_pct < math.inf:
         raise ValueError(f"sd_pct {sd_pct!r}: not positive and finite")

@@ -46,7 +46,7 @@ def refuse_differing_ranks(ranks: Answers) -> None:
 
 
 def _platform(answer: dict[str, Any]) -> Conditions:
-    """Return the conditions that must be equal on all ranks of a launch. A card's UUID is none."""
+    """Return the conditions that must be equal on all ranks of a launch. Their cards may differ."""
     known = answer["fingerprint"]
     software = ("torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
     steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
@@ -133,7 +133,7 @@ def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
 
 def _sites_of(name: str, counted: Sequence[Counts]) -> tuple[Site, ...]:
     """Return each site of a metric, with the highest count that a rank has for it. If the metric
-    differs between steps, only the ranks on which it does are asked.
+    differs between steps, only the ranks on which it does count.
     """
     differs = [counts for counts in counted if name in counts.unstable]
     by_place: dict[tuple[str, ...], Site] = {}

@@ -29,8 +29,8 @@ class Protocol:
 
     @property
     def timed_s(self) -> float:
-        """Return about how many seconds a launch's warm-up and blocks take. The warm-up counts as
-        twice its least, which it rarely keeps to.
+        """Return about how many seconds a launch's warm-up and blocks take. The warm-up is assumed
+        to take twice its least.
         """
         return 2 * self.warmup_min_s + self.blocks * self.block_s
 

@@ -38,8 +38,8 @@ class PairTiming:
     ahead: int = 2  # how many pairs import while one is built; on few cores one is enough
     steps: range = range(0)  # the steps that blocks must time; empty: any
     # Seconds of load after which the second block of the first pairs ends: as late as the blocks of
-    # a launch beside a stored baseline. It ends at step REACH_STEPS if that takes longer, but at
-    # most twice as long.
+    # a launch that recordings judge. If step REACH_STEPS comes later, but after at most twice these
+    # seconds, it ends there.
     reach_s: float = 0.0
 
 
@@ -112,7 +112,7 @@ class Pair:
 
     def run(self, order: Sequence[int], nobody_imports: Callable[[], bool], far: bool) -> None:
         """Warm up, wait until ``nobody_imports``, then run blocks in ``order``. With ``far`` the
-        second blocks end as late as those of launches beside a stored baseline.
+        second blocks end as late as those of launches that recordings judge.
         """
         first, second = self.launches[order[0]], self.launches[order[1]]
         most = self._timing.steps.start // 2

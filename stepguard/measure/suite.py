@@ -64,7 +64,7 @@ class Suite:
     # Waivers, and the trailers of the commits from ``tree`` to what is measured.
     permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
-    alpha: float = ALPHA  # the level of each case in ``tree``; pairs of an alarm have ALPHA
+    alpha: float = ALPHA  # level of each case that ``tree`` judges; pairs of an alarm have ALPHA
     fresh: bool = False  # measure pairs even if an earlier run's SLOWER would stay
     confirms: bool = True  # measure pairs if a baseline calls a time SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case in place of the baselines

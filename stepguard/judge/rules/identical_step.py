@@ -24,10 +24,10 @@ from stepguard.judge.slow_step_patterns import of_pairs
 
 # If the host needs more than this share of a step to launch it, the GPU may wait for the host. On
 # H200s the share is 0.09 for `forward`, 0.48 for a train step of 1,500 launches, and 0.72 with two
-# and four ranks. It is that high since with more than some 1,000 launches the host itself waits for
+# and four ranks. With more than some 1,000 launches it is high because the host itself waits, for
 # room in the queue.
 HOST_SHARE = 0.8
-PAIR_SDS = 2.0  # so many of its standard deviations may the mean of the pairs differ from zero
+PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
 # The matter margin must be at least so many standard deviations of the pairs' mean. One pair is
 # enough for that if its standard deviation is 0.2 % at most. Of slowdowns as large as the matter
 # margin that no identity shows, at most 31 % then pass.

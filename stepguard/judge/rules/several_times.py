@@ -38,7 +38,7 @@ def rule(comparison: Comparison) -> Decision | None:
 
 def chance(blocks: int) -> float:
     """Return the probability that unchanged code looks like this. It assumes that a disturbance of
-    such size hits each block independently with probability 1/2: any other one gives less.
+    such size hits each block independently with probability 1/2. Any other probability gives less.
     """
     return 0.5**blocks
 

@@ -39,8 +39,8 @@ ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
 # Variables with the number of nodes and this node's rank, if the launcher starts one process on
 # each node.
 SIZE_AND_RANK = (
-    # The first pair that is set counts. mpirun's come before SLURM's, which its processes in a
-    # SLURM job also have. A step's come before its job's, which may have more nodes.
+    # The first pair that is set counts. mpirun's variables come before SLURM's, since its processes
+    # in a SLURM job have both. A step's come before its job's, since the job may have more nodes.
     ("STEPGUARD_NODES", "STEPGUARD_NODE_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_NODES", "SLURM_NODEID"),

@@ -123,7 +123,7 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
     It is the recording's own commit if HEAD and the main branch (or ``rev``) both have it. A commit
     that only this branch has may be as slow as HEAD, and would prove nothing. If the recording's
     commit cannot be used, for example after a squash or in a shallow clone, it is the merge base of
-    the two branches. A merge base that is HEAD itself is not used: it would be the same code.
+    HEAD and the main branch. A merge base that is HEAD itself is not used: it is the same code.
     """
     head = _commit(root, "HEAD")
     if not head:

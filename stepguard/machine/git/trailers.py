@@ -64,7 +64,7 @@ def trailers(
 
 def _commits(root: Path, base: str, head: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield hash, author, values of trailers and message of the commits ``base..head``, the newest
-    first. Raises TreeError for what cannot be read.
+    first. Raises TreeError if the range or a message cannot be read.
     """
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
     commits = f"{short_hash(base)}..{short_hash(head)}"

@@ -18,7 +18,7 @@ from stepguard.machine.gpu.telemetry import Expected, Poll, Ranks, Sample, annot
 
 SAMPLE_S = 0.05
 GONE_LIMIT_S = 10.0
-HIDDEN_MEMORY_BYTES = 2 << 30  # with more memory in use, a process that NVML does not show runs
+HIDDEN_MEMORY_BYTES = 2 << 30  # if more is in use, there is a process that NVML does not show
 
 
 class MachineError(Exception):

@@ -1,8 +1,8 @@
 """Tell what a case's GPUs did during a block, on every node, and whether the block counts. Pure.
 
 Ranks are numbered node after node, ``per_node`` on each. Rank i of a node is on its GPU i. Every
-node has its own clock. So a node's own ranks say when the block began and ended, and only samples
-from between count.
+node has its own clock. So a node's own ranks say when the block began and ended. Only the samples
+between these two times count.
 """
 
 from collections.abc import Sequence, Set
