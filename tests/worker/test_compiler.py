@@ -211,6 +211,37 @@ def test_a_function_given_up_without_an_error_is_a_break(monkeypatch):
     assert site.text == "def in_a_loop(x):" and "cannot be resumed" in site.what
 
 
+def test_a_limit_without_a_place_has_that_of_its_own_frame(monkeypatch):
+    """torch does not always say whose recompile limit was reached. Another compilation of the same
+    frame says it, and one of another frame does not.
+    """
+
+    def record(compile_id, name, **changes):
+        known = {
+            "compile_id": compile_id,
+            "co_name": name,
+            "co_filename": str(ROOT / PROGRAMS),
+            "co_firstlineno": inspect.getsourcelines(getattr(broken_graphs, name))[1],
+            "is_forward": True,
+            "fail_type": None,
+            "fail_reason": None,
+            "recompile_reason": None,
+        }
+        return SimpleNamespace(**known | changes)
+
+    limit = {"fail_type": "FailOnRecompileLimitHit", "fail_reason": "recompile_limit reached"}
+    records = [
+        record("0/0", "whole"),
+        record("1/0", "printing"),
+        record("0/8", "whole", co_filename=None, **limit),
+    ]
+    utils = SimpleNamespace(get_compilation_metrics=lambda: records)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    monkeypatch.chdir(ROOT)
+    (site,) = recompile_limits()
+    assert (site.file, site.function) == (PROGRAMS, "whole")
+
+
 def test_without_records_there_is_still_a_count(monkeypatch):
     """A torch that keeps none of the records leaves texts and counts without a place."""
     counters = {
