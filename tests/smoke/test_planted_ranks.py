@@ -28,7 +28,7 @@ from stepguard.storage.accept_recording import recording_of
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
 OPERATORS = ("operator_calls_per_step", "compiled_operator_calls_per_step")
 ALONG = (*OPERATORS, "sync_candidates_per_step")
-MORE = {"a search for unused parameters": ("garbage_objects_per_step",)}
+ALSO = {"a search for unused parameters": ("garbage_objects_per_step",)}
 SETTINGS = "    ddp = DdpSettings(\n        bucket_cap_mb,\n"
 UNUSED = (
     "        find_unused_parameters,\n        compile_before_wrap,\n        optimize_ddp,\n    )"
@@ -104,7 +104,7 @@ def test_every_plant_is_caught(verdicts, name):
     assert verdicts[name].status is Status.CHANGED
     assert verdicts[name].worst.metric == CALLS
     assert headline(verdicts[name]).count(" -> ") == 1
-    assert moved(verdicts[name]).keys() <= {CALLS, PAYLOAD, *ALONG, *MORE.get(name, ())}
+    assert moved(verdicts[name]).keys() <= {CALLS, PAYLOAD, *ALONG, *ALSO.get(name, ())}
 
 
 def test_sync_in_every_micro_step_doubles_the_buckets(clean, verdicts):
