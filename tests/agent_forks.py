@@ -33,13 +33,14 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,7 +67,7 @@ FREE = (
     "CI",
     "COLUMNS",
     "CUDA_MODULE_LOADING",  # torch 2.8 sets it when it first looks for a GPU
-    "GIT",
+    "GIT",  # of GitHub, too
     "GLOO_SOCKET_IFNAME",
     "HANGS_ON",  # tests/faults
     "HOME",
@@ -103,15 +104,16 @@ ENVIRONMENT_FIELDS = slice(47, 49)  # of /proc/PID/stat, behind the process's na
 
 
 @contextlib.contextmanager
-def served(environment: dict[str, str], folder: Path) -> Iterator[str]:
+def served(environment: dict[str, str], folder: Path, free: Iterable[str] = ()) -> Iterator[str]:
     """Run a server whose agents get ``environment``'s settings; yield the name of its socket. It
     ends with the block, and with this process. ``folder``: an empty one, for what imports write.
+    ``free``: more variables that nobody reads on import.
     """
     name = f"agent-forks-{os.getpid()}-{os.urandom(8).hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("\0" + name)
         listener.listen(64)
-        main = f"__import__({__name__!r}).main({listener.fileno()}, {os.getpid()})"
+        main = f"__import__({__name__!r}).main({listener.fileno()}, {os.getpid()}, {[*free]})"
         own = {"PYTHONPATH": str(Path(__file__).parent), "ROOM": "." * ROOM_BYTES}
         places = [folder / name for name in ("temporary", "current")]
         for place in places:
@@ -130,6 +132,20 @@ def served(environment: dict[str, str], folder: Path) -> Iterator[str]:
     finally:
         server.kill()
         server.wait()
+
+
+def interpreter(folder: Path) -> Path:
+    """Write a program ``python`` into a new folder, for scripts that call it: see QUICK_PYTHON.
+    Beside it are the other programs of this interpreter's environment.
+    """
+    folder.mkdir()
+    for program in Path(sys.executable).parent.iterdir():
+        if not program.name.startswith("python"):
+            (folder / program.name).symlink_to(program)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(QUICK_PYTHON)} "$@"\n')
+    python.chmod(0o755)
+    return python
 
 
 def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
@@ -270,7 +286,7 @@ def _send(to: socket.socket, request: dict[str, Any], files: list[int]) -> None:
     to.sendmsg([json.dumps(request).encode()], [rights])
 
 
-def main(listener: int, owner: int) -> None:
+def main(listener: int, owner: int, free: list[str]) -> None:
     """Serve whoever connects, until the owner dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != owner:
@@ -282,7 +298,8 @@ def main(listener: int, owner: int) -> None:
     sys.path.remove(str(Path(__file__).parent))
     gc.disable()  # as an agent does while it imports
     with socket.socket(fileno=listener) as waiting:
-        Stage(waiting, {**os.environ}, room, []).serve()
+        own = {name: value for name, value in os.environ.items() if name not in free}
+        Stage(waiting, own, room, [], free).serve()
 
 
 def _room() -> tuple[int, int]:
@@ -301,9 +318,10 @@ class Stage:
         environment: dict[str, str],
         room: tuple[int, int],
         held: list[str],
+        free: list[str],
     ) -> None:
         self._requests, self._environment, self._room = requests, environment, room
-        self._held = held
+        self._held, self._free = held, free
         self._further: dict[str, socket.socket] = {}
         self._callers: dict[int, socket.socket] = {}  # by agent
         self._ends: dict[int, int] = {}  # agents by what becomes readable at their end
@@ -368,7 +386,11 @@ class Stage:
     def _can_stand_in(self, request: dict[str, Any]) -> bool:
         free = FREE if request["module"] == AGENT else (*FREE, *OF_LAUNCHES)
         asked, own = (
-            {name: value for name, value in variables.items() if not name.startswith(free)}
+            {
+                name: value
+                for name, value in variables.items()
+                if name not in self._free and not name.startswith(free)
+            }
             for variables in (request["environment"], self._environment)
         )
         # STEPGUARD_HOST_PID may get some digits more.
@@ -407,7 +429,7 @@ class Stage:
                 if module == "pytest":
                     _import_plugins()
             held = [*self._held, module]
-            Stage(theirs, self._environment, self._room, held).serve()
+            Stage(theirs, self._environment, self._room, held, self._free).serve()
         finally:
             os._exit(1)
 

@@ -167,7 +167,7 @@ def test_the_readmes_tree_is_the_folders():
 
 def test_what_to_read_first_is_there():
     """The files that the README names."""
-    _, _, named = README.partition("Read\nfirst: ")
+    _, _, named = README.partition("\nRead first: ")
     paths = re.findall(r"`([\w/]+\.py)`", named)
     assert len(paths) == 4 and all((ROOT / path).is_file() for path in paths)
 

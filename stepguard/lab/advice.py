@@ -70,7 +70,7 @@ class Recommendation:
 
     advice: Advice
     subject: str  # a kernel, a class, a bound or a call
-    figure: float  # % of the step or of kernel time; us; for ncu % of the sustained peak
+    figure: float  # in %, of what the rule's text says
     place: str = ""
 
 

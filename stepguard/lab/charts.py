@@ -16,8 +16,8 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 10.0, 8.0, 20.0  # of charts with an axis of va
 LABELS, FIGURES = 128.0, 74.0  # widths of a bar's name and of its figure
 LABEL_CHARACTERS = 20
 HEAD, BASE = "head", "base"  # the two sides; their colours are in the style sheet
-MIDDLE, END = "m", "e"  # what of a text is at its coordinate
-MOST_COLUMNS = 90  # of a side's series: each is its least and its greatest value
+MIDDLE, END = "m", "e"  # which part of a text is at its coordinate
+MOST_COLUMNS = 90  # of a side's series; a column shows its least and its greatest value
 ROW = 17.0
 
 
@@ -82,7 +82,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Return round values between two, ``most`` or a few more."""
+    """Return round values from ``low`` to ``high``: at most one more than ``most``."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * 0.999)
@@ -103,9 +103,9 @@ def _figure(value: float, step: float) -> str:
 
 
 def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
-    """Return a chart of values in their order, a slot beside the other; None without values.
+    """Return a chart of values in their order, slot by slot; None without values.
 
-    A long series keeps the least and the greatest value of each column.
+    Of a long series each column keeps the least and the greatest value.
     """
     values = [value for slot in slots for value in (*slot.head, *slot.base)]
     if not values:
@@ -134,7 +134,7 @@ def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
 
 @dataclass(frozen=True)
 class Level:
-    """A value that points keep to, from the first of them to the last."""
+    """The value of a level, and the numbers of its first and its last point."""
 
     first: int
     last: int
@@ -280,7 +280,9 @@ def _change_axis(across: Scale, height: float) -> Iterator[Shape]:
 
 
 def bar_chart(title: str, says: str, bars: Sequence[Bar]) -> Chart | None:
-    """Return a row for each bar, of one side or two; None without any. Negative values go left."""
+    """Return a chart with a row for each bar, of one side or two; None if all values are zero or
+    missing. Negative values go left.
+    """
     values = [v for bar in bars for v in (bar.head, bar.base) if v is not None]
     if not values or not any(values):
         return None

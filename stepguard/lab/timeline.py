@@ -140,7 +140,7 @@ def _idle(analysis: Analysis, begin: float, end: float) -> Iterator[_Bar]:
     gaps, calls = analysis.gaps, analysis.windows.calls
     for i in np.flatnonzero((gaps.begin_us >= begin) & (gaps.begin_us < end)).tolist():
         cause = CAUSES[gaps.cause[i]]
-        if cause == Idle.GAP:  # thousands, of a microsecond each
+        if cause == Idle.GAP:  # there are thousands, of a microsecond each
             continue
         sync = int(gaps.sync[i])
         call = "" if sync == NONE else f": {analysis.trace.names[calls.name[sync]]}"

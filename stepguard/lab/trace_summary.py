@@ -32,9 +32,9 @@ class PhaseRow:
 
     path: str
     host_us: float  # in each step
-    own_us: float  # ... outside the phases inside it
+    own_us: float  # the part of host_us outside the phases inside it
     gpu_us: float  # in each step, while at least one of its records runs
-    # In each step, from the first record's begin to the last one's end, for each pass.
+    # In each step, from the first record's begin to the last one's end, summed over the passes.
     gpu_span_us: float
 
 
@@ -73,7 +73,7 @@ class Summary:
     lost: int
     profile: Profile
     communication_us: Series
-    # Of communication, while something computes; None without communication.
+    # The part of communication during which something computes; None without communication.
     overlap_share: float | None
     classes: tuple[ClassRow, ...]
     phases: tuple[PhaseRow, ...]

@@ -1,5 +1,6 @@
-"""Names of kernels and ranges: their classes, by the table kernel_classes.toml and what users add
-to it, and a short form for a line.
+"""Sort kernels and ranges into classes by their names, and shorten names for a line of text.
+
+The rules are in the table kernel_classes.toml, and in a file that a user adds.
 """
 
 import re

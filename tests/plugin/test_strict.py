@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from quick_launches import BUSY_LIMIT_S
 from run_documents import OLD
 
 from stepguard.cli.main import main
@@ -529,7 +528,7 @@ def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
     gate.commit()
     result = gate.run("--perf-strict")
     assert result.ret == 4 and gate.measured == []
-    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, and not *"
+    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, the *"
     result.stderr.fnmatch_lines([text])
     # Before pytest 9 a path that the settings name, too, is collected twice.
     twice = setting != "testpaths" and pytest.version_tuple < (9,)
@@ -1013,6 +1012,6 @@ def test_xdist_does_not_hide_what_is_deselected(project):
     (project.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
     project.commit()
     arguments = ("--perf-strict", "-n", "1", "-k", "unit")
-    result = project.pytester.runpytest_subprocess(*arguments, timeout=BUSY_LIMIT_S)
+    result = project.run_apart(*arguments)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*no case was collected in this process*run without -n*"])

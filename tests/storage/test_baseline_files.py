@@ -447,6 +447,7 @@ def test_a_huge_file_is_refused(path, monkeypatch):
 @pytest.mark.parametrize(("size", "too_large"), [(64 << 20, False), ((64 << 20) + 1, True)])
 def test_at_most_64_mib_are_read(path, size, too_large):
     """A file of 64 MiB is read, and refused for its content; one more byte is too large."""
+    path.write_bytes(b"\xff")  # no UTF-8: it is refused at its first byte
     with path.open("r+b") as file:
         file.truncate(size)
     with pytest.raises(FileError) as raised:

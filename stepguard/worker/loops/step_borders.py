@@ -32,7 +32,7 @@ from stepguard.core.source_marks import hear_steps
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.workload import BadWorkload
 
-# An optimizer that was made and never stepped is waited for until another one has stepped so often.
+# An optimizer that was made but has not stepped is given up once another one has stepped so often.
 PATIENCE = 8
 
 
@@ -89,8 +89,8 @@ class Cycle:
 class StepBorders:
     """Lets a loop rest at the borders of steps, each ``every``-th of them.
 
-    What runs in every step asks ``getcurrent() is here or is_here()``, and calls little else: code
-    that runs once a step is not in the CPU's caches, and a call takes half a microsecond.
+    Code of every step asks ``getcurrent() is here or is_here()``, and calls little else. Code that
+    runs once a step is not in the CPU's caches, so a call takes half a microsecond.
     """
 
     def __init__(self, loop: Loop, resting: RestingLoop) -> None:
@@ -171,7 +171,7 @@ class StepBorders:
         if getcurrent() is not self._resting.here and not self._resting.is_here():
             return
         stepped, stepping = id(optimizer), self._stepping
-        if stepped in stepping:  # later steps that never ended have raised
+        if stepped in stepping:  # steps that began later and did not end have raised
             del stepping[stepping.index(stepped) :]
         if stepping:
             self._inner.add(stepped)
@@ -181,17 +181,19 @@ class StepBorders:
             return
         if self._cycle.ends_with(stepped, self._outermost):
             if self._hear_begins and stepped == self._cycle.only and not self._inner:
-                # Only steps within other ones need it, and there are no others.
+                # Begins matter only if optimizers step within others, and there are no others.
                 self._hear_begins.remove()
                 self._hear_begins = None
             self._border()
 
     def _outermost(self) -> set[int]:
-        """Return the optimizers of the loop that no other one's step is around."""
+        """Return the optimizers of the loop, without those that step within another one's step."""
         return {id(optimizer) for optimizer in self._optimizers} - self._inner
 
     def _mark(self) -> None:
-        """Take a mark that the loop set by ``stepguard.step()``."""
+        """End a step that the loop marks by ``stepguard.step()``. Raises BadWorkload if steps have
+        already ended at the optimizer.
+        """
         if not self._resting.is_here():
             return
         if not self._marked and self.seen:
