@@ -66,6 +66,7 @@ FREE = (
     VARIABLE,
     "CI",
     "COLUMNS",
+    "CUDA_MODULE_LOADING",  # torch 2.8 sets it when it first looks for a GPU
     "GIT",  # of GitHub, too
     "GLOO_SOCKET_IFNAME",
     "HANGS_ON",  # tests/faults

@@ -78,7 +78,9 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     """
     # With --help in the settings pytest stops parsing before the command line: parse that here.
     if config.option.help:
-        typed = [*map(str, config.invocation_params.args)]
+        arguments = map(str, config.invocation_params.args)
+        # Before pytest 9 its parser raises at these.
+        typed = [argument for argument in arguments if argument not in ("-h", "--help")]
         config.option = config._parser.parse_known_args(typed, copy.copy(config.option))
     try:
         status = yield

@@ -158,7 +158,7 @@ def _put_json(path: Path, document: RunDocument, root: Path) -> str:
 def _put_report(path: Path, document: RunDocument, root: Path) -> str:
     """Write the run as a page. Return why that failed; empty if it did not."""
     if path.suffix != output_files.HTML:
-        return output_files.put(path, f"{PAGE_MARK}\n\n{page(document)}")
+        return output_files.put(path, f"{PAGE_MARK}\n{page(document)}")
     with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
         run = Path(folder) / "run.json"
         if problem := _put_json(run, document, root):

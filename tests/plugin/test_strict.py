@@ -530,7 +530,9 @@ def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
     assert result.ret == 4 and gate.measured == []
     text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, the *"
     result.stderr.fnmatch_lines([text])
-    assert gate.run("--perf-strict", "perf/test_a.py").ret == 0
+    # Before pytest 9 a path that the settings name, too, is collected twice.
+    twice = setting != "testpaths" and pytest.version_tuple < (9,)
+    assert gate.run("--perf-strict", "perf/test_a.py").ret == (4 if twice else 0)
 
 
 def test_what_a_selection_names_has_to_be_measured(project):
