@@ -33,6 +33,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -130,6 +131,20 @@ def served(environment: dict[str, str], folder: Path, free: Iterable[str] = ()) 
     finally:
         server.kill()
         server.wait()
+
+
+def interpreter(folder: Path) -> Path:
+    """Write a program ``python`` into a new folder, for scripts that call it: see QUICK_PYTHON.
+    Beside it are the other programs of this interpreter's environment.
+    """
+    folder.mkdir()
+    for program in Path(sys.executable).parent.iterdir():
+        if not program.name.startswith("python"):
+            (folder / program.name).symlink_to(program)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(QUICK_PYTHON)} "$@"\n')
+    python.chmod(0o755)
+    return python
 
 
 def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ if hasattr(drawing, "_get_local_constants"):  # which is private, and not in old
     drawing._get_local_constants = lambda: drawing._local_constants
 
 # They start processes, or compile; in this order, since a file is run by one worker.
-SLOW = ("workflows", "smoke", "faults", "worker", "model", "tests")
+SLOW = ("workflows", "smoke", "faults", "worker", "plugin", "model", "tests")
 
 
 class OneDay(datetime):
@@ -57,6 +57,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 

@@ -2,7 +2,10 @@
 
 import json
 import os
+import runpy
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -23,3 +26,21 @@ def in_a_fork(function: Callable[[], Any]) -> dict[str, Any]:
         result = json.load(file)
     os.waitpid(pid, 0)
     return result
+
+
+def torchrun(arguments: list[str], log: Path, folder: Path, **variables: str) -> dict[str, Any]:
+    """Return how ``python -m torch.distributed.run`` ends, in a fork that holds torch already. What
+    it and its ranks print is in the log. ``folder``: where it runs.
+    """
+
+    def run() -> None:
+        with log.open("wb") as file:
+            for stream in (1, 2):
+                os.dup2(file.fileno(), stream)
+        os.chdir(folder)
+        os.environ.update(variables)
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        sys.argv = ["torchrun", *arguments]
+        runpy.run_module("torch.distributed.run", run_name="__main__")
+
+    return in_a_fork(run)

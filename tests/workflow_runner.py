@@ -120,6 +120,7 @@ class _Machine:
             self.context["steps"] |= {step["id"]: outcome} if "id" in step else {}
             good = good and (done or step.get("continue-on-error") is True)
         summary = self.summary.read_text() if self.summary.exists() else ""
+        summary = re.sub(r"<!--.*?-->\s*", "", summary)  # which GitHub does not show
         return Job("success" if good else "failure", self.log, summary, self.ran)
 
     def _script(self, step: Any) -> bool:

@@ -128,7 +128,7 @@ class GateRun:
         while not condition():
             assert self.process.poll() is None, f"ended before {what}:\n{self.text}"
             assert time.monotonic() < until, f"no {what} in {LIMIT_S} s:\n{self.text}"
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def wait_for_change(self, condition) -> None:
         """Poll until the condition holds or the run has ended."""

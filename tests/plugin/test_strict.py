@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from quick_launches import BUSY_LIMIT_S
 from run_documents import OLD
 
 from stepguard.cli.main import main
@@ -1011,6 +1010,6 @@ def test_xdist_does_not_hide_what_is_deselected(project):
     (project.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
     project.commit()
     arguments = ("--perf-strict", "-n", "1", "-k", "unit")
-    result = project.pytester.runpytest_subprocess(*arguments, timeout=BUSY_LIMIT_S)
+    result = project.run_apart(*arguments)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*no case was collected in this process*run without -n*"])

@@ -4,7 +4,6 @@ GitHub gives its jobs, and a small GitHub that answers.
 
 import json
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from agent_forks import QUICK_PYTHON, VARIABLE, served
+from agent_forks import VARIABLE, interpreter, served
 from builders import cpu_evidence
 from workflow_runner import GitHub, git, share_bytecode
 
@@ -83,18 +82,11 @@ def python(tmp_path_factory):
     variable that names the server.
     """
     folder = tmp_path_factory.mktemp("python")
-    called = folder / "bin" / "python"
-    called.parent.mkdir()
-    called.write_text(f'#!/bin/sh\nexec {shlex.join(QUICK_PYTHON)} "$@"\n')
-    called.chmod(0o755)
-    for tool in Path(sys.executable).parent.iterdir():
-        if not tool.name.startswith("python"):
-            (called.parent / tool.name).symlink_to(tool)
     files = [yaml.safe_load(one.read_text()) for one in ROOT.glob(".github/workflows/*.yml")]
     free = {name for file in files for name in names(file)}
     (folder / "server").mkdir()
     with served({"LANG": LANG}, folder / "server", free) as name:
-        yield SimpleNamespace(path=called, variables={VARIABLE: name})
+        yield SimpleNamespace(path=interpreter(folder / "bin"), variables={VARIABLE: name})
 
 
 def names(part):

@@ -1,6 +1,6 @@
-"""Rules for a step time that pairs of two trees measured. Each is a module. They are asked in
-order, and the first that returns a decision decides. docs/judge.md has a table of their order, of
-what each may say, and of how often it errs.
+"""Rules for a step time that pairs of two trees measured. Each rule is a module. Rules are asked in
+order, and the first decision counts. docs/judge.md has a table: their order, what each may say, and
+how often it errs.
 """
 
 from collections.abc import Callable
@@ -73,8 +73,8 @@ RULES = (
 
 
 def decision(comparison: Comparison) -> Decision | None:
-    """Decide the step time by the pairs so far. None if the time is not judged, or a launch has
-    none.
+    """Decide the step time by the pairs so far. None if the step time is not gated, if there is no
+    pair, or if a launch has no times.
     """
     launches = (*comparison.head.launches, *comparison.base.launches)
     timed = comparison.pairs and all(launch.has_times() for launch in launches)
