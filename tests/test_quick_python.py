@@ -1,5 +1,6 @@
 """A command that is forked for a test is what a new process would be."""
 
+import contextlib
 import json
 import os
 import signal
@@ -49,6 +50,7 @@ COMMAND = ("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_it.py")
 def started(tmp_path):
     """Starts pytest in a folder of its own, whose only test does what is given."""
 
+    @contextlib.contextmanager
     def start(does, *python, **variables):
         (tmp_path / "conftest.py").write_text(CONFTEST)
         (tmp_path / "test_it.py").write_text(TEST.format(does=does))
@@ -57,9 +59,14 @@ def started(tmp_path):
         env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | variables
         pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         with (tmp_path / "typed").open() as typed:
-            return subprocess.Popen(
+            run = subprocess.Popen(
                 [*python, *COMMAND], cwd=tmp_path, env=env, stdin=typed, text=True, **pipes
             )
+        with run:
+            try:
+                yield run
+            finally:  # else leaving a test that failed would wait for the end of its sleep
+                run.kill()
 
     return start
 
