@@ -96,12 +96,9 @@ def accept(
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = _verdict(evidence, entry, machine_moved)
-    same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
-    # Counters are exact, so an equal recording adds nothing. Every run on a CPU would add one.
-    exact = not (recording.times_ms or recording.differences_pct)
-    if exact and same and guards:
+    if guards and verdict.status is Status.SAME and _adds_nothing(recording, entry):
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The entry has the newest parameters, since a run is compared only with the last epoch.
@@ -112,6 +109,14 @@ def accept(
     opened = action is Action.EPOCH_OPENED
     moved = tuple(_placed(metric, recording) for metric in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _adds_nothing(recording: Recording, entry: Entry | None) -> bool:
+    """Tell whether a recording that is `same` has only metrics that its level has, and no times:
+    counters are exact. Else every run on a CPU would add one.
+    """
+    exact = not (recording.times_ms or recording.differences_pct)
+    return exact and entry is not None and recording.values().keys() <= _recorded(entry.level)
 
 
 def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
@@ -222,9 +227,13 @@ def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
     has the new ones. All recordings are checked, since the newest may lack a metric that an older
     one has at another value.
     """
-    known = {name for recording in epoch.recordings for name in recording.values()}
     new = {m.reason for m in verdict.moved} == {Reason.METRIC_NOT_RECORDED}
-    return new and not known.intersection(m.metric for m in verdict.moved)
+    return new and not _recorded(epoch).intersection(m.metric for m in verdict.moved)
+
+
+def _recorded(epoch: Epoch) -> set[str]:
+    """Return the metrics that a recording of the epoch has."""
+    return {name for recording in epoch.recordings for name in recording.values()}
 
 
 def _moved(verdict: Verdict) -> str:
