@@ -29,9 +29,9 @@ from stepguard.measure.pair import PairTiming
 
 PROTOCOL = Protocol(
     warmup_min_s=0.02,
-    warmup_cap_s=0.1,
+    warmup_cap_s=0.5,  # a busy machine may need it
     window_s=0.02,
-    tolerance=0.5,
+    tolerance=1.0,
     blocks=3,
     block_s=0.02,
     segment_s=0.02,
