@@ -122,6 +122,8 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
         within = worst.slow_steps.text
         return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
+    if worst.pairs and worst.reason is Reason.UNDECIDED:
+        return [f"{moved}, undecided after {counted(worst.pairs.decision.pairs, 'pair')}", moved]
     if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:

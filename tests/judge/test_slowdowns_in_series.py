@@ -165,6 +165,41 @@ def test_one_slow_step_in_each_launch_has_no_period():
     assert "step_ms at step 14 of each launch +1" in headline(verdict)
 
 
+SEVEN = {"far": (range(8, 15), range(34, 41)), "near": (range(8, 15), range(17, 24)), "cv": 0.005}
+
+
+def test_two_pairs_find_one_step_that_takes_twice_as_long_in_each_launch():
+    """Of steps of 270 ms a block times seven, so each launch times one eleventh step: step 38. The
+    other launches of a full run time none of them.
+    """
+    found = pairs(2, head={"every": (11, 5, 1.15)}, **SEVEN)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+    assert not wants_another_pair(found)
+    assert "step_ms at step 38 of each launch +11" in headline(verdict)
+
+
+@pytest.mark.parametrize("what", ["small", "elsewhere", "not alone", "on a CPU"])
+def test_a_step_that_may_be_slow_by_chance_takes_more_pairs(what):
+    """It is a quarter longer; or another step in each launch; or another step is slow as well; or
+    other work of a CPU may cause it.
+    """
+    found = pairs(2, head={"every": (11, 5, 0.25 if what == "small" else 1.15)}, **SEVEN)
+    first, second = found.head.launches
+    moved = {"elsewhere": (4, 2), "not alone": (None, 2)}.get(what)
+    if moved:  # the times of two steps of the last block change places; or one is copied
+        late = second.blocks[1]
+        ms = list(late.step_ms)
+        ms[moved[1]] = ms[4]
+        if moved[0] is not None:
+            ms[moved[0]] = ms[1]
+        second = replace(second, blocks=(second.blocks[0], block_of(ms, late.ran)))
+    case = found.head.case | ({"device": "cpu"} if what == "on a CPU" else {})
+    head = replace(found.head, launches=(first, second), case=case)
+    found = replace(found, head=head, base=replace(found.base, case=case))
+    assert of_pairs(found, least=2) is None
+
+
 def test_a_step_that_is_slower_by_more_than_some_steps_has_the_figures_of_its_pairs():
     """All steps are 20 % slower, and one in sixteen a third on top of that, which is a note."""
     found = pairs(6, head={"late": (0, 0.2), "every": (16, 5, 0.3)})
