@@ -13,7 +13,9 @@ from comparisons import with_margins
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
+from stepguard.core.metrics import PYTHON_LINES
 from stepguard.core.reasons import Reason
+from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
 from stepguard.judge.judge_pairs import (
@@ -149,6 +151,39 @@ def test_two_pairs_of_long_steps_find_what_begins_late(begin, blocks):
     slow = verdict.worst.slow_steps
     assert slow.after < begin <= slow.begin
     assert slow.slower_pct == pytest.approx(22, abs=2)
+
+
+def with_python(found, lines):
+    """Evidence whose step runs so many lines of Python, and 240 of the model."""
+    sites = tuple(
+        Site("lines of Python", file, line, function, count=count)
+        for file, line, function, count in (
+            ("model/gpt.py", 55, "Attention.forward", 240),
+            ("model/workloads.py", 169, "TrainStep.step", lines),
+        )
+    )
+    information = found.counts.information | {PYTHON_LINES: 240.0 + lines}
+    placed = found.counts.sites | {PYTHON_LINES: sites}
+    return replace(found, counts=replace(found.counts, information=information, sites=placed))
+
+
+@pytest.mark.parametrize(
+    ("how", "count", "named"),
+    [
+        ({"every": (16, 5, 1.75)}, 2, True),
+        ({"late": (150, 0.12)}, 2, True),
+        ({"late": (0, 0.2)}, 6, False),
+    ],
+)
+def test_the_function_that_runs_one_line_more_is_named(how, count, named):
+    """An ``if`` that is true in some steps is one line in all others. Of a step that is slower as a
+    whole one line says nothing.
+    """
+    found = pairs(count, head=how)
+    sides = {"head": with_python(found.head, 20), "base": with_python(found.base, 19)}
+    verdict = judge_ab(replace(found, **sides))
+    assert verdict.status is Status.SLOWER
+    assert headline(verdict).endswith("model/workloads.py:169") is named
 
 
 def test_a_period_adds_its_share_of_the_time():
