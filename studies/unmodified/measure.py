@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from repositories import REPOSITORIES, Repository
 ENDED = 124  # a command's status, as of timeout
 NAMED = re.compile(r"([\w./-]+\.py):(\d+)")
 VERDICT = re.compile(
-    r"(?:-m )?\S+\[[^\]]+\] .*\s(same|recorded|NOT COMPARABLE|[A-Z]{4,})\s*$"  # in the table
+    r"(?:-m )?\S+\[[^\]]+\] .*?\s(same|recorded|NOT COMPARABLE|[A-Z]{4,})\s*$"  # in the table
 )
 
 
@@ -44,20 +45,23 @@ class Limit:
 def run(command: list[str], folder: Path, env: dict[str, str]) -> dict:
     """Run a command; return its status (ENDED if it took too long), its text and its seconds."""
     began = perf_counter()
+    started = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # init starts pytest, which would go on
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=env,
-            text=True,
-            timeout=Limit.left_s(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        status, text = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as error:
-        status, text = ENDED, (error.stdout or b"").decode(errors="replace")
+        text, _ = started.communicate(timeout=Limit.left_s())
+        status = started.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        text, _ = started.communicate()
+        status = ENDED
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return {"status": status, "text": text, "s": round(perf_counter() - began, 1)}
 
