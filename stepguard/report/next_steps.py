@@ -176,8 +176,8 @@ def _what_makes_steps_alike(verdict: Verdict) -> list[str]:
     if not isinstance(figures, Unstable) or not figures.why.startswith(STEPS_DIFFER):
         return []  # counts differ for another reason, or there are none
     return [
-        "if a loop logs or evaluates each 10th step: turn that off, or make 10 steps one: "
-        "--every 10, in a test loop=Loop(every=10)"
+        "if each N-th step of the loop also logs or evaluates: turn that off, or measure N steps "
+        "of the loop as one: --every N, in a test loop=Loop(every=N)"
     ]
 
 
