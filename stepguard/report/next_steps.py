@@ -114,7 +114,9 @@ def commit_first(evidence: Evidence) -> str:
     if not evidence.of_no_commit:
         return ""
     named = f" {listed(evidence.dirty, 2)}" if evidence.dirty else ""
-    return f"commit{named}, measure again, then "
+    # A script may have written them: each run of it would change them again.
+    or_ignore = ", or add it to .gitignore" if named and evidence.tree_changed else ""
+    return f"commit{named}{or_ignore}, measure again, then "
 
 
 def _stays(verdict: Verdict) -> bool:
