@@ -323,7 +323,10 @@ def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]
     """
     if decided.status not in (Status.SLOWER, Status.INCONCLUSIVE) or decided.estimate_pct <= 0:
         return ()
-    return risen_python(comparison.head.counted, comparison.base.counted)
+    # What makes some steps slow may be one line in the others, for example an ``if``.
+    some_steps = decided.reason in REASONS.values()
+    sides = comparison.head.counted, comparison.base.counted
+    return risen_python(*sides, any_number=some_steps)
 
 
 def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:

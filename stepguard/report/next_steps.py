@@ -13,7 +13,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.core.verdict import Verdict
 from stepguard.judge.pair_statistics import deciding_margins
-from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import suggested_sizes
 from stepguard.machine.interpreter import called
 
@@ -187,7 +187,10 @@ def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
     """Return what would decide an undecided time: more pairs, new pairs, or wider margins."""
     pairs = verdict.worst.pairs if verdict.worst else None
     if pairs is None or pairs.decision.pairs < MOST_PAIRS:
-        return ["give it more time: --perf-budget=MIN"]
+        few = pairs is not None and pairs.decision.pairs < MIN_PAIRS
+        slower = pairs is not None and pairs.decision.estimate_pct > pairs.margins.matter_pct
+        least = f" (a slower mean is SLOWER after {MIN_PAIRS} pairs at the earliest)"
+        return [f"give it more time: --perf-budget=MIN{least if few and slower else ''}"]
     smallest = pairs.decision.smallest_detectable_pct
     finds = f"{MOST_PAIRS} pairs of this noise find {smallest:.2f} %"
     if smallest <= pairs.margins.matter_pct:

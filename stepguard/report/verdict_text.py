@@ -120,8 +120,11 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
             part,
         ]
     if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
-        within = worst.slow_steps.text
-        return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
+        within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
+        with_place = [f"{within}, {figures} {worst.place.place}"] if worst.place else []
+        return [*with_place, f"{within}, {figures}", within]
+    if worst.pairs and worst.reason is Reason.UNDECIDED:
+        return [f"{moved}, undecided after {counted(worst.pairs.decision.pairs, 'pair')}", moved]
     if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
