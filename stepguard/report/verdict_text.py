@@ -107,18 +107,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
     moved += here
     if worst.metric in OPERATOR_METRICS and worst.moved:
-        part = operator_move(worst) + here
-        place = worst.place
-        if place is None:
-            return [f"{part}, {bare}", part]
-        where = f"{part} in {place.function}"
-        return [
-            *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
-            f"{where} ({place.place})",
-            f"{where} ({_file(place)})",
-            f"{part} {_file(place)}",
-            part,
-        ]
+        return _of_operators(operator_move(worst) + here, worst.place, bare)
     if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
         within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
         with_place = [f"{within}, {figures} {worst.place.place}"] if worst.place else []
@@ -139,6 +128,20 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         f"{bare} {worst.place.place}",
         f"{bare} {short}",
         bare,
+    ]
+
+
+def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
+    """Return texts of operators that moved at a place, as _of_metric() does."""
+    if place is None:
+        return [f"{part}, {bare}", part]
+    where = f"{part} in {place.function}"
+    return [
+        *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
+        f"{where} ({place.place})",
+        f"{where} ({_file(place)})",
+        f"{part} {_file(place)}",
+        part,
     ]
 
 

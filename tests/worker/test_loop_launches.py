@@ -123,6 +123,26 @@ def test_a_script_that_ends_early_is_a_bad_workload(tmp_path):
     assert fault.message.startswith("rank 0 in block, step 0: train.py ended after 4 steps, and a")
 
 
+def test_a_script_whose_steps_are_not_seen_is_told_to_mark_them(tmp_path):
+    """It trains on without an optimizer of torch, until the launch's time is up."""
+    (tmp_path / "train.py").write_text("import time\nwhile True:\n  time.sleep(0.01)\n")
+    case = Case("x", "train.py", device="cpu", launches=1)
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        with pytest.raises(LaunchFailed) as failed:
+            group.request(
+                "prepare",
+                limit_s=2.0,
+                poll=lambda: None,
+                progress=lambda text: None,
+                case=case.as_dict(),
+            )
+    fault = failed.value.fault
+    assert fault.code == "NO_ANSWER" and "a larger time_limit_s" in fault.message
+    assert "mark the end of each step with stepguard.step(), or" in fault.message
+    assert "--step-at module:function" in fault.message and "train.py" in fault.detail
+
+
 def test_a_script_that_leaves_without_a_word(tmp_path):
     """os._exit() is noticed at once, with its status."""
     (tmp_path / "train.py").write_text("import os\nos._exit(3)\n")
