@@ -208,7 +208,7 @@ class Case:
 _OF_A_LOOP = ("step_at", "every", "tokens_per_step")
 
 
-def says_tokens(parameters: Mapping[str, Any]) -> bool:
+def says_tokens(parameters: Mapping[str, object]) -> bool:
     """Tell whether the number of tokens in a step is known of the case that as_dict() described. A
     factory's workload always says it; a loop or a script need not.
     """

@@ -292,10 +292,12 @@ def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
         return metric
     as_many = metric.new == metric.old and all(new <= old for old, new in metric.failing_ranks)
     if METRICS[metric.metric].role == "work" or metric.metric == GENERATED or as_many:
-        return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
-    if time is Status.FASTER:
-        return replace(metric, status=Status.SAME, reason=Reason.PAID_FOR)
-    return metric
+        reason = Reason.TIME_DECIDES
+    elif time is Status.FASTER:
+        reason = Reason.PAID_FOR
+    else:
+        return metric
+    return replace(metric, status=Status.SAME, reason=reason)
 
 
 def _time(

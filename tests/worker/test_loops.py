@@ -101,10 +101,44 @@ CASES = {
         {},
         ["ccg"] * 3,
     ),
+    "one that steps ten times before the other": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    for _ in range(10):\n"
+        "        passes(model), note('c'), first.step()\n"
+        "    passes(other), note('g'), second.step()\n",
+        {},
+        ["c"] * 2 + (["gc"] + ["c"] * 9) * 10,
+    ),
     "an optimizer that never steps": (
         "idle, never = made()\n" + PLAIN.replace("1000", "5000"),
         {},
         ["s"] * 3,
+    ),
+    "an optimizer in the place of another": (
+        "model, first = made()\n"
+        "for number in range(1000):\n"
+        "    passes(model), note('f'), first.step()\n"
+        "    if number == 4:\n"
+        "        first = torch.optim.AdamW(model.parameters(), lr=0.0)\n",
+        {},
+        ["f"] * 9,
+    ),
+    "an optimizer after another one, which is kept": (
+        "model, first = made()\n"
+        "for number in range(5):\n"
+        "    passes(model), note('f'), first.step()\n" + SECOND + "for number in range(1000):\n"
+        "    passes(other), note('s'), second.step()\n",
+        {},
+        ["f"] * 3 + ["s" * 8] + ["s"] * 3,
+    ),
+    "two optimizers, of which one is made anew": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    if number % 3 == 2:\n"
+        "        first = torch.optim.SGD(model.parameters(), lr=0.0)\n"
+        "    passes(model), passes(other), note('n')\n"
+        "    first.step(), second.step()\n",
+        {},
+        ["n"] * 12,
     ),
     "an optimizer in another thread": (
         "import threading\n"
