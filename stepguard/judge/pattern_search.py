@@ -236,7 +236,8 @@ def _periodic(series: Sequence[Series], fewest: int) -> Pattern | None:
     enough = int((~due).sum()) >= LEAST_OTHERS
     if due.sum() < LEAST_RETURNS:
         one_step = bool((steps[due] == steps[due][0]).all())
-        enough &= one_step and slower >= CLEARLY and float(np.abs(above[~due]).max()) < least
+        farthest = float(np.abs(above[~due]).max())
+        enough &= one_step and slower >= CLEARLY and farthest < SAME_SIZE * slower
     if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
         return None
     ms = float(np.mean([timed.ms for timed in series])) * math.expm1(slower)
