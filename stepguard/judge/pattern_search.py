@@ -235,7 +235,9 @@ def _periodic(series: Sequence[Series], fewest: int) -> Pattern | None:
     seen = len(its) >= min(2, len(series)) and its.min() > least
     enough = int((~due).sum()) >= LEAST_OTHERS
     if due.sum() < LEAST_RETURNS:
-        enough &= slower >= CLEARLY and float(np.abs(above[~due]).max()) < least
+        one_step = bool((steps[due] == steps[due][0]).all())
+        farthest = float(np.abs(above[~due]).max())
+        enough &= one_step and slower >= CLEARLY and farthest < SAME_SIZE * slower
     if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
         return None
     ms = float(np.mean([timed.ms for timed in series])) * math.expm1(slower)
