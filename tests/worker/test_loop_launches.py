@@ -75,6 +75,22 @@ def test_several_ranks_make_their_own_group(tmp_path):
     assert all(rank["values"]["collectives_per_step"] >= 1 for rank in counts)
 
 
+def test_one_rank_makes_its_own_group_where_that_is_asked_for(tmp_path):
+    """A script that is only ever started by torchrun: it reads RANK, and exchanges with itself."""
+    (tmp_path / "train.py").write_text("import os\nassert os.environ['RANK'] == '0'\n" + DDP)
+    case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(torchrun=True))
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        ask(group, "prepare", case=case.as_dict())
+        ask(group, "first_step")
+        (counts,) = ask(group, "count")
+        group.leave()
+    assert counts["values"]["operator_calls_per_step"] > 0
+    # gloo's threads free tensors, as on several ranks: what is counted is what is gated
+    assert "leaked_bytes_per_step" not in {*counts["values"], *case.gates}
+    assert {*case.gates} - {"step_ms"} <= counts["values"].keys()
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_nothing_of_a_busy_script_is_left(tmp_path, start):
     """Its threads, processes, workers that import ``__main__`` again, and a handler of SIGTERM do
