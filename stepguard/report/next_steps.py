@@ -114,7 +114,9 @@ def commit_first(evidence: Evidence) -> str:
     if not evidence.of_no_commit:
         return ""
     named = f" {listed(evidence.dirty, 2)}" if evidence.dirty else ""
-    return f"commit{named}, measure again, then "
+    # A script may have written them: each run of it would change them again.
+    or_ignore = ", or add it to .gitignore" if named and evidence.tree_changed else ""
+    return f"commit{named}{or_ignore}, measure again, then "
 
 
 def _stays(verdict: Verdict) -> bool:
@@ -176,8 +178,8 @@ def _what_makes_steps_alike(verdict: Verdict) -> list[str]:
     if not isinstance(figures, Unstable) or not figures.why.startswith(STEPS_DIFFER):
         return []  # counts differ for another reason, or there are none
     return [
-        "if a loop logs or evaluates each 10th step: turn that off, or make 10 steps one: "
-        "--every 10, in a test loop=Loop(every=10)"
+        "if each N-th step of the loop also logs or evaluates: turn that off, or measure N steps "
+        "of the loop as one: --every N, in a test loop=Loop(every=N)"
     ]
 
 

@@ -107,18 +107,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
     moved += here
     if worst.metric in OPERATOR_METRICS and worst.moved:
-        part = operator_move(worst) + here
-        place = worst.place
-        if place is None:
-            return [f"{part}, {bare}", part]
-        where = f"{part} in {place.function}"
-        return [
-            *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
-            f"{where} ({place.place})",
-            f"{where} ({_file(place)})",
-            f"{part} {_file(place)}",
-            part,
-        ]
+        return _of_operators(operator_move(worst) + here, worst.place, bare)
     if of_pairs := _of_pairs(worst, moved):
         return of_pairs
     if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
@@ -148,6 +137,20 @@ def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
         after = f"undecided after {counted(worst.pairs.decision.pairs, 'pair')}"
         return [f"{moved}, {after}{where}", f"{moved}{where}", moved]
     return []
+
+
+def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
+    """Return texts of operators that moved at a place, as _of_metric() does."""
+    if place is None:
+        return [f"{part}, {bare}", part]
+    where = f"{part} in {place.function}"
+    return [
+        *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
+        f"{where} ({place.place})",
+        f"{where} ({_file(place)})",
+        f"{part} {_file(place)}",
+        part,
+    ]
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:

@@ -117,7 +117,7 @@ def test_evidence_of_a_tree_with_changes_is_not_offered_by_its_path(shell):
     commit(shell.path, "change", model="1\n")
     done = shell("accept", "linear[a]", "--reason", "I insist")
     assert done.status == 1 and "--evidence" not in done.err
-    assert "uncommitted changes (model.py): commit them, or let git ignore" in done.err
+    assert "uncommitted changes (model.py): commit them, or add outputs to .gitignore" in done.err
 
 
 def test_evidence_from_elsewhere_has_to_be_of_the_main_branch(shell):

@@ -415,6 +415,20 @@ ENDS = {
 }
 
 
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "needs"), [("rank = int(os.environ['LOCAL_RANK'])\n", "LOCAL_RANK"), (GROUP, "RANK")]
+)
+def test_a_script_for_torchrun_says_what_to_add(script, line, needs):
+    """Not only that a variable is missing, which the user never sets."""
+    found = in_a_fork(lambda: journal_of(script(HEAD + "import os\n" + line + PLAIN), 3))
+    said = f"train.py needs {needs}, which torchrun sets (train.py:"
+    assert found["raised"] == "BadWorkload" and found["says"].startswith(said)
+    assert "add --torchrun, in a test loop=Loop(torchrun=True)" in found["says"]
+
+
 @pytest.mark.parametrize("name", ENDS)
 def test_a_loop_that_ends_says_when_and_why(script, tmp_path, monkeypatch, name):
     """One sentence: what happened, at which step, and what to pass."""
