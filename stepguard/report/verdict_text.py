@@ -127,18 +127,6 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     ]
 
 
-def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
-    """Return texts of a time with slow steps, or of one that pairs leave undecided; else none."""
-    where = f" {worst.place.place}" if worst.place else ""
-    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
-        within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
-        return [f"{within}, {figures}{where}", f"{within}, {figures}", within]
-    if worst.pairs and worst.reason is Reason.UNDECIDED:
-        after = f"undecided after {counted(worst.pairs.decision.pairs, 'pair')}"
-        return [f"{moved}, {after}{where}", f"{moved}{where}", moved]
-    return []
-
-
 def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
     """Return texts of operators that moved at a place, as _of_metric() does."""
     if place is None:
@@ -151,6 +139,18 @@ def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
         f"{part} {_file(place)}",
         part,
     ]
+
+
+def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
+    """Return texts of a time with slow steps, or of one that pairs leave undecided; else none."""
+    where = f" {worst.place.place}" if worst.place else ""
+    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
+        within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
+        return [f"{within}, {figures}{where}", f"{within}, {figures}", within]
+    if worst.pairs and worst.reason is Reason.UNDECIDED:
+        after = f"undecided after {counted(worst.pairs.decision.pairs, 'pair')}"
+        return [f"{moved}, {after}{where}", f"{moved}{where}", moved]
+    return []
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
