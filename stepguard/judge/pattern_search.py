@@ -21,7 +21,7 @@ LEAST_RETURNS = 4  # how many slow steps a periodic pattern needs
 # ... and steps that are longer by FAR_SLOWER (a log-ratio), each of them in two launches. Of 3,080
 # steps of unchanged code on H200s none was longer by that much (studies/judge_power). So two of one
 # number come by chance in under 0.01 %.
-FEW_RETURNS, FAR_SLOWER = 2, 0.3
+FEW_RETURNS, FAR_SLOWER = 2, 0.4
 LEAST_OTHERS = 12  # how many steps that are not slow it needs, since they show the scatter
 # Neighbouring steps are alike, so the variance of their mean is taken to be at least this many
 # times that of independent steps.
