@@ -44,7 +44,7 @@ class Scope(Enum):
     SEVERAL_RANKS = "a case of several ranks"
     # On a CPU the profile shows only frees of the profiling thread. With several ranks the threads
     # of gloo free tensors, too.
-    EXACT_MEMORY = "a case on a GPU, or of one rank on a CPU,"
+    EXACT_MEMORY = "a case on a GPU, or of one rank without torchrun on a CPU,"
 
 
 @dataclass(frozen=True)

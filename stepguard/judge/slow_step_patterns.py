@@ -19,6 +19,8 @@ from stepguard.core.margins import PRIOR
 from stepguard.core.reasons import Reason
 from stepguard.judge.pattern_search import (
     ALPHA,
+    FEW_RETURNS,
+    LEAST_RETURNS,
     LEAST_STEPS,
     SAME_SIZE,
     Pattern,
@@ -64,11 +66,13 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     """
     both = zip(comparison.head.launches, comparison.base.launches, strict=False)
     series = [timed for head, base in both if (timed := _of_pair(head, base))]
-    if len(series) < (least or LEAST_PAIRS[comparison.head.case["device"]]):
+    device = comparison.head.case["device"]
+    if len(series) < (least or LEAST_PAIRS[device]):
         return None
     margins = comparison.margins
     sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
-    pattern = search(series, series, sd_pct, ALPHA * level_share(comparison.alpha))
+    fewest = FEW_RETURNS if device == GPU else LEAST_RETURNS
+    pattern = search(series, series, sd_pct, ALPHA * level_share(comparison.alpha), fewest)
     if pattern is None:
         return None
     # The cost of a late slowdown is measured from its begin on. Before, HEAD may have been faster.

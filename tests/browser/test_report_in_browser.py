@@ -4,9 +4,12 @@ make browser
 """
 
 import pytest
-from html_reports import hostile_report, report
+from html_reports import PAGES, hostile_report, paired, report, run_of
+
+from stepguard.lab.html_page import page
 
 pytestmark = pytest.mark.browser
+LONG_NAME = "triton_red_fused__log_softmax__log_softmax_backward_data__to_copy_sum_view_0"
 VIEWS = {"desktop": (1280, 900), "phone": (360, 740)}
 
 
@@ -40,6 +43,10 @@ def opened(browser, path):
 
 
 OPEN_ALL = "document.querySelectorAll('details').forEach(one => one.open = true)"
+# Tables that are wider than their place.
+WIDER = """() => [...document.querySelectorAll('.scroll')]
+  .filter(one => one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.getAttribute('aria-label'))"""
 # Texts of charts that meet each other, or leave their chart.
 CROWDED = """() => [...document.querySelectorAll('figure svg')].flatMap(svg => {
   const frame = svg.getBoundingClientRect(), found = [];
@@ -72,6 +79,15 @@ def test_axe_finds_nothing(opened, axe, view, scheme):
         (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
         for one in found["violations"]
     ] == []
+
+
+def test_tables_fit_on_a_desktop(opened, tmp_path):
+    """Also with the longest names of kernels and operators: they break between their parts."""
+    file = tmp_path / "report.html"
+    file.write_text(page([run_of(paired(text=LONG_NAME))], PAGES, {}))
+    shown = opened(file=file)
+    shown.evaluate(OPEN_ALL)
+    assert shown.evaluate(WIDER) == []
 
 
 @pytest.mark.parametrize("view", VIEWS)

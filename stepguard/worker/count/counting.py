@@ -6,10 +6,12 @@ the steps without the compiler come last.
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.site import merge
+from stepguard.worker import torch_device
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import count_settings
 from stepguard.worker.count.eager import count_eager
@@ -21,6 +23,7 @@ from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
 from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.torch_device import growing_segments, on_gpu
 
 
 def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -33,8 +36,9 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     count_compiler(tally)
     left = LeakSteps(counted)
     with compiler.Recompiles() as recompiles:
-        # Not on several CPU ranks: gloo's threads free tensors there, which no profile shows.
-        if METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size):
+        # Not in a group on a CPU: gloo's threads free tensors there, which no profile shows.
+        exact = METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size)
+        if exact and (counted.alone or torch_device.on_gpu(counted.device)):
             # Before the profiler, whose records lie in memory between live tensors.
             progress("count: memory")
             count_memory(tally, counted, left.run)
@@ -50,10 +54,12 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     count_recompiles(tally, recompiles)
     # Last, since a step without the compiler leaves other buffers behind.
     progress("count: eager operators")
-    count_eager(tally, counted)
-    locate_kept(tally, counted)
-    locate_graph_nodes(tally, counted)
-    locate_garbage(tally, counted)
+    # It takes more memory than the compiled step.
+    with growing_segments() if on_gpu(counted.device) else nullcontext():
+        count_eager(tally, counted)
+        locate_kept(tally, counted)
+        locate_graph_nodes(tally, counted)
+        locate_garbage(tally, counted)
     return tally.as_dict()
 
 

@@ -37,6 +37,7 @@ class RankStep:
     frozen: int = 0  # number of objects that gc.freeze() hid before the workload came; no tensor
     placement: Placement = field(default_factory=Placement)  # it saw the workload being built
     settings: Mapping[str, object] = field(default_factory=dict)  # before the workload was imported
+    alone: bool = True  # False: even one rank may be in a process group
 
 
 Differs = tuple[str, int, int]  # how steps differ; the index of one with less, of one with more
