@@ -4,7 +4,7 @@ The three counters share these steps: on a GPU each step takes a part of a secon
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
@@ -27,14 +27,18 @@ class LeakSteps:
         for _ in range(PERIOD):
             self._counted.step()
 
-    def run(self) -> None:
-        """Run the steps. Python's collector runs after each period only. What is garbage before is
-        not counted.
+    def run(self, border: Callable[[], object] = lambda: None) -> None:
+        """Run the steps, and call ``border`` before the first and after the last one. Python's
+        collector runs after each period only. What is garbage before is not counted.
         """
         frozen = self._counted.frozen
         with own_collections():
-            before = nodes_alive(frozen)  # it collects
+            # To count nodes unfreezes and frees what steps froze. So it stays outside of the
+            # borders, between which bytes are counted.
+            before = nodes_alive(frozen)
+            border()
             self._collected = [self._left() for _ in range(ACTIVE_STEPS)]
+            border()
             self._nodes = nodes_alive(frozen) - before
 
     def _left(self) -> int:

@@ -35,11 +35,13 @@ _PARTS = {  # the methods that return a sparse tensor's dense ones
 }
 # Inside this block a subclass of torch.Tensor cannot refuse or record what is asked of its tensors.
 _unheard = torch._C.DisableTorchFunctionSubclass
+# Runs LEAK_STEPS steps, and calls its argument before the first and after the last one.
+LeakSteps = Callable[[Callable[[], object]], None]
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(tally: Tally, counted: RankStep, leak_steps: Callable[[], None]) -> None:
+def count_memory(tally: Tally, counted: RankStep, leak_steps: LeakSteps) -> None:
     """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
     GPU, device_allocations_per_step. ``leak_steps`` runs LEAK_STEPS steps.
 
@@ -113,10 +115,10 @@ def _gpu_between(counted: RankStep) -> int:
     return _gpu_bytes(counted)
 
 
-def _gpu_growth(counted: RankStep, leak_steps: Callable[[], None]) -> int:
-    before = _gpu_bytes(counted)
-    leak_steps()
-    return _gpu_bytes(counted) - before
+def _gpu_growth(counted: RankStep, leak_steps: LeakSteps) -> int:
+    live: list[int] = []
+    leak_steps(lambda: live.append(_gpu_bytes(counted)))
+    return live[1] - live[0]
 
 
 def _gpu_bytes(counted: RankStep) -> int:
@@ -155,7 +157,7 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
-def _cpu_growth(counted: RankStep, leak_steps: Callable[[], None]) -> int:
+def _cpu_growth(counted: RankStep, leak_steps: LeakSteps) -> int:
     """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them: Python,
     autograd or a bare storage.
     """
@@ -163,14 +165,11 @@ def _cpu_growth(counted: RankStep, leak_steps: Callable[[], None]) -> int:
         # These steps do not count: the profile does not see frees of what was made before it.
         for _ in range(PERIOD):
             counted.step()
-        gc.collect()
-        _mark()
-        leak_steps()
-        gc.collect()
+        leak_steps(_mark)
     events = list(_events(profiled))
-    began = next(event.start_ns() for event in events if event.name() == _PHASE)
+    began, ended = sorted(event.start_ns() for event in events if event.name() == _PHASE)
     memory = (event for event in events if event.name() == "[memory]")
-    return sum(int(event.nbytes()) for event in memory if event.start_ns() >= began)
+    return sum(int(event.nbytes()) for event in memory if began <= event.start_ns() <= ended)
 
 
 def _cpu_peaks(counted: RankStep) -> dict[str, int]:
