@@ -121,9 +121,13 @@ def _fallen_syncs(counters: Mapping[str, MetricVerdict]) -> float:
 
 
 def _fallen_copies_to_host(counters: Mapping[str, MetricVerdict]) -> float:
-    """Return by how many a step's copies from a GPU to the host fell."""
+    """Return by how many a step's copies from a GPU to the host fell; 0 if other copies rose: then
+    the data may go another way.
+    """
     copies = counters.get("copies_per_step")
     parts = copies.moved if copies else ()
+    if any(part.new > part.old for part in parts):
+        return 0.0
     return sum(part.old - part.new for part in parts if part.name.startswith("DtoH"))
 
 

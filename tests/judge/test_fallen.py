@@ -111,6 +111,19 @@ def test_other_copies_that_are_gone_are_less_work(calls, down, syncs):
     assert verdict(with_copies(now, down), then).status is Status.CHANGED
 
 
+def test_copies_that_go_another_way_are_other_work():
+    """Two .cpu() are gone, and a copy on the GPU is new: fewer copies, but not only fewer."""
+    calls = {READ: 0} | NO_COPY[0], dict.fromkeys(READS, 0) | NO_COPY[1]
+    now = with_copies(step(evidence, *calls, **{SYNCS: 0}), 0)
+    values = now.counts.values | {"copies_per_step": 9}
+    detail = now.counts.detail["copies_per_step"] | {"DtoD": 1}
+    counts = replace(
+        now.counts, values=values, detail=now.counts.detail | {"copies_per_step": detail}
+    )
+    found = verdict(replace(now, counts=counts), copying(down=2, syncs=2))
+    assert found.status is Status.CHANGED
+
+
 def test_so_are_they_in_pairs():
     """On a CPU, beside the other tree."""
     new, old = step(eager=GONE[0], profiled=GONE[1], **{CANDIDATES: 0}), step(**{CANDIDATES: 2})
