@@ -109,6 +109,14 @@ CASES = {
         {},
         ["c"] * 2 + (["gc"] + ["c"] * 9) * 10,
     ),
+    "one that steps ten times after the other": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    passes(other), note('g'), second.step()\n"
+        "    for _ in range(10):\n"
+        "        passes(model), note('c'), first.step()\n",
+        {},
+        ["c" * 10 + "g"] * 6,
+    ),
     "an optimizer that never steps": (
         "idle, never = made()\n" + PLAIN.replace("1000", "5000"),
         {},

@@ -33,7 +33,9 @@ from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.workload import BadWorkload
 
 # An optimizer that does not step is given up once another one has stepped so often: it never steps,
-# or others have taken its place.
+# or others have taken its place. If several step in turn, one may step so often in each of the
+# other's steps. So the wait is PATIENCE times as long as the last step of the loop, or as the first
+# one may be.
 PATIENCE = 8
 
 
@@ -56,6 +58,7 @@ class Cycle:
         self._steps: Counter[int] = Counter()
         self._stepped: Counter[int] = Counter()  # since the last border
         self._steppers: frozenset[int] = frozenset()  # empty: not known yet
+        self._patience = PATIENCE  # an optimizer's steps until one that does not step is given up
 
     @property
     def steps(self) -> int:
@@ -81,10 +84,12 @@ class Cycle:
             self._learn(self._steps)
         self._stepped[stepped] += 1
         missing = self._steppers - self._stepped.keys()
-        if missing and missing & made() and self._stepped[stepped] < PATIENCE:
+        if missing and missing & made() and self._stepped[stepped] < self._patience:
             return False
         if missing:
             self._learn(self._stepped)
+        else:
+            self._patience = PATIENCE * max(self._stepped.values())
         self._stepped.clear()
         return True
 
@@ -92,6 +97,7 @@ class Cycle:
         """Let steps end from now on when all of these have stepped."""
         self._steppers = frozenset(steppers)
         self.only = next(iter(self._steppers)) if len(self._steppers) == 1 else None
+        self._patience = PATIENCE if self.only is not None else PATIENCE * PATIENCE
 
 
 class StepBorders:
