@@ -23,6 +23,7 @@ venv=.venv
 versions=pins
 [ "$what" != oldest ] || venv=.venv-oldest versions=oldest
 python=$venv/bin/python
+pip=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
 unfinished=$venv/.stepguard-unfinished
 inputs=(constraints.txt pyproject.toml scripts/setup.sh scripts/requirements.py)
 
@@ -66,19 +67,21 @@ make_venv() {
     mkdir "$venv"
     touch "$unfinished"
     "$interpreter" -m venv "$venv"
+    # That of Python 3.11 takes four times as long to choose versions, but would do.
+    "${pip[@]}" -c constraints.txt --upgrade pip || say "pip stays as it came with Python"
 }
 
 install() {
-    local pip=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
-    local pinned built
+    local pinned built compiling
     [ ! -e "$venv/.stepguard-perf" ] || touch "$unfinished" # it is ours, so it may be made anew
     pinned=$(pinned_torch)
     say "installing for $1, $pinned among it"
-    if [ -n "${TORCH_INDEX_URL:-}" ]; then
-        "${pip[@]}" --no-deps --index-url "$TORCH_INDEX_URL" "$pinned"
-    fi
+    "${pip[@]}" --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$pinned"
+    compile & # torch, while pip keeps one core busy with all else
+    compiling=$!
     "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
         -r <("$python" scripts/requirements.py list "$1")
+    wait "$compiling"
     compile
     if [ "${CI:-}" = true ] && ! has_gpu; then
         built=$("$python" -c 'import torch; print(torch.version.cuda or "")')
@@ -93,7 +96,8 @@ install() {
 # file for a newer Python does not compile. Not left to the first import: where Python is told to
 # write no bytecode, every launch would compile torch.
 compile() {
-    "$python" -m compileall -q -q -j 0 -x '/(tests?|transformers/models)/' "$venv/lib" || true
+    local unused='tests?|transformers/models|pip|fontTools|pygments/lexers|mypyc?|pytorch_lightning'
+    "$python" -m compileall -q -q -j 0 -x "/($unused)/" "$venv/lib" || true
 }
 
 [ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"

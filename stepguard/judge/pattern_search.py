@@ -18,10 +18,10 @@ from stepguard.judge.noise_limits import pooled_variance
 Numbers = npt.NDArray[Any]
 LEAST_STEPS = 3  # before and after the begin of a late slowdown; a block has at least 3 + 1 steps
 LEAST_RETURNS = 4  # how many slow steps a periodic pattern needs
-# Two are enough, at the same step of two launches, if each is longer by CLEARLY (a log-ratio) and
-# no other step is half as far from the usual time. Of 3,080 steps of unchanged code on H200s none
-# was longer by that much (studies/judge_power). So two at one step come by chance in under 0.01 %.
-FEW_RETURNS, CLEARLY = 2, 0.3
+# ... and steps that are longer by FAR_SLOWER (a log-ratio), each of them in two launches. Of 3,080
+# steps of unchanged code on H200s none was longer by that much (studies/judge_power). So two of one
+# number come by chance in under 0.01 %.
+FEW_RETURNS, FAR_SLOWER = 2, 0.4
 LEAST_OTHERS = 12  # how many steps that are not slow it needs, since they show the scatter
 # Neighbouring steps are alike, so the variance of their mean is taken to be at least this many
 # times that of independent steps.
@@ -102,19 +102,13 @@ class Series:
 
 
 def search(
-    series: Sequence[Series],
-    regular: Sequence[Series],
-    sd_pct: float,
-    alpha: float,
-    fewest: int = LEAST_RETURNS,
+    series: Sequence[Series], regular: Sequence[Series], sd_pct: float, alpha: float
 ) -> Pattern | None:
     """Return the slowdown that all series have; None if there is none. Only ``regular`` are
-    searched for a periodic one, which needs ``fewest`` slow steps. ``sd_pct`` is the known standard
-    deviation between the halves of a series, ``alpha`` the one-sided level.
+    searched for a periodic one. ``sd_pct`` is the known standard deviation between the halves of a
+    series, ``alpha`` the one-sided level.
     """
-    # Among many steps two far ones may hide what returns more often, so that is searched first.
-    periodic = _periodic(regular, LEAST_RETURNS) or _periodic(regular, fewest)
-    lasting = _lasting(series, sd_pct, alpha)
+    periodic, lasting = _periodic(regular), _lasting(series, sd_pct, alpha)
     if lasting is None or periodic is None:
         return lasting or periodic
     # Both were found. Periodic slow steps may happen to lie late, or some late steps may happen to
@@ -217,7 +211,25 @@ def _variance_of_rise(timed: Series, begin: int) -> float:
     return spread * max(LEAST_CORRELATED, correlated) * steps
 
 
-def _periodic(series: Sequence[Series], fewest: int) -> Pattern | None:
+def far_slower_steps(series: Sequence[Series]) -> Pattern | None:
+    """Return a slowdown of few steps, which are far slower than all others in every launch that
+    times them, at least two. The series include the first steps of blocks. None if there is none,
+    or if all these first steps are slow: they wait for the host.
+    """
+    pattern = _periodic(series, FEW_RETURNS)
+    if pattern is None or pattern.slower < FAR_SLOWER:
+        return None
+    due = [pattern.holds(timed.steps) for timed in series]
+    others = [levelled(timed)[~slow] for timed, slow in zip(series, due, strict=True)]
+    farthest = max(float(np.abs(rest).max()) for rest in others)
+    numbers = np.concatenate([timed.steps[slow] for timed, slow in zip(series, due, strict=True)])
+    twice = np.unique(numbers, return_counts=True)[1].min() >= FEW_RETURNS
+    firsts = [b[0] for timed, slow in zip(series, due, strict=True) for b in timed.by_block(slow)]
+    found = twice and farthest < SAME_SIZE * pattern.slower and not all(firsts)
+    return pattern if found else None
+
+
+def _periodic(series: Sequence[Series], fewest: int = LEAST_RETURNS) -> Pattern | None:
     """Return a slowdown of every n-th step: ``fewest`` steps or more, the same in every launch."""
     steps = np.concatenate([timed.steps for timed in series])
     rest = np.concatenate([levelled(timed) for timed in series])
@@ -234,8 +246,6 @@ def _periodic(series: Sequence[Series], fewest: int) -> Pattern | None:
     adds = math.log1p(float(due.mean()) * math.expm1(slower))
     seen = len(its) >= min(2, len(series)) and its.min() > least
     enough = int((~due).sum()) >= LEAST_OTHERS
-    if due.sum() < LEAST_RETURNS:
-        enough &= slower >= CLEARLY and float(np.abs(above[~due]).max()) < least
     if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
         return None
     ms = float(np.mean([timed.ms for timed in series])) * math.expm1(slower)

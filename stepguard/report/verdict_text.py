@@ -108,12 +108,8 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     moved += here
     if worst.metric in OPERATOR_METRICS and worst.moved:
         return _of_operators(operator_move(worst) + here, worst.place, bare)
-    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
-        within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
-        with_place = [f"{within}, {figures} {worst.place.place}"] if worst.place else []
-        return [*with_place, f"{within}, {figures}", within]
-    if worst.pairs and worst.reason is Reason.UNDECIDED:
-        return [f"{moved}, undecided after {counted(worst.pairs.decision.pairs, 'pair')}", moved]
+    if of_pairs := _of_pairs(worst, moved):
+        return of_pairs
     if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
@@ -143,6 +139,18 @@ def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
         f"{part} {_file(place)}",
         part,
     ]
+
+
+def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
+    """Return texts of a time with slow steps, or of one that pairs leave undecided; else none."""
+    where = f" {worst.place.place}" if worst.place else ""
+    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
+        within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
+        return [f"{within}, {figures}{where}", f"{within}, {figures}", within]
+    if worst.pairs and worst.reason is Reason.UNDECIDED:
+        after = f"undecided after {counted(worst.pairs.decision.pairs, 'pair')}"
+        return [f"{moved}, {after}{where}", f"{moved}{where}", moved]
+    return []
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
