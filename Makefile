@@ -60,7 +60,7 @@ tests: test
 
 browser: export STEPGUARD_BROWSER_REQUIRED = 1
 browser: ## the HTML report in a Chromium that is on PATH
-	$(call ready,browser)
+	@$(python) scripts/requirements.py check browser
 	$(python) scripts/with_args.py tests/browser
 
 docs: ## docs/ as a site, in site/; a link that leads nowhere is an error

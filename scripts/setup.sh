@@ -3,13 +3,12 @@
 #
 #     scripts/setup.sh perf     what the suite needs
 #     scripts/setup.sh test     and what the project's own tests and linters need
-#     scripts/setup.sh browser  and what tests of the HTML report in a browser need
 #     scripts/setup.sh oldest   what the tests need, at the oldest versions allowed, in .venv-oldest
 #
 # On a machine with a GPU whose kind has recordings in baselines/ torch is theirs, since figures are
 # compared under one torch alone. For another one: make perf PYTHON=python3.
 #
-# Nothing is done while .venv/.stepguard-perf (-test, -browser) is newer than its inputs and names the
+# Nothing is done while .venv/.stepguard-perf (-test) is newer than its inputs and names the
 # torch that is wanted. A .venv that an interrupted set-up left, or whose interpreter does not run, is made
 # anew; one that somebody else made is installed into. pip's own configuration decides where packages
 # come from.
@@ -19,7 +18,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-what=${1:?usage: scripts/setup.sh perf|test|browser|oldest}
+what=${1:?usage: scripts/setup.sh perf|test|oldest}
 venv=.venv
 versions=pins
 [ "$what" != oldest ] || venv=.venv-oldest versions=oldest
@@ -102,7 +101,7 @@ compile() {
 }
 
 [ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"
-case $what in perf | test | browser | oldest) ;; *) die "perf, test, browser or oldest, not '$what'" ;; esac
+case $what in perf | test | oldest) ;; *) die "perf, test or oldest, not '$what'" ;; esac
 if ! is_ready "$what"; then
     mkdir -p .stepguard
     exec 9>.stepguard/setup.lock

@@ -4,7 +4,7 @@ make browser
 """
 
 import pytest
-from html_reports import PAGES, hostile_report, paired, report, run_of
+from html_reports import PAGES, history, hostile_report, paired, report, run_of
 
 from stepguard.lab.html_page import page
 
@@ -72,13 +72,31 @@ def test_axe_finds_nothing(opened, axe, view, scheme):
     """Contrast, names, roles, headings: on a desktop and a phone, light and dark, all opened."""
     page = opened(*VIEWS[view], color_scheme=scheme)
     page.evaluate(OPEN_ALL)
+    assert violations(page, axe) == []
+
+
+def violations(page, axe):
+    """What axe finds on a page, with the first places of each."""
     page.evaluate(axe)
     found = page.evaluate("axe.run()")
     assert len(found["passes"]) > 10
-    assert [
+    return [
         (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
         for one in found["violations"]
-    ] == []
+    ]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_history_can_be_read_as_well(opened, axe, tmp_path, view):
+    """Its charts, tables and the link to what crept: named, and as wide as the window."""
+    file = tmp_path / "history.html"
+    file.write_text(history())
+    page = opened(*VIEWS[view], file=file, color_scheme="dark")
+    page.evaluate(OPEN_ALL)
+    assert page.locator("nav > p a").count() == 1
+    assert violations(page, axe) == [] and page.complaints == [file.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= VIEWS[view][0]
+    assert page.evaluate(CROWDED) == []
 
 
 def test_tables_fit_on_a_desktop(opened, tmp_path):
