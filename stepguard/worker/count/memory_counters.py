@@ -36,12 +36,12 @@ _PARTS = {  # the methods that return a sparse tensor's dense ones
 # Inside this block a subclass of torch.Tensor cannot refuse or record what is asked of its tensors.
 _unheard = torch._C.DisableTorchFunctionSubclass
 # Runs LEAK_STEPS steps, and calls its argument before the first and after the last one.
-LeakSteps = Callable[[Callable[[], object]], None]
+RunLeakSteps = Callable[[Callable[[], object]], None]
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(tally: Tally, counted: RankStep, leak_steps: LeakSteps) -> None:
+def count_memory(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> None:
     """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
     GPU, device_allocations_per_step. ``leak_steps`` runs LEAK_STEPS steps.
 
@@ -115,7 +115,7 @@ def _gpu_between(counted: RankStep) -> int:
     return _gpu_bytes(counted)
 
 
-def _gpu_growth(counted: RankStep, leak_steps: LeakSteps) -> int:
+def _gpu_growth(counted: RankStep, leak_steps: RunLeakSteps) -> int:
     live: list[int] = []
     leak_steps(lambda: live.append(_gpu_bytes(counted)))
     return live[1] - live[0]
@@ -157,7 +157,7 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
-def _cpu_growth(counted: RankStep, leak_steps: LeakSteps) -> int:
+def _cpu_growth(counted: RankStep, leak_steps: RunLeakSteps) -> int:
     """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them: Python,
     autograd or a bare storage.
     """
