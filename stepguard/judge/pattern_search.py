@@ -213,8 +213,9 @@ def _variance_of_rise(timed: Series, begin: int) -> float:
 
 def far_slower_steps(series: Sequence[Series]) -> Pattern | None:
     """Return a slowdown of few steps, which are far slower than all others in every launch that
-    times them, at least two. The series include the first steps of blocks. None if there is none,
-    or if all these first steps are slow: they wait for the host.
+    times them, at least two. The series include the first steps of blocks. If the slow steps are
+    all such first ones, three launches are needed: first steps wait for the host, and scatter more.
+    None if there is none, or if all first steps are slow.
     """
     pattern = _periodic(series, FEW_RETURNS)
     if pattern is None or pattern.slower < FAR_SLOWER:
@@ -222,11 +223,12 @@ def far_slower_steps(series: Sequence[Series]) -> Pattern | None:
     due = [pattern.holds(timed.steps) for timed in series]
     others = [levelled(timed)[~slow] for timed, slow in zip(series, due, strict=True)]
     farthest = max(float(np.abs(rest).max()) for rest in others)
+    blocks = [b for timed, slow in zip(series, due, strict=True) for b in timed.by_block(slow)]
     numbers = np.concatenate([timed.steps[slow] for timed, slow in zip(series, due, strict=True)])
-    twice = np.unique(numbers, return_counts=True)[1].min() >= FEW_RETURNS
-    firsts = [b[0] for timed, slow in zip(series, due, strict=True) for b in timed.by_block(slow)]
-    found = twice and farthest < SAME_SIZE * pattern.slower and not all(firsts)
-    return pattern if found else None
+    seen = np.unique(numbers, return_counts=True)[1].min()
+    enough = seen >= FEW_RETURNS + (not any(block[1:].any() for block in blocks))
+    all_first = all(block[0] for block in blocks)
+    return pattern if enough and farthest < SAME_SIZE * pattern.slower and not all_first else None
 
 
 def _periodic(series: Sequence[Series], fewest: int = LEAST_RETURNS) -> Pattern | None:
