@@ -20,7 +20,7 @@ from typing import Any
 
 from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.core.margins import MARGINS_PCT, Margins
-from stepguard.core.metrics import GATEABLE, METRICS, Scope, default_gates
+from stepguard.core.metrics import GATEABLE, METRICS, default_gates
 
 Scalar = str | int | float | bool | None
 MOST_RANKS = 1 << 20
@@ -133,30 +133,21 @@ class Case:
         if isinstance(self.gates, str):
             raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
         untold = self.loop is not None and not self.loop.tokens_per_step
-        absent = {TOKENS} if untold else set()
-        usual = default_gates(self.device, self.world_size)
-        absent |= {gate for gate in usual if not self._has(gate)}
-        gates = tuple(self.gates) or tuple(gate for gate in usual if gate not in absent)
+        where = self.device, self.world_size, self.needs_torchrun
+        usual = default_gates(*where)
+        gates = tuple(self.gates) or tuple(g for g in usual if not (untold and g == TOKENS))
         if untold and TOKENS in gates:
             raise ValueError(f"Case.gates {TOKENS!r}: say how many, loop=Loop({TOKENS}=...)")
         for gate in gates:
             if gate not in GATEABLE:
                 known = ", ".join(GATEABLE)
                 raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
-            if not self._has(gate):
+            if not METRICS[gate].exists(*where):
                 raise ValueError(
                     f"Case.gates {gate!r}: only {METRICS[gate].scope.value} has this metric; "
                     f"{self.id} has world_size {self.world_size} and device {self.device!r}"
                 )
         return gates
-
-    def _has(self, gate: str) -> bool:
-        """Tell whether the case can have a metric."""
-        # One rank's own group has gloo's threads, too.
-        inexact = self.needs_torchrun and not is_gpu(self.device)
-        if inexact and METRICS[gate].scope is Scope.EXACT_MEMORY:
-            return False
-        return METRICS[gate].exists(self.device, self.world_size)
 
     def _checked_margins(self) -> tuple[float, ...]:
         margins = MARGINS_PCT[self.device] if self.margins_pct == () else self.margins_pct

@@ -18,9 +18,9 @@ from stepguard.judge.noise_limits import pooled_variance
 Numbers = npt.NDArray[Any]
 LEAST_STEPS = 3  # before and after the begin of a late slowdown; a block has at least 3 + 1 steps
 LEAST_RETURNS = 4  # how many slow steps a periodic pattern needs
-# ... and steps that are longer by FAR_SLOWER (a log-ratio), each of them in two launches. Of 3,080
-# steps of unchanged code on H200s none was longer by that much (studies/judge_power). So two of one
-# number come by chance in under 0.01 %.
+# Fewer are enough if they are longer by FAR_SLOWER (a log-ratio) and two launches have the same.
+# Of 3,080 steps of unchanged code on H200s none was longer by that much (studies/judge_power). So
+# two of one number come by chance in under 0.01 %.
 FEW_RETURNS, FAR_SLOWER = 2, 0.4
 LEAST_OTHERS = 12  # how many steps that are not slow it needs, since they show the scatter
 # Neighbouring steps are alike, so the variance of their mean is taken to be at least this many
@@ -212,19 +212,18 @@ def _variance_of_rise(timed: Series, begin: int) -> float:
 
 
 def far_slower_steps(series: Sequence[Series]) -> Pattern | None:
-    """Return a slowdown of few steps, which are far slower than all others in every launch that
-    times them, at least two. The series include the first steps of blocks. If the slow steps are
-    all such first ones, three launches are needed: first steps wait for the host, and scatter more.
-    None if there is none, or if all first steps are slow.
+    """Return a slowdown of a few steps that are far slower than all others. Each of them is slow in
+    every launch that times it, and at least two launches do. The series include the first steps of
+    blocks. If only such steps are slow, three launches are needed: they wait for the host, and
+    scatter more. None if there is none, or if the first steps of all blocks are slow.
     """
     pattern = _periodic(series, FEW_RETURNS)
     if pattern is None or pattern.slower < FAR_SLOWER:
         return None
-    due = [pattern.holds(timed.steps) for timed in series]
-    others = [levelled(timed)[~slow] for timed, slow in zip(series, due, strict=True)]
-    farthest = max(float(np.abs(rest).max()) for rest in others)
-    blocks = [b for timed, slow in zip(series, due, strict=True) for b in timed.by_block(slow)]
-    numbers = np.concatenate([timed.steps[slow] for timed, slow in zip(series, due, strict=True)])
+    both = [(timed, pattern.holds(timed.steps)) for timed in series]
+    farthest = max(float(np.abs(levelled(timed)[~slow]).max()) for timed, slow in both)
+    blocks = [block for timed, slow in both for block in timed.by_block(slow)]
+    numbers = np.concatenate([timed.steps[slow] for timed, slow in both])
     seen = np.unique(numbers, return_counts=True)[1].min()
     enough = seen >= FEW_RETURNS + (not any(block[1:].any() for block in blocks))
     all_first = all(block[0] for block in blocks)

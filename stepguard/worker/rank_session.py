@@ -209,7 +209,7 @@ class Session:
             self._frozen,
             self.placement,
             self._settings,
-            alone=not self.in_group,
+            in_group=self.in_group,
         )
 
     def _progress(self, text: str) -> None:

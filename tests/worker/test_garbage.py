@@ -17,7 +17,7 @@ def counted(step):
     tally, program = Tally(), RankStep(step, torch.device("cpu"), frozen=-1)
     step()
     left = LeakSteps(program)
-    left.settle()
+    program.run_period()
     left.run()
     left.add_to(tally)
     tally.values.pop(GRAPH_NODES)

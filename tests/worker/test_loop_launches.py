@@ -54,9 +54,9 @@ def quick(monkeypatch):
     fork_agents(monkeypatch)
 
 
-def ask(group, command, **arguments):
+def ask(group, command, limit_s=BUSY_LIMIT_S, **arguments):
     """A command's answers."""
-    how = {"limit_s": BUSY_LIMIT_S, "poll": lambda: None, "progress": lambda text: None}
+    how = {"limit_s": limit_s, "poll": lambda: None, "progress": lambda text: None}
     return group.request(command, **how, **arguments)
 
 
@@ -130,13 +130,7 @@ def test_a_script_whose_steps_are_not_seen_is_told_to_mark_them(tmp_path):
     with WorkerGroup(launch_spec(tmp_path)) as group:
         group.hello()
         with pytest.raises(LaunchFailed) as failed:
-            group.request(
-                "prepare",
-                limit_s=2.0,
-                poll=lambda: None,
-                progress=lambda text: None,
-                case=case.as_dict(),
-            )
+            ask(group, "prepare", limit_s=2.0, case=case.as_dict())
     fault = failed.value.fault
     assert fault.code == "NO_ANSWER" and "a larger time_limit_s" in fault.message
     assert "mark the end of each step with stepguard.step(), or" in fault.message

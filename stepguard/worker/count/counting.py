@@ -11,7 +11,6 @@ from typing import Any
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.site import merge
-from stepguard.worker import torch_device
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import count_settings
 from stepguard.worker.count.eager import count_eager
@@ -37,14 +36,14 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     left = LeakSteps(counted)
     with compiler.Recompiles() as recompiles:
         # Not in a group on a CPU: gloo's threads free tensors there, which no profile shows.
-        exact = METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size)
-        if exact and (counted.alone or torch_device.on_gpu(counted.device)):
+        where = counted.device.type, counted.world_size, counted.in_group
+        if METRICS["peak_allocated_bytes"].exists(*where):
             # Before the profiler, whose records lie in memory between live tensors.
             progress("count: memory")
             count_memory(tally, counted, left.run)
         else:
             progress("count: what steps leave")
-            left.settle()
+            counted.run_period()
             left.run()
         left.add_to(tally)
         refuse_work_elsewhere(counted)

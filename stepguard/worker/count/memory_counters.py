@@ -22,7 +22,7 @@ from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.core.site import Site, merge
 from stepguard.worker import torch_device
 from stepguard.worker.count.syncs import site_here
-from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, RankStep, Tally
 
 _BY_ROW = ("crow_indices", "col_indices", "values")
 _BY_COLUMN = ("ccol_indices", "row_indices", "values")
@@ -110,8 +110,7 @@ def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[st
 
 def _gpu_between(counted: RankStep) -> int:
     """Return the bytes that live tensors asked for, after some more steps."""
-    for _ in range(PERIOD):
-        counted.step()
+    counted.run_period()
     return _gpu_bytes(counted)
 
 
@@ -133,8 +132,7 @@ def _cpu_between(counted: RankStep) -> int:
     """
     before = [(StorageWeakRef(s), s.nbytes()) for s in _live_storages(counted.frozen).values()]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        for _ in range(PERIOD):
-            counted.step()
+        counted.run_period()
         gc.collect()
     made: dict[int, int] = {}  # by address
     for _, address, size in sorted(_by_address(profiled.profiler.kineto_results)):
@@ -163,8 +161,7 @@ def _cpu_growth(counted: RankStep, leak_steps: RunLeakSteps) -> int:
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         # These steps do not count: the profile does not see frees of what was made before it.
-        for _ in range(PERIOD):
-            counted.step()
+        counted.run_period()
         leak_steps(_mark)
     events = list(_events(profiled))
     began, ended = sorted(event.start_ns() for event in events if event.name() == _PHASE)

@@ -33,9 +33,9 @@ from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.workload import BadWorkload
 
 # An optimizer that does not step is given up once another one has stepped so often: it never steps,
-# or others have taken its place. If several step in turn, one may step so often in each of the
-# other's steps. So the wait is PATIENCE times as long as the last step of the loop, or as the first
-# one may be.
+# or others have taken its place. If several step in turn, one may step often between two steps of
+# another. Then the limit is PATIENCE times the most steps that one of them took in the last step of
+# the loop; before the first such step, PATIENCE are assumed.
 PATIENCE = 8
 
 
