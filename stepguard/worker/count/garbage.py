@@ -18,6 +18,7 @@ from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
 from stepguard.worker.count.leak_steps import own_collections
 from stepguard.worker.count.locate import Place, locate, qualified, site_at
+from stepguard.worker.count.memory_counters import live_objects
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import RankStep, Tally
 
@@ -39,9 +40,9 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
         # Python reuses the memory of freed objects, and memory from before the tracing has no
         # place. A step runs first to use that up.
         counted.step()
-        gc.collect()
+        live_objects(counted.frozen)
         counted.step()
-        sites = _places()
+        sites = _places(counted.frozen)
     if sites:
         tally.sites[GARBAGE] = tuple(sites)
 
@@ -91,12 +92,12 @@ def _traced() -> Iterator[None]:
             tracemalloc.stop()
 
 
-def _places() -> list[Site]:
-    """Collect. Return where the collected objects had been made."""
+def _places(frozen: int) -> list[Site]:
+    """Collect, also what the workload froze. Return where the collected objects had been made."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        gc.collect()
+        live_objects(frozen)
         objects = gc.garbage[known:]
         counts = Counter((type(thing).__name__, _made_at(thing)) for thing in objects)
     finally:
