@@ -65,6 +65,24 @@ def test_garbage_of_what_counts_bytes_is_not_the_steps():
     assert tally.values[GARBAGE] == 0
 
 
+class Rows:
+    """An object that keeps its own generator, as loaders do."""
+
+    def __init__(self):
+        self.rows = self.each()
+
+    def each(self):
+        """The rows."""
+        yield self
+
+
+def test_what_a_finalizer_frees_is_garbage():
+    """Python's collector ends a suspended generator, and does not count what that frees."""
+    tally, places = counted(lambda: [Rows() for _ in range(64)].clear())
+    assert tally.values == {GARBAGE: 64}
+    assert places == [(64, "generator for the collector", "self.rows = self.each()")]
+
+
 @pytest.mark.parametrize("freezes", [0, 1, -1], ids=["before", "once", "in each step"])
 def test_garbage_that_is_frozen_counts(freezes):
     """Python's collector never frees what gc.freeze() hides. Each step replaces the state of the

@@ -18,7 +18,7 @@ from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
 from stepguard.worker.count.leak_steps import own_collections
 from stepguard.worker.count.locate import Place, locate, qualified, site_at
-from stepguard.worker.count.memory_counters import live_objects
+from stepguard.worker.count.memory_counters import live_objects, with_finalizer
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import RankStep, Tally
 
@@ -95,11 +95,14 @@ def _traced() -> Iterator[None]:
 def _places(frozen: int) -> list[Site]:
     """Collect, also what the workload froze. Return where the collected objects had been made."""
     flags, known = gc.get_debug(), len(gc.garbage)
+    finalized = {id(thing): _made(thing) for thing in with_finalizer()}
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         live_objects(frozen)
-        objects = gc.garbage[known:]
-        counts = Counter((type(thing).__name__, _made_at(thing)) for thing in objects)
+        counts = Counter(map(_made, gc.garbage[known:]))
+        living = {id(thing) for thing in with_finalizer()}
+        # Finalizers freed these: they are not among the saved ones.
+        counts.update(made for key, made in finalized.items() if key not in living)
     finally:
         gc.set_debug(flags)
         del gc.garbage[known:]
@@ -112,9 +115,10 @@ def _places(frozen: int) -> list[Site]:
     return sorted(by_place(sites), key=lambda site: -site.count)[:PLACES]
 
 
-def _made_at(thing: Any) -> Place:
+def _made(thing: Any) -> tuple[str, Place]:
+    """Return an object's class, and where it was made."""
     trace = tracemalloc.get_object_traceback(thing) or ()
-    return locate(
+    return type(thing).__name__, locate(
         (frame.filename, frame.lineno, qualified(frame.filename, frame.lineno, ""))
         for frame in reversed(trace)
     )

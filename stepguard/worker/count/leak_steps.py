@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
 from stepguard.worker.count.graph_nodes import nodes_alive
-from stepguard.worker.count.memory_counters import collect_frozen
+from stepguard.worker.count.memory_counters import collect, collect_frozen
 from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 
 
@@ -42,7 +42,7 @@ class LeakSteps:
 
     def _left(self) -> int:
         self._counted.run_period()
-        return gc.collect()
+        return collect()
 
     def add_to(self, tally: Tally) -> None:
         """Add garbage_objects_per_step, the objects that are collected after PERIOD steps, and
