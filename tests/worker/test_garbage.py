@@ -110,6 +110,18 @@ def test_garbage_that_is_frozen_counts(freezes):
         gc.unfreeze()
 
 
+def test_what_a_step_collects_itself_is_garbage():
+    """The search takes the same time, whoever asks for it."""
+
+    def step():
+        load(64)
+        gc.collect()
+
+    tally, places = counted(step)
+    assert tally.values == {GARBAGE: 128}
+    assert [place[2] for place in places] == ['sample = {"ids": [1, 2, 3]}']
+
+
 def test_every_other_step_has_half_of_it():
     """Rounded up: two objects in two steps are one in each."""
     steps = []

@@ -41,8 +41,7 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
         # place. A step runs first to use that up.
         counted.step()
         live_objects(counted.frozen)
-        counted.step()
-        sites = _places(counted.frozen)
+        sites = _places(counted)
     if sites:
         tally.sites[GARBAGE] = tuple(sites)
 
@@ -92,13 +91,14 @@ def _traced() -> Iterator[None]:
             tracemalloc.stop()
 
 
-def _places(frozen: int) -> list[Site]:
-    """Collect, also what the workload froze. Return where the collected objects had been made."""
+def _places(counted: RankStep) -> list[Site]:
+    """Run a step, and collect, also what it froze. Return where the collected objects were made."""
     flags, known = gc.get_debug(), len(gc.garbage)
-    finalized = {id(thing): _made(thing) for thing in with_finalizer()}
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        live_objects(frozen)
+        counted.step()  # it may collect itself
+        finalized = {id(thing): _made(thing) for thing in with_finalizer()}
+        live_objects(counted.frozen)
         counts = Counter(map(_made, gc.garbage[known:]))
         living = {id(thing) for thing in with_finalizer()}
         # Finalizers freed these: they are not among the saved ones.

@@ -41,8 +41,13 @@ class LeakSteps:
             self._nodes = nodes_alive(frozen) - before
 
     def _left(self) -> int:
+        """Run PERIOD steps. Return the number of objects that they leave to the collector, also of
+        those that they let it free.
+        """
+        before = _collected()
         self._counted.run_period()
-        return collect()
+        left = collect()
+        return max(left, _collected() - before)
 
     def add_to(self, tally: Tally) -> None:
         """Add garbage_objects_per_step, the objects that are collected after PERIOD steps, and
@@ -54,6 +59,11 @@ class LeakSteps:
             collected, steps = [sum(collected) + self._hidden], LEAK_STEPS
         tally.add(GARBAGE, [-(-count // steps) for count in collected])
         tally.add(GRAPH_NODES, [-(-max(0, self._nodes) // LEAK_STEPS)])
+
+
+def _collected() -> int:
+    """Return the number of objects that Python's collector has freed in this process."""
+    return sum(generation["collected"] for generation in gc.get_stats())
 
 
 @contextmanager
