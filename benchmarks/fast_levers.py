@@ -50,7 +50,7 @@ def norm_backward(
     by_x, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
         grad_y.float(), x.float(), weight.shape, mean, rstd, weight, weight, [True] * 3
     )
-    grad = (grad_x.float() + by_x).bfloat16()
+    grad = (grad_x.float() + by_x).to(x.dtype)
     return grad, torch.stack((by_weight, by_bias, grad.float().sum(0)))
 
 
