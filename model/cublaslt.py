@@ -136,7 +136,7 @@ class _Product:
         if not count.value:
             raise RuntimeError("cuBLASLt has no kernel for this product")
         candidates = found[: count.value]
-        for runs, near in ((1, 1.1), (5, NEAR)):  # most of them are far slower: one run tells
+        for runs, near in ((1, 1.1), (10, NEAR)):  # most of them are far slower: one run tells
             times_ms = [_time_ms(functools.partial(enqueue, one), runs) for one in candidates]
             most_ms = near * min(times_ms)
             both = zip(candidates, times_ms, strict=True)
