@@ -122,6 +122,10 @@ LEVERS: dict[str, Change] = {
         (KERNELS, _SUMS, _SUMS.replace("(BLOCK,)", "(ROWS, BLOCK)")),
         (KERNELS, _ADDED, _ADDED_BY_ROW),
         (KERNELS, _STORED, _STORED_OF_ROWS),
+        (KERNELS, "4 * 3 * 132)  # on each SM of an H100 three", "4 * 4 * 132)  #"),
+    ),
+    "packing in one wave": _without(
+        "pack", (KERNELS, "triton.cdiv(rows * blocks, 16 * 5 * 132)", "triton.cdiv(rows, 16 * 132)")
     ),
     "residual in the product": _without("add", (FAST, _LINEAR, _LINEAR_ADD)),
     "packed dq, dk, dv": _without("cat|sum", (FAST, _PACK, _CAT)),
