@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from stepguard.core.machine_code import MachineCode
 from stepguard.core.work_and_peaks import Work
 
 MOST_CAUSES = 40  # in a verdict's explanation
@@ -60,6 +61,8 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shapes: tuple[tuple[int, ...], ...] = ()  # grids
     begin_us: float | None = None  # time in the file, where to look
     work: Work = Work()  # the mean of a launch; known only if it is known of all
+    # Unset, and then not written, unless the side is one kernel whose machine code is known.
+    machine_code: MachineCode | msgspec.UnsetType = msgspec.UNSET
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -30,6 +30,9 @@ GROWING_LINES = "growing_python_lines_per_step"
 OPERATORS = "operator_calls_per_step"
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
 SETTINGS = "settings"
+SPILLS = "spill_bytes"
+FP64 = "fp64_kernels"
+OF_KERNELS = (SPILLS, FP64)  # of the kernels that the compiler generated
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
 
@@ -106,6 +109,11 @@ _TABLE = (
     _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
     _work(COLLECTIVE_BYTES, "B", _SEVERAL, parts=True),
     _cost("generated_kernels", "kernels"),
+    # Among forms of a kernel that spill at most 16 registers, 64 B, the compiler chooses by time.
+    # Another machine may choose another form.
+    _cost(SPILLS, "B", _GPU, floor=65, new=True),
+    # Not their instructions, whose number depends on the form: what a kernel computes does not.
+    _cost(FP64, "kernels", _GPU, new=True),
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),
     _cost("recompiles", "recompiles"),

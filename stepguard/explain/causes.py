@@ -9,9 +9,11 @@ one step, the scatter is unknown, and every difference is a cause.
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.machine_code import MachineCode
 from stepguard.core.profile import (
     IdleRow,
     KernelRow,
@@ -115,7 +117,14 @@ def _side(rows: Sequence[KernelRow]) -> Side:
         shapes=tuple(dict.fromkeys(row.grid for row in ordered)),
         begin_us=min((row.begin_us for row in rows), default=None),
         work=_work(ordered),
+        machine_code=_machine_code(ordered),
     )
+
+
+def _machine_code(rows: Sequence[KernelRow]) -> MachineCode | UnsetType:
+    """Return the machine code of the only kernel; unset if there are several, or it is unknown."""
+    codes = {row.machine_code for row in rows}
+    return (codes.pop() if len(codes) == 1 else None) or UNSET
 
 
 def _work(rows: Sequence[KernelRow]) -> Work:

@@ -1,6 +1,5 @@
 """Why a time moved, in words: the sync or the kernel that explains it, before the time itself."""
 
-import re
 from collections.abc import Iterator
 
 from stepguard.core.explanation import Cause, Kind, Side
@@ -12,6 +11,7 @@ from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report.cause_text import how, named, refused_because
 from stepguard.report.kernel_names import is_generic
 from stepguard.report.metric_notes import on_ranks
+from stepguard.trace.kernel_operators import operator_in
 
 # A cause is named before the time if it makes up at least this share of the change. A kernel comes
 # before a wait that the source names from the next share on.
@@ -32,12 +32,6 @@ _WAITS = (
 # Time between kernels; a wait explains it better.
 _BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
-# An operator's name, and the part that its kernels' names also have, in both passes: aten.addmm has
-# aten::mm, aten._scaled_dot_product_efficient_attention has aten::_efficient_attention_backward.
-_OPERATOR = re.compile(
-    r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
-    r"(?:_forward|(?:_dense)?_backward(?:_data)?)?)(?:\[.*\])?(?:\.\w+)?"
-)
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
@@ -122,22 +116,13 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
     matching = [
         (site, common)
         for site in (operators.sites if operators else ())
-        if site.file and (site.count > 0 or cause.us < 0) and (common := _run(cause.place, site))
+        if site.file
+        and (site.count > 0 or cause.us < 0)
+        and (common := operator_in(cause.place, site.what))
     ]
     sites = [site for site, common in matching if common == matching[0][1]]
     lines = [site for site in sites if not site.phase] or sites
     return lines[0] if len({(site.file, site.function) for site in lines}) == 1 else None
-
-
-def _run(place: str, site: Site) -> str:
-    """Return the operator at a site, without its pass, if a kernel launched at a place runs it;
-    else "". The compiler names its kernels after their operators.
-    """
-    launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(site.what)
-    if not called:
-        return ""
-    same = called["common"] == launches["common"] if launches else f"_{called['name']}_" in place
-    return called["common"] if same else ""
 
 
 def _where(cause: Cause) -> str:

@@ -7,7 +7,9 @@ from stepguard.core.explanation import Cause
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
+    FP64,
     METRICS,
+    OF_KERNELS,
     OPERATOR_METRICS,
     OPERATORS,
     SETTINGS,
@@ -22,6 +24,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, listed, printable, shortened
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report import time_causes
+from stepguard.report.kernel_names import short
 from stepguard.report.metric_notes import note, on_ranks, parts
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import of_trailers, of_waivers
@@ -113,9 +116,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
-        # It was there before the steps whose lines are counted.
-        what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
-        return [*what, moved, bare]
+        return [*_without_place(worst, moved), moved, bare]
     short, reached = _file(worst.place), worst.place.reached
     placed = f"{moved}{share_of_place(worst)} {worst.place.place}"
     return [
@@ -125,6 +126,17 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         f"{bare} {short}",
         bare,
     ]
+
+
+def _without_place(worst: MetricVerdict, moved: str) -> list[str]:
+    """Return a metric that moved with what is known instead of its line, if anything is."""
+    # It was there before the steps whose lines are counted.
+    if worst.metric == BETWEEN_STEPS:
+        return [f"{moved}: {BEFORE_THE_STEPS}"]
+    if worst.metric in OF_KERNELS and worst.moved:
+        named = listed([short(part.name) for part in worst.moved], 1)
+        return [f"{moved}: {parts(worst, 1)}", f"{moved}: {named}"]
+    return []
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
@@ -243,8 +255,8 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     line += "" if follows else f", {metric.reason.phrase}"
     line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
     lines = [line, *(f"    {where}" for where in place_lines(metric))]
-    # No line of a collective has its size.
-    text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
+    # No line of a collective has its size, and none of a kernel its instructions.
+    text, placed = note(metric), metric.sites and metric.metric not in (COLLECTIVES, FP64)
     if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):

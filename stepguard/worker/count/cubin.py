@@ -1,7 +1,8 @@
 """Read cubins: the machine code of NVIDIA GPUs, one kernel a file, in the ELF format.
 
 Registers and spills are in the file. Its instructions are read by NVIDIA's disassembler. That takes
-0.25 s to start, so all kernels are disassembled by one call: as raw code, one behind another.
+0.25 s to start, so all kernels are disassembled by one call: as raw code, one behind another. Sixty
+kernels with 13,000 instructions take 0.5 s of a CPU in all.
 """
 
 import re
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+DISASSEMBLER = Path("backends", "nvidia", "bin", "nvdisasm")  # in the folder of Triton's wheel
 TIMEOUT_S = 60.0  # 80 kernels take a second
 _MAGIC = b"\x7fELF\x02\x01"  # 64 bits, little endian
 _SECTION = struct.Struct("<IIQQQQIIQQ")

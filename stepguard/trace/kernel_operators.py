@@ -1,0 +1,21 @@
+"""Which operator a kernel runs: the compiler names its kernels after their operators."""
+
+import re
+
+# An operator's name, and the part that its kernels' names also have, in both passes: aten.addmm has
+# aten::mm, aten._scaled_dot_product_efficient_attention has aten::_efficient_attention_backward.
+_OPERATOR = re.compile(
+    r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
+    r"(?:_forward|(?:_dense)?_backward(?:_data)?)?)(?:\[.*\])?(?:\.\w+)?"
+)
+
+
+def operator_in(place: str, operator: str) -> str:
+    """Return an operator, without its pass, if a kernel launched at a place runs it; else "". The
+    place is a kernel of the compiler's, or the operator that launched the kernel.
+    """
+    launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(operator)
+    if not called:
+        return ""
+    same = called["common"] == launches["common"] if launches else f"_{called['name']}_" in place
+    return called["common"] if same else ""
