@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import stage_seconds
 from benchmarks.changes import EITHER, FASTER, HIDDEN, OPTIMIZATIONS, RED, SAME, SLOWDOWNS, SLOWER
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import Change, Document, about, clone_head, commit_all, run_until
@@ -77,14 +78,15 @@ def verdict(tree: Path, base: str, case: str, limit_s: float, env: dict[str, str
     document, began = tree / ".stepguard" / "power.json", time.monotonic()
     test = f"perf_tests/test_{case.partition('[')[0]}.py::test_{case}"
     command = [sys.executable, "-m", "pytest", test, "-v", f"--perf-against={base}"]
-    command += [f"--perf-json={document}"]
+    command += [f"--perf-json={document}", "-p", "benchmarks.stage_seconds"]
     command += [f"--perf-budget={max(1.0, limit_s - PAIR_S) / 60:.2f}"]
     printed, ended = run_until(command, limit_s, cwd=tree, env=env)
     took = {"command_s": round(time.monotonic() - began, 1)}
     cases = json.loads(document.read_text())["results"] if document.exists() else []
     if len(cases) != 1:
         return took | {"failed": "cut off" if ended else printed[-2000:]}
-    return took | said_of(cases[0], tree)
+    stages = {"stage_s": json.loads((tree / stage_seconds.OUT).read_text())}
+    return took | said_of(cases[0], tree) | stages
 
 
 def said_of(case: Found, tree: Path) -> Found:

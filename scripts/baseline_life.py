@@ -69,10 +69,6 @@ class Life:
         self._git("init", "-q", "-b", "main")
         self.commit("The training step")
 
-    def show(self, *commands: str) -> None:
-        """Add commands that the reader gives, and that are not run here."""
-        self._fence("sh", "\n".join(commands))
-
     def say(self, text: str) -> None:
         """Add a paragraph or a heading."""
         self.page += [*textwrap.wrap(text, 100, break_on_hyphens=False), ""]
@@ -108,9 +104,10 @@ class Life:
         path.write_bytes(to_json(evidence))
         return f"../artifacts/run-{self._runs}"
 
-    def stepguard(self, *arguments: str) -> None:
-        """Run a command of stepguard and show it with its output."""
+    def stepguard(self, *arguments: str, lines: int | None = None) -> None:
+        """Run a command of stepguard and show it with its output, or the first lines of that."""
         said, status = self._stepguard(arguments)
+        said = "".join(said.splitlines(keepends=True)[:lines])
         shown = f"$ python -m stepguard {shlex.join(arguments)}\n{said}"
         self._fence("console", shown + (f"(exit status {status})\n" if status else ""))
 
@@ -120,14 +117,20 @@ class Life:
         if status:
             raise SystemExit(f"baseline_life: {shlex.join(arguments)}: {said}")
 
+    def refused(self, *arguments: str) -> None:
+        """Run ``accept`` without showing it. It has to refuse what it is given."""
+        said, status = self._stepguard(("accept", *arguments, "--reason", "right all the same"))
+        if not status or ": not recorded, " not in said:
+            raise SystemExit(f"baseline_life: {shlex.join(arguments)}: {said}")
+
     def unchanged(self) -> bool:
         """Return whether git sees no change."""
         return not self._git("status", "--porcelain")
 
-    def diff(self) -> None:
+    def diff(self, *options: str) -> None:
         """Show the diff that a reviewer sees."""
         self._git("add", "--intent-to-add", "--all")
-        self._fence("diff", self._git("diff", "--no-color"))
+        self._fence("diff", self._git("diff", "--no-color", *options))
 
     def commit(self, message: str) -> None:
         """Commit all changes."""
@@ -176,26 +179,16 @@ def _launch(index: int, ms: float) -> Launch:
 def begin(life: Life) -> None:
     """The first recording."""
     life.say("# A baseline's life")
-    life.say("To accept a change by hand, made and ready to be committed:")
-    life.show(
-        "git commit -am 'Keep less in memory'  # figures of uncommitted changes are refused",
-        "pytest perf_tests/test_train_step.py  # SLOWER, CHANGED or FASTER",
-        "python -m stepguard accept 'train_step[124m-bf16]' --reason 'why it is right'",
-        "git add baselines",
-        "git commit -m 'Accept the slower step'  # its diff is reviewed like code",
-    )
-    life.say("The rest is an illustration: `../artifacts` is there only while the page is made.")
     life.say(
-        "Made by `python scripts/baseline_life.py`: the commands ran in a repository made for this "
-        "page, and the diffs are git's. The measurements are made up, so no figure here says "
-        "anything about a GPU; the case gates four metrics, so that a diff fits a page, and fewer "
-        "than are recorded, so that its baseline lists them. How to "
-        "read such a diff: [baselines/README.md](../baselines/README.md)."
+        "To review a change of `baselines/`, know what git shows of it. What to ask then: [how a "
+        "diff reads](../baselines/README.md#how-a-diff-reads). `python scripts/baseline_life.py` "
+        "makes this page: commands and diffs are real, and the measurements in `../artifacts` are "
+        "made up. The case gates four metrics, so that a diff fits a page."
     )
     life.say("## The first recording")
     life.say(
-        "A case has no baseline: the run was an error, `NO BASELINE`. Its evidence, here from CI, "
-        "becomes the first recording. With one recording of this card the limit is 1 %."
+        "A case without a baseline is `NO BASELINE`. Its evidence, here from CI, becomes the first "
+        "recording. With one recording of a card the limit is 1 %."
     )
     life.stepguard("accept", "--evidence", life.measured(LEVELS_MS[0]))
     life.diff()
@@ -203,12 +196,11 @@ def begin(life: Life) -> None:
 
 
 def grow(life: Life) -> None:
-    """Four more recordings; the limit follows from them."""
-    life.say("## Five recordings")
+    """Four more recordings."""
+    life.say("## One more recording")
     life.say(
-        "Runs that are `same` are added, one a commit. This is the fifth: one recording more, and "
-        "nothing else in the diff. Another card would show in `device_uuid`, another driver in "
-        "`driver`."
+        "Runs that are `same` are added, one a commit: 21 lines as above, and no other line "
+        "changes. Another card shows in `device_uuid`, another driver in `driver`. The fifth:"
     )
     for number, ms in enumerate(LEVELS_MS[1:], start=2):
         folder = life.measured(ms)
@@ -216,28 +208,24 @@ def grow(life: Life) -> None:
             life.quietly("accept", "--evidence", folder)
             life.commit(f"Recording {number}")
     life.stepguard("accept", "--evidence", folder)
-    life.diff()
+    life.diff("--stat")
     life.commit("Recording 5")
-    life.say("From now on the limit is what these five allow. A sixth run, judged:")
-    life.stepguard("judge", "--evidence", life.measured(252.6))
 
 
 def slow_down(life: Life) -> None:
     """An accepted slowdown."""
     life.say("## An accepted slowdown")
     life.say(
-        "Another commit keeps less in memory and computes it again: 3 % slower, 9 GB less. Kept "
-        "evidence has no pairs, so that 3 % are `INCONCLUSIVE`, and without a reason nothing is "
-        "recorded:"
+        "Another commit keeps less in memory and computes it again: 3 % slower, 9 GB less. Without "
+        "a reason nothing is recorded:"
     )
     (life.repository / "model.py").write_text("# the training step, activations computed again\n")
     life.commit("Compute activations again")
     folder = life.measured(260.1, PEAK - 9_000_000_000)
-    life.stepguard("judge", "--evidence", folder)
     life.stepguard("accept", "--evidence", folder)
     life.say(
-        "With a reason a new level begins. In the file it is one more of the case's `epochs`: each "
-        "holds the recordings at one level. From now on runs are compared with the newest alone."
+        "With a reason a new level begins: one more of the case's `epochs`. Later runs are "
+        "compared with the newest alone."
     )
     reason = "9 GB less for 3 % of time: batch 96 fits now"
     life.stepguard("accept", "--evidence", folder, "--reason", reason)
@@ -246,49 +234,37 @@ def slow_down(life: Life) -> None:
 
 
 def refuse(life: Life) -> None:
-    """Recordings that are refused."""
-    life.say("## Refused recordings")
+    """A recording that is refused."""
+    life.say("## A refused recording")
     life.say(
-        "These never become a baseline, with or without a reason: a tree with uncommitted changes, "
-        "a card that was throttled, launches that differ more than a machine's launches do. The "
-        "other rules are in [method.md](method.md#what-is-never-recorded)."
+        "A tree with uncommitted changes never becomes a baseline, nor does "
+        "[what else is refused](method.md#what-is-never-recorded). Git then sees no change."
     )
-    hot = Fault(Reason.THROTTLED.name, "4 blocks could not be used: power brake", "", "launch 2")
-    reason = ("--reason", "it is right all the same")
     dirty = life.measured(260.0, PEAK - 9_000_000_000, dirty=("model.py",))
-    for folder in (
-        dirty,
-        life.measured(260.0, PEAK - 9_000_000_000, faults=(hot,)),
-        life.measured(260.0, PEAK - 9_000_000_000, spread=(0.97, 1.0, 1.03)),
-    ):
-        life.stepguard("accept", "--evidence", folder, *reason)
+    life.stepguard("accept", "--evidence", dirty, "--reason", "it is right all the same")
+    hot = Fault(Reason.THROTTLED.name, "4 blocks could not be used: power brake", "", "launch 2")
+    life.refused("--evidence", life.measured(260.0, PEAK - 9_000_000_000, faults=(hot,)))
+    scattered = life.measured(260.0, PEAK - 9_000_000_000, spread=(0.97, 1.0, 1.03))
+    life.refused("--evidence", scattered)
     if not life.unchanged():
         raise SystemExit("baseline_life: a refused recording changed a file")
-    life.say("`git status` shows nothing after them.")
 
 
 def waive(life: Life) -> None:
-    """A waiver, and what it does not cover."""
+    """A waiver."""
     life.say("## A waiver")
     life.say(
-        "A new version of a library makes the step slower, and its next version will repair that. "
-        "The level is not accepted, since it is not meant to stay; it is waived, for 60 days, "
-        "up to 6 %, a little more than was measured:"
+        "A library's new version makes the step slower, and its next one will repair that. So the "
+        "level is not accepted. It is [waived](../baselines/README.md#waivers) for 60 days, up to "
+        "6 %, a little more than was measured:"
     )
     slower = life.measured(273.5, PEAK - 9_000_000_000)
     name, why = "train_step[124m-bf16]", "library issue 1234, fixed in its next version"
     arguments = ("--limit-pct", "6", "--reason", why, "--days", "60", "--who", "A. Author")
     life.stepguard("waive", name, "step_ms", *arguments)
     life.diff()
-    life.say("The case passes, and says on every run until when and why:")
-    life.stepguard("judge", "--evidence", slower)
-    life.say("A step that is slower still fails, and the waiver says that it was exceeded:")
-    worse = life.measured(281.0, PEAK - 9_000_000_000)
-    life.stepguard("judge", "--evidence", worse)
-    life.say(
-        "The day after its last one it fails likewise, as `EXPIRED`. When the case is `same` "
-        "again the waiver is reported as stale, and it is removed."
-    )
+    life.say("The case passes until then, and every run says why. Here are its first lines:")
+    life.stepguard("judge", "--evidence", slower, lines=5)
 
 
 def main(arguments: list[str]) -> int:

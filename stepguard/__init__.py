@@ -4,10 +4,9 @@ python -m stepguard run -- train.py --batch_size=12     # a training script, as 
 pytest perf_tests                                       # the suite
 """
 
-from stepguard.core.allow_sync import allow_sync
 from stepguard.core.case import Case, Loop
-from stepguard.core.loop_mark import step
 from stepguard.core.metrics import default_gates
+from stepguard.core.source_marks import allow_sync, step
 
 __all__ = ["Case", "Loop", "__version__", "allow_sync", "default_gates", "step"]
 __version__ = "0.1.0"

@@ -29,13 +29,15 @@ def build(tree):
 
 
 def test_the_site(tree):
-    """Every page, the README as the first one; files beside docs/ are links into the repository."""
+    """Every page, the overview first; files beside docs/ are links into the repository."""
     status, said = build(tree)
     assert status == 0, said
-    pages = {path.parent.name for path in (tree / "site").glob("*/index.html")}
+    pages = {path.parent.name for path in (tree / "site").glob("*/index.html")} | {"index"}
     assert pages >= {path.stem for path in (ROOT / "docs").glob("*.md")}
     first = (tree / "site" / "index.html").read_text()
-    assert 'href="ci/"' in first and "github.com/OWNER/REPO/blob/main/CONTRIBUTING.md" in first
+    assert 'href="ci/"' in first and "github.com/OWNER/REPO/blob/main/SECURITY.md" in first
+    picture = "pictures/how-it-works.svg"
+    assert (tree / "site" / picture).is_file() and f'src="{picture}"' in first
     assert "fonts.googleapis" not in first
 
 

@@ -32,7 +32,7 @@ DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "baselines" / "README.md",
-    ROOT / "benchmarks" / "README.md",
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "model", "sweeps")),
     *sorted(ROOT.glob("studies/**/*.md")),
 ]
 
@@ -65,6 +65,15 @@ def test_the_first_example_was_measured():
     _, line, interval, *_ = blocks("console")[0].splitlines()
     assert line == measured["first_line"]
     assert measured["step_ms"]["note"].startswith(interval.strip())
+
+
+def test_the_picture_is_what_its_command_draws():
+    """Of the same figures as the example's text."""
+    pytest.importorskip("jinja2")
+    from scripts.readme_picture import picture
+
+    assert 'src="docs/pictures/verdict.svg"' in README
+    assert picture() == (ROOT / "docs" / "pictures" / "verdict.svg").read_text()
 
 
 @pytest.mark.parametrize("reason", [one.name for one in (*Reason, *ProblemCode)])

@@ -14,7 +14,7 @@ from stepguard.cli.main import main
 from stepguard.core.work_and_peaks import Work
 from stepguard.explain.causes import explain
 from stepguard.lab.explanation_page import lines
-from stepguard.lab.roofs import class_roofs, position
+from stepguard.lab.roofline import class_roofs, position
 from stepguard.storage import measured_peaks as storage
 from stepguard.storage.json_file import FileError
 from stepguard.trace.flops_of_launches import Inputs, work_of

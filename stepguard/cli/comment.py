@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, put_text, say
-from stepguard.report import check_run, comment_and_annotations
+from stepguard.report import github
 from stepguard.report.document_json import as_json
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document
@@ -32,11 +32,11 @@ def _comment(options: argparse.Namespace) -> int:
         raise UsageError(f"--head {head!r}: --check needs the whole hash of a commit")
     try:
         document = load_document(options.document)
-        text = comment_and_annotations.comment(document, run_id, options.conclusion)
-        bodies = list(check_run.requests(document, head, options.conclusion))
+        text = github.comment(document, run_id, options.conclusion)
+        bodies = list(github.check_run(document, head, options.conclusion))
     except FileError as error:
-        text = comment_and_annotations.no_document(str(error), run_id)
-        bodies = [check_run.unread(head, str(error))]
+        text = github.no_document(str(error), run_id)
+        bodies = [github.unread_check_run(head, str(error))]
     if options.check:
         put_text(as_json(bodies), options.check, "--check")
     say(*text.splitlines())

@@ -40,7 +40,7 @@ _RUNS = """\
 ## Problems of a run
 
 Why a run is no pass apart from its verdicts; the JSON has them under `problems`, and
-`python -m stepguard gate` prints them. Most are of [strict runs](options.md#strict-runs) alone.
+`python -m stepguard gate` prints them. Most are of [strict runs](ci.md#strict-runs) alone.
 """
 _COLUMNS = ("what it means", "what to do")
 

@@ -25,7 +25,7 @@ from stepguard.judge.gate_decision import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.machine.git.trailers import trailers
 from stepguard.machine.interpreter import as_typed
-from stepguard.report import comment_and_annotations
+from stepguard.report import github
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
@@ -66,7 +66,7 @@ def _gate(options: argparse.Namespace) -> int:
     try:
         document = load_document(options.document)
     except FileError as error:
-        _annotate([comment_and_annotations.error("no document", str(error))])
+        _annotate([github.error("no document", str(error))])
         raise
     declared = _declared(document, options)
     base = Base(
@@ -82,7 +82,7 @@ def _gate(options: argparse.Namespace) -> int:
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
-        _annotate(comment_and_annotations.annotations(document, problems))
+        _annotate(github.annotations(document, problems))
         return 1
     say(_passed(document, len(expected(document, base))))
     return 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stepguard.core.case import Case, Loop, Scalar
 from stepguard.core.device import CPU, GPU
+from stepguard.machine.git.remote import name_on_github, origin
 from stepguard.machine.git.resolve import TreeError, main_branch
 from stepguard.machine.git.revision import git
 from stepguard.machine.interpreter import source_folders
@@ -265,16 +266,10 @@ def action_here() -> str:
     """
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         source = json.loads(metadata.distribution("stepguard").read_text("direct_url.json") or "")
-        if place := _github(source["url"]):
+        if place := name_on_github(source["url"]):
             return f"{place}@{source['vcs_info']['commit_id']}"
     clone = Path(__file__).resolve().parents[2]
     commit = (git(clone, "rev-parse", "HEAD") or "").strip()
-    place = _github((git(clone, "remote", "get-url", "origin") or "").strip())
+    place = name_on_github(origin(clone))
     pushed = git(clone, "branch", "--remotes", "--contains", commit) if place and commit else ""
     return f"{place}@{commit}" if pushed else ACTION
-
-
-def _github(url: str) -> str:
-    """Return "owner/name" of a repository on GitHub; empty for another URL."""
-    match = re.search(r"github\.com[:/]([\w.-]+/[\w.-]+?)(?:\.git)?/?$", url)
-    return match[1] if match else ""

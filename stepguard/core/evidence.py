@@ -18,7 +18,7 @@ from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS
-from stepguard.core.profile import Parts, Profile
+from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.core.reason_sentences import (
     BadTime,
     BlockWithoutTimes,
@@ -30,7 +30,6 @@ from stepguard.core.reason_sentences import (
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Count
 from stepguard.core.site import Site
-from stepguard.core.step_identity import StepIdentity
 from stepguard.core.strict_json import Check, Content, OtherSchema, parse
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 

@@ -1,10 +1,11 @@
-"""A profile: what a few steps of one workload did on the GPU, small enough to keep with a run.
+"""A profile: what a few steps of one workload did on the GPU, small enough to keep with a run; and
+the identity of these steps.
 
 Every figure has a value for each profiled step, so that two profiles can be compared with their
 scatter. In each step: compute + exposed communication + exposed copies + idle = step.
 """
 
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
@@ -98,6 +99,26 @@ class Profile:
         if not all(-1 <= value <= LONGEST_US for values in series for value in values):
             return "its profile has a time that no profiler measures"
         return ""
+
+
+@dataclass(frozen=True)
+class StepIdentity:
+    """Hashes of all that one rank's step does on the host and on the GPU. All profiled steps have
+    them.
+
+    Two steps with equal identities launch the same kernels, from the same generated code, in the
+    same order and with the same grids. The operands have the same shapes, strides and types, and
+    libraries have the same settings.
+    """
+
+    parts: dict[str, str] = field(default_factory=dict)  # "kernels" -> hash
+    problem: str = ""  # why it is unknown, or which parts differ from step to step
+
+    def differs_from(self, other: "StepIdentity") -> Iterator[str]:
+        """Yield the parts that are not known to be equal."""
+        for name in sorted(self.parts.keys() | other.parts.keys()):
+            if name not in self.parts or self.parts[name] != other.parts.get(name):
+                yield name
 
 
 def over_ranks(profiles: Sequence[Profile]) -> Profile:

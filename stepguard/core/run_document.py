@@ -305,7 +305,3 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     problems: list[Problem]
     notices: list[str]
     waivers: list[WaiverDocument]
-
-    def result_of(self, case_id: str) -> ResultDocument | None:
-        """Return the result of a case; None if it was not measured."""
-        return next((result for result in self.results if result.case == case_id), None)

@@ -1,5 +1,5 @@
 """The least work that a launch has to do, and the peaks of a card, which are measured with a matrix
-product and a copy (doctor --peaks). lab/roofs.py compares the two.
+product and a copy (doctor --peaks). lab/roofline.py compares the two.
 """
 
 from dataclasses import dataclass

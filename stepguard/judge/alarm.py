@@ -39,12 +39,10 @@ from stepguard.core.verdict import (
     Decision,
     MetricVerdict,
     NoComparison,
-    PairsFinding,
     worst_of,
 )
 from stepguard.judge.findings import Findings, Permits
 from stepguard.judge.judge_pairs import (
-    TimeByPairs,
     pairs_finding,
     refusal,
     time_by_pairs,
@@ -82,17 +80,6 @@ class _Judged:
     refused: Refusal | None = None  # why the pairs cannot be compared
     decided: Decision | None = None  # None where no time is judged
     missed: int = 0  # steps that the run timed and the pairs did not
-
-
-@dataclass(frozen=True)
-class _End:
-    """How a moved time ends."""
-
-    status: Status
-    reason: Reason
-    confirmed: Confirmed | None = None
-    shown: TimeByPairs | None = None  # shown in place of what the screen saw
-    pairs: PairsFinding | None = None  # the undecided pairs that the time is shown with
 
 
 def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
@@ -160,7 +147,7 @@ def settled(
         # A time that a waiver covers passes as it is, whether the code or the machine changed it.
         if not (_is_time(metric) and (moved or overruled)) or permits.covers(findings, metric):
             return metric
-        return _ended(metric, _answered(metric, judged) if judged else None)
+        return _settled(_answered(metric, judged) if judged else metric)
 
     findings = replace(findings, metrics=tuple(map(ended, findings.metrics)))
     if not (alarm and judged and judged.pairs) or judged.refused:
@@ -186,49 +173,26 @@ def _is_time(metric: MetricVerdict) -> bool:
     return metric.metric == JUDGED_TIME and metric.gated
 
 
-def _ended(time: MetricVerdict, end: _End | None) -> MetricVerdict:
-    """Return the final verdict on a moved time. ``end`` is how an answer ends it; None without."""
-    end = end or _End(time.status, time.reason)
-    shown = end.shown
-    if shown is None:
-        status, reason = _settled(end, time.change_pct)
-        return structs.replace(time, status=status, reason=reason, confirmed=end.confirmed)
-    status, reason = _settled(end, shown.change_pct)
-    return structs.replace(
-        time,
-        status=status,
-        reason=reason,
-        old=shown.old,
-        new=shown.new,
-        change_pct=shown.change_pct,
-        limit_pct=shown.limit_pct,
-        noise_pct=None,
-        pairs=end.pairs,
-        confirmed=end.confirmed,
-        slow_steps=shown.slow_steps or time.slow_steps,
-    )
-
-
-def _settled(end: _End, change_pct: float | None) -> tuple[Status, Reason]:
-    """Return the status and reason of a moved time. The limits of the screen are narrow because
-    pairs confirm: a change within LEVEL_LIMIT_PCT that no pairs confirmed proves nothing.
+def _settled(time: MetricVerdict) -> MetricVerdict:
+    """Return the final verdict on a moved time. The limits of the screen are narrow because pairs
+    confirm: a change within LEVEL_LIMIT_PCT that no pairs confirmed proves nothing.
     """
-    proven = end.confirmed is not None and end.confirmed.outcome is Confirmation.CONFIRMED
-    if end.status not in _MOVED or proven or abs(change_pct or 0) > LEVEL_LIMIT_PCT:
-        return end.status, end.reason
-    if end.status is Status.FASTER:  # so that nobody accepts it as a gain
-        return Status.SAME, Reason.WITHIN_LEVEL
-    return Status.INCONCLUSIVE, Reason.UNCONFIRMED
+    proven = time.confirmed is not None and time.confirmed.outcome is Confirmation.CONFIRMED
+    if time.status not in _MOVED or proven or abs(time.change_pct or 0) > LEVEL_LIMIT_PCT:
+        return time
+    if time.status is Status.FASTER:  # so that nobody accepts it as a gain
+        return structs.replace(time, status=Status.SAME, reason=Reason.WITHIN_LEVEL)
+    return structs.replace(time, status=Status.INCONCLUSIVE, reason=Reason.UNCONFIRMED)
 
 
-def _answered(time: MetricVerdict, judged: _Judged) -> _End:
-    """Return how a moved time ends, given an answer."""
+def _answered(time: MetricVerdict, judged: _Judged) -> MetricVerdict:
+    """Return a moved time with what an answer makes of it."""
     answer, pairs, by_pairs = judged.answer, judged.pairs, judged.decided
     if answer.same_code:
         return _by_machine(time, Confirmed(Confirmation.MACHINE, answer.commit))
     if answer.failed or pairs is None or judged.refused or by_pairs is None:
         how = Confirmed(Confirmation.NOT_MEASURED, why=_why_not(judged))
-        return _End(time.status, time.reason, how)
+        return structs.replace(time, confirmed=how)
     finding = pairs_finding(pairs, by_pairs)
     outcome, why_not = _outcome(time, by_pairs, answer.own, judged.missed)
     confirmed = outcome is Confirmation.CONFIRMED
@@ -238,16 +202,22 @@ def _answered(time: MetricVerdict, judged: _Judged) -> _End:
         return _by_machine(time, how)
     if confirmed and by_pairs.status is not time.status:
         shown = time_by_pairs(pairs, by_pairs)
-        reason = shown.reason
-        if reason is Reason.BEYOND_MARGIN and hidden:
-            reason = time.reason
-        return _End(shown.status, reason, how, shown)
+        reason = time.reason if hidden and shown.reason is Reason.BEYOND_MARGIN else shown.reason
+        slow = shown.slow_steps or time.slow_steps
+        return structs.replace(
+            shown, reason=reason, slow_steps=slow, figures=time.figures, confirmed=how
+        )
     leans = by_pairs.low_pct > pairs.margins.ignore_pct
     if outcome is Confirmation.UNDECIDED and leans and time.status is Status.SAME:
         # The steps that are slower within launches are those of the run, not of the pairs.
-        shown = replace(time_by_pairs(pairs, by_pairs), slow_steps=None)
-        return _End(shown.status, shown.reason, how, shown, finding)
-    return _End(time.status, time.reason, how)
+        return structs.replace(
+            time_by_pairs(pairs, by_pairs),
+            slow_steps=time.slow_steps,
+            figures=time.figures,
+            pairs=finding,
+            confirmed=how,
+        )
+    return structs.replace(time, confirmed=how)
 
 
 def _why_not(judged: _Judged) -> NoAnswer | NoComparison:
@@ -283,16 +253,17 @@ def _outcome(
     return Confirmation.MACHINE, None
 
 
-def _by_machine(time: MetricVerdict, how: Confirmed) -> _End:
+def _by_machine(time: MetricVerdict, how: Confirmed) -> MetricVerdict:
     """Return a time that moved although the code did not: `same` up to MACHINE_LIMIT_PCT.
 
     Beyond that limit the cause is unknown. The recording may not be of its commit, for example.
     """
-    if time.change_pct is not None and abs(time.change_pct) <= MACHINE_LIMIT_PCT:
-        return _End(Status.SAME, Reason.MACHINE_MOVED, how)
-    far = TooFar(limit_pct=MACHINE_LIMIT_PCT)
-    how = Confirmed(Confirmation.NOT_CLEARED, how.commit, how.step, why=far)
-    return _End(Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR, how)
+    status, reason = Status.SAME, Reason.MACHINE_MOVED
+    if time.change_pct is None or abs(time.change_pct) > MACHINE_LIMIT_PCT:
+        status, reason = Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR
+        far = TooFar(limit_pct=MACHINE_LIMIT_PCT)
+        how = Confirmed(Confirmation.NOT_CLEARED, how.commit, how.step, why=far)
+    return structs.replace(time, status=status, reason=reason, confirmed=how)
 
 
 def _missed(comparison: Comparison, steps: range) -> int:

@@ -1,9 +1,11 @@
 """Which conditions two measurements were made under, and which of them differ. Pure.
 
-The screen, acceptance, the guard, the pairs of an earlier run and the ranks of a launch all ask
-this one question. Each says which tags matter to it. Whether two steps do the same work is another
-question, and the identical step's own (judge/rules/identical_step.py). Settings of torch and Python
-that a workload changes are no tag: they are counted as work, and a step that has others is CHANGED.
+The screen, acceptance, the guard, the pairs of an earlier run, the ranks of a launch, the nodes of
+a job and the history all ask this one question. Each says which tags matter to it.
+
+Whether two steps do the same work is another question, and the identical step's own
+(judge/rules/identical_step.py). Settings of torch and Python that a workload changes are no tag:
+they are counted as work, and a step that has others is CHANGED.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -47,11 +49,6 @@ class Difference:
     old: str
     new: str
 
-    @property
-    def change(self) -> Change:
-        """Return key, old and new value, as a sentence takes them."""
-        return self.key, self.old, self.new
-
 
 def comparable(
     then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
@@ -91,9 +88,9 @@ def of_one_card(then: Recording, now: Recording) -> bool:
     return known and not comparable(*both, (Tag.CARD,))
 
 
-def said(differences: Iterable[Difference]) -> str:
-    """Return the first difference as "batch 32 -> 64"; empty if there is none."""
-    return next((Changed(changes=(difference.change,)).text for difference in differences), "")
+def changed(differences: Iterable[Difference]) -> Changed:
+    """Return differences as figures of a sentence, "batch 32 -> 64, seq 512 -> 1024"."""
+    return Changed(changes=tuple((each.key, each.old, each.new) for each in differences))
 
 
 def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:

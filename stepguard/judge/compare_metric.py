@@ -1,20 +1,26 @@
-"""One metric of a case against recordings: a time, a count, a difference.
+"""One metric of a case against recordings: a time, a difference, a count.
 
 Both sides have one type: ``now`` is this run's summary, ``past`` are comparable recordings of one
-epoch, oldest first, or the other revision's summary alone.
+epoch, oldest first, or the other revision's summary alone. A count is that of the busiest rank, or
+of the rank that it is worse on.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from stepguard.core.metrics import JUDGED_TIME, METRICS
+import msgspec
+
+from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATOR_METRICS
 from stepguard.core.reason_sentences import OwnLimit
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
-from stepguard.core.verdict import MetricVerdict
+from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.comparable import of_one_card
-from stepguard.judge.compare_counts import Said, change_pct_of, compare_count, not_recorded
+from stepguard.judge.moved_places import computes_as_much, moved_parts, where_moved
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen_times
+
+Said = tuple[Status, Reason]
 
 
 def compare(
@@ -37,14 +43,14 @@ def compare(
     if kind == "difference":
         return _compare_difference(metric, now, past[-1], gated)
     if kind == "counter" and metric != "tokens_per_step":
-        return compare_count(metric, now, past, gated)
+        return _compare_count(metric, now, past, gated)
     if metric == "tokens_per_step":
         old: float | None = past[-1].tokens_per_step  # equal: other tokens were refused
         said = Status.SAME, Reason.EQUAL
     else:
         old, said = past[-1].information.get(metric), (Status.SAME, Reason.NOT_JUDGED)
         gated = False  # of what pairs judge, recordings say nothing
-    return MetricVerdict(metric, *said, old, new, change_pct_of(old, new), gated=gated)
+    return MetricVerdict(metric, *said, old, new, _change_pct_of(old, new), gated=gated)
 
 
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
@@ -62,7 +68,7 @@ def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
 
 def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVerdict:
     if screened is None:
-        return not_recorded(JUDGED_TIME, new, gated)
+        return _not_recorded(JUDGED_TIME, new, gated)
     return MetricVerdict(
         JUDGED_TIME,
         *_against_limit(screened.change_pct, screened.limit_pct, screened.noisy),
@@ -83,7 +89,7 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
     """
     difference, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
-        return not_recorded(metric, difference.mean, gated)
+        return _not_recorded(metric, difference.mean, gated)
     moved, limit = difference.mean - then.mean, DIFFERENCE_LIMIT_PCT
     said = _against_limit(moved, limit, noisy=not difference.half_width <= limit)
     noise, old, new = difference.half_width, then.mean, difference.mean
@@ -98,3 +104,155 @@ def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
     if abs(change_pct) <= limit_pct:
         return Status.SAME, Reason.WITHIN_LIMIT
     return Status.SLOWER if change_pct > 0 else Status.FASTER, Reason.BEYOND_LIMIT
+
+
+def _compare_count(
+    metric: str, now: Recording, past: Sequence[Recording], gated: bool
+) -> MetricVerdict:
+    """Return the verdict on a count, which ``now`` must hold: its ranks, parts and places too."""
+    new, old = now.counters[metric], _recorded_count(metric, past)
+    # Without its parts a recording cannot show that one part replaced another.
+    lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
+    if old is None or lost and new == old:
+        return _not_recorded(metric, new, gated)
+    moved = moved_parts(metric, now, past[-1])
+    busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
+    # Parts come first: a part that falls on one rank must not hide another part of another rank.
+    judged = _compare_ranks(metric, now, past, busiest)
+    reason = judged.said[1]
+    # A move within the limit shows no places. An equal count does: a call may have moved to another
+    # line.
+    shown = reason is not Reason.WITHIN_LIMIT
+    return MetricVerdict(
+        metric,
+        *judged.said,
+        judged.old,
+        judged.new,
+        _change_pct_of(judged.old, judged.new),
+        moved=moved if shown and reason is not Reason.EQUAL else (),
+        ranks=judged.ranks,
+        sites=where_moved(metric, now, past[-1], moved, new - old) if shown else (),
+        gated=gated,
+        failing_ranks=judged.failing,
+    )
+
+
+def _change_pct_of(old: float | None, new: float) -> float | None:
+    """Return by how many percent a figure moved; None beside zero, or nothing."""
+    return 100 * (new / old - 1) if old else None
+
+
+def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
+    """Return the verdict on a metric that the recordings lack."""
+    lacks = Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED
+    return MetricVerdict(metric, *lacks, new=new, gated=gated)
+
+
+@dataclass(frozen=True)
+class _Count:
+    """A count now, the recorded one, and what they say; of some ranks, or of all."""
+
+    old: float
+    new: float
+    said: Said
+    ranks: tuple[int, ...] = ()
+    failing: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def status(self) -> Status:
+        return self.said[0]
+
+
+def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) -> Said:
+    """Return what a count says once its parts are looked at."""
+    reason = said[1]
+    if reason is Reason.EQUAL and moved and METRICS[metric].parts:
+        # As many operators as before, but other ones: without this, an improvement could hide an
+        # added operator.
+        said = Status.CHANGED, Reason.WORK_MOVED
+    alike = metric in OPERATOR_METRICS and computes_as_much(moved, calls)
+    if said[1] is Reason.WORK_MOVED and alike:
+        return Status.SAME, Reason.WITHIN_LIMIT
+    return said
+
+
+def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
+    """Return the newest recording's count. If the metric may rise a little, return the epoch's
+    lowest, so that small rises do not add up over recordings.
+    """
+    newest = past[-1].counters.get(metric)
+    if newest is None or not METRICS[metric].tolerant:
+        return newest
+    return min(recording.counters.get(metric, newest) for recording in past)
+
+
+def _judge_count(metric: str, old: float, new: float) -> Said:
+    row = METRICS[metric]
+    if new == old:
+        return Status.SAME, Reason.EQUAL
+    if row.role == "work":
+        return Status.CHANGED, Reason.WORK_MOVED
+    if abs(new - old) < row.floor:
+        return Status.SAME, Reason.WITHIN_LIMIT
+    # A fall comes before the slack, so that a gain smaller than the slack is FASTER, too.
+    if new < old:
+        return Status.FASTER, Reason.COUNTER_FELL
+    if new <= old * (1 + row.slack_pct / 100):
+        return Status.SAME, Reason.WITHIN_LIMIT
+    return Status.CHANGED, Reason.COUNTER_ROSE
+
+
+def _compare_ranks(
+    metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
+) -> _Count:
+    """Return the count of the worst rank, or of the busiest one if none is worse. It names its
+    ranks unless all ranks have it.
+    """
+    new, old = now.differing_ranks().get(metric), _recorded_ranks(metric, past)
+    ranks = len(new or old or ())
+    if not ranks:  # one rank, or ranks that are all alike, now and in the recording
+        return busiest
+    both = zip(
+        old or [int(busiest.old)] * ranks,
+        new or [int(busiest.new)] * ranks,
+        strict=True,
+    )
+    each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
+    worst = min(each, key=lambda count: count.status.rank)
+    # Among equally bad ranks the busiest is shown: its figures are the counter's own.
+    judged = worst if worst.status.rank < busiest.status.rank else busiest
+    if judged.status is Status.SAME:
+        return judged
+    its = [rank for rank, count in enumerate(each) if count.status is judged.status]
+    failing = [each[rank] for rank in its]
+    if judged.status is not Status.CHANGED:
+        failing = []
+    elif judged.new == judged.old:  # other operators, of unknown ranks
+        its, failing = [], [judged, *failing]
+    counts = tuple((count.old, count.new) for count in failing)
+    return _Count(judged.old, judged.new, judged.said, _some(its, ranks), counts)
+
+
+def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
+    """Return the count of each rank in the newest recording; the epoch's lowest if the metric may
+    rise a little. None if no recording has ranks that differ.
+
+    Recordings from before ranks were counted apart are left out. The newest recording of a file is
+    never one of those.
+    """
+    known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
+    each = [recording.differing_ranks().get(metric) for recording in known]
+    ranks = max((len(counts) for counts in each if counts), default=0)
+    if not ranks:
+        return None
+    whole = [
+        counts or [recording.counters[metric]] * ranks
+        for counts, recording in zip(each, known, strict=True)
+    ]
+    lowest = [min(counts) for counts in zip(*whole, strict=True)]
+    return lowest if METRICS[metric].tolerant else whole[-1]
+
+
+def _some(its: list[int], ranks: int) -> tuple[int, ...]:
+    """Return these ranks, or nothing if they are all ranks."""
+    return tuple(its) if len(its) < ranks else ()

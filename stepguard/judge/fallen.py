@@ -1,10 +1,8 @@
 """Counters that only fell, with the operators that went along.
 
 A step that waits less often also calls fewer operators: those that hand a number to the host. Both
-are a gain. So is a step in which DistributedDataParallel no longer searches for unused parameters.
-What no fallen counter explains is work that the step no longer does, and such a step is another
-one. CHANGED stays where any counter rose, where FLOPs or tokens are not known to be equal, and
-where an operator went that computes something.
+are a gain, and so is a search for unused parameters that is gone. What no fallen counter explains
+is work that the step no longer does: CHANGED. docs/judge.md has the conditions.
 """
 
 import re

@@ -14,7 +14,6 @@ decided, counters explain it and do not fail the case: an honest optimization ca
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -36,7 +35,6 @@ from stepguard.core.reason_sentences import (
     Failed,
     OtherWork,
     OtherWorkOfRanks,
-    SlowSteps,
     UnknownWork,
     Unpaired,
 )
@@ -306,19 +304,11 @@ def _time(
         change = 100 * (new / old - 1) if old else None
         shown = Status.SAME, Reason.NOT_JUDGED, old, new, change
         return MetricVerdict(JUDGED_TIME, *shown, gated=False)
-    said = time_by_pairs(comparison, decided)
-    return MetricVerdict(
-        JUDGED_TIME,
-        said.status,
-        said.reason,
-        said.old,
-        said.new,
-        said.change_pct,
-        said.limit_pct,
+    return replace(
+        time_by_pairs(comparison, decided),
         noise_pct=decided.sd_pct,
         sites=_risen_python(comparison, decided),
         pairs=pairs_finding(comparison, decided),
-        slow_steps=said.slow_steps,
     )
 
 
@@ -331,28 +321,10 @@ def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]
     return risen_python(comparison.head.counted, comparison.base.counted)
 
 
-@dataclass(frozen=True)
-class TimeByPairs:
-    """What pairs say of the step time. Old time and change follow from the pairs' ratio, so they
-    agree with the new time.
-    """
-
-    status: Status
-    reason: Reason
-    new: float
-    change_pct: float
-    limit_pct: float
-    slow_steps: SlowSteps | None
-
-    @property
-    def old(self) -> float:
-        """Return the other tree's step time, in ms."""
-        return self.new / (1 + self.change_pct / 100)
-
-
-def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
-    """Return what a decision says of the step time. If the time passes although steps within
-    launches are slower, on both sides then, those steps are the reason.
+def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
+    """Return what a decision says of the step time. Old time and change follow from the pairs'
+    ratio, so they agree with the new time. If the time passes although steps within launches are
+    slower, on both sides then, those steps are the reason.
     """
     margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
     known = of_pairs(comparison) or of_head_alone(comparison)
@@ -362,12 +334,15 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> TimeByPairs:
         pct = max(pct, 100 * math.expm1(slow.adds))
     elif pattern and decided.status is Status.SAME:
         reason = REASONS[pattern.kind]
-    return TimeByPairs(
+    new_ms = summarise(comparison.head).values()[JUDGED_TIME]
+    return MetricVerdict(
+        JUDGED_TIME,
         decided.status,
         reason,
-        summarise(comparison.head).values()[JUDGED_TIME],
-        pct,
+        old=new_ms / (1 + pct / 100),
+        new=new_ms,
+        change_pct=pct,
         # `same` says that the change is below the matter margin, so that is the limit.
-        margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct,
-        pattern.figures() if pattern else None,
+        limit_pct=margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct,
+        slow_steps=pattern.figures() if pattern else None,
     )

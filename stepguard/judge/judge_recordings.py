@@ -8,22 +8,22 @@ The first that applies decides:
 * each metric by itself: the worst decides.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.reason_sentences import Changed, NotRecorded, OfCase, OtherTokens, SlowSteps
+from stepguard.core.reason_sentences import NotRecorded, OfCase, OtherTokens, SlowSteps
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.comparable import (
     SOFTWARE,
-    Difference,
     Tag,
+    changed,
     comparable,
     conditions_of,
     conditions_recorded,
@@ -89,8 +89,7 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
 def _other_libraries(now: Recording, then: Recording) -> str:
     """Return which versions differ from the recording's; empty if none does."""
     both = ({Tag.LIBRARIES: recording.libraries or {}} for recording in (then, now))
-    changes = tuple(difference.change for difference in comparable(*both))
-    return Changed(changes=changes).text if changes else ""
+    return changed(comparable(*both)).text
 
 
 def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:
@@ -122,12 +121,12 @@ def _past(
     conditions = conditions_of(evidence)
     if entry.case != evidence.case:
         other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
-        return [], _other(Reason.OTHER_PARAMETERS, _changed(other))
+        return [], _other(Reason.OTHER_PARAMETERS, changed(other))
     # Only the last epoch counts: earlier ones are levels from before an accepted change.
     past = alike(entry.level, evidence)
     if not past:
         other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
-        return [], _other(Reason.OTHER_SOFTWARE, _changed(other))
+        return [], _other(Reason.OTHER_SOFTWARE, changed(other))
     # The case's parameters are equal, so the workload itself changed. Times of other work cannot be
     # compared.
     tokens = past[-1].tokens_per_step
@@ -138,10 +137,6 @@ def _past(
 
 def _other(reason: Reason, figures: OfCase) -> Refusal:
     return Refusal(Status.NOT_COMPARABLE, reason, figures)
-
-
-def _changed(differences: Iterable[Difference]) -> Changed:
-    return Changed(changes=tuple(difference.change for difference in differences))
 
 
 def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:

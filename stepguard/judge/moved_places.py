@@ -2,7 +2,8 @@
 
 The first place is the one that a headline names. Lines that the change touched come first, then the
 line that counts most. A line was touched if the other side has no line of that text in that
-function: what an unchanged line calls more often follows from another line.
+function: what an unchanged line calls more often follows from another line. A shared function may
+be unchanged: then the caller that calls it more often is named, too.
 """
 
 import re
@@ -24,7 +25,6 @@ from stepguard.core.metrics import (
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
-from stepguard.judge.callers import with_new_callers
 
 # Kinds of operators, causes first: products, all other operators, what autograd adds beside them,
 # backward operators, views.
@@ -49,6 +49,7 @@ _VIEW = re.compile(
 # raise to the powers of a tensor.
 _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")
 _COLLECTIVE = re.compile(r"^_?c10d")
+_LINE_NUMBER = re.compile(r":\d+(?=\): )")  # in a caller, "Block.forward (gpt.py:152): text"
 _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
 _WIDEST = {"[float64]": 0, "[float32]": 1}  # other types come after them
@@ -323,3 +324,39 @@ def _touched(new: Iterable[Site], old: Iterable[Site]) -> Callable[[Site], bool]
     sides = {_line(site) for site in new}, {_line(site) for site in old}
     one_side = sides[0] ^ sides[1] if all(sides) else set()
     return lambda site: _line(site) in one_side
+
+
+def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> tuple[Site, ...]:
+    """Return the sites, with a caller for each known line that does more now: the caller of its
+    function that is new, or that calls it more often.
+    """
+    before = {site.key[1:4] for site in past.operator_sites()}
+    return tuple(
+        replace(site, caller=caller)
+        if site.key[1:4] in before and site.count > 0 and (caller := _new_caller(site, now, past))
+        else site
+        for site in sites
+    )
+
+
+def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Return callers as a baseline keeps them: line numbers move with every edit above them."""
+    bare_callers: dict[str, dict[str, int]] = {}
+    for function, counts in callers.items():
+        mine = bare_callers.setdefault(function, {})
+        for caller, count in counts.items():
+            bare = _LINE_NUMBER.sub("", caller)
+            mine[bare] = mine.get(bare, 0) + count
+    return bare_callers
+
+
+def _new_caller(site: Site, now: Recording, past: Recording) -> str:
+    """Return "Block.forward (gpt.py:152)"; empty if no caller is new, or none is known."""
+    function = f"{site.file} {site.function}"
+    new, old = ((side.callers or {}).get(function, {}) for side in (now, past))
+    if not old:
+        return ""
+    known = without_lines({function: old})[function]
+    rises = {name: count - known.get(_LINE_NUMBER.sub("", name), 0) for name, count in new.items()}
+    most = max(rises, key=lambda name: rises[name], default="")
+    return f"{most.partition('): ')[0]})" if most and rises[most] > 0 else ""

@@ -142,7 +142,6 @@ class Figures:
 
     bounds: Bounds
     margins: Margins
-    alpha: float
     smallest_detectable_pct: float
     with_replaced_pct: float | None  # the change, if the pairs that were replaced count, too
 
@@ -177,7 +176,6 @@ class Figures:
 def figures(
     log_ratios: Sequence[float],
     margins: Margins = MARGINS,
-    prior: Prior = PRIOR,
     *,
     replaced: Sequence[float] = (),
     fewest: int = MIN_PAIRS,
@@ -186,10 +184,10 @@ def figures(
     """Return what the pairs so far say. Each is a log(head / base) of the step time; their order
     does not matter. SLOWER and FASTER need ``fewest`` pairs. Raises ValueError as bounds() does.
     """
-    known = bounds(log_ratios, prior, fewest, alpha)
-    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, prior, alpha)
+    known = bounds(log_ratios, fewest=fewest, alpha=alpha)
+    smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
     all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
-    return Figures(known, margins, alpha, smallest, all_pct)
+    return Figures(known, margins, smallest, all_pct)
 
 
 def decide(measured: Figures, *, last: bool = False) -> Decision:

@@ -1,9 +1,8 @@
 """Step times within launches: slowdowns that begin late, return at a fixed interval, or grow.
 
-A launch's mean hides both. Example: 15 % from step 150 on is 3 % of the mean if a fifth of the
-timed steps come later. Steps are counted from the launch's first. So what the code does is at the
-same steps in every launch, and what the machine does is not. Two revisions are compared step by
-step, so what both do is not reported.
+A launch's mean hides them (docs/judge.md). Steps are counted from the launch's first. So what the
+code does is at the same steps in every launch, and what the machine does is not. Two revisions are
+compared step by step, so what both do is not reported.
 """
 
 import math

@@ -1,9 +1,7 @@
 """SLOWER stays: what pairs called SLOWER is not measured again until something changes. Pure.
 
-If a red run is repeated until it is green, each repeat draws new pairs, and one in twenty may miss
-a slowdown of the matter margin. So SLOWER holds for the same two trees on the same machine, with
-the same software and environment. An earlier run that passed, or did not decide, does not count:
-the next run measures again.
+It holds for the same two trees on the same machine, with the same software and environment.
+docs/judge.md says why: a run that is repeated draws new pairs each time.
 """
 
 from collections.abc import Sequence
@@ -12,7 +10,7 @@ from dataclasses import replace
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.status import Status
-from stepguard.judge.comparable import comparable, conditions_of, said
+from stepguard.judge.comparable import changed, comparable, conditions_of
 from stepguard.judge.judge_pairs import refusal
 from stepguard.judge.rules import decision
 
@@ -52,4 +50,4 @@ def changed_condition(earlier: Comparison, now: Evidence) -> str:
             return f"its tree has files that are in no commit, {loose[0]}"
         if side.fingerprint is None:
             return "its machine is not known"
-    return said(comparable(conditions_of(earlier.head), conditions_of(now)))
+    return changed(comparable(conditions_of(earlier.head), conditions_of(now))[:1]).text

@@ -10,7 +10,7 @@ from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.reason_sentences import OfMetric, OneRank, SlowestRank
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.core.site import Site
-from stepguard.judge.callers import without_lines
+from stepguard.judge.moved_places import without_lines
 from stepguard.judge.noise_limits import Paired, paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.slow_step_patterns import lasting_ms, of_launches

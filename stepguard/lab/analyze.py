@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import add_top, page_width, say
-from stepguard.lab.advice import Found, of_kernels, of_roofs, of_step
-from stepguard.lab.advice_page import recommendations
-from stepguard.lab.host_page import host_page
-from stepguard.lab.roofs import class_roofs
+from stepguard.lab.advice import Recommendation, of_kernels, of_roofs, of_step, recommendations
+from stepguard.lab.host_breakdown import host_page
+from stepguard.lab.roofline import class_roofs
 from stepguard.lab.trace import print_table, show
 from stepguard.lab.trace_files import (
     Files,
@@ -47,7 +46,7 @@ def report(paths: list[Path], top: int) -> int:
     traces = [path for path in paths if path not in tables and _has_trace(path)]
     if not traces and not tables:
         raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
-    advised: list[Found] = []
+    advised: list[Recommendation] = []
     on_gpu = bool(tables)
     for read in _by_profiler(traces):
         on_gpu |= has_kernels(read)
@@ -74,7 +73,7 @@ def _by_profiler(paths: list[Path]) -> Iterator[Files]:
         yield read_files([path for path in files if (path.suffix == ".sqlite") == kind])
 
 
-def _of_traces(traces: Files, top: int) -> Iterator[Found]:
+def _of_traces(traces: Files, top: int) -> Iterator[Recommendation]:
     """Print a page for a run's traces. Yield the recommendations for the first rank."""
     if not has_kernels(traces):
         say(*host_page(on_cpu(traces, usual_classes()), top, page_width()))

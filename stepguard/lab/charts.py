@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepguard.core.text import cut
+from stepguard.core.text import counted, cut
 
 WIDTH = 420.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 10.0, 8.0, 20.0  # of charts with an axis of values
@@ -130,6 +130,49 @@ def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
     says = f"{len(values)} values from {min(values):.4g} to {max(values):.4g} {unit}"
     shapes = (*_value_axis(scale, borders), *texts, *lines)
     return Chart(f"{title} [{unit}]", says, height, shapes, legend)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A value that points keep to, from the first of them to the last."""
+
+    first: int
+    last: int
+    value: float
+
+
+def points_chart(
+    title: str,
+    unit: str,
+    points: Sequence[tuple[float, str]],
+    levels: Sequence[Level],
+    marks: Sequence[float],
+    ends: tuple[str, str],
+) -> Chart:
+    """Return a chart of values, each with what a pointer on it shows, in their order.
+
+    ``marks`` are places among the points, and ``ends`` the texts below the first and the last.
+    """
+    values, height = [value for value, _ in points], 150.0
+    scale = Scale(*_padded(values), height - BOTTOM, TOP)
+    across = Scale(0, max(1, len(values) - 1), LEFT + 4, WIDTH - RIGHT - 4)
+    shapes = [*_value_axis(scale, "")]
+    dashes = "".join(f"M{short(across.at(at))} {TOP:g}V{height - BOTTOM:g}" for at in marks)
+    joined = "L".join(f"{short(across.at(at))} {short(scale.at(v))}" for at, v in enumerate(values))
+    shapes += [Shape("path", "mark", path=dashes)] if dashes else []
+    shapes.append(Shape("path", HEAD, path=f"M{joined}"))
+    for at, (value, text) in enumerate(points):
+        shapes.append(Shape("dot", HEAD, across.at(at), scale.at(value), text=text))
+    for level in levels:
+        path = f"M{short(across.at(level.first))} {short(scale.at(level.value))}"
+        shapes.append(Shape("path", "level", path=f"{path}H{short(across.at(level.last))}"))
+    shapes.append(Shape("text", "", LEFT, height - 6, text=ends[0]))
+    shapes.append(Shape("text", END, WIDTH - RIGHT, height - 6, text=ends[1]))
+    legend = [("level", "level")] * bool(levels)
+    legend += [("mark", "something else changed")] * bool(dashes)
+    reach = f"{min(values):.4g} to {max(values):.4g} {unit}"
+    says = f"{counted(len(values), 'point')} from {ends[0]} to {ends[1]}, {reach}"
+    return Chart(f"{title} [{unit}]", says, height, tuple(shapes), tuple(legend))
 
 
 def short(value: float) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from stepguard.core.explanation import Cause, Explanation
 from stepguard.core.work_and_peaks import Peaks
-from stepguard.lab.roofs import position
+from stepguard.lab.roofline import position
 from stepguard.report.cause_text import refused_because, sentence
 
 WIDTH = 80

@@ -1,35 +1,29 @@
-"""A history as one HTML file: a chart and a table for each series, nothing loaded from elsewhere.
-
-Charts are SVG that the page holds, so they are there without a script, in print and in mail.
-"""
+"""A history as one HTML file: a chart and a table for each series."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from stepguard import __version__
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.text import short_hash
+from stepguard.lab.charts import Chart, Level, points_chart
 from stepguard.lab.history_table import card_of, said
 from stepguard.lab.history_view import Anchor, View, day
+from stepguard.lab.report_model import Table, table
 
-BEGINS = "<!doctype html>\n<!-- stepguard history -->"
-WIDTH, HEIGHT, PAD = 640, 140, 8  # of a chart, in its own units
+BEGINS = "<!DOCTYPE html>\n<!-- stepguard history -->"
 
 
 @dataclass(frozen=True)
-class _Chart:
-    """A series as the template draws it."""
+class _Series:
+    """A series as the template shows it."""
 
     number: int
     title: str
-    label: str
-    metric: str
     crept: bool
-    run: str  # numbers, so that the template need neither escape nor bound it
-    dots: list[tuple[float, float, str]]
-    levels: list[tuple[float, float, float]]
-    marks: list[tuple[float, str]]
+    chart: Chart
     said: list[str]
-    rows: list[tuple[str, str, str, str]]
+    table: Table
 
 
 def page(views: Sequence[View], anchor: Anchor | None) -> str:
@@ -38,60 +32,46 @@ def page(views: Sequence[View], anchor: Anchor | None) -> str:
     from stepguard.lab.html_templates import TEMPLATES
 
     return TEMPLATES.get_template("history.html").render(
+        title="History",
+        version=__version__,
         anchor=anchor.name if anchor else "",
-        series=[_chart(at, view, anchor) for at, view in enumerate(views, start=1)],
-        width=WIDTH,
-        height=HEIGHT,
+        series=[_series(at, view, anchor) for at, view in enumerate(views, start=1)],
     )
 
 
-def _chart(number: int, view: View, anchor: Anchor | None) -> _Chart:
-    series = view.series
-    unit, values = METRICS[series.metric].unit, series.values
-    low, high = min(values), max(values)
-    step = (WIDTH - 2 * PAD) / max(1, len(values) - 1)
-    scale = (HEIGHT - 2 * PAD) / ((high - low) or 1.0)
-
-    def across(at: float) -> float:
-        return round(PAD + step * at, 1)
-
-    def up(value: float) -> float:
-        return round(HEIGHT - PAD - scale * (value - low), 1)
-
-    dots = [
-        (
-            across(at),
-            up(value),
-            f"{day(point)} {short_hash(point.commit)}: {format_value(series.metric, value)}",
-        )
-        for at, (point, value) in enumerate(zip(series.points, values, strict=True))
+def _series(number: int, view: View, anchor: Anchor | None) -> _Series:
+    series, metric = view.series, view.series.metric
+    points = [
+        (value, f"{day(point)} {short_hash(point.commit)}: {format_value(metric, value)}")
+        for point, value in zip(series.points, series.values, strict=True)
     ]
-    return _Chart(
+    rows = [_row(view, at) for at in range(len(points) - 1, -1, -1)]
+    head = ("date", "commit", f"{metric} [{METRICS[metric].unit}]", "what else changed")
+    (shown,) = table("newest first", head, rows, left=2, most=len(rows), ends_in_text=True)
+    return _Series(
         number=number,
-        title=f"{series.case_id} {series.metric} on {card_of(view)}",
-        label=(
-            f"{len(values)} points from {day(series.points[0])} to {day(series.points[-1])}, "
-            f"{format_value(series.metric, low)} to {format_value(series.metric, high)} {unit}"
-        ),
-        metric=f"{series.metric} [{unit}]",
+        title=f"{series.case_id} {metric} on {card_of(view)}",
         crept=view.crept,
-        run=" ".join(f"{x},{y}" for x, y, _ in dots),
-        dots=dots,
-        levels=[(across(x1), across(x2), up(value)) for x1, x2, value in _levels(view)],
-        marks=[(across(mark.at - 0.5), mark.text) for mark in view.marks if mark.at],
+        chart=points_chart(
+            metric,
+            METRICS[metric].unit,
+            points,
+            list(_levels(view)),
+            [mark.at - 0.5 for mark in view.marks if mark.at],
+            (day(series.points[0]), day(series.points[-1])),
+        ),
         said=list(said(view, anchor)),
-        rows=[_row(view, at) for at in range(len(values) - 1, -1, -1)],
+        table=shown,
     )
 
 
-def _levels(view: View) -> Iterator[tuple[int, int, float]]:
-    """Yield the first and last point of each level, and its value."""
+def _levels(view: View) -> Iterator[Level]:
     begin = 0
     for at, change in enumerate(view.changes):
-        yield begin, change.at - 1, change.before
+        yield Level(begin, change.at - 1, change.before)
         begin = change.at
         if at == len(view.changes) - 1:
-            yield begin, len(view.series.points) - 1, change.after
+            yield Level(begin, len(view.series.points) - 1, change.after)
 
 
 def _row(view: View, at: int) -> tuple[str, str, str, str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import METRICS
-from stepguard.core.text import short_hash
+from stepguard.core.text import counted, short_hash
+from stepguard.judge.comparable import Tag, changed, comparable
 from stepguard.lab.change_points import (
     LEAST_CHANGE_PCT,
     LEAST_SERIES,
@@ -97,7 +98,7 @@ def _changes(series: Series) -> tuple[list[Change], str]:
     if min(series.values) <= 0:
         return [], "it has values of zero or less"
     if len(series.values) < LEAST_SERIES:
-        return [], f"{len(series.values)} points, {LEAST_SERIES} are needed"
+        return [], f"{counted(len(series.values), 'point')}, {LEAST_SERIES} are needed"
     if not has_ruptures():
         return [], "ruptures is not installed"
     return level_changes(series.values, LEAST_CHANGE_PCT[device_of(series)]), ""
@@ -121,19 +122,14 @@ def _marks(points: Sequence[Measurement]) -> Iterator[Mark]:
     for at, point in enumerate(points):
         if at:
             before = points[at - 1]
-            if moved := _differences(before.environment, point.environment):
-                yield Mark(at, f"environment: {', '.join(moved)}")
-            if moved := _differences(before.parameters, point.parameters):
-                yield Mark(at, f"case: {', '.join(moved)}")
+            if moved := _moved(Tag.SOFTWARE, before.environment, point.environment):
+                yield Mark(at, f"environment: {moved}")
+            if moved := _moved(Tag.CASE, before.parameters, point.parameters):
+                yield Mark(at, f"case: {moved}")
         if point.level_reason:
             yield Mark(at, f"new level: {point.level_reason}")
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def _moved(tag: Tag, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Return "torch 2.11.0 -> 2.13.0" of each value that differs."""
-    names = sorted(before.keys() | after.keys())
-    return [
-        f"{name} {before.get(name, 'none')} -> {after.get(name, 'none')}"
-        for name in names
-        if before.get(name) != after.get(name)
-    ]
+    return changed(comparable({tag: before}, {tag: after})).text

@@ -5,7 +5,7 @@ its pass on the host by as much as the GPU lags behind. Hovering over a bar show
 times.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -50,7 +50,9 @@ def timeline(analysis: Analysis, title: str) -> str:
     heading += ", between the dashed lines"
     edges = float(windows.begin_us[step]), float(windows.end_us[step])
     picture = [*_svg(lanes, begin, end, heading), *_edges(edges, begin, end, len(lanes))]
-    picture += _legend(_phase_colours(analysis), _bottom(len(lanes)) + 34)
+    named = [*_phase_colours(analysis).items()][:8]
+    named += [("idle GPU", _IDLE), ("host waits", _WAIT)]
+    picture += legend(named, _LEFT, _bottom(len(lanes)) + 34)
     return "\n".join([*picture, "</svg>"]) + "\n"
 
 
@@ -172,9 +174,9 @@ def _edges(edges: tuple[float, float], begin: float, end: float, lanes: int) -> 
         )
 
 
-def _legend(colours: dict[str, str], y: int) -> Iterator[str]:
-    x = _LEFT
-    for name, colour in [*list(colours.items())[:8], ("idle GPU", _IDLE), ("host waits", _WAIT)]:
+def legend(colours: Iterable[tuple[str, str]], x: int, y: int) -> Iterator[str]:
+    """Yield a row of squares, each with its name behind it."""
+    for name, colour in colours:
         yield f'<rect x="{x}" y="{y - 11}" width="12" height="12" fill="{colour}"/>'
         yield f'<text x="{x + 17}" y="{y}">{escape(name[:24])}</text>'
         x += 40 + 7 * min(24, len(name))

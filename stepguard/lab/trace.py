@@ -29,11 +29,9 @@ from stepguard.explain.causes import explain
 from stepguard.lab import explanation_page
 from stepguard.lab.exchanges import Exchange, exchanges
 from stepguard.lab.folded_stacks import folded
-from stepguard.lab.host_page import host_page
-from stepguard.lab.nsys_ncu_csv import NcuRow, is_ncu, read_ncu, read_stats
-from stepguard.lab.operator_tables import ncu_page, stats_page
-from stepguard.lab.roofline_picture import roofline
-from stepguard.lab.roofs import class_roofs
+from stepguard.lab.host_breakdown import host_page
+from stepguard.lab.nsys_ncu_csv import NcuRow, is_ncu, ncu_page, read_ncu, read_stats, stats_page
+from stepguard.lab.roofline import class_roofs, roofline
 from stepguard.lab.timeline import BEGINS, timeline
 from stepguard.lab.trace_files import (
     Files,

@@ -12,7 +12,7 @@ from stepguard.core.text import cut, end_of, listed
 from stepguard.core.work_and_peaks import Peaks
 from stepguard.lab.bottleneck import Bottleneck, Bound, bottleneck
 from stepguard.lab.exchanges import Exchange
-from stepguard.lab.roofs import ClassRoof
+from stepguard.lab.roofline import ClassRoof
 from stepguard.lab.trace_summary import ClassRow, Summary
 from stepguard.report.kernel_names import short
 from stepguard.report.table import aligned, fitted

@@ -13,10 +13,9 @@ import msgspec
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
 from stepguard.core.metrics import OPERATORS
-from stepguard.core.profile import over_ranks
+from stepguard.core.profile import StepIdentity, over_ranks
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site, merge
-from stepguard.core.step_identity import StepIdentity
 from stepguard.judge.comparable import Conditions, Tag, comparable
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.gpu.nvml import Gpu

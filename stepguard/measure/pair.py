@@ -4,9 +4,8 @@ If memory has room for both, they are built at the same time. They warm up, and 
 order base, head, head, base, or the other way round. While one runs, the other is parked: it waits
 on the host and has given its cached memory back.
 
-Both time the same steps, counted from the first. At its power cap an H200 changes the speed of a
-step as the parameters change, by 2.3 % over the first 80 steps that a GPT-2 learns in
-(docs/measurements.md). A side that is steps ahead would run other steps.
+Both time the same steps, counted from the first: at a power cap the speed of a step follows the
+parameters (docs/measurements.md).
 """
 
 import time

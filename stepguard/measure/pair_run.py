@@ -2,8 +2,8 @@
 machine.
 
 First each tree has a counting launch, which also fills the compile cache that both share. Then come
-the pairs (pair.py). Each has two fresh groups, so that a card that drifts does so for both. If each
-tree fits into memory alone, but not both together, the two launches run one after the other.
+the pairs (pair.py). If both trees do not fit into memory together, their launches run one after the
+other.
 
 Nobody imports beside a timed block. A launch imports torch in its agent, and then the compiler and
 the workload in its ranks. Together that takes longer than building a pair. So while a pair is

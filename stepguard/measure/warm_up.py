@@ -1,8 +1,8 @@
 """Warm a launch up until it is steady.
 
 Steady means: enough load for the clocks to settle, no recompilation, no new device allocation, and
-two neighbouring stretches of windows that agree. A fixed number of warm-up steps would measure a
-slope: an H200 gets 4 % slower within three seconds and stays so.
+two neighbouring stretches of windows that agree (docs/method.md). A fixed number of warm-up steps
+would measure a slope.
 """
 
 import math

@@ -62,9 +62,9 @@ from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.report import verdict_text
 from stepguard.report.next_steps import Commands, commit_first
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.repeated_causes import ReportedCauses
 from stepguard.report.slower_than_last_run import several_times_slower
 from stepguard.report.terminal_summary import Run
+from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.kept_runs import Store
 

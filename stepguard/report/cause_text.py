@@ -13,7 +13,7 @@ from stepguard.report.kernel_names import short
 _WORDS = {
     Kind.IDLE: ("GPU idle, {idle}", "{calls} gaps", ""),
     Kind.CALLS: ("{what}", "{calls} launches", ""),
-    Kind.TIME: ("{what}", "{launched}, each {slower}", "{each}"),
+    Kind.TIME: ("{what}", "{launched} as before", "{each}"),
     Kind.SHAPE: ("{what}", "{new:g} launches, another shape", "{shapes}"),
     Kind.REPLACED: ("{before} replaced {part}by {come}", "{calls} launches", ""),
     Kind.ADDED: ("{what}", "{new:g} launches, new", ""),
@@ -47,7 +47,7 @@ def named(cause: Cause) -> str:
 
 
 def how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches, each slower; spills 0 -> 96 B"; empty for a
+    """Return what makes a cause's time: "12 launches as before; spills 0 -> 96 B"; empty for a
     part of the step.
     """
     return "; ".join(filter(None, (_word(cause, 1), ", ".join(_other_machine_code(cause)))))
@@ -97,8 +97,7 @@ def _word(cause: Cause, column: int) -> str:
         old=old,
         new=new,
         calls=f"{old:g} -> {new:g}" if old != new else f"{new:g}",
-        launched=f"{new:g} launches" if new else "launched as before",
-        slower="slower" if cause.us > 0 else "faster",
+        launched=f"{new:g} launches" if new else "launched",
         each=f"{' -> '.join(each)} us a launch" if len(each) == 2 else times,
         shapes=f"{_shape(before)} -> {_shape(after)}",
         times=times,

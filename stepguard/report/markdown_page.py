@@ -15,10 +15,10 @@ from stepguard.core.run_document import ResultDocument, RunDocument, State
 from stepguard.core.status import Status
 from stepguard.core.text import cut, first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.repeated_causes import ReportedCauses
+from stepguard.report.verdict_text import ReportedCauses
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
-COMMENT_BYTES = 60_000  # and refuses a comment of more than 65,536 characters
+COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
 WORST = 3  # cases whose cause stands at the begin of a comment
 CAUSE = 300  # characters of it
 CHARTED = 20  # cases of the chart

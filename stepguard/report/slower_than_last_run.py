@@ -5,12 +5,11 @@ A CPU's times are not gated against recordings, since a shared machine should st
 step that takes three times as long is worth a sentence: all counters may be equal.
 """
 
-from collections.abc import Sequence
 from statistics import median
 
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME, PYTHON_LINES, format_value
-from stepguard.core.site import Site
+from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules.several_times import SEVERAL_TIMES
 
 
@@ -48,13 +47,6 @@ def _python(now: Evidence, then: Evidence) -> str:
     new, old = (evidence.counted.information.get(PYTHON_LINES) for evidence in (now, then))
     if new is None or old is None or new <= old:
         return ""
-    places = now.counted.sites.get(PYTHON_LINES, ())
-    known = then.counted.sites.get(PYTHON_LINES, ())
-    first = max(places, key=lambda site: site.count - _count(site, known), default=None)
-    where = f", most of the new ones in {first.function} ({first.place})" if first else ""
+    risen = risen_python(now.counted, then.counted)
+    where = f", most of the new ones in {risen[0].function} ({risen[0].place})" if risen else ""
     return f"; it runs {new:,.0f} lines of Python, {old:,.0f} then{where}"
-
-
-def _count(site: Site, known: Sequence[Site]) -> int:
-    here = (site.file, site.function)
-    return sum(line.count for line in known if (line.file, line.function) == here)

@@ -170,7 +170,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
 
 
 def line(cause: Cause) -> str:
-    """Return "+3.60 ms: gelu_5 6.5 -> 10.1 ms a step (12 launches, each slower), forward"."""
+    """Return "+3.60 ms: gelu_5 6.5 -> 10.1 ms a step (12 launches as before), forward"."""
     old, new = cause.before.us / 1e3, cause.after.us / 1e3
     makes = f" ({how(cause)})" if how(cause) else ""
     text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"

@@ -1,6 +1,10 @@
-"""Verdicts for a reader: one line that fits a terminal, the evidence below it, what to do next."""
+"""Verdicts for a reader: one line that fits a terminal, the evidence below it, what to do next.
+
+A cause that several cases of a run share is shown in full only for the first of them.
+"""
 
 import re
+from collections.abc import Hashable
 
 from stepguard.core.evidence import Evidence
 from stepguard.core.explanation import Cause
@@ -335,3 +339,36 @@ def block(
     # A headline is one line; a message of several lines is shown in full.
     full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
     return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))
+
+
+class ReportedCauses:
+    """The causes that a report has shown so far, each with its first case."""
+
+    def __init__(self) -> None:
+        self._first: dict[Hashable, str] = {}
+
+    def reference(self, verdict: Verdict) -> str:
+        """Return a line that refers to the case that was reported with the same cause. Empty if
+        this case is the first, even if it is reported twice.
+        """
+        cause = _shared_cause(verdict)
+        first = self._first.setdefault(cause, verdict.case_id) if cause else verdict.case_id
+        if first == verdict.case_id:
+            return ""
+        return f"the same cause as in {first}, above"
+
+
+def _shared_cause(verdict: Verdict) -> Hashable:
+    """Return what a verdict is based on: the places where counters moved, or a traceback. None if
+    each case has more to say, of its times or its waivers.
+    """
+    moved = verdict.moved
+    places = {site.key for metric in moved for site in metric.sites}
+    are_counters = all(METRICS[metric.metric].kind == "counter" for metric in moved if places)
+    if verdict.permissions or not are_counters:
+        return None
+    if places:
+        return frozenset(places), frozenset((metric.metric, metric.status) for metric in moved)
+    unstable = verdict.figures.sites if isinstance(verdict.figures, Unstable) else ()
+    said = verdict.detail or frozenset(site.key for site in unstable)
+    return (verdict.reason, said) if said else None

@@ -163,13 +163,9 @@ class Store:
                 return run
         return self.runs
 
-    def comparisons(self) -> Iterator[Comparison]:
-        """Yield all kept comparisons that can be read, oldest run first."""
-        return _readable(self.runs)
-
     def measured_cases(self) -> set[str]:
         """Return the ids of all cases with kept evidence or comparisons that can be read."""
-        return {*self.newest(), *(comparison.head.case_id for comparison in self.comparisons())}
+        return {*self.newest(), *(pairs.head.case_id for pairs in _pairs_alone(self.runs))}
 
     def last_against(self) -> tuple[str, Path]:
         """If the run of last_run() left only comparisons, return its other revision and its folder;
@@ -178,21 +174,18 @@ class Store:
         run = self.last_folder()
         if evidence_files(run):
             return "", run
-        return next((comparison.against for comparison in _readable(run)), ""), run
+        return next((pairs.against for pairs in _pairs_alone(run)), ""), run
 
     def last_evidence(self, case: Case) -> Evidence | None:
         """Return the newest complete evidence of a case with the same parameters; None if there is
         none.
         """
-        sound = (_sound(run / case.slug, case) for run in self._newest_first())
+        sound = (_sound(run / case.slug, case) for run in reversed(self._runs()))
         return next(filter(None, sound), None)
-
-    def _newest_first(self) -> list[Path]:
-        return [*reversed(self._runs())]
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return the seconds that each of these cases took last, alone or in ``pairs``."""
-        runs, took_s = self._newest_first(), {}
+        runs, took_s = self._runs()[::-1], {}
         for case in cases:
             walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
             if newest_s := next(filter(None, walls_s), None):
@@ -243,8 +236,9 @@ def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
     return evidence, [path for path in kept if path.parent not in measured]
 
 
-def _readable(folder: Path) -> Iterator[Comparison]:
-    for path in sorted(folder.rglob(COMPARISON)):
+def _pairs_alone(folder: Path) -> Iterator[Comparison]:
+    """Yield the comparisons below a folder that have no evidence beside them and can be read."""
+    for path in kept_files(folder)[1]:
         with contextlib.suppress(FileError):
             yield read_comparison(path)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepguard.core.step_identity import StepIdentity
+from stepguard.core.profile import StepIdentity
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
 from stepguard.trace.chrome_chunks import DetailedEvent as Event
 from stepguard.trace.chrome_chunks import Details

@@ -1,43 +1,13 @@
 """The HTML report in a real Chromium: nothing runs, nothing is cut, and everybody can read it.
 
-    make browser
-
-Skipped where playwright, axe or a Chromium is missing; `make browser` sets REQUIRED and fails then.
+make browser
 """
-
-import os
-import shutil
-from importlib import resources
-from importlib.util import find_spec
 
 import pytest
 from html_reports import hostile_report, report
 
 pytestmark = pytest.mark.browser
-REQUIRED = "STEPGUARD_BROWSER_REQUIRED"
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 VIEWS = {"desktop": (1280, 900), "phone": (360, 740)}
-
-
-def lacks(what):
-    """Skip the test, or fail it where all that it needs has to be there."""
-    (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(f"{what}: make browser")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium of this machine."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        lacks("playwright is not installed")
-    if CHROMIUM is None:
-        lacks(f"no Chromium on PATH ({', '.join(NAMES)})")
-    with sync_playwright() as engines:
-        started = engines.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +61,11 @@ CROWDED = """() => [...document.querySelectorAll('figure svg')].flatMap(svg => {
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing(opened, view, scheme):
+def test_axe_finds_nothing(opened, axe, view, scheme):
     """Contrast, names, roles, headings: on a desktop and a phone, light and dark, all opened."""
-    if not find_spec("axe_playwright_python"):
-        lacks("axe is not installed")
     page = opened(*VIEWS[view], color_scheme=scheme)
     page.evaluate(OPEN_ALL)
-    page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text())
+    page.evaluate(axe)
     found = page.evaluate("axe.run()")
     assert len(found["passes"]) > 10
     assert [

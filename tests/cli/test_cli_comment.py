@@ -9,8 +9,8 @@ from builders import entry, evidence
 from run_documents import measured, run_document
 
 from scripts import post_comment
-from stepguard.report.comment_and_annotations import MARKER
 from stepguard.report.document_json import as_json
+from stepguard.report.github import MARKER
 
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
 

@@ -387,7 +387,8 @@ def test_the_action_is_where_stepguard_came_from(url, place, monkeypatch):
     monkeypatch.setattr(init_files.metadata, "distribution", lambda name: installed)
     wanted = f"{place}@{'b' * 40}" if place else init_files.ACTION
     assert init_files.action_here() == wanted
-    answers = {"rev-parse": "c" * 40, "remote": url, "branch": "origin/main\n"}
+    answers = {"rev-parse": "c" * 40, "branch": "origin/main\n"}
+    monkeypatch.setattr(init_files, "origin", lambda root: url)
     monkeypatch.setattr(
         init_files.metadata,
         "distribution",

@@ -5,8 +5,7 @@ import json
 import torch
 
 from stepguard.lab import memory
-from stepguard.lab.memory_events import Holder, MemoryTable
-from stepguard.lab.memory_table import memory_page
+from stepguard.lab.memory import Holder, MemoryTable, memory_page
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.profilers.memory_snapshot import record_memory
 from stepguard.worker.rank_position import Phases

@@ -3,10 +3,9 @@
 import pytest
 from kineto import Kineto
 
-from stepguard.lab.advice import Advice, of_kernels, of_roofs, of_step
-from stepguard.lab.advice_page import recommendations
+from stepguard.lab.advice import Advice, of_kernels, of_roofs, of_step, recommendations
 from stepguard.lab.nsys_ncu_csv import NcuRow
-from stepguard.lab.roofs import ClassRoof, Position
+from stepguard.lab.roofline import ClassRoof, Position
 from stepguard.lab.trace_summary import summary
 
 GEMM = "nvjet_sm90_tst_256x128"
@@ -85,10 +84,3 @@ def test_classes_far_from_the_roof():
     )
     assert [(one.advice, one.subject) for one in found] == [(Advice.FAR_FROM_ROOF, "attention")]
     assert "attention reaches 35 %" in " ".join(recommendations(found, on_gpu=True))
-
-
-def test_every_rule_has_a_sentence():
-    """None is missing in the report."""
-    from stepguard.lab.advice_page import _ADVICE
-
-    assert {*_ADVICE, Advice.BOUND} == {*Advice}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepguard.lab.memory_events import memory_table
+from stepguard.lab.memory import memory_table
 from stepguard.trace.chrome_trace import read_chrome
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse, profile

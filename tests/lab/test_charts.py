@@ -11,9 +11,11 @@ from stepguard.lab.charts import (
     WIDTH,
     Bar,
     Interval,
+    Level,
     Slot,
     bar_chart,
     change_chart,
+    points_chart,
     slots_chart,
     ticks,
 )
@@ -81,6 +83,22 @@ def test_bars_stay_in_the_picture(values):
         check_inside(chart)
     else:
         assert chart is None
+
+
+@PROPERTY
+@given(st.lists(VALUES, min_size=1, max_size=200), st.data())
+def test_points_stay_in_the_picture(values, data):
+    """And so do their levels and marks; each point is a dot, with what a pointer on it shows."""
+    last = len(values) - 1
+    places = st.integers(0, last)
+    first, end = sorted(data.draw(st.tuples(places, places)))
+    levels = [Level(first, end, values[first])]
+    marks = [at - 0.5 for at in range(1, last + 1, 7)]
+    points = [(value, f"point {at}") for at, value in enumerate(values)]
+    chart = points_chart("step_ms", "ms", points, levels, marks, ("2026-01-01", "2026-02-01"))
+    check_inside(chart)
+    dots = [shape.text for shape in chart.shapes if shape.kind == "dot"]
+    assert dots == [text for _, text in points]
 
 
 def test_a_spike_in_a_long_series_is_seen():

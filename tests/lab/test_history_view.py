@@ -74,6 +74,6 @@ def test_marks_say_what_differs():
     texts = [mark.text for mark in view_of(found, None).marks]
     assert all(mark.at == 1 for mark in view_of(found, None).marks)
     environment, case, level = texts
-    assert environment.startswith("environment: arch x86_64 -> none, ")
-    assert "new none -> 1" in environment and "torch 2.11.0 -> 2.13.0" in environment
+    assert environment.startswith("environment: torch 2.11.0 -> 2.13.0, arch x86_64 -> unset, ")
+    assert "new unset -> 1" in environment
     assert (case, level) == ("case: world_size 1 -> 2", "new level: refreshed")

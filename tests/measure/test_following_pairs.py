@@ -7,8 +7,7 @@ from builders import evidence, replace
 from comparisons import alike, comparison_of
 
 from stepguard.core.case import Case
-from stepguard.core.profile import Parts, Profile
-from stepguard.core.step_identity import StepIdentity
+from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.measure import pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6

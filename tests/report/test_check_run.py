@@ -11,8 +11,8 @@ from run_documents import measured, run_document
 
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
-from stepguard.report.check_run import MOST_A_REQUEST, requests, unread
 from stepguard.report.document_json import as_json
+from stepguard.report.github import MOST_A_REQUEST, check_run, unread_check_run
 
 HEAD = "b" * 40
 SAME = measured(entry())
@@ -33,7 +33,7 @@ def placed(number, file="model/gpt.py"):
 
 def bodies(document, conclusion="failure"):
     """The requests, as they are sent."""
-    return json.loads(as_json(list(requests(document, HEAD, conclusion))))
+    return json.loads(as_json(list(check_run(document, HEAD, conclusion))))
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_A_REQUEST, MOST_A_REQUEST + 1, 120])
@@ -137,7 +137,7 @@ EXCERPT = {
 def every_request():
     """Requests of each kind: the first and another one of a long run, and of no document."""
     long = bodies(run_document(*(placed(number) for number in range(1, 60)), passed=False))
-    return [*long, unread(HEAD, "perf.json: no such document")]
+    return [*long, unread_check_run(HEAD, "perf.json: no such document")]
 
 
 def test_requests_fit_what_github_says_of_them():

@@ -13,7 +13,7 @@ from stepguard.core.reason_sentences import OtherWork
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.report.comment_and_annotations import (
+from stepguard.report.github import (
     ARTIFACT,
     MARKER,
     MOST,

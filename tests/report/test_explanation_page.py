@@ -12,7 +12,7 @@ OLD = Side((LONG, "b"), 12.0, 1000.0, ((66, 2, 1),), 5000.0)
 NEW = Side(("flash_fwd",), 24.0, 3000.0, ((67, 2, 1),), 7000.0)
 WORDS = {
     Kind.CALLS: "12 -> 24 launches",
-    Kind.TIME: "24 launches, each slower, 83.3 -> 125.0 us a launch",
+    Kind.TIME: "24 launches as before, 83.3 -> 125.0 us a launch",
     Kind.SHAPE: "24 launches, another shape, 66x2x1 -> 67x2x1",
     Kind.REPLACED: "and 1 more replaced by flash_fwd, 12 -> 24 launches",
     Kind.ADDED: "24 launches, new",

@@ -10,8 +10,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.next_steps import Commands
-from stepguard.report.repeated_causes import ReportedCauses
-from stepguard.report.verdict_text import block
+from stepguard.report.verdict_text import ReportedCauses, block
 
 ITEM = Site(".item()", "model/a.py", 88, "step", "loss.item()", count=2)
 OTHER = Site(".item()", "model/a.py", 90, "step", "norm.item()", count=2)

@@ -44,8 +44,9 @@ def test_more_lines_of_python_are_said_with_their_function(was_there):
     scan = Site("lines of Python", "data.py", 12, "scan", "def scan(x):", count=500)
     known = [forward, replace_count(scan, 10)] if was_there else [forward]
     now = run(5.0, counts=python(1200, forward, scan))
-    text = several_times_slower(now, run(1.0, counts=python(700, *known)))
-    assert "; it runs 1,200 lines of Python, 700 then, most of the new ones in scan " in text
+    lines = sum(site.count for site in known)
+    text = several_times_slower(now, run(1.0, counts=python(lines, *known)))
+    assert f"; it runs 1,200 lines of Python, {lines} then, most of the new ones in scan " in text
     assert "(data.py:12); --perf-against=REV" in text
     fewer = several_times_slower(run(5.0, counts=python(700, *known)), now)
     assert "lines" not in fewer

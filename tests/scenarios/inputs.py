@@ -20,10 +20,9 @@ from kernels import counts_of
 
 from stepguard.core.comparison import Comparison, LaunchPair
 from stepguard.core.evidence import Difference, Fault
-from stepguard.core.profile import Parts, Profile
+from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.step_identity import StepIdentity
 from stepguard.storage.waiver_file import WaiverRow
 
 TRACEBACK = """Traceback (most recent call last):

@@ -22,9 +22,8 @@ from scenario import Files, Run, Scenario
 
 from stepguard.core.machine_code import MachineCode
 from stepguard.core.metrics import FIRST_STEP, SPILLS
-from stepguard.core.profile import added
+from stepguard.core.profile import StepIdentity, added
 from stepguard.core.site import Site
-from stepguard.core.step_identity import StepIdentity
 from stepguard.judge.sequential_plan import level_of
 
 CLONED = "aten.clone.default"

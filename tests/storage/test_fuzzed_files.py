@@ -39,8 +39,8 @@ from stepguard.judge.judge_recordings import judge, wants_another_launch
 from stepguard.judge.refuse_recording import moved_together
 from stepguard.measure.suite import Result
 from stepguard.report import metric_list, verdict_text
-from stepguard.report.comment_and_annotations import comment
 from stepguard.report.document_json import as_json, result_document
+from stepguard.report.github import comment
 from stepguard.report.markdown_page import page
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described

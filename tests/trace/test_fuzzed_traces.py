@@ -12,9 +12,8 @@ from stepguard.core.profile import over_ranks
 from stepguard.explain.causes import explain
 from stepguard.lab import explanation_page
 from stepguard.lab.exchanges import exchanges
-from stepguard.lab.memory_events import memory_table
-from stepguard.lab.memory_table import memory_page
-from stepguard.lab.roofs import class_roofs
+from stepguard.lab.memory import memory_page, memory_table
+from stepguard.lab.roofline import class_roofs
 from stepguard.lab.trace_files import read_ranks
 from stepguard.lab.trace_page import page, roof_lines
 from stepguard.lab.trace_summary import summary

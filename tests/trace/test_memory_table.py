@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import MAIN, Kineto
 
-from stepguard.lab.memory_events import memory_table
-from stepguard.lab.memory_table import memory_page
+from stepguard.lab.memory import memory_page, memory_table
 from stepguard.trace.chrome_chunks import TraceError
 from stepguard.trace.kernel_classes import usual_classes
 

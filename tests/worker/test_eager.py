@@ -12,9 +12,9 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from model import workloads
-from stepguard.core.allow_sync import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.reasons import Reason
+from stepguard.core.source_marks import allow_sync, allowed_by_comment, allowed_now
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
@@ -35,7 +35,7 @@ def program(tmp_path, monkeypatch):
     def count(*lines, before="", stable=True):
         head = [
             "import torch",
-            "from stepguard.core.allow_sync import allow_sync",
+            "from stepguard.core.source_marks import allow_sync",
             "DEVICE, CPU = 'cpu', torch.device('cpu')",
             "x = torch.arange(6.0, device=DEVICE).reshape(2, 3)",
             "w = torch.ones(6, requires_grad=True, device=DEVICE)",

@@ -8,8 +8,8 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.core.allow_sync import allow_sync
 from stepguard.core.site import Site
+from stepguard.core.source_marks import allow_sync
 from stepguard.trace.host_steps import StepCalls, Sync
 from stepguard.worker.count.profiled_steps import count_syncs
 from stepguard.worker.count.syncs import SyncListener, by_place, located, what_waits

@@ -16,7 +16,7 @@ from builders import cpu_evidence
 from workflow_runner import GitHub, git, share_bytecode
 
 from stepguard.lab.history_store import open_store
-from stepguard.report.comment_and_annotations import MARKER
+from stepguard.report.github import MARKER
 from stepguard.storage.kept_runs import Store
 
 ROOT = Path(__file__).resolve().parents[2]

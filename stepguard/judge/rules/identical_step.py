@@ -2,11 +2,8 @@
 
 This rule says `same` if every rank's step is known to be that of the other tree, and if the GPU
 bounds it. It takes one pair, or more where pairs are noisy (``enough``). These pairs must look,
-step by step, as pairs of unchanged code do; otherwise the other rules decide.
-
-What only the host does is in no identity: a thread, a sleep, work in every n-th step, work that
-begins late. It costs time only where the GPU waits for it, and then it shows in these pairs as in
-any others.
+step by step, as pairs of unchanged code do; otherwise the other rules decide. docs/judge.md says
+what an identity has, and what it lacks.
 """
 
 import math

@@ -23,6 +23,7 @@ import msgspec
 
 from stepguard.core.case import Case
 from stepguard.core.fingerprint import steers
+from stepguard.judge.comparable import UNSET, Tag, comparable
 from stepguard.launch import callers_engine
 from stepguard.launch.torchrun import LaunchSpec, spawn
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
@@ -257,16 +258,14 @@ def unfit(nodes: Sequence[Node], here: str) -> str:
 
 def differing_node(nodes: Sequence[Node]) -> str:
     """Return how a node differs from the first one where it must not; empty if none does."""
-    first, known = nodes[0], _facts(nodes[0])
+    first = nodes[0]
     for node in nodes[1:]:
-        mine = _facts(node)
-        for name in sorted(known.keys() | mine.keys()):
-            here, there = known.get(name, "none"), mine.get(name, "none")
-            if here != there:
-                return (
-                    f"{node.host} has {name} {there}, {first.host} has {here}: "
-                    "use the same software and GPUs of one kind on every node"
-                )
+        for other in comparable(*({Tag.SOFTWARE: _facts(side)} for side in (first, node))):
+            here, there = ("none" if has == UNSET else has for has in (other.old, other.new))
+            return (
+                f"{node.host} has {other.key} {there}, {first.host} has {here}: "
+                "use the same software and GPUs of one kind on every node"
+            )
     return ""
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import pynvml
 
 from stepguard.core.evidence import Block
-from stepguard.machine.gpu.telemetry import Expected, Poll, Ranks, Sample, annotate
-from stepguard.machine.gpu.throttling import slowdown
+from stepguard.machine.gpu.telemetry import Expected, Poll, Ranks, Sample, annotate, slowdown
 
 SAMPLE_S = 0.05
 GONE_LIMIT_S = 10.0

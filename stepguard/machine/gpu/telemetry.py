@@ -14,6 +14,14 @@ import msgspec
 from stepguard.core.evidence import Block, Disturbance
 from stepguard.core.reasons import Reason
 
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons (nvml.h). The software power cap, 0x4, does not
+# count as a slowdown: a big GPU runs at its cap all the time, also in the recordings.
+SLOWDOWN_BITS = {
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown (software)",
+    0x40: "thermal slowdown (hardware)",
+    0x80: "power brake",
+}
 Ranks = Sequence[dict[str, Any]]  # the answers of all ranks to one command, in rank order
 
 
@@ -28,6 +36,13 @@ class Sample:
     energy_mj: int
     slowdown: str  # what slows the clocks down, other than the power cap; else empty
     pids: tuple[int, ...]  # of the processes on the GPU
+
+
+def slowdown(bits: int) -> str:
+    """Return the slowdowns among the driver's throttle reasons, in words; empty if there are
+    none.
+    """
+    return ", ".join(text for bit, text in SLOWDOWN_BITS.items() if bits & bit)
 
 
 Poll = Sequence[Sample | None]  # a sample of every GPU of a node

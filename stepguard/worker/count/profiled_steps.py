@@ -11,9 +11,8 @@ from typing import Any
 
 from torch.profiler import profile, record_function
 
-from stepguard.core.profile import Profile, bounded
+from stepguard.core.profile import Profile, StepIdentity, bounded
 from stepguard.core.site import Site
-from stepguard.core.step_identity import StepIdentity
 from stepguard.trace.chrome_chunks import CutOffError, DetailedEvent, TraceError
 from stepguard.trace.chrome_trace import Decoded, decode_all
 from stepguard.trace.host_steps import StepCalls, read_steps

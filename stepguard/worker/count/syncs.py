@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from stepguard.core.allow_sync import allowed_by_comment, allowed_now
 from stepguard.core.site import Site
+from stepguard.core.source_marks import allowed_by_comment, allowed_now
 from stepguard.trace.host_steps import Sync
 from stepguard.worker.count.locate import frames, locate, phase_at, site_at
 from stepguard.worker.rank_position import MICRO_STEP, Phases

@@ -11,10 +11,9 @@ import msgspec
 import torch
 
 from stepguard.core.metrics import METRICS
-from stepguard.core.profile import Profile
+from stepguard.core.profile import Profile, StepIdentity
 from stepguard.core.reason_sentences import STEPS_DIFFER
 from stepguard.core.site import Site, added
-from stepguard.core.step_identity import StepIdentity
 from stepguard.core.text import listed
 from stepguard.worker.block_timer import Step
 from stepguard.worker.count.tensor_devices import Placement

@@ -23,7 +23,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from stepguard.core.case import BY_OPTIMIZER, Loop
-from stepguard.core.loop_mark import hear_steps
+from stepguard.core.source_marks import hear_steps
 from stepguard.worker.workload import BadWorkload
 
 # An optimizer that was made and never stepped is waited for until another one has stepped so often.

@@ -17,10 +17,9 @@ from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Counts
 from stepguard.core.margins import PRIOR
-from stepguard.core.profile import Parts, Profile
+from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.core.step_identity import StepIdentity
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.judge.rules.identical_step import (

@@ -79,7 +79,7 @@ def test_two_pairs_are_never_enough():
     [(1.0, 0.2, 0.69), (2.0, 0.2, 0.88), (1.0, 0.27, 0.43), (2.0, 0.27, 0.62)],
 )
 def test_how_many_slowdowns_four_pairs_decide(pct, sd_pct, share):
-    """Of simulated normal pairs, within three standard errors of what docs/judge.md states."""
+    """Of simulated normal pairs, within three standard errors of studies/judge_power."""
     draw = np.random.default_rng(1).normal(math.log1p(pct / 100), sd_pct / 100, (2000, 4))
     found = [bounds(d, fewest=EXPLAINED_PAIRS).status(MARGINS) for d in draw.tolist()]
     decided = found.count(Status.SLOWER) / len(found)

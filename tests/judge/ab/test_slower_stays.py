@@ -145,7 +145,7 @@ def stubborn(draw, true_pct, sd_pct, pairs):
     ],
 )
 def test_who_runs_it_until_it_is_green(true_pct, sd_pct, pairs, least_pct, most_pct):
-    """As docs/judge.md states: what a slowdown's author gets through by patience."""
+    """As studies/judge_power states: what a slowdown's author gets through by patience."""
     draw, users = np.random.default_rng(20261125), 600
     passed = sum(stubborn(draw, true_pct, sd_pct, pairs) for _ in range(users))
     assert least_pct <= 100 * passed / users <= most_pct

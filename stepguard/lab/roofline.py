@@ -1,8 +1,13 @@
-"""A picture of the roofline as SVG: FLOPs a second over FLOPs a byte, both in powers of ten.
+"""The roofline: how close kernels are to the limits of their GPU, by measured peaks.
 
-The slope is memory at its measured peak. The flat lines are products at their peaks, by type. A
-circle is a kernel whose work is known; its area is the time that it takes. Hovering over one shows
-its figures.
+A kernel cannot be faster than its products at the peak rate of their type, nor than its bytes at
+the peak rate of memory. Each of the two is a share of its time. The larger one is its utilisation,
+and says what bounds it; 1 means that the kernel is at its roof. Triton's profiler Proton has the
+same formula.
+
+The picture, an SVG, shows FLOPs a second over FLOPs a byte, both in powers of ten. The slope is
+memory at its measured peak. The flat lines are products at their peaks, by type. A circle is a
+kernel whose work is known; its area is the time that it takes. Hovering over it shows its figures.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +16,74 @@ from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
 from stepguard.core.profile import KernelRow, Profile, grouped, mean
-from stepguard.core.work_and_peaks import Peaks
-from stepguard.lab.roofs import Position, position
-from stepguard.lab.timeline import BEGINS, COLOURS
+from stepguard.core.work_and_peaks import Peaks, Work
+from stepguard.lab.timeline import BEGINS, COLOURS, legend
 from stepguard.report.kernel_names import short
+
+
+@dataclass(frozen=True)
+class Position:
+    """The position of a kernel under the roof."""
+
+    flops_share: float  # share of its time that its products need at the peak
+    bytes_share: float
+
+    @property
+    def utilisation(self) -> float:
+        """Return the larger share."""
+        return max(self.flops_share, self.bytes_share)
+
+    @property
+    def bound(self) -> str:
+        """Return what bounds it: "compute" or "memory"."""
+        return "compute" if self.flops_share >= self.bytes_share else "memory"
+
+
+def position(work: Work, us: float, peaks: Peaks) -> Position | None:
+    """Return the position of work that took ``us``; None if the work or its peak is unknown."""
+    peak = peaks.flops_per_s.get(work.dtype)
+    if us <= 0 or not (work.bytes or work.flops) or (work.flops and peak is None):
+        return None
+    seconds = us / 1e6
+    flops_s = work.flops / peak if peak else 0.0
+    return Position(flops_s / seconds, work.bytes / peaks.copy_bytes_per_s / seconds)
+
+
+@dataclass(frozen=True)
+class ClassRoof:
+    """The kernels of one class whose work is known."""
+
+    kind: str
+    known_us: float  # in each step, of those kernels
+    all_us: float  # in each step, of all kernels of the class
+    tflops_per_s: float
+    gb_per_s: float
+    position: Position
+
+
+def class_roofs(profile: Profile, peaks: Peaks) -> list[ClassRoof]:
+    """Return a row for each class with known work, the longest first."""
+    kinds = grouped(profile.kernels, lambda row: row.kind)
+    roofs = [roof for kind, rows in kinds.items() if (roof := _roof(kind, rows, peaks))]
+    return sorted(roofs, key=lambda roof: -roof.known_us)
+
+
+def _roof(kind: str, rows: Sequence[KernelRow], peaks: Peaks) -> ClassRoof | None:
+    """Return the mean position of a class, weighted by time."""
+    launched = ((row, mean(row.us) / mean(row.calls)) for row in rows if mean(row.calls))
+    known = [(row, at) for row, us in launched if (at := position(row.work, us, peaks))]
+    us = sum(mean(row.us) for row, _ in known)
+    if not us:
+        return None
+    flops = sum(row.work.flops * mean(row.calls) for row, _ in known)
+    moved = sum(row.work.bytes * mean(row.calls) for row, _ in known)
+    shares = [
+        sum(getattr(where, name) * mean(row.us) for row, where in known) / us
+        for name in ("flops_share", "bytes_share")
+    ]
+    whole = sum(mean(row.us) for row in rows)
+    return ClassRoof(kind, us, whole, flops / us / 1e6, moved / us / 1e3, Position(*shares))
+
 
 _LEFT, _TOP, _WIDTH, _HEIGHT = 90, 50, 900, 480
 _LEAST_PX, _LARGEST_PX = 3.0, 40.0  # radius
@@ -47,7 +116,7 @@ class _Axes:
 
 
 def roofline(profile: Profile, peaks: Peaks, title: str) -> str:
-    """Return the SVG; "" if no kernel has known FLOPs, bytes and a peak."""
+    """Return the picture; "" if no kernel has known FLOPs, bytes and a peak."""
     points = list(_points(profile, peaks))
     if not points:
         return ""
@@ -66,7 +135,7 @@ def roofline(profile: Profile, peaks: Peaks, title: str) -> str:
         *_grid(axes),
         *_roofs(axes, types, peaks),
         *(line for point in points for line in _circle(axes, point, total, colours)),
-        *_legend(colours),
+        *legend(colours.items(), _LEFT, _TOP + _HEIGHT + 60),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
@@ -147,11 +216,3 @@ def _circle(axes: _Axes, point: _Point, total_us: float, colours: dict[str, str]
         f'r="{radius:.1f}" fill="{colours[row.kind]}" fill-opacity="0.7" stroke="#333">'
         f"<title>{escape(text)}</title></circle>"
     )
-
-
-def _legend(colours: dict[str, str]) -> Iterator[str]:
-    x, y = _LEFT, _TOP + _HEIGHT + 60
-    for name, colour in colours.items():
-        yield f'<rect x="{x}" y="{y - 11}" width="12" height="12" fill="{colour}"/>'
-        yield f'<text x="{x + 17}" y="{y}">{escape(name[:24])}</text>'
-        x += 40 + 7 * min(24, len(name))

@@ -1,21 +1,29 @@
-"""Deliberate host syncs: the source allows them, with a reason that the report prints.
+"""Marks that the measured source may set. Each costs next to nothing unless the source is measured.
+
+A host sync is deliberate, for a reason that the report prints:
 
     with allow_sync("the loss is logged every 100 steps"):
         print(loss.item())
 
     print(loss.item())  # stepguard: allow sync: the loss is logged every 100 steps
 
-The comment is for code that must not import stepguard.
+The comment is for code that must not import stepguard. A step of a loop ends:
+
+    for batch in loader:
+        ...
+        stepguard.step()
 """
 
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 _MARKER = re.compile(r"(?:^|\s)#\s*stepguard:\s*allow sync(?=[\s:,]|$)[\s:,-]*(?P<reason>.*)$")
 # One list for the process, not one for each thread: a backward pass syncs in autograd's threads.
 _open: list[str] = []
+# One for the process: a rank sets it before it runs a loop.
+_listener: Callable[[], None] | None = None
 
 
 @contextmanager
@@ -55,3 +63,15 @@ def _comment(source_line: str) -> str:
             if token.type == tokenize.COMMENT:
                 return token.string
     return ""
+
+
+def step() -> None:
+    """End a step of the loop if stepguard measures it; else do nothing."""
+    if _listener is not None:
+        _listener()
+
+
+def hear_steps(listener: Callable[[], None] | None) -> None:
+    """Call ``listener`` at each mark from now on; with None call nobody."""
+    global _listener
+    _listener = listener
