@@ -112,7 +112,7 @@ _TABLE = (
     # Among forms of a kernel that spill at most 16 registers, 64 B, the compiler chooses by time.
     # Another machine may choose another form.
     _cost(SPILLS, "B", _GPU, floor=65, new=True),
-    # Not their instructions, whose number depends on the form: what a kernel computes does not.
+    # Not their instructions: the two forms of one pointwise kernel have 24 and 6 of them.
     _cost(FP64, "kernels", _GPU, new=True),
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),
