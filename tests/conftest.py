@@ -2,6 +2,7 @@
 which examples a property is tried on.
 """
 
+import contextlib
 import gc
 import os
 import sys
@@ -69,6 +70,7 @@ def heap() -> None:
 # instruction set; without the second a process that compiles starts others that import torch. Not
 # for the cases of perf_tests/, whose recordings are without them.
 COMPILER = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+IN_PROCESS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -92,4 +94,6 @@ def environment(agent_server: str) -> Iterator[None]:
         for name in ("CI", "GITHUB_ACTIONS"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", OneDay)
-        yield
+        compiler = sys.modules.get("torch._inductor.config")  # it read them when it was imported
+        with compiler.patch(IN_PROCESS) if compiler else contextlib.nullcontext():
+            yield

@@ -181,6 +181,14 @@ def test_links_lead_somewhere(document):
             assert heading in anchors(found.read_text()), f"{target}#{heading}"
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tables_are_whole(document):
+    """The second line of each table is its dashes: after an empty line, rows would be text."""
+    text = re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert re.fullmatch(r"\|[ :|-]+\|", table.split("\n")[1]), table
+
+
 def anchors(text):
     """Return the anchors that a page's headings have on GitHub."""
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)

@@ -154,20 +154,21 @@ _TABLE = (
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information" or metric.paired)
-# A good step has none of these. A first recording takes whatever the step has as its level.
-WASTE = (
-    "host_syncs_per_step",
-    "sync_candidates_per_step",
-    "pageable_copies_per_step",
-    "device_allocations_per_step",
-    "graph_breaks",
-    "recompiles",
-    "uncached_graphs",
-    "leaked_bytes_per_step",
-    GRAPH_NODES,
-    GARBAGE,
-    GROWING_LINES,
-)
+# A good step has none of these. A first recording takes whatever the step has as its level. Behind
+# each name is what its count is of.
+WASTE = {
+    "host_syncs_per_step": "{} waits of the host for the GPU a step",
+    "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
+    "pageable_copies_per_step": "{} copies a step from or to pageable memory",
+    "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
+    "graph_breaks": "{} graph breaks",
+    "recompiles": "{} recompiles",
+    "uncached_graphs": "{} graphs that the compile cache does not keep",
+    "leaked_bytes_per_step": "{} that each step leaves behind",
+    GRAPH_NODES: "{} nodes of autograd's graph that each step leaves behind",
+    GARBAGE: "{} objects a step that only Python's garbage collector frees",
+    GROWING_LINES: "{} lines of Python more in each step than in the one before",
+}
 # The only time that is judged: all that costs time moves the mean, which has half the noise of the
 # median.
 JUDGED_TIME = "step_ms"

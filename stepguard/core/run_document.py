@@ -5,6 +5,7 @@ that failed, stopped or was refused writes one, too. Paths are relative to the p
 storage/run_document_file.py reads it from a file.
 """
 
+import re
 from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Annotated, Any
@@ -17,6 +18,13 @@ from stepguard.core.site import Site
 from stepguard.core.verdict import Verdict
 
 SCHEMA = 3
+
+PAGE_MARK = "<!-- stepguard report -->"  # in the first line of a run's page, or below its DOCTYPE
+SUFFIXES = (".json", ".md", ".html", ".txt")  # of the files of runs
+HEAD_BYTES = 256  # of a file, by which it is known
+_HEADS = re.compile(
+    rb'(?:<!DOCTYPE html>\n)?%b\n|\{\s*"schema":\s*\d+,\s*"date":\s*"' % PAGE_MARK.encode()
+)
 
 Line = Annotated[int, msgspec.Meta(ge=0)]  # counted from 1; 0 if unknown
 
@@ -279,6 +287,11 @@ class Options(_Part, frozen=True, kw_only=True):
     keyword: str = ""  # -k, wherever it came from
     markers: str = ""  # -m
     perf: dict[str, Scalar] = {}  # every --perf-... that differs from its default
+
+
+def describes_a_run(head: bytes) -> bool:
+    """Tell whether a file that begins with ``head`` is the document of a run, or its page."""
+    return _HEADS.match(head) is not None
 
 
 class RunDocument(_Part, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from stepguard import __version__
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.text import short_hash
 from stepguard.lab.charts import Chart, Level, points_chart
-from stepguard.lab.history_table import card_of, said
+from stepguard.lab.history_table import card_of, point_rows, said
 from stepguard.lab.history_view import Anchor, View, day
 from stepguard.lab.report_model import Table, table
 
@@ -45,7 +45,7 @@ def _series(number: int, view: View, anchor: Anchor | None) -> _Series:
         (value, f"{day(point)} {short_hash(point.commit)}: {format_value(metric, value)}")
         for point, value in zip(series.points, series.values, strict=True)
     ]
-    rows = [_row(view, at) for at in range(len(points) - 1, -1, -1)]
+    rows = point_rows(view)[::-1]
     head = ("date", "commit", f"{metric} [{METRICS[metric].unit}]", "what else changed")
     (shown,) = table("newest first", head, rows, left=2, most=len(rows), ends_in_text=True)
     return _Series(
@@ -72,14 +72,3 @@ def _levels(view: View) -> Iterator[Level]:
         begin = change.at
         if at == len(view.changes) - 1:
             yield Level(begin, len(view.series.points) - 1, change.after)
-
-
-def _row(view: View, at: int) -> tuple[str, str, str, str]:
-    point, value = view.series.points[at], view.series.values[at]
-    beside = "; ".join(mark.text for mark in view.marks if mark.at == at)
-    return (
-        point.date[:16].replace("T", " "),
-        short_hash(point.commit),
-        format_value(view.series.metric, value),
-        beside,
-    )

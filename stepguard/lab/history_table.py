@@ -70,17 +70,22 @@ def story(view: View, anchor: Anchor | None, bars: str = BARS, top: int = 20) ->
     low, high = (format_value(series.metric, limit(series.values)) for limit in (min, max))
     yield f"  {sparkline(series.values, bars)}  {low} to {high}, {len(series.points)} points"
     yield from (f"  {line}" for line in said(view, anchor))
-    rows = [
-        [
+    header = ["date", "commit", series.metric, "what else changed"]
+    yield from (f"  {line}" for line in aligned([header, *point_rows(view)[-top:]], left=(0, 1, 3)))
+
+
+def point_rows(view: View) -> list[tuple[str, str, str, str]]:
+    """Return a row for each point, oldest first: date, commit, value, and what else changed."""
+    series = view.series
+    return [
+        (
             point.date[:16].replace("T", " "),
             short_hash(point.commit),
             format_value(series.metric, value),
             "; ".join(mark.text for mark in view.marks if mark.at == at),
-        ]
+        )
         for at, (point, value) in enumerate(zip(series.points, series.values, strict=True))
     ]
-    header = ["date", "commit", series.metric, "what else changed"]
-    yield from (f"  {line}" for line in aligned([header, *rows[-top:]], left=(0, 1, 3)))
 
 
 def said(view: View, anchor: Anchor | None) -> Iterator[str]:

@@ -6,7 +6,6 @@ came through would still do nothing.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,10 +14,9 @@ from textwrap import dedent
 from markupsafe import Markup
 
 from stepguard import __version__
-from stepguard.core.profile import grouped
-from stepguard.core.run_document import RunDocument, State
+from stepguard.core.run_document import RunDocument
 from stepguard.core.status import Status
-from stepguard.core.text import bounded, cut, first, listed, printable_lines, revision, short_hash
+from stepguard.core.text import bounded, cut, first, listed, printable_lines
 from stepguard.core.verdict import Verdict
 from stepguard.lab import profile_sections, time_sections, work_sections
 from stepguard.lab.html_templates import MOST_TEXT, TEMPLATES
@@ -35,7 +33,7 @@ from stepguard.lab.report_model import (
 )
 from stepguard.lab.source_links import Repository
 from stepguard.report import table as verdict_table
-from stepguard.report.markdown_page import LISTED, NOT_MEASURED
+from stepguard.report.markdown_page import LISTED, facts, unmeasured
 
 NAME_CHARACTERS = 200
 OPEN_CASES = 3  # that fail are open from the beginning
@@ -105,7 +103,7 @@ def _run(
     return RunView(
         title=f"Performance {'passed' if passed else 'failed'}: {counts}",
         outcome="passed" if passed else "failed",
-        facts=tuple((name, text) for name, text in _facts(run) if text),
+        facts=tuple(_facts(run)),
         base_changes=first(document.base_changes, LISTED) if document else [],
         problems=[cut(problem.sentence, MOST_TEXT) for problem in document.problems]
         if document
@@ -118,23 +116,12 @@ def _run(
 
 
 def _facts(run: ReportedRun) -> Iterator[tuple[str, str]]:
-    document = run.document
-    yield "from", run.source
-    if document is None:
+    if run.source:
+        yield "from", run.source
+    if run.document is None:
         yield "judged", "by today's baselines and waivers"
-        return
-    yield "machine", document.machine
-    yield "GPUs", ", ".join(f"{gpu.uuid} (driver {gpu.driver})" for gpu in document.gpus)
-    yield "commit", short_hash(document.commit) + (" and changes" if document.dirty else "")
-    yield "against", document.against and revision(document.against, document.base_commit)
-    yield "baselines of", document.base
-    yield "began", document.date
-    yield "took", f"{document.wall_s:,.0f} s"
-    states = Counter(case.state for case in document.cases)
-    yield "cases", ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
-    yield "strict", "yes" if document.strict else "no"
-    yield "ended", document.end.value
-    yield "arguments", " ".join(first(document.options.arguments, 12))
+    else:
+        yield from facts(run.document)
 
 
 def _overview(cases: Sequence[MeasuredCase], views: Sequence[CaseView]) -> tuple[Table, ...]:
@@ -192,10 +179,8 @@ def _case(
 
 
 def _unmeasured(document: RunDocument) -> tuple[Table, ...]:
-    rows = []
-    for state in NOT_MEASURED:
-        its = [case for case in document.cases if case.state is state]
-        for why, alike in grouped(its, lambda case: case.why).items():
-            names = listed([case.case or case.test for case in alike], LISTED)
-            rows.append((state.value, str(len(alike)), why, bounded(names, 2_000)))
+    rows = [
+        (state.value, str(len(names)), why, bounded(listed(names, LISTED), 2_000))
+        for state, why, names in unmeasured(document)
+    ]
     return table("Not measured", ("state", "cases", "why", "which"), rows, 4, LISTED)

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -191,15 +191,12 @@ def guarding_options(config: pytest.Config) -> list[Option]:
     ]
 
 
-def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -> Tree:
-    """Return how the tree, baselines included, differs from its commit. Documents that the run has
-    ``written`` do not count.
-    """
+def tree_beside_commit(root: Path, baselines: Path) -> Tree:
+    """Return how the tree, baselines included, differs from its commit."""
     if why := no_commit(root):
         return Tree("", why)
     revision = current(root, None)
-    own = {os.path.relpath(path, root) for path in written}
-    dirty = [path for path in revision.dirty if path not in own]
+    dirty = list(revision.dirty)
     judges = sorted(baselines.rglob("*.json"))  # waivers, too
     dirty += [os.path.relpath(path, root) for path in untracked(root, judges)]
     # Nothing would report the absence of what they guard.

@@ -16,6 +16,7 @@ import stepguard
 from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
+    PAGE_MARK,
     SCHEMA,
     End,
     GpuDocument,
@@ -157,7 +158,7 @@ def _put_json(path: Path, document: RunDocument, root: Path) -> str:
 def _put_report(path: Path, document: RunDocument, root: Path) -> str:
     """Write the run as a page; return why that failed, or nothing. One in HTML is the lab's."""
     if path.suffix != output_files.HTML:
-        return output_files.put(path, page(document))
+        return output_files.put(path, f"{PAGE_MARK}\n\n{page(document)}")
     with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
         run = Path(folder) / "run.json"
         if problem := _put_json(run, document, root):

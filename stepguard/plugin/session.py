@@ -164,8 +164,7 @@ class Session:
         refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
-        written = [self._commands.folder / path for path in self._documents]
-        self.guard.begin(self._gpus, written, judges, self._option.perf_base or "")
+        self.guard.begin(self._gpus, judges, self._option.perf_base or "")
         # Last, so that plan() starts a launcher only after all checks passed.
         self._checked = True
 

@@ -3,7 +3,7 @@ finds.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,12 +66,10 @@ class StrictRun:
         self._branch = ""  # whose recordings judge; empty: this tree's own
         self._began = Revision()  # the revision at the begin of a strict run
 
-    def begin(
-        self, gpus: Sequence[Gpu], written: Collection[Path], judges: Path, branch: str
-    ) -> None:
+    def begin(self, gpus: Sequence[Gpu], judges: Path, branch: str) -> None:
         """Read what is recorded for this machine, here and in the baselines that judge (``judges``,
-        those of the ``branch``). Refuse options and tree of a strict run, whose own documents are
-        ``written`` into the tree. Raises Refused, UsageError, FileError.
+        those of the ``branch``). Refuse options and tree of a strict run. Raises Refused,
+        UsageError, FileError.
         """
         self._expected, self._branch = recorded_here(judges, gpus), branch
         self._recorded = recorded_here(self._baselines, gpus) | self._expected
@@ -79,7 +77,7 @@ class StrictRun:
         if self.strict:
             root = self._config.rootpath
             self._began = current(root, self._baselines)
-            tree = tree_beside_commit(root, self._baselines, written)
+            tree = tree_beside_commit(root, self._baselines)
             options = guarding_options(self._config)
             self._refuse(replace(self._run(), options=options, tree=tree))
 

@@ -55,7 +55,8 @@ def page(
     parts += [_details(result, not for_comment, reported) for result in shown]
     # What each waiver did is among the notices.
     notices = _cut(_bullets(document.notices), "notices", folded="")
-    parts += [*_unmeasured(document), *notices, _facts(document)]
+    parts += [*_unmeasured(document), *notices]
+    parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
 
@@ -130,21 +131,23 @@ def _problems(document: RunDocument) -> Iterator[str]:
     yield from _cut(_bullets([problem.sentence for problem in document.problems]), "problems")
 
 
-def _facts(document: RunDocument) -> str:
-    """Return what was measured, where, how it was asked for and how it ended."""
-    options = document.options
-    states = Counter(case.state for case in document.cases)
-    cases = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
-    facts = {
+def facts(document: RunDocument) -> Iterator[tuple[str, str]]:
+    """Yield what was measured, where, how it was asked for and how it ended: names and texts."""
+    options, states = document.options, Counter(case.state for case in document.cases)
+    named = {
         "commit": short_hash(document.commit) + (" and changes" if document.dirty else ""),
         "against": document.against and revision(document.against, document.base_commit),
-        "machine": ", ".join([document.machine, *(gpu.uuid for gpu in document.gpus)]),
-        "cases": cases,
+        "baselines of": document.base,
+        "machine": document.machine,
+        "GPUs": ", ".join(f"{gpu.uuid} (driver {gpu.driver})" for gpu in document.gpus),
+        "began": document.date,
+        "took": f"{document.wall_s:,.0f} s",
+        "cases": ", ".join(f"{states[state]} {state.value}" for state in State if states[state]),
+        "strict": "yes" if document.strict else "no",
         "arguments": " ".join([*first(options.arguments, 10), options.environment]),
         "ended": document.end.value,
     }
-    shown = (f"{name} `{_code(text)}`" for name, text in facts.items() if text.strip())
-    return ("Strict: " if document.strict else "Not strict: ") + ", ".join(shown)
+    yield from ((name, text) for name, text in named.items() if text.strip())
 
 
 def _code(text: str) -> str:
@@ -193,14 +196,22 @@ def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> s
     return "\n".join([title, "", fence, body, fence, "</details>"])
 
 
-def _unmeasured(document: RunDocument) -> Iterator[str]:
+def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, list[str]]]:
+    """Yield the cases that were not measured, of one state and for one reason together."""
     for state in NOT_MEASURED:
         its = [case for case in document.cases if case.state is state]
-        lines = []
         for why, alike in grouped(its, lambda case: case.why).items():
-            shown = markdown(listed([case.case or case.test for case in alike], LISTED))
+            yield state, why, [case.case or case.test for case in alike]
+
+
+def _unmeasured(document: RunDocument) -> Iterator[str]:
+    for state, groups in grouped(unmeasured(document), lambda group: group[0]).items():
+        lines = []
+        for _, why, names in groups:
+            shown = markdown(listed(names, LISTED))
             lines.append(f"* {shown}" + (f": {markdown(why)}" if why else ""))
-        yield from _cut(lines, state.value, folded=f"{len(its)} ")
+        total = sum(len(names) for _, _, names in groups)
+        yield from _cut(lines, state.value, folded=f"{total} ")
 
 
 def _bullets(lines: list[str]) -> list[str]:

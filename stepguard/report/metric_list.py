@@ -7,9 +7,6 @@ from statistics import geometric_mean
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import (
-    GARBAGE,
-    GRAPH_NODES,
-    GROWING_LINES,
     JUDGED_TIME,
     METRICS,
     OPERATORS,
@@ -21,8 +18,8 @@ from stepguard.core.text import first, listed
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
+from stepguard.report.metric_notes import happens, operator_move
 from stepguard.report.next_steps import Commands
-from stepguard.report.place_text import happens, operator_move
 from stepguard.report.table import aligned, figure
 from stepguard.report.verdict_text import change
 from stepguard.storage.accept_recording import Accepted, Action
@@ -30,19 +27,6 @@ from stepguard.storage.accept_recording import Accepted, Action
 MOVES = 9  # lines; ten with the one above them
 PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
 PLACES = 3  # of what is recorded as normal, and of what informs
-_WASTED = {  # a counter of WASTE: what its number is of
-    "host_syncs_per_step": "{} waits of the host for the GPU a step",
-    "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
-    "pageable_copies_per_step": "{} copies a step from or to pageable memory",
-    "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
-    "graph_breaks": "{} graph breaks",
-    "recompiles": "{} recompiles",
-    "uncached_graphs": "{} graphs that the compile cache does not keep",
-    "leaked_bytes_per_step": "{} that each step leaves behind",
-    GRAPH_NODES: "{} nodes of autograd's graph that each step leaves behind",
-    GARBAGE: "{} objects a step that only Python's garbage collector frees",
-    GROWING_LINES: "{} lines of Python more in each step than in the one before",
-}
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -110,7 +94,7 @@ def _normal(metric: MetricVerdict) -> str:
     of = "of" if METRICS[metric.metric].unit == "B" else "x"
     at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in metric.sites]
     where = f" ({listed(at, PLACES)})" if at else ""
-    recorded = _WASTED[metric.metric].format(amount(metric.new))
+    recorded = WASTE[metric.metric].format(amount(metric.new))
     return f"  Recorded as normal: {recorded}{where}. More will fail."
 
 

@@ -12,7 +12,7 @@ from stepguard.core.run_document import Problem
 from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.measure.suite import Result
-from stepguard.report import place_text, table, time_causes, verdict_text
+from stepguard.report import metric_notes, table, time_causes, verdict_text
 from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import of_trailers
 
@@ -91,7 +91,7 @@ def _beside(result: Result) -> Iterator[str]:
     # Deliberate syncs with their reasons, on every run.
     for name, sites in result.evidence.counted.sites.items():
         for site in (site for site in sites if site.allowed):
-            what = place_text.happens(site, METRICS[name].unit)
+            what = metric_notes.happens(site, METRICS[name].unit)
             yield f"allowed in {case_id}: {what}: {site.allowed}"
     yield from _equal_elsewhere(result)
     if problem := result.evidence.one_rank_problem:

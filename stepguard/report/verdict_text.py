@@ -29,10 +29,16 @@ from stepguard.core.text import counted, cut, listed, printable, shortened
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report import time_causes
 from stepguard.report.kernel_names import short
-from stepguard.report.metric_notes import note, on_ranks, parts
+from stepguard.report.metric_notes import (
+    note,
+    on_ranks,
+    operator_move,
+    parts,
+    place_lines,
+    share_of_place,
+)
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import of_trailers, of_waivers
-from stepguard.report.place_text import operator_move, place_lines, share_of_place
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from stepguard.core.baseline import BaselineFile
+from stepguard.core.run_document import PAGE_MARK, SUFFIXES
 from stepguard.core.text import listed
 from stepguard.machine.git.revision import is_tracked
 from stepguard.storage.json_file import FileError, contents, replace_file
@@ -19,9 +20,9 @@ class Kind(NamedTuple):
     begins: bytes = b""  # the beginning of each such file
 
 
-DOCUMENT = Kind((".json", ".md", ".html", ".txt"))
+DOCUMENT = Kind(SUFFIXES)
 HTML = ".html"
-_HTML_BEGINS = b"<!DOCTYPE html>\n<!-- stepguard report -->"  # the beginning of each page of ours
+_HTML_BEGINS = f"<!DOCTYPE html>\n{PAGE_MARK}".encode()
 # Keys of each kind of document, in all versions.
 _MARKS = (
     {"schema", "results", "problems"},  # --perf-json

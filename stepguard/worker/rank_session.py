@@ -39,6 +39,7 @@ from stepguard.worker.compile_caches import (
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import everywhere
 from stepguard.worker.count.counting import count
+from stepguard.worker.count.one_profiler import unprofiled
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
@@ -193,9 +194,9 @@ class Session:
         return count(self._step(), self._progress)
 
     def _step(self) -> RankStep:
-        ranks, step = self.channel, self.workload.step
+        ranks = self.channel
         return RankStep(
-            step,
+            unprofiled(self.workload.step),
             self.device,
             self.phases,
             ranks.world_size,

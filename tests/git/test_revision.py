@@ -69,6 +69,38 @@ def test_baselines_do_not_make_a_tree_dirty(root):
     assert dirty(root) == ("baselines.py",)
 
 
+PAGE = "<!DOCTYPE html>\n<!-- stepguard report -->\n<html>"
+RUN = '{\n "schema": 3,\n "date": "2026-11-25T10:00:00+00:00"'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_change"),
+    [
+        ("out.html", PAGE, False),
+        ("out.md", "<!-- stepguard report -->\n\n# same", False),
+        ("out.json", RUN, False),
+        ("out.html", "<!DOCTYPE html>\n<html>", True),
+        ("out.json", '{"schema": 3, "lr": 0.1}', True),
+        ("out.py", RUN, True),
+    ],
+)
+def test_a_document_of_a_run_is_no_change_unless_git_has_it(root, name, text, is_change):
+    """It is known by how it begins: any other file may steer the step."""
+    (root / name).write_text(text)
+    first = git(root, "rev-parse", "HEAD")
+    expected = (name,) if is_change else ()
+    assert dirty(root) == differing(root, first, root / "baselines") == expected
+    git(root, "add", name)
+    assert dirty(root) == (name,)
+
+
+def test_a_link_to_a_document_is_a_change(root, tmp_path):
+    """What it leads to may be another file by the next step."""
+    (tmp_path / "run.json").write_text(RUN)
+    (root / "out.json").symlink_to(tmp_path / "run.json")
+    assert dirty(root) == ("out.json",)
+
+
 def test_another_folder_of_baselines(root):
     """The folder in use is left out, the default one is then code like any other."""
     (root / "baselines" / "cpu.json").write_text("2\n")

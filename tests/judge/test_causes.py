@@ -13,7 +13,7 @@ from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.summarise_evidence import stored, summarise
-from stepguard.report.place_text import operator_move
+from stepguard.report.metric_notes import operator_move
 from stepguard.report.verdict_text import evidence_lines, headline
 
 COUNTERS = [n for n, m in METRICS.items() if m.kind == "counter"]

@@ -85,6 +85,17 @@ def test_of_a_dirty_tree_nothing_is_measured_to_be_recorded(committed, option):
     result.stderr.fnmatch_lines(["*nothing can be recorded: uncommitted changes (new.py): commit*"])
 
 
+def test_documents_of_earlier_runs_are_no_uncommitted_changes(committed):
+    """The user had them written into the tree; they are none of its sources."""
+    pages = ("run.html", "run.md")
+    for page in pages:
+        committed.run(f"--perf-report={page}", "--perf-json=run.json")
+    status = committed.git("status", "--porcelain")
+    assert all(f"?? {name}" in status for name in (*pages, "run.json"))
+    assert committed.run("--perf-update").ret == 0
+    assert recorded(committed)
+
+
 @pytest.mark.parametrize("narrower", ["--perf-update-new", "--perf-append"])
 def test_update_beside_an_option_that_leaves_changed_levels_is_refused(committed, narrower):
     """Obeyed together they would record what the narrower one does not."""

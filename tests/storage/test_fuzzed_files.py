@@ -5,7 +5,6 @@ that was not checked is believed, and no file is written that its own loader ref
 """
 
 import json
-import os
 from datetime import date
 from pathlib import Path
 
@@ -56,10 +55,7 @@ SITE = Site(".item()", "model.py", 10, "step", "loss.item()", "forward", 2)
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch):
-    """Thousands of files are written, and none has to outlive a crash of the machine."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
+pytestmark = pytest.mark.usefixtures("many_files")
 
 
 def rich(found):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 class Config:
     block_size: int = 16
     vocab_size: int = 64
-    n_layer: int = 2
+    n_layer: int = 1
     n_head: int = 2
     n_embd: int = 32
     dropout: float = 0.0

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from forks import in_a_fork
 
 from stepguard.worker import torch_device as rank_device
 from stepguard.worker.block_timer import Clock, Collector
@@ -75,23 +76,23 @@ def test_no_garbage_collection_inside_a_block():
     """The collector is off while steps run, and afterwards as the workload had it, also when a step
     raises; what was frozen stays so.
     """
-    states = []
-    gc.unfreeze()  # what another test may have left
-    Clock(CPU).block(lambda: states.append(gc.isenabled()), 2, lambda index: None)
-    assert states == [False, False] and gc.isenabled()
-    with pytest.raises(ZeroDivisionError), Collector().quiet():
-        raise ZeroDivisionError
-    assert gc.isenabled() and gc.get_freeze_count() == 0
-    gc.freeze()
-    gc.disable()
-    try:
+
+    def blocks():
+        states = []
+        gc.unfreeze()  # what the tests have put aside
+        Clock(CPU).block(lambda: states.append(gc.isenabled()), 2, lambda index: None)
+        assert states == [False, False] and gc.isenabled()
+        with pytest.raises(ZeroDivisionError), Collector().quiet():
+            raise ZeroDivisionError
+        assert gc.isenabled() and gc.get_freeze_count() == 0
+        gc.freeze()
+        gc.disable()
         frozen = gc.get_freeze_count()
         with Collector().quiet():
             assert not gc.isenabled()
         assert not gc.isenabled() and gc.get_freeze_count() >= frozen > 0
-    finally:
-        gc.enable()
-        gc.unfreeze()
+
+    assert in_a_fork(blocks) == {"is": None}
 
 
 def test_steps_that_leave_garbage_are_timed_with_the_collector_on():

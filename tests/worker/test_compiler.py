@@ -1,12 +1,14 @@
 """What torch.compile did: breaks, recompiles and counts of programs whose truth is known."""
 
+import importlib
 import inspect
-import json
 import linecache
 import logging
 import os
 import subprocess
 import sys
+from collections import deque
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import broken_graphs
 import pytest
 import torch
 from builders import PROPERTY
+from forks import in_a_fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,12 +62,12 @@ class Doubler(torch.nn.Module):
         return x * 2
 
 
-def python(code, *args, **env):
+def python(code):
     """What a fresh interpreter prints."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *args],
+        [sys.executable, "-c", code],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/worker'}"} | env,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=LONG_S,
@@ -386,16 +389,21 @@ def test_the_recompile_limit_is_reported(clean, program):
     assert graph_breaks() == []
 
 
-def test_more_compilations_than_torch_remembers(clean):
-    """After install() none is forgotten, not even a limit reached 64 compilations ago."""
+def test_more_compilations_than_torch_remembers(clean, monkeypatch):
+    """After install() none is forgotten, not even a limit reached so many compilations ago as torch
+    remembers: 64, and here 4.
+    """
+    import torch._dynamo.utils as utils
+
+    monkeypatch.setattr(utils, "_compilation_metrics", deque(maxlen=4))
     compiler.install()
     compiler.install()
     with Recompiles() as seen, torch._dynamo.config.patch(recompile_limit=200):
         run = compiled(scale)
-        for size in range(2, 72):
+        for size in range(2, 12):
             run(torch.ones(size))
-    assert seen.compilations == len(seen.sites) == 70
-    assert seen.sites[-1].what.endswith("expected 70, actual 71")
+    assert seen.compilations == len(seen.sites) == 10
+    assert seen.sites[-1].what.endswith("expected 10, actual 11")
 
 
 # Processes and caches
@@ -422,46 +430,44 @@ def test_who_compiles_nothing_pays_nothing():
     assert python(NOTHING) == "False False"
 
 
-CACHED = """
-import json, torch, torch._dynamo, torch._inductor.config, broken_graphs
-from stepguard.worker.count import compiler
-torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
-for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
-    run = torch.compile(getattr(broken_graphs, name), backend="eager", dynamic=False)
-    run(torch.ones(4))
-counts = compiler.compilations(), compiler.unique_graphs(), compiler.generated_kernels()
-found = str((counts, compiler.graph_breaks(), compiler.recompile_limits()))
-afresh, uncached = [compiler.compiled_afresh()], [compiler.uncached_graphs()]
-for setting in ({}, {"post_grad_custom_post_pass": lambda graph: None}, {"fx_graph_cache": False}):
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    torch._dynamo.utils.clear_compilation_metrics()
-    with torch._inductor.config.patch(setting):
-        torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
-    afresh.append(compiler.compiled_afresh())
-    uncached.append(compiler.uncached_graphs())
-print(json.dumps([afresh, counts, found, uncached]))
-"""
+def counts_of_a_cache(folder):
+    """What a process counts whose compiler's cache is in this folder: whether graphs were compiled
+    afresh, what there was to count, and how many graphs no cache has.
+    """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+    # Of a kernel or two, for which no header is worth compiling ahead.
+    torch._inductor.config.cpp_cache_precompile_headers = False
+    torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
+    for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
+        compiled(getattr(broken_graphs, name))(torch.ones(4))
+    counts = compiler.compilations(), compiler.unique_graphs(), compiler.generated_kernels()
+    found = str((counts, graph_breaks(), recompile_limits()))
+    afresh, uncached = [compiler.compiled_afresh()], [compiler.uncached_graphs()]
+    for setting in UNCACHED:
+        forget()
+        with torch._inductor.config.patch(setting):
+            torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
+        afresh.append(compiler.compiled_afresh())
+        uncached.append(compiler.uncached_graphs())
+    return [afresh, counts, found, uncached]
 
 
-def cache(folder):
-    """Variables for a cache of a kernel or two, for which no header is worth compiling ahead."""
-    headers = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-    return headers | {"TORCHINDUCTOR_CACHE_DIR": str(folder)}
+# As it is; with a pass without an id; with the cache switched off.
+UNCACHED = ({}, {"post_grad_custom_post_pass": lambda graph: None}, {"fx_graph_cache": False})
 
 
-def test_a_warm_cache_changes_no_count(tmp_path):
+def test_a_warm_cache_changes_no_count(clean, tmp_path):
     """Breaks with their text, compilations and kernels are those of the process before it; only
     that one compiled what no cache had. What no cache keeps is compiled afresh by both: its kernels
     are on disk the second time, and were made and tried the first.
     """
-    cold, warm = (json.loads(python(CACHED, **cache(tmp_path))) for _ in range(2))
+    importlib.import_module("torch._inductor.compile_fx")  # once for both
+    cold, warm = (in_a_fork(partial(counts_of_a_cache, str(tmp_path)))["is"] for _ in range(2))
     assert cold[0] == [True, False, True, True]
     assert warm[0] == [False, False, True, True]
     assert cold[1:] == warm[1:]
     *_, kernels = cold[1]
     assert kernels > 0
-    # With a pass without an id, and with the cache switched off.
     assert cold[3] == [0, 0, 1, 1]
 
 

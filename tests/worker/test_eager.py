@@ -10,8 +10,10 @@ import torch
 from msgspec import structs
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
+from training_runs import TINY
 
 from model import workloads
+from model.config import SIZES
 from stepguard.core.explanation import Cause, Kind, Side
 from stepguard.core.reasons import Reason
 from stepguard.core.source_marks import allow_sync, allowed_by_comment, allowed_now
@@ -260,9 +262,10 @@ def test_a_step_with_another_number_is_unstable():
 
 @pytest.mark.parametrize("factory", ["forward", "forward_backward", "train_step"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_workloads_do_not_wait(factory, precision):
-    """A clean nano step has no candidate: nothing is to be mended where nothing waits."""
-    made = dict(size="nano", batch=1, seq=16, precision=precision, compile=False, device="cpu")
+def test_the_workloads_do_not_wait(factory, precision, monkeypatch):
+    """A clean step has no candidate: nothing is to be mended where nothing waits."""
+    monkeypatch.setitem(SIZES, "tiny", TINY)
+    made = dict(size="tiny", batch=1, seq=16, precision=precision, compile=False, device="cpu")
     phases, tally, placement = Phases(), Tally(), Placement()
     with placement.observed():
         workload = getattr(workloads, factory)(**made)

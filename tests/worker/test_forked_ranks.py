@@ -1,4 +1,4 @@
-"""Ranks are forks of the agent, and for all that processes of their own. Real launches, all cold:
+"""Ranks are forks of the agent, and for all that processes of their own. Real launches, cold where
 what an agent imports, and what it hands on, is what is tested.
 """
 
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
+from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
 
 from stepguard.core.case import Case
 from stepguard.launch import worker_group as launch
@@ -55,13 +55,13 @@ def patience(monkeypatch):
     be_patient(monkeypatch)
 
 
-@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_a_rank_is_a_process_of_its_own(tmp_path, monkeypatch, variable):
+def test_a_rank_is_a_process_of_its_own(tmp_path, monkeypatch):
     """Session, streams and signal handlers as after an exec; nothing but imports before the fork,
     the compiler's included: no thread that could hold a lock, no CUDA. One thread computes,
     whatever a user's own variables say: what attention allocates on a CPU depends on it.
     """
-    monkeypatch.setenv(variable, "2")
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(variable, "2")
     (tmp_path / "facts.py").write_text(FACTS)
     imported = {"preload": ("facts",), "shared": case_workers.COMPILER}
     with WorkerGroup(launch_spec(tmp_path, world_size=2, **imported)) as group:
@@ -118,6 +118,7 @@ def test_a_setting_that_comes_too_late_is_refused(
     """The agent has imported torch and its compiler: a variable that a module of the tree sets for
     them would make a step slower everywhere but in what is measured.
     """
+    fork_agents(monkeypatch)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "setter.py").write_text(f"{SETTER}{line}\n")

@@ -116,3 +116,44 @@ def test_a_script_that_leaves_without_a_word(tmp_path):
         with pytest.raises(LaunchFailed) as failed:
             ask(group, "prepare", case=case.as_dict())
     assert "status 3" in failed.value.fault.message
+
+
+PROFILED = """
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+activities = [ProfilerActivity.CPU]
+some = schedule(wait=9, warmup=1, active=1)
+
+
+def step():
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+"""
+PROFILES = {
+    "in each step": "while True:\n    with profile(activities=activities):\n        step()\n",
+    "some steps": "with profile(activities=activities, schedule=some) as own:\n    while True:\n"
+    "        step()\n        own.step()\n",
+    "all the time": "with profile(activities=activities):\n    while True:\n        step()\n",
+}
+
+
+@pytest.mark.parametrize("how", PROFILES)
+def test_a_script_that_profiles_itself(tmp_path, how):
+    """A process has one profiler, which the counts need: one sentence says so."""
+    (tmp_path / "train.py").write_text(PROFILED + PROFILES[how])
+    case = Case("x", "train.py", device="cpu", launches=1)
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        ask(group, "prepare", case=case.as_dict(), timed_s=1.0)
+        ask(group, "block", steps=1)
+        with pytest.raises(LaunchFailed) as failed:
+            ask(group, "count")
+    fault = failed.value.fault
+    assert fault.code == "BAD_WORKLOAD"
+    assert "the step turns on torch's profiler" in fault.message

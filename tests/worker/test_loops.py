@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 import torch._dynamo  # else each fork would import it, for its optimizer
+from forks import in_a_fork
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepguard.core.case import Case, Loop
@@ -41,25 +42,6 @@ for number in range(1000):
     note("s")
     first.zero_grad()
 """
-
-
-def in_a_fork(function):
-    """What a function returns in a process of its own: a loop that is watched stays so."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        try:
-            result = {"is": function()}
-        except BaseException as error:
-            notes = getattr(error, "__notes__", [])
-            result = {"raised": type(error).__name__, "says": str(error), "notes": notes}
-        with os.fdopen(writing, "w") as file:
-            json.dump(result, file)
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as file:
-        result = json.load(file)
-    os.waitpid(pid, 0)
-    return result
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stepguard.core.run_document import HEAD_BYTES, SUFFIXES, describes_a_run
+
 GIT_LIMIT_S = 30
 _NOT_TAKEN = (
     # git sets these inside a hook, for example, and obeys them before -C.
@@ -43,7 +45,9 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Revision:
-    """A tree's commit. ``dirty`` lists the files outside baselines/ that differ from it."""
+    """A tree's commit. ``dirty`` lists the files that differ from it, apart from baselines and from
+    documents of runs.
+    """
 
     commit: str = ""
     dirty: tuple[str, ...] = ()
@@ -75,7 +79,8 @@ def no_commit(root: Path) -> str:
 def current(root: Path, baselines: Path | None) -> Revision:
     """Return the revision of ``root``; an empty one if there is no repository or no git.
 
-    Files of ``baselines`` may differ from the commit; if it is None, no file may.
+    Files of ``baselines`` may differ from the commit; if it is None, none of them may. A document
+    of a run that git does not have is no part of the tree, wherever an option had it written.
     """
     commit = git(root, "rev-parse", "HEAD")
     if not commit:
@@ -88,7 +93,8 @@ def current(root: Path, baselines: Path | None) -> Revision:
     if folder is None or status is None:  # it is not known to be clean
         return Revision(commit, ("git status failed",))
     top = Path(folder.removesuffix("\n"))
-    paths = [entry[3:] for entry in status.split("\0") if entry]
+    entries = [(entry[:2], entry[3:]) for entry in status.split("\0") if entry]
+    paths = [path for how, path in entries if how != "??" or not _is_document(top / path)]
     paths += _unwatched(top)
     dirty = [path for path in paths if not _is_baseline(top / path, baselines)]
     tracked = (git(top, "ls-files", "-z") or "").split("\0")
@@ -149,7 +155,8 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
     others = git(top, "ls-files", "--others", "--exclude-standard", "-z")
     if changed is None or others is None:
         return None
-    paths = {path for path in (changed + others).split("\0") if path} | set(_unwatched(top))
+    new = [path for path in others.split("\0") if path and not _is_document(top / path)]
+    paths = {path for path in changed.split("\0") if path} | {*new, *_unwatched(top)}
     return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
 
 
@@ -173,6 +180,19 @@ def _is_baseline(path: Path, baselines: Path | None) -> bool:
     if baselines is None:
         return False
     return path.suffix == ".json" and path.parent.resolve() == baselines.resolve()
+
+
+def _is_document(path: Path) -> bool:
+    """Tell whether a file that git does not have is the document of a run, or its page. A report
+    that an earlier run wrote beside the sources is no change of them.
+    """
+    if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return describes_a_run(file.read(HEAD_BYTES))
+    except OSError:
+        return False
 
 
 def git(root: Path, *arguments: str) -> str | None:

@@ -60,7 +60,7 @@ class LoopedWorkload:
         else:
             forget_torchrun()
         self._loop = RestingLoop(run)
-        self._borders = StepBorders(case.loop, self._loop.is_here, self._loop.rest)
+        self._borders = StepBorders(case.loop, self._loop)
         self._borders.watch()
         self.step()
 
@@ -68,7 +68,7 @@ class LoopedWorkload:
         """Run the loop to the next border. Raises BadWorkload if it ends, or asks for something."""
         began, outside = perf_counter(), modes()
         try:
-            self._loop.run_to_border()
+            rests = self._loop.run_to_border()
         except SystemExit as error:
             raise BadWorkload(self._exited(error)) from None
         except BadWorkload:
@@ -82,7 +82,7 @@ class LoopedWorkload:
                 ) from None
             error.add_note(f"raised by {self._name} {self._when()}")
             raise
-        if self._loop.ended:
+        if not rests:
             raise BadWorkload(self._too_short())
         # The first step may enter a mode that the whole loop runs in.
         if modes() != outside and self._step_s < math.inf:
