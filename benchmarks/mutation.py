@@ -57,10 +57,10 @@ def failing_test(tree: Path, tests: Sequence[str]) -> str:
         return f"a test that did not end within {LIMIT_S:.0f} s"
     if ran.returncode == 0:
         return ""
-    found = _FAILED.search(ran.stdout)
-    if ran.returncode not in (1, 2) or found is None:  # a wrong option, no such file, no test
+    found = _FAILED.findall(ran.stdout)
+    if ran.returncode not in (1, 2) or not found:  # a wrong option, no such file, no test
         raise SystemExit(f"{' '.join(command)}: exit {ran.returncode}\n{ran.stdout}{ran.stderr}")
-    return found[1]
+    return str(found[-1])  # a failed test may have run pytest, whose output comes before
 
 
 def outcome(tree: Path, fault: Candidate, tests: Sequence[str]) -> dict[str, Any]:

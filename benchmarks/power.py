@@ -85,8 +85,9 @@ def verdict(tree: Path, base: str, case: str, limit_s: float, env: dict[str, str
     cases = json.loads(document.read_text())["results"] if document.exists() else []
     if len(cases) != 1:
         return took | {"failed": "cut off" if ended else printed[-2000:]}
-    stages = {"stage_s": json.loads((tree / stage_seconds.OUT).read_text())}
-    return took | said_of(cases[0], tree) | stages
+    if (kept := tree / stage_seconds.OUT).exists():  # not if the run was cut off behind its case
+        took |= {"stage_s": json.loads(kept.read_text())}
+    return took | said_of(cases[0], tree)
 
 
 def said_of(case: Found, tree: Path) -> Found:

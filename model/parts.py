@@ -302,7 +302,10 @@ def loading(
 
 
 def tokenization(*, how: str, texts: int = 64, device: str = "cpu") -> Part:
-    """Text to ids on the host: "single" calls, one "batch" on all cores, or "cached" results."""
+    """Text to ids on the host: "single" calls, one "batch" on all cores, or "cached" results.
+
+    A step makes a tensor of the texts' lengths: one without an operator of torch is refused.
+    """
     from model.data.tokenizer import get_encoding
 
     check_choice("how", how, ("single", "batch", "cached"))
@@ -315,7 +318,13 @@ def tokenization(*, how: str, texts: int = 64, device: str = "cpu") -> Part:
         "cached": lambda: [known[text] for text in pieces],
     }
     call = calls[how]
-    return Part(lambda part: call(), sum(map(len, known.values())))
+
+    def step(part: Part) -> list[list[int]]:
+        ids = call()
+        torch.tensor([*map(len, ids)])
+        return ids
+
+    return Part(step, sum(map(len, known.values())))
 
 
 def convolution(*, channels_last: bool, batch: int = 32, device: str = "cuda") -> Part:

@@ -222,16 +222,12 @@ def slow_down(life: Life) -> None:
     life.say("## An accepted slowdown")
     life.say(
         "Another commit keeps less in memory and computes it again: 3 % slower, 9 GB less. Without "
-        "a reason nothing is recorded:"
+        "a reason nothing is recorded. With one a new level begins: one more of the case's "
+        "`epochs`. Later runs are compared with the newest alone."
     )
     (life.repository / "model.py").write_text("# the training step, activations computed again\n")
     life.commit("Compute activations again")
     folder = life.measured(260.1, PEAK - 9_000_000_000)
-    life.stepguard("accept", "--evidence", folder)
-    life.say(
-        "With a reason a new level begins: one more of the case's `epochs`. Later runs are "
-        "compared with the newest alone."
-    )
     reason = "9 GB less for 3 % of time: batch 96 fits now"
     life.stepguard("accept", "--evidence", folder, "--reason", reason)
     life.diff()
@@ -242,8 +238,8 @@ def refuse(life: Life) -> None:
     """A recording that is refused."""
     life.say("## A refused recording")
     life.say(
-        "A tree with uncommitted changes never becomes a baseline, nor does "
-        "[what else is refused](method.md#what-is-never-recorded). Git then sees no change."
+        "A tree with uncommitted changes never becomes a baseline. [More is refused]"
+        "(method.md#what-is-never-recorded). Git then sees no change."
     )
     dirty = life.measured(260.0, PEAK - 9_000_000_000, dirty=("model.py",))
     life.stepguard("accept", "--evidence", dirty, "--reason", "it is right all the same")

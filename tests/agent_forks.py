@@ -1,15 +1,19 @@
 """Starts the agents of launches as forks of a process that holds torch: 20 ms, where an import of
-torch takes a second of a CPU, and of its compiler up to three.
+torch takes a second of a CPU, and of its compiler up to three. Starts `python -m pytest` and
+`python -m stepguard` in the same way, from a process that holds what they import of others.
 
-A test process owns one server, and all that it starts finds the server by an environment variable.
-The server holds nothing at first. Each stage of imports (torch, dynamo, inductor) is a process of
-its own, forked from the one before it when a launch first asks for it. So an agent holds what it
-would have imported itself, and no more.
+A run of the tests owns one server, and all that it starts finds the server by an environment
+variable. The server holds nothing at first. Each stage of imports (torch, dynamo, inductor; pytest)
+is a process of its own, forked from the one before it when somebody first asks for it. So an agent
+holds what it would have imported itself, and no more. A command holds pytest and its plugins too.
 
 A forked agent has the environment, directory, arguments, import path, streams, session and signals
 of a new process. The engine and the measured tree are imported after the fork. Two things differ:
 STEPGUARD_HOST_PID names the server's process, which is the agent's parent and passes on that the
 caller died; and agents of one server share a hash seed and the layout of their address space.
+
+A command is started by quick_python.py. It hands on signals and dies as the command does; if it is
+killed, so is the command.
 
 Some tests start cold on purpose: those of what the kernel tells an agent (tests/faults), of the
 agent's own imports (tests/worker/test_forked_ranks.py), the demo and the first hour.
@@ -20,6 +24,7 @@ has a module that the server already holds under the same name.
 """
 
 import array
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -28,31 +33,41 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+# A command that begins so may be forked: [*QUICK_PYTHON, "-m", "pytest"].
+QUICK_PYTHON = (sys.executable, "-IS", str(Path(__file__).with_name("quick_python.py")))
 VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace; empty: start cold
 AGENT = "stepguard.worker.agent"
-# What an agent of any launch imports, of others' code.
-BASE = (
-    "torch",
-    "torch.distributed.elastic.agent.server",
-    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
-    "torch.utils.flop_counter",
-)
+COMMANDS = ("pytest", "quick_stepguard", "stepguard")  # python -m ...
+# What an agent of any launch, or a command, imports of others' code.
+BASE = {
+    "torch": (
+        "torch",
+        "torch.distributed.elastic.agent.server",
+        "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
+        "torch.utils.flop_counter",
+    ),
+    "pytest": ("pytest", "msgspec", "numpy", "packaging.version", "pynvml", "scipy.special"),
+}
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
 # Variables of a launch or a test that neither Python nor torch reads on import. All others must be
 # the server's own.
 FREE = (
+    VARIABLE,
     "CI",
     "COLUMNS",
-    "GIT",
+    "CUDA_MODULE_LOADING",  # torch 2.8 sets it when it first looks for a GPU
+    "GIT",  # of GitHub, too
     "GLOO_SOCKET_IFNAME",
     "HANGS_ON",  # tests/faults
     "HOME",
@@ -62,6 +77,7 @@ FREE = (
     "PATH",
     "PWD",
     "PYTEST_",
+    "PYTHONDONTWRITEBYTECODE",
     "PYTHONPATH",
     "RUNNER_",
     "SHLVL",
@@ -88,15 +104,16 @@ ENVIRONMENT_FIELDS = slice(47, 49)  # of /proc/PID/stat, behind the process's na
 
 
 @contextlib.contextmanager
-def served(environment: dict[str, str], folder: Path) -> Iterator[str]:
+def served(environment: dict[str, str], folder: Path, free: Iterable[str] = ()) -> Iterator[str]:
     """Run a server whose agents get ``environment``'s settings; yield the name of its socket. It
     ends with the block, and with this process. ``folder``: an empty one, for what imports write.
+    ``free``: more variables that nobody reads on import.
     """
     name = f"agent-forks-{os.getpid()}-{os.urandom(8).hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind("\0" + name)
         listener.listen(64)
-        main = f"__import__({__name__!r}).main({listener.fileno()}, {os.getpid()})"
+        main = f"__import__({__name__!r}).main({listener.fileno()}, {os.getpid()}, {[*free]})"
         own = {"PYTHONPATH": str(Path(__file__).parent), "ROOM": "." * ROOM_BYTES}
         places = [folder / name for name in ("temporary", "current")]
         for place in places:
@@ -117,6 +134,20 @@ def served(environment: dict[str, str], folder: Path) -> Iterator[str]:
         server.wait()
 
 
+def interpreter(folder: Path) -> Path:
+    """Write a program ``python`` into a new folder, for scripts that call it: see QUICK_PYTHON.
+    Beside it are the other programs of this interpreter's environment.
+    """
+    folder.mkdir()
+    for program in Path(sys.executable).parent.iterdir():
+        if not program.name.startswith("python"):
+            (folder / program.name).symlink_to(program)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(QUICK_PYTHON)} "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
 def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
     """Return what takes the place of torchrun.spawn: it forks where a server can stand in."""
 
@@ -124,47 +155,83 @@ def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
         own = {name: value for name, value in environment.items() if name != VARIABLE}
         name = os.environ.get(VARIABLE)
         if name and command[:4] == [sys.executable, "-P", "-m", AGENT]:
-            request = {
-                "command": command,
-                "cwd": str(spec.root.resolve()),
-                "environment": own,
-                "process": _inherited(),
-            }
-            if forked := _forked(name, request, log, spec.standby):
+            request = _request_of(AGENT, command, str(spec.root.resolve()), own)
+            theirs, ours = os.pipe() if spec.standby else (os.open(os.devnull, os.O_RDWR), None)
+            with log.open("wb") as file:
+                forked = _forked(name, request, [theirs, file.fileno(), file.fileno()])
+            os.close(theirs)
+            if forked:
+                forked.stdin = os.fdopen(ours, "wb") if ours else None
                 return forked
+            if ours:
+                os.close(ours)
         return start_cold(command, spec, own, log)
 
     return spawn
 
 
-def _forked(name: str, request: dict[str, Any], log: Path, standby: bool) -> "ForkedAgent | None":
-    """Return the agent that a server forked; None if it cannot stand in for a new process."""
+def run_command(arguments: list[str]) -> NoReturn:
+    """Be ``python *arguments``: a fork of a server's if it can stand in, else that process."""
+    name = os.environ.get(VARIABLE)
+    if name and arguments[:1] == ["-m"] and arguments[1] in COMMANDS:
+        command = [sys.executable, *arguments]
+        request = _request_of(arguments[1], command, os.getcwd(), {**os.environ})
+        if forked := _forked(name, request, [0, 1, 2]):
+            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, lambda number, frame: _hand_on(forked.pid, number))
+            _end(forked.wait())
+    os.execv(sys.executable, [sys.executable, *arguments])
+
+
+def _hand_on(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.kill(pid, number)
+
+
+def _end(status: int) -> NoReturn:
+    """End this process as one did that had this status."""
+    if status < 0:
+        if -status not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _request_of(
+    module: str, command: list[str], cwd: str, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "module": module,
+        "command": command,
+        "cwd": cwd,
+        "environment": environment,
+        "process": _inherited(),
+    }
+
+
+def _forked(name: str, request: dict[str, Any], streams: list[int]) -> "ForkedAgent | None":
+    """Return what a server forked; None if it cannot stand in for a new process."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours = theirs = None
     try:
         connection.connect("\0" + name)
-        theirs, ours = os.pipe() if standby else (os.open(os.devnull, os.O_RDWR), None)
-        with log.open("wb") as file:
-            _send(connection, request, [theirs, file.fileno()])
+        _send(connection, request, streams)
         answer = json.loads(connection.recv(LARGEST_REQUEST) or b"{}")
     except OSError:
         answer = {}
-    finally:
-        if theirs is not None:
-            os.close(theirs)
     if "pid" in answer:
-        return ForkedAgent(connection, answer["pid"], os.fdopen(ours, "wb") if ours else None)
+        return ForkedAgent(connection, answer["pid"])
     connection.close()
-    if ours is not None:
-        os.close(ours)
     return None
 
 
 class ForkedAgent:
-    """What the product uses of subprocess.Popen, for an agent that a server forked."""
+    """What is used of subprocess.Popen, for a process that a server forked."""
 
-    def __init__(self, connection: socket.socket, pid: int, stdin: Any) -> None:
-        self.pid, self.stdin = pid, stdin
+    stdin: Any = None
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self.pid = pid
         self.returncode: int | None = None
         self._connection = connection
 
@@ -219,7 +286,7 @@ def _send(to: socket.socket, request: dict[str, Any], files: list[int]) -> None:
     to.sendmsg([json.dumps(request).encode()], [rights])
 
 
-def main(listener: int, owner: int) -> None:
+def main(listener: int, owner: int, free: list[str]) -> None:
     """Serve whoever connects, until the owner dies."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != owner:
@@ -231,7 +298,8 @@ def main(listener: int, owner: int) -> None:
     sys.path.remove(str(Path(__file__).parent))
     gc.disable()  # as an agent does while it imports
     with socket.socket(fileno=listener) as waiting:
-        Stage(waiting, {**os.environ}, room, []).serve()
+        own = {name: value for name, value in os.environ.items() if name not in free}
+        Stage(waiting, own, room, [], free).serve()
 
 
 def _room() -> tuple[int, int]:
@@ -250,13 +318,15 @@ class Stage:
         environment: dict[str, str],
         room: tuple[int, int],
         held: list[str],
+        free: list[str],
     ) -> None:
         self._requests, self._environment, self._room = requests, environment, room
-        self._held = held
+        self._held, self._free = held, free
         self._further: dict[str, socket.socket] = {}
         self._callers: dict[int, socket.socket] = {}  # by agent
         self._ends: dict[int, int] = {}  # agents by what becomes readable at their end
         self._orphans: set[int] = set()  # agents that do not heed yet what tells them
+        self._commands: set[int] = set()
         self._paths = _paths(environment["TMPDIR"], os.getcwd())
 
     def serve(self) -> None:
@@ -271,7 +341,10 @@ class Stage:
             for pid, caller in [*self._callers.items()]:
                 if caller.fileno() in readable:  # it says nothing: it has died
                     self._callers.pop(pid).close()
-                    self._orphans.add(pid)
+                    if pid in self._commands:
+                        os.kill(pid, signal.SIGKILL)
+                    else:
+                        self._orphans.add(pid)
             self._tell_orphans()
             if self._requests.fileno() in readable and not self._request():
                 return
@@ -279,13 +352,13 @@ class Stage:
     def _request(self) -> bool:
         """Handle one; return whether more may come."""
         if self._held:
-            message, files, _, _ = socket.recv_fds(self._requests, LARGEST_REQUEST, 3)
+            message, files, _, _ = socket.recv_fds(self._requests, LARGEST_REQUEST, 4)
             if not message:
                 return False
             caller, streams = socket.socket(fileno=files[0]), files[1:]
         else:
             caller, _ = self._requests.accept()
-            message, streams, _, _ = socket.recv_fds(caller, LARGEST_REQUEST, 2)
+            message, streams, _, _ = socket.recv_fds(caller, LARGEST_REQUEST, 3)
         request = json.loads(message) if message else {}
         try:
             self._handle(request, caller, streams)
@@ -297,7 +370,9 @@ class Stage:
     def _handle(self, request: dict[str, Any], caller: socket.socket, streams: list[int]) -> None:
         wanted = request.get("environment", {}).get("STEPGUARD_SHARED", "").split()
         stages = ["torch", *(name for name in wanted if name.startswith("torch."))]
-        if len(streams) != 2 or not self._held and not self._can_stand_in(request):
+        if request.get("module") in COMMANDS:
+            stages = ["pytest"]
+        if len(streams) != 3 or not self._held and not self._can_stand_in(request):
             caller.close()
         elif further := stages[len(self._held) :]:
             to = self._further.get(further[0]) or self._new_stage(further[0], caller, streams)
@@ -306,11 +381,16 @@ class Stage:
         elif self._shadowed(request):
             caller.close()
         else:
-            self._fork_agent(request, caller, streams)
+            self._fork(request, caller, streams)
 
     def _can_stand_in(self, request: dict[str, Any]) -> bool:
+        free = FREE if request["module"] == AGENT else (*FREE, *OF_LAUNCHES)
         asked, own = (
-            {name: value for name, value in variables.items() if not name.startswith(FREE)}
+            {
+                name: value
+                for name, value in variables.items()
+                if name not in self._free and not name.startswith(free)
+            }
             for variables in (request["environment"], self._environment)
         )
         # STEPGUARD_HOST_PID may get some digits more.
@@ -344,41 +424,55 @@ class Stage:
             self._leave(caller, streams)
             _die_with(parent, signal.SIGKILL)
             with contextlib.suppress(Exception):  # an agent will say what fails
-                for name in BASE if module == "torch" else [module]:
+                for name in BASE.get(module, [module]):
                     importlib.import_module(name)
+                if module == "pytest":
+                    _import_plugins()
             held = [*self._held, module]
-            Stage(theirs, self._environment, self._room, held).serve()
+            Stage(theirs, self._environment, self._room, held, self._free).serve()
         finally:
             os._exit(1)
 
-    def _fork_agent(
-        self, request: dict[str, Any], caller: socket.socket, streams: list[int]
-    ) -> None:
-        host = os.getpid()
+    def _fork(self, request: dict[str, Any], caller: socket.socket, streams: list[int]) -> None:
+        host, is_agent = os.getpid(), request["module"] == AGENT
         if pid := os.fork():
             self._callers[pid] = caller
             self._ends[os.pidfd_open(pid)] = pid
+            if not is_agent:
+                self._commands.add(pid)
             return
         status = 1
         try:
-            os.dup2(streams[0], 0)
-            os.dup2(streams[1], 1)
-            os.dup2(streams[1], 2)
-            _become(request, host, self._room)
+            for number, stream in enumerate(streams):
+                os.dup2(stream, number)
+            if is_agent:
+                request["environment"]["STEPGUARD_HOST_PID"] = str(host)
+            else:
+                _die_with(host, signal.SIGKILL)
+            _become(request, self._room)
             for names, name, number, rest in self._paths:
-                names[name] = (os.environ["TMPDIR"], request["cwd"])[number] + rest
+                names[name] = (os.environ.get("TMPDIR", "/tmp"), request["cwd"])[number] + rest
             with contextlib.suppress(OSError):  # the caller has died, which serve() notices
                 caller.send(json.dumps({"pid": os.getpid()}).encode())
             self._leave(caller, streams)
-            runpy._run_module_as_main(AGENT)  # as python -m does
+            runpy._run_module_as_main(request["module"])  # as python -m does
             status = 0
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
-        except BaseException:
+            if isinstance(leaving.code, str):
+                print(leaving.code, file=sys.stderr)
+        except BaseException as error:
             traceback.print_exc()
+            status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else status
         finally:
-            sys.stderr.flush()
-            os._exit(status)
+            if not is_agent:
+                with contextlib.suppress(BaseException):
+                    threading._shutdown()
+                    atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(Exception):
+                    stream.flush()
+            _end(status)
 
     def _leave(self, caller: socket.socket, streams: list[int]) -> None:
         """Close what only the process needs that this one was forked from."""
@@ -391,6 +485,7 @@ class Stage:
         os.close(number)
         pid = self._ends.pop(number)
         self._orphans.discard(pid)
+        self._commands.discard(pid)
         _, status = os.waitpid(pid, 0)
         if caller := self._callers.pop(pid, None):
             with caller, contextlib.suppress(OSError):
@@ -427,14 +522,25 @@ def _die_with(parent: int, signum: int) -> None:
         os._exit(1)
 
 
+def _import_plugins() -> None:
+    """Let pytest import what is installed for it, as it does: else it would say of each plugin that
+    its assertions could not be rewritten.
+    """
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        importlib.import_module("pytest").main(["-p", "no:cacheprovider", "-c", os.devnull, "."])
+
+
 def _import_path(request: dict[str, Any]) -> list[str]:
-    """Return PYTHONPATH as the module site leaves it: absolute, each folder once."""
+    """Return PYTHONPATH as the module site leaves it: absolute, each folder once. A command's
+    folder comes before it.
+    """
     given = request["environment"].get("PYTHONPATH")
-    paths = given.split(os.pathsep) if given else []
+    paths = [] if request["module"] == AGENT else ["."]
+    paths += given.split(os.pathsep) if given else []
     return [*dict.fromkeys(os.path.normpath(os.path.join(request["cwd"], one)) for one in paths)]
 
 
-def _become(request: dict[str, Any], host: int, room: tuple[int, int]) -> None:
+def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
     """Make this fork what a new process would be."""
     process, environment = request["process"], request["environment"]
     os.setsid()
@@ -448,19 +554,20 @@ def _become(request: dict[str, Any], host: int, room: tuple[int, int]) -> None:
             plain = signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL
             signal.signal(signum, plain)
     signal.pthread_sigmask(signal.SIG_SETMASK, process["blocked"])
-    environment["STEPGUARD_HOST_PID"] = str(host)
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     # Where the kernel looks for a process's environment, and the engine for a launch's token.
     block = _block(environment).ljust(room[1] - room[0], b"\0")
     ctypes.memmove(room[0], block, len(block))
     sys.path[:] = dict.fromkeys([*_import_path(request), *sys.path])
-    sys.argv = [AGENT, *request["command"][4:]]
+    sys.argv = ["-m", *request["command"][request["command"].index("-m") + 2 :]]
     sys.orig_argv = request["command"]
     del sys.modules[__name__]
     importlib.invalidate_caches()
     # All forks would draw the same random numbers; Python reseeds its own after each fork.
-    sys.modules["torch"].default_generator.seed()
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
     gc.enable()

@@ -6,9 +6,12 @@ import contextlib
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_forks import VARIABLE, served
@@ -27,7 +30,7 @@ if hasattr(drawing, "_get_local_constants"):  # which is private, and not in old
     drawing._get_local_constants = lambda: drawing._local_constants
 
 # They start processes, or compile; in this order, since a file is run by one worker.
-SLOW = ("workflows", "smoke", "faults", "worker", "model", "tests")
+SLOW = ("workflows", "smoke", "faults", "worker", "plugin", "model", "tests")
 
 
 class OneDay(datetime):
@@ -54,6 +57,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 
@@ -73,26 +77,45 @@ COMPILER = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1
 IN_PROCESS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 
 
-@pytest.fixture(scope="session", autouse=True)
-def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The name of the server whose forks the agents of launches are."""
-    with served({**os.environ, **COMPILER}, tmp_path_factory.mktemp("agents")) as name:
-        yield name
+SERVER = pytest.StashKey[str]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
+    """Start the server whose forks the agents of launches are: one for all workers of xdist."""
+    config = session.config
+    if hasattr(config, "workerinput"):
+        config.stash[SERVER] = config.workerinput[VARIABLE]
+    else:
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-forks-")))
+        environment = {**os.environ, **COMPILER}
+        config.stash[SERVER] = stack.enter_context(served(environment, folder))
+    return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist the server's name."""
+    node.workerinput[VARIABLE] = node.config.stash[SERVER]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def environment(agent_server: str) -> Iterator[None]:
+def environment(pytestconfig: pytest.Config) -> Iterator[None]:
     """The environment of tests and of what they start."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for variable, value in COMPILER.items():
             monkeypatch.setenv(variable, value)
-        monkeypatch.setenv(VARIABLE, agent_server)
+        monkeypatch.setenv(VARIABLE, pytestconfig.stash[SERVER])
         # Nor what this machine's user configured: commits that are signed, say.
         monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(Path(__file__).with_name("gitconfig")))
         monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
         # In CI, too, a run within a test is strict, and annotates, only if the test says so.
         for name in ("CI", "GITHUB_ACTIONS"):
             monkeypatch.delenv(name, raising=False)
+        # No file has to outlive a crash of the machine.
+        monkeypatch.setattr(os, "fsync", lambda handle: None)
         monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", OneDay)
         compiler = sys.modules.get("torch._inductor.config")  # it read them when it was imported
         with compiler.patch(IN_PROCESS) if compiler else contextlib.nullcontext():

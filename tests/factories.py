@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-COLLECT_S = 1.0
+COLLECT_S = 0.4
 
 
 class Linear:

@@ -6,11 +6,12 @@ import random
 import signal
 import sys
 import time
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
 import torch
+from training_runs import START
 
 from model.checkpoint import Checkpoints, load
 from model.train import main as train
@@ -21,14 +22,7 @@ RUN = ["--device", "cpu", "--batch", "1", "--seq", "16", "--steps", str(STEPS), 
 RUN += ["--save-every", "1", "--eval-every", "6", "--eval-batches", "1", "--sample-tokens", "0"]
 
 
-def server() -> ForkServerContext:
-    """Return a context whose processes have imported what a run imports."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["model.train", "torch.distributed", "torch._dynamo"])
-    return context
-
-
-def trained(context: ForkServerContext, arguments: list[str], after_s: float | None) -> bool:
+def trained(context: BaseContext, arguments: list[str], after_s: float | None) -> bool:
     """Train in a process that gets SIGKILL after so long; return whether it had to.
 
     Raises RuntimeError where it ended in another way.
@@ -53,9 +47,10 @@ def _train(arguments: list[str]) -> None:
 
 def killed_often(folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Return at which steps a run was killed, and what is not as in a run that never was."""
-    context, draw = server(), random.Random(seed)
+    context, draw = multiprocessing.get_context(START), random.Random(seed)
     whole, parts = folder / "whole", folder / "parts"
-    trained(context, ["--out", str(folder / "first"), *RUN], None)  # the server has to start
+    if START != "fork":
+        trained(context, ["--out", str(folder / "first"), *RUN], None)  # the server has to start
     began_s = time.perf_counter()
     trained(context, ["--out", str(whole), *RUN], None)
     whole_s = time.perf_counter() - began_s

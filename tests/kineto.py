@@ -103,3 +103,16 @@ def steps(count, us=1000.0, ahead=0.0):
         trace.step(number, began, began + us - 1)
         trace.kernel(began + 10, began + ahead + 20, began + us + ahead + 20)
     return trace
+
+
+def three_steps():
+    """The text of three complete steps of which the GPU is busy for 600 of 1000 us, 100 of them
+    exchanging.
+    """
+    made = Kineto()
+    for number in range(4):
+        began = 1000.0 * number
+        made.step(number, began, began + 999)
+        made.kernel(began + 10, began + 100, began + 600, "nvjet")
+        made.kernel(began + 20, began + 700, began + 800, "ncclDevKernel_AllReduce")
+    return made.text()

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 from stepguard import Case
@@ -166,7 +167,7 @@ def test_the_readmes_tree_is_the_folders():
 
 def test_what_to_read_first_is_there():
     """The files that the README names."""
-    _, _, named = README.partition("Read\nfirst: ")
+    _, _, named = README.partition("\nRead first: ")
     paths = re.findall(r"`([\w/]+\.py)`", named)
     assert len(paths) == 4 and all((ROOT / path).is_file() for path in paths)
 
@@ -255,7 +256,7 @@ def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
     author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
     committed = run("git", *author, "commit", "--quiet", "-m", "a model", cwd=tmp_path)
     assert committed.returncode == 0, committed.stderr
-    pytest_command = (sys.executable, "-m", "pytest", "-m", "smoke")
+    pytest_command = (*QUICK_PYTHON, "-m", "pytest", "-m", "smoke")
     pytest_command += ("-p", "no:cacheprovider", "perf_tests")
     recorded = run(*pytest_command, "--perf-update-new", cwd=tmp_path)
     assert "first recording in" in recorded.stdout, recorded.stdout

@@ -1,10 +1,12 @@
-"""Options of short training runs, on a CPU and on a GPU; and two ranks for such tests."""
+"""Options of short training runs, on a CPU and on a GPU; and processes for such tests."""
 
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch._dynamo  # else each fork would import it, for its optimizer
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -28,13 +30,16 @@ def short_run(**changed: Any) -> Options:
     return Options(**{**shape, **step, **learning, **run, **every, **last, **changed})
 
 
+# How processes that train are started. Where there are GPUs, a backward pass starts threads that a
+# fork lacks: there a server is forked, which has imported as much.
+START = "forkserver" if torch.cuda.is_available() else "fork"
+multiprocessing.set_forkserver_preload(["model.train", "torch.distributed", "torch._dynamo"])
+
+
 def run_two_ranks(function: Callable[[int, str], None], folder: Path) -> None:
-    """Call ``function(rank, folder)`` in two processes with a gloo group, forks of one that has
-    imported torch.
-    """
-    multiprocessing.set_forkserver_preload(["model.train", "torch.distributed", "torch._dynamo"])
+    """Call ``function(rank, folder)`` in two processes with a gloo group."""
     given = (function, str(folder))
-    mp.start_processes(_rank, args=given, nprocs=2, start_method="forkserver")
+    mp.start_processes(_rank, args=given, nprocs=2, start_method=START)
 
 
 def _rank(rank: int, function: Callable[[int, str], None], folder: str) -> None:

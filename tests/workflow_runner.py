@@ -40,6 +40,8 @@ class GitHub:
     folder: Path
     api_url: str = ""
     commands: Path | None = None  # a folder with stand-ins for gh and others
+    python: Path = Path(sys.executable)  # which the jobs call
+    variables: dict[str, str] = field(default_factory=dict)  # of all jobs
     replaced: dict[str, str] = field(default_factory=dict)  # in the environments of jobs
     artifacts: dict[str, Path] = field(default_factory=dict)
     caches: dict[str, Path] = field(default_factory=dict)
@@ -118,6 +120,7 @@ class _Machine:
             self.context["steps"] |= {step["id"]: outcome} if "id" in step else {}
             good = good and (done or step.get("continue-on-error") is True)
         summary = self.summary.read_text() if self.summary.exists() else ""
+        summary = re.sub(r"<!--.*?-->\s*", "", summary)  # which GitHub does not show
         return Job("success" if good else "failure", self.log, summary, self.ran)
 
     def _script(self, step: Any) -> bool:
@@ -150,7 +153,7 @@ class _Machine:
         filled_in = {name: filled(str(value), self.context) for name, value in own.items()}
         commands = [str(self.hub.commands)] if self.hub.commands else []
         return {
-            "PATH": os.pathsep.join([*commands, str(Path(sys.executable).parent), "/usr/bin:/bin"]),
+            "PATH": os.pathsep.join([*commands, str(self.hub.python.parent), "/usr/bin:/bin"]),
             "HOME": str(self.home),
             "LANG": "C.UTF-8",
             "CI": "true",
@@ -163,6 +166,7 @@ class _Machine:
             "RUNNER_TEMP": str(self.temp),
             "RUNNER_OS": "Linux",
             **given,
+            **self.hub.variables,
             **{k: self.hub.replaced.get(k, v) for k, v in filled_in.items()},
         }
 
@@ -183,10 +187,12 @@ class _Machine:
         """The packages are there, so that setup.sh finds its work done."""
         python = self.workspace / ".venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
-        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-        python.chmod(0o755)
+        python.symlink_to(self.hub.python)
+        pins = [sys.executable, self.workspace / "scripts" / "requirements.py", "pins"]
+        said = subprocess.check_output(pins, cwd=self.workspace, text=True).splitlines()
+        (torch,) = [line for line in said if line.startswith("torch==")]
         for what in ("perf", "test"):
-            (self.workspace / ".venv" / f".stepguard-{what}").touch()
+            (self.workspace / ".venv" / f".stepguard-{what}").write_text(torch)
         return True
 
     def _upload_artifact(self, inputs: dict[str, str]) -> bool:

@@ -34,7 +34,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def accept_evidence(options: argparse.Namespace) -> int:
-    """Make the evidence that the options name recordings. Return the exit status."""
+    """Record the evidence that the options name. Return the exit status."""
     refused, commands = 0, commands_of(options)
     waivers = load_waivers(options.baselines, today())
     for path, evidence in wanted_evidence(options, named_files(options)[0]):
@@ -47,7 +47,7 @@ def accept_evidence(options: argparse.Namespace) -> int:
             target = baseline.path_of(options.baselines, evidence)
             done = accept(target, evidence, options.reason, where=commands.in_folder())
             say(accepted_line(done, commands), *moves(done))
-            # By the new level, whose figures a waiver may have been for.
+            # Judged by the new level, under which a waiver may no longer be needed.
             verdict = verdict_today(evidence, options.baselines, waivers)
             say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
         except FileError as error:
@@ -57,20 +57,20 @@ def accept_evidence(options: argparse.Namespace) -> int:
 
 
 def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for evidence without a commit. If the tree still has none, the message says
-    why. If it has one by now, it is unknown what the evidence measured.
+    """Raise Refused for evidence without a commit if the tree still has none: the message says why.
+    If the tree has a commit by now, accept() refuses the evidence.
     """
     if not evidence.commit and (why := no_commit(options.root)):
         raise Refused(f"{evidence.case_id}: not recorded, {why}; then measure again")
 
 
 def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for evidence of an older run, if it is of another commit than HEAD: the last
-    run may have left none of this case, and then an older one was not meant. Naming its path
-    accepts it.
+    """Raise Refused for evidence of an older run and of another commit than HEAD: the user may
+    expect evidence of the last run, which left none of this case. Evidence that the user names by
+    its path is accepted.
     """
     last = not options.case and Store(options.root).is_newest(path)
-    # Evidence of a dirty tree is refused below, with what mends it, whether named or not.
+    # accept() refuses evidence of a dirty tree, named or not, and says what mends it.
     if options.evidence or last or evidence.of_no_commit:
         return
     head = current(options.root, options.baselines).commit
@@ -84,7 +84,7 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
 
 def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
     """Raise Refused for evidence that this checkout did not measure, unless the main branch has its
-    commit. That commit confirms the level later, so it must stay, and be the reviewed one.
+    commit. Later alarms measure that commit again, so it must be reviewed and must not disappear.
     """
     if not options.evidence or path.resolve().is_relative_to(Store(options.root).runs.resolve()):
         return
@@ -101,13 +101,13 @@ def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace)
 
 
 def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused, without a reason, if this time is from a run in which all times moved
-    alike.
+    """Raise Refused if the evidence is from a run in which all times moved together. With a
+    --reason nothing is refused.
     """
     if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
         return
     beside = [read_evidence(file) for file in {path, *evidence_files(path.parents[1])}]
-    # A folder may also contain what another run left.
+    # A folder that the user names may also contain evidence of another run.
     this = evidence.commit, evidence.command
     run = [kept for kept in beside if (kept.commit, kept.command) == this]
     verdicts = [verdict_today(kept, options.baselines) for kept in run]

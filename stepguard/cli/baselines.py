@@ -28,7 +28,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _baselines(options: argparse.Namespace) -> int:
-    """Print a table of the cases of each file; with ``show`` the recordings of each case."""
+    """List the cases of each file, show the recordings of cases, or remove those of one case."""
     action, files = options.action, _found(options)
     if options.json and action != "show":
         raise UsageError(f"baselines {action} --json: only show has a document")
@@ -51,8 +51,8 @@ def _baselines(options: argparse.Namespace) -> int:
 
 
 def _found(options: argparse.Namespace) -> dict[Path, dict[str, Entry]]:
-    """Return what is recorded of the case, or of all cases, by file. Raises ValueError if nothing
-    is.
+    """Return the recorded entries of the case, or of all cases, by file. Raises ValueError if there
+    are none.
     """
     folder, case = options.baselines, options.case
     contents = {path: baseline.load(path) for path in baseline.files(folder)}

@@ -25,7 +25,7 @@ STDOUT = "-"  # in place of a file's path: print the document as the last line
 
 
 class UsageError(ValueError):
-    """An error in the command line itself, whatever the tree: exit status 2."""
+    """An error in the command line itself. The exit status is 2."""
 
 
 def say(*lines: object) -> None:
@@ -41,7 +41,7 @@ def complain(problem: object) -> None:
 
 def suite_of(root: Path, launcher: Launcher | None = None) -> Suite:
     """Return the suite that measures for a command in the project ``root``, on this machine's
-    GPUs. Raises MachineError without a torch to measure with.
+    GPUs. Raises MachineError if torch is missing or too old.
     """
     require_torch()
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
@@ -66,7 +66,7 @@ def page_width() -> int:
 
 
 def table_width() -> int:
-    """Return the width of printed tables; 0, for any width, in a file."""
+    """Return the width of printed tables; 0, which is any width, if output goes to a file."""
     return columns(sys.stdout) if sys.stdout.isatty() else 0
 
 
@@ -86,8 +86,8 @@ def add_parser(
 
 
 def _there(text: str) -> Path:
-    """Return the folder of that name. argparse refuses a misspelt one, which would otherwise be
-    made.
+    """Return the folder of that name. Raises ArgumentTypeError if there is none: a folder with a
+    misspelt name would otherwise be made.
     """
     if not Path(text).is_dir():
         raise argparse.ArgumentTypeError(printable(f"{text}: {no_folder(text)}"))
@@ -95,7 +95,7 @@ def _there(text: str) -> Path:
 
 
 def commands_of(options: argparse.Namespace) -> Commands:
-    """Return commands as typed here, for this command's folder of baselines."""
+    """Return commands as the user types them in the current folder, with the same --baselines."""
     usual = baseline.usual(options.root)
     named = "" if options.baselines == usual else str(options.baselines)
     return Commands(Path.cwd(), interpreter(Path.cwd()), named)
@@ -108,7 +108,7 @@ def add_top(command: argparse.ArgumentParser, usual: int) -> None:
 
 
 def _rows(text: str) -> int:
-    """Return a number of rows. argparse refuses a number below 1."""
+    """Return a number of rows. Raises ArgumentTypeError for a number below 1."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(printable(f"{text!r}: give a number of rows, at least 1"))
     return int(text)
@@ -126,8 +126,8 @@ def refuse_target(
     kind: output_files.Kind = output_files.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
-    """Raise UsageError, before hours of measuring, if the option's file cannot be written, or if it
-    is one of the ``inputs``, which would be lost.
+    """Raise UsageError if the option's file cannot be written, or if it is one of the ``inputs``,
+    which would be lost. Called before hours of measuring.
     """
     if not target or target == STDOUT:
         return
@@ -139,7 +139,7 @@ def refuse_target(
 
 
 def put_json(document: Any, target: str | None) -> None:
-    """Write the document where it was asked for: into a file, or as the last printed line.
+    """Write the document to ``target``: a file, STDOUT for the last printed line, or nowhere.
 
     Raises ValueError if a file cannot be written.
     """

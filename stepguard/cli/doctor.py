@@ -73,7 +73,7 @@ Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 def add_command(commands: Any, root: Path) -> None:
     text = "is this machine fit, and is there a baseline?"
     command = add_parser(commands, root, "doctor", _doctor, text)
-    command.add_argument("--launcher", metavar="CMD", help="examine the nodes that it starts on")
+    command.add_argument("--launcher", metavar="CMD", help="examine the nodes on which CMD starts")
     text = "measure the peaks of this card, or the CPU, by a copy and matrix products; keep them"
     command.add_argument("--peaks", action="store_true", help=text)
 
@@ -180,8 +180,8 @@ def _ask_torch(root: Path) -> dict[str, Any]:
 
 
 def _last_line(command: list[str], failure: str, root: Path) -> str:
-    """Return the last line that a process prints which imports torch as a launch of the tree at
-    ``root`` does. Raises MachineError, whose text begins with ``failure``.
+    """Run a process that imports torch as a launch of the tree at ``root`` does. Return the last
+    line that it prints. Raises MachineError, whose text begins with ``failure``.
     """
     theirs = os.environ.get("PYTHONPATH", "")
     try:
@@ -213,7 +213,7 @@ def _host() -> Iterator[Finding]:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     busy = f"load {load:.1f} on {cores} cores"
     if load > cores / 2:
-        yield "note", f"{busy}: a busy host slows a step; counters do not mind"
+        yield "note", f"{busy}: a busy host slows a step, but changes no counter"
     else:
         yield "ok", busy
     # torch's inductor looks for a compiler in the same way, by default.
@@ -248,7 +248,7 @@ def _peaks(root: Path) -> Iterator[Finding]:
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:
-    """Read the waivers. Without them nothing is judged."""
+    """Read the waivers. If they cannot be read, no case can be judged."""
     if waivers := load_waivers(baselines, today()):
         yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(waivers), 'waiver')}"
 

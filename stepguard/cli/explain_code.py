@@ -39,15 +39,15 @@ decides.
 _RUNS = """\
 ## Problems of a run
 
-Why a run is no pass apart from its verdicts; the JSON has them under `problems`, and
-`python -m stepguard gate` prints them. Most are of [strict runs](ci.md#strict-runs) alone.
+Why a run does not pass, apart from its verdicts. The JSON has them under `problems`, and
+`python -m stepguard gate` prints them. Most occur only in [strict runs](ci.md#strict-runs).
 """
 _COLUMNS = ("what it means", "what to do")
 
 
 @dataclass(frozen=True)
 class Code:
-    """A code as text."""
+    """A code with its texts, without Markdown."""
 
     name: str
     verdict: str  # or OF_A_RUN
@@ -91,7 +91,7 @@ def _verdicts(reason: Reason) -> str:
 
 
 def codes() -> list[Code]:
-    """Return all codes in the page's order. A code may be there for a case and for a run."""
+    """Return all codes in the page's order. A name may occur twice: for a case and for a run."""
     rows: list[tuple[str, ...]] = [
         (reason, _verdicts(reason), its.means, its.remedy)
         for section in OF_REASONS
@@ -109,12 +109,12 @@ def _code(row: Sequence[str]) -> Code:
 
 
 def _read_more(page: str) -> str:
-    """Return where a page lies here, and its section: "docs/judge.md: what it does not see".
+    """Return a page's path on this machine, and its section: "docs/judge.md: what it does not see".
 
-    Empty where an installation left its pages out.
+    Empty if the installation has no pages.
     """
     name, _, section = page.partition("#")
-    # The last two: as a user's own packages, and in a folder of their own (pip's --target).
+    # The last two are for pip's --user and --target.
     parents = (sys.prefix, site.getuserbase(), _ABOVE)
     folders = [_ABOVE / "docs", *(Path(parent, _INSTALLED) for parent in parents)]
     path = next((folder / name for folder in folders if (folder / name).is_file()), None)

@@ -37,22 +37,24 @@ def add_command(commands: Any, root: Path) -> None:
     text = "pass or fail, by a run's document and the base branch's baselines"
     command = add_parser(commands, root, "gate", _gate, text)
     command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")
-    command.add_argument("--commit", required=True, help="that should have been measured, in full")
     command.add_argument(
-        "--gpus", type=int, default=0, metavar="N", help="that should have measured it (0)"
+        "--commit", required=True, help="the commit that must have been measured, in full"
+    )
+    command.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="how many GPUs must have measured it (0)"
     )
     command.add_argument(
         "--against",
         default="",
         metavar="COMMIT",
-        help="that a run with --perf-against may have been compared with, in full",
+        help="the commit that a run with --perf-against may be compared with, in full",
     )
     command.add_argument(
         "--head",
         default="",
         metavar="COMMIT",
-        help="up to which commits may declare what they make slower, where --commit is a merge of "
-        "it that this clone lacks (--commit)",
+        help="the newest commit that may declare what is slower, if --commit is a merge of it that "
+        "this clone lacks (default: --commit)",
     )
 
 
@@ -89,8 +91,9 @@ def _gate(options: argparse.Namespace) -> int:
 
 
 def _declared(document: RunDocument, options: argparse.Namespace) -> list[Permission]:
-    """Return what the commits of the range declare, by their own messages, not by the document.
-    They are read only if there is a range: the clone must have its commits.
+    """Return what the commits from --against to --head declare, by their own messages, not by the
+    document. They are read only if the document has a declared metric: this clone must have these
+    commits.
     """
     metrics = (metric for result in document.results for metric in result.verdict.metrics)
     if not options.against or not any(metric.reason == Reason.EXPECTED for metric in metrics):

@@ -4,9 +4,9 @@
     python -m stepguard init --gpus 2 -- train.py --batch_size=12
     python -m stepguard init my_model:train_step width=64
 
-It writes what is not there yet, commits that, measures once and records. What is there is left as
-it is, so that the command can be given again after whatever it stopped at. A test that init wrote
-itself is replaced as long as its case was never recorded: the first command may have been mistyped.
+It writes the files that are missing, commits them, measures once and records. It leaves the files
+that are there as they are, so the command can be given again after any error. A test that init
+itself wrote is replaced as long as its case is not recorded: the first command may have been wrong.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def _init(options: argparse.Namespace) -> int:
     _refuse_other_case(root / test_file(case), case, python)
     for file in wanted:
         _write(file, root)
-    # Everything cheap comes before what takes minutes.
+    # All cheap checks come before the measurement, which takes minutes.
     if problem := no_commit(root) or _commit(root, [file.path for file in wanted]):
         raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
     if case.loop:
@@ -125,7 +125,7 @@ def _again(python: str) -> str:
 
 
 def _without_factory(root: Path, python: str) -> int:
-    """Write a factory to fill in; it runs as it is."""
+    """Write a factory into which the user puts a model. It already runs. Return the exit status."""
     command = f"{python} -m stepguard init {Path(FACTORY).stem}:train_step"
     if (root / FACTORY).exists():
         raise UsageError(f"name the factory; for that of {FACTORY}: {command}")
@@ -136,7 +136,7 @@ def _without_factory(root: Path, python: str) -> int:
 
 def _take_back_unrecorded(root: Path, case: Case) -> None:
     """Remove the test of an earlier init whose case differs and was never recorded, so that a
-    corrected command replaces it. Does nothing to a test that somebody changed.
+    corrected command can replace it. Leave a test that somebody changed.
     """
     test = root / test_file(case)
     text = test.read_text() if test.is_file() else ""
@@ -149,11 +149,8 @@ def _take_back_unrecorded(root: Path, case: Case) -> None:
 
 
 def _refuse_other_case(test: Path, case: Case, python: str) -> None:
-    """Raise ValueError if the test exists without this case. Line breaks of a formatter do not
-    matter.
-
-    The test is the user's: if an earlier, mistyped command wrote it, the wrong case would be
-    measured.
+    """Raise ValueError if the test file exists without this case: another case would be measured,
+    and the file is the user's. White space, which a formatter may have changed, does not count.
     """
     line = declaration(case)
     text = test.read_text() if test.is_file() else ""
@@ -167,7 +164,7 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
             f"{front}put it in as {line}, and init again. To record the cases that the file has: "
             f"{python} -m pytest {name} --perf-update-new"
         )
-    # The file may have the test's usual name and hold another test.
+    # The file has the name that init would use, but another test without @cases.
     say(
         f"# to be added to {name}", *test_text(case, f"speed_of_{function_name(case)}").splitlines()
     )
@@ -210,7 +207,7 @@ def _commit(root: Path, paths: list[Path]) -> str:
 
 
 def _own_commits(root: Path, test: str) -> list[str]:
-    """Return the last commits of a test, the newest first, as long as init made them."""
+    """Return the newest commits of a test up to the first that init did not make, newest first."""
     log = (git(root, "log", "--format=%h %s", "--", test) or "").splitlines()
     commits = (line.partition(" ") for line in log)
     return [own for own, _, _ in takewhile(lambda commit: commit[2] == SUBJECT, commits)]

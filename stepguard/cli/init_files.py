@@ -92,22 +92,22 @@ CPU_BUILD = """\
       # This runner has no GPU: add the --index-url of the CPU build, which PyTorch's install page
       # names. Without it pip may fetch the build for CUDA, of several GB.
 """
-ACTION = "OWNER/REPO@COMMIT"  # where the action is, as long as nobody knows
+ACTION = "OWNER/REPO@COMMIT"  # to be filled in, if the repository or its commit is not known
 OWNERS = "CODEOWNERS"
-OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first
+OWNERS_FOLDERS = (".github", ".", "docs")  # GitHub reads the first file that exists
 OWNERS_TEXT = """
 # Who must approve a change of what decides whether a pull request is green. Write your own team,
 # and set "Require review from Code Owners" for the main branch.
 """
 TEAM = "@OWNER/maintainers"
 OWNED = (".github/", "baselines/", "conftest.py", "perf_tests/")
-# pytest takes its settings from these first, even if they are empty.
+# pytest takes its settings from the first of these files, even if it is empty.
 OWN_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A file that is to exist, and the text that is written into it or added to it."""
+    """A file that init needs, and the text that it writes into it or adds to it."""
 
     path: Path
     text: str
@@ -130,13 +130,13 @@ def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
 
 
 def files_of_ci(root: Path, case: Case) -> Iterator[Wanted]:
-    """Yield the workflow, and the file of who approves a change of what judges."""
+    """Yield the workflow, and CODEOWNERS: who must approve a change of the files that judge."""
     yield _workflow(root, case)
     places = [root / folder / OWNERS for folder in OWNERS_FOLDERS]
     path = next(filter(Path.is_file, places), places[0])
     known = path.read_text().splitlines() if path.is_file() else []
     owned = {line.split()[0] for line in known if line.split()}
-    # Also files of settings that do not exist yet: pytest might read them before the one that does.
+    # Also settings files that do not exist: pytest might read a new one in place of today's.
     settings = (*OWN_FILES, "pyproject.toml", "setup.cfg", "tox.ini")
     names = sorted({*OWNED, *settings, path.relative_to(root).as_posix()})
     if lines := [f"/{name} {TEAM}" for name in names if f"/{name}" not in owned]:
@@ -154,8 +154,8 @@ def _file_text(case: Case) -> str:
 
 
 def as_written(text: str, case: Case) -> bool:
-    """Tell whether a test is what init writes for a case of the same workload, whatever the case's
-    other fields are.
+    """Tell whether a test's text is what init writes for a case of the same workload. The case's
+    other fields may differ.
     """
     expected, lines = _file_text(case).splitlines(), text.splitlines()
     differ = [line for line, wanted in zip(lines, expected, strict=False) if line != wanted]
@@ -164,7 +164,7 @@ def as_written(text: str, case: Case) -> bool:
 
 
 def test_text(case: Case, test: str) -> str:
-    """Return the source of a test that guards the case, its function called test_``test``."""
+    """Return the source of a test that guards the case. Its function is called test_``test``."""
     declared = declaration(case)
     names = "Case, Loop" if "loop=Loop(" in declared else "Case"
     return TEST_TEXT.format(names=names, case=declared, test=test)
@@ -188,21 +188,23 @@ def declaration(case: Case) -> str:
 
 
 def function_name(case: Case) -> str:
-    """Return the name of the test function. A script's name may hold characters that no identifier
-    has.
+    """Return the name of the test function, without "test_". Characters of a script's name that an
+    identifier may not have become "_".
     """
     return re.sub(r"\W", "_", case.function)
 
 
 def _quoted(value: Scalar) -> str:
-    """Return a value as Python source, a text in double quotes, as formatters want it."""
+    """Return a value as Python source. A text is in double quotes, as formatters want it."""
     if isinstance(value, str) and value.isprintable():
         return json.dumps(value, ensure_ascii=False)
     return repr(value)
 
 
 def _settings(root: Path) -> Wanted | None:
-    """Return what makes ``root`` pytest's root, where baselines/ is; None if it is already."""
+    """Return the file that makes ``root`` pytest's root, where baselines/ is; None if ``root`` is
+    that already.
+    """
     why = "pytest's root, where baselines/ will be"
     own = Wanted(root / "pytest.ini", "[pytest]\n", why)
     if own.alone:
@@ -217,7 +219,9 @@ def _settings(root: Path) -> Wanted | None:
 
 
 def _has_section(root: Path) -> bool:
-    """Tell whether a file that is not pytest's own has settings of it."""
+    """Tell whether pyproject.toml, tox.ini or setup.cfg has settings of pytest. Raises ValueError
+    if one cannot be read.
+    """
     try:
         text = (root / "pyproject.toml").read_text() if (root / "pyproject.toml").is_file() else ""
         if "pytest" in tomllib.loads(text).get("tool", {}):
@@ -260,9 +264,9 @@ def _main_name(root: Path) -> str:
 
 
 def action_here() -> str:
-    """Return stepguard's action as a workflow names it, at the commit that is installed: of the
-    repository on GitHub that pip installed from, or that this clone was made of and has pushed the
-    commit to; else ACTION.
+    """Return stepguard's action at the installed commit, as a workflow names it. Its repository is
+    the one on GitHub from which pip installed, or the origin of this clone if it has the commit.
+    ACTION if neither is known.
     """
     with contextlib.suppress(metadata.PackageNotFoundError, ValueError, KeyError, TypeError):
         source = json.loads(metadata.distribution("stepguard").read_text("direct_url.json") or "")

@@ -46,7 +46,7 @@ def _judge(options: argparse.Namespace) -> int:
         pairs for pairs in read if not options.case or pairs.head.case_id in options.case
     ]
     wanted = wanted_evidence(options, paths, {pairs.head.case_id for pairs in pairs_alone})
-    # A new case may have a waiver and no baseline yet. Only reading all runs shows such cases.
+    # A new case may have a waiver but no baseline yet. All kept runs are read to find such cases.
     known = Store(options.root).measured_cases() if waivers else set()
     known |= {evidence.case_id for _, evidence in wanted}
     for case_id in unknown(options.baselines, waivers, known):

@@ -47,7 +47,7 @@ def verdict_of_run(
     waivers: Sequence[Permission],
 ) -> Verdict:
     """Return the verdict that a run would end with, by today's baselines and waivers. ``pairs`` are
-    those kept of its confirmation. Without evidence they alone judge.
+    the kept pairs of its confirmation. Without evidence the pairs alone judge.
     """
     if evidence is None:
         assert pairs is not None, "nothing was measured"
@@ -77,11 +77,12 @@ def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
 def wanted_evidence(
     options: argparse.Namespace, paths: Sequence[Path], judged: Collection[str] = ()
 ) -> list[tuple[Path, Evidence]]:
-    """Return, by file, the evidence in the files of named_files() that belongs to the cases in the
-    options. A case may have evidence of several machines. Cases that are ``judged`` by something
-    else need none.
+    """Return each file with its evidence, for the cases that the options name, or for all if they
+    name none. ``paths`` are the files of named_files(). A case may have evidence of several
+    machines. A case in ``judged`` is judged without evidence.
 
-    Raises ValueError if there is none, or a case is unknown; FileError if a file is no evidence.
+    Raises ValueError if there is no evidence, or if a case is unknown; FileError if a file is no
+    evidence.
     """
     store = Store(options.root)
     source = str(Path(options.evidence) if options.evidence else store.runs)
@@ -91,7 +92,7 @@ def wanted_evidence(
     known = {*judged, *(evidence.case_id for _, evidence in kept)}
     unknown = [case_id for case_id in options.case if case_id not in known]
     against, folder = ("", store.runs) if options.evidence else store.last_against()
-    # Before the other errors, which would make the reader look for evidence that never existed.
+    # Checked first: the other errors would make the reader look for evidence that never existed.
     if against and (unknown or not kept):
         raise ValueError(
             f"{source}: the last run judged against {against}; such a run cannot be accepted. "

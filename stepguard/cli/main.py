@@ -12,6 +12,7 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 
 import argparse
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
@@ -86,20 +87,24 @@ def main(arguments: list[str] | None = None) -> int:
         return 130  # 128 + SIGINT, as shells return it
 
 
-def every_command() -> tuple[ModuleType, ...]:
-    """Return the modules of all commands, the gate's before the lab's."""
-    return (*COMMANDS, *(import_module(f"stepguard.lab.{name}") for name in LAB))
+def every_command() -> Iterator[ModuleType]:
+    """Yield the modules of all commands, the gate's before the lab's."""
+    yield from COMMANDS
+    for name in LAB:
+        yield import_module(f"stepguard.lab.{name}")
 
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
-    """Give a command's help the text and the examples of its module, unless it has its own."""
+    """Give a command's help the text and the examples of its module, unless its parser has a
+    description.
+    """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     text = parser.description or text.partition(": ")[2]
     parser.description = "\n\n".join(_block(paragraph) for paragraph in text.strip().split("\n\n"))
 
 
 def _block(text: str) -> str:
-    """Return examples unchanged but indented, and a paragraph as wide as argparse's own text."""
+    """Return examples indented, or a paragraph filled to the width of argparse's own text."""
     if text.lstrip().startswith(("python ", "pytest ")):
         return indent(dedent(text), "  ")
     return fill(text, get_terminal_size().columns - 2)
@@ -116,8 +121,8 @@ def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse
     parsed: argparse.Namespace = command.parse_intermixed_args(arguments)
     if script:
         parsed.script = tuple(script)
-        # As with ``python train.py``, a script's relative paths are those of the folder where the
-        # command is given, which may be below the repository's.
+        # As with ``python train.py``, a script's paths are relative to the current folder. That may
+        # be below the repository's root.
         parsed.root = Path.cwd()
     elif command.get_default("needs_workload") and parsed.factory is None:
         command.error("name a workload: -- train.py, package.module:function, or a case")
@@ -127,8 +132,8 @@ def _options(command: argparse.ArgumentParser, arguments: list[str]) -> argparse
 def _parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options of the command that the first argument names.
 
-    The command's own parser is called, since argparse only accepts options and words in any order
-    if there are no commands below.
+    The command's own parser is called: argparse accepts options and words in any order only in a
+    parser without subcommands.
     """
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     parser.add_argument("--version", action="version", version=f"stepguard {__version__}")
@@ -139,8 +144,9 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command.add_command(commands, root)
         for name in commands.choices.keys() - known:
             _describe(commands.choices[name], command.__doc__ or "")
-    if arguments and arguments[0] in commands.choices:
-        return _options(commands.choices[arguments[0]], arguments[1:])
+        # Later commands are neither imported nor described.
+        if arguments and arguments[0] in commands.choices:
+            return _options(commands.choices[arguments[0]], arguments[1:])
     if not arguments:
         parser.print_help(sys.stderr)
         raise SystemExit(2)

@@ -19,7 +19,7 @@ TRACES = (".json", ".json.gz", ".sqlite")  # suffixes of files with traces
 
 
 def add_trace_options(run: argparse.ArgumentParser) -> None:
-    """Add the options of a run that is recorded instead of measured."""
+    """Add the options of a run that records traces instead of measuring."""
     text = "record a trace of each rank into this folder, instead of measuring"
     run.add_argument("--trace", type=Path, metavar="DIR", help=text)
     run.add_argument("--with-stack", action="store_true", help="traces with lines of Python")
@@ -29,7 +29,7 @@ def add_trace_options(run: argparse.ArgumentParser) -> None:
 
 
 def plan(text: str) -> tuple[int, int, int]:
-    """Return three numbers of steps. Raises ArgumentTypeError."""
+    """Return the numbers of steps to wait, to warm up and to record. Raises ArgumentTypeError."""
     try:
         wait, warmup, active = map(int, text.split(","))
     except ValueError:
@@ -40,15 +40,15 @@ def plan(text: str) -> tuple[int, int, int]:
 
 
 def refuse_trace_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that need --trace, or do not go with it, and for a folder that
-    already has traces.
+    """Raise UsageError for options that need --trace, for options that contradict it, and for a
+    folder that already has traces.
     """
     if options.trace is None and (options.with_stack or options.shapes or options.schedule):
         raise UsageError("--with-stack, --shapes and --schedule are for traces: add --trace DIR")
     if options.trace is not None and (options.json or options.launches):
         raise UsageError("--trace records and measures nothing: leave out --json and --launches")
     if options.trace is not None and (traces := traces_in(options.trace)):
-        # They may be the other side of a comparison, and would be mixed with this run's.
+        # The old traces may be the other side of a comparison. New ones would mix with them.
         kept = f"it has a trace already, {traces[0].name}, which is kept"
         raise UsageError(f"--trace {options.trace}: {kept}. Name a new folder")
 

@@ -60,7 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     with line.case(case.id):
         result = suite.run(case, line.stage)
     say(*figures(result))
-    # A sound measurement is enough: a baseline's verdict does not count here.
+    # The exit status depends only on the measurement: a baseline's verdict does not count here.
     measured = measurement_problem(result.evidence) is None
     evidence = os.path.relpath(result.evidence_path)
     if measured:

@@ -1,6 +1,7 @@
 """The command waive: let a known regression pass for some days, up to a size.
 
-Without a metric it is all that the case failed for when it was measured last, as large as it was.
+Without METRIC the waiver is for all that failed in the case's last measurement, up to the
+measured sizes.
 
     python -m stepguard waive 'train_step[124m-bf16]' \\
         --reason 'waits for torch 2.14' --days 30
@@ -36,11 +37,14 @@ def add_command(commands: Any, root: Path) -> None:
     command = add_parser(commands, root, "waive", _waive, text)
     command.add_argument("case", metavar="CASE")
     command.add_argument(
-        "metric", nargs="?", metavar="METRIC", help="default: all that failed, or is waived"
+        "metric",
+        nargs="?",
+        metavar="METRIC",
+        help="default: all that failed, or is waived (--remove)",
     )
     command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
     size = command.add_mutually_exclusive_group()
-    size.add_argument("--remove", action="store_true", help="remove it instead")
+    size.add_argument("--remove", action="store_true", help="remove the waiver")
     size.add_argument("--limit-pct", type=float, metavar="X", help="of a time: at most X percent")
     size.add_argument("--value", type=int, metavar="N", help="of a counter: at most N")
     command.add_argument("--reason", help="why it may pass, and what will end that")
@@ -65,7 +69,7 @@ def _waive(options: argparse.Namespace) -> int:
             raise UsageError(f"--{name} is missing: a waiver has a reason and an end")
     if not 1 <= options.days <= MAX_DAYS:
         raise UsageError(
-            f"--days {options.days}: 1 to {MAX_DAYS}; accept what is going to last longer"
+            f"--days {options.days}: 1 to {MAX_DAYS}; record what will last longer (accept)"
         )
     known = Store(options.root).measured_cases()
     sizes = {options.metric: (options.limit_pct, options.value)}
@@ -100,5 +104,5 @@ def _as_measured(options: argparse.Namespace) -> dict[str, Size]:
     if sizes := suggested_sizes(verdict):
         return sizes
     if verdict.outcome == "passed":
-        raise ValueError(f"{options.case}: it passes, nothing is to be waived")
+        raise ValueError(f"{options.case}: it passes, so there is nothing to waive")
     raise ValueError(f"{headline(verdict)}: no waiver covers that")

@@ -64,7 +64,7 @@ def add_parameters(command: argparse.ArgumentParser) -> None:
 
 
 def loop_of(options: argparse.Namespace) -> Loop | None:
-    """Return what a step is, if the options are about a loop. Raises UsageError."""
+    """Return what a step of a loop is; None without an option of a loop. Raises UsageError."""
     step_at, every, tokens = (getattr(options, name, None) for name in LOOP_OPTIONS)
     if (step_at, every, tokens) == (None, None, None):
         return None
@@ -76,8 +76,8 @@ def loop_of(options: argparse.Namespace) -> Loop | None:
 
 
 def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """Return the script behind ``--``, as its path in the project or as ``-m module``, and its
-    arguments. Raises UsageError if it does not exist, or if a factory is given, too.
+    """Return the script after ``--``, as its path in the project or as ``-m module``, and its
+    arguments. Raises UsageError if the script does not exist, or if a factory is also given.
     """
     path, arguments = options.script[0], options.script[1:]
     if options.factory is not None:
@@ -101,8 +101,8 @@ def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
 
 
 def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
-    """Return the parameters, and the device: from the parameters, from an option, or the
-    machine's.
+    """Return the parameters without the device, and the device: that of the parameters, else that
+    of --device, else a GPU if the machine has one.
     """
     params = parse_params(options.params)
     device = params.pop("device", None) or options.device
@@ -110,7 +110,8 @@ def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
 
 
 def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
-    """Return the case that the options of add_workload() choose. On a GPU it has ``launches`` (3).
+    """Return the case that the options of add_workload() choose. It has ``launches`` launches; by
+    default 3 on a GPU and 1 on a CPU.
 
     Raises UsageError if there can be no such case.
     """
@@ -138,8 +139,8 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
 
 
 def _on_device(options: argparse.Namespace, device: str) -> Case:
-    """Return the recorded case that the options name. If several machines have it, return the one
-    for the device. One for another device is returned only if no device was asked for.
+    """Return the recorded case that the options name. If it is recorded for several devices, return
+    the one for ``device``. Raises UsageError if the user asks for a device without a recording.
     """
     known = _recorded(options.factory, options.root)
     case = known.get(device) or next(iter(known.values()))
@@ -158,8 +159,8 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
 
 
 def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
-    """Return the case with these parameters and ranks. If they differ from its own, it is another
-    case, and is never recorded as this one.
+    """Return the case with these parameters and ranks. If they differ from the case's own, it gets
+    another name, so that it is never recorded as this case.
     """
     params, ranks = {**case.params, **params}, gpus or case.world_size
     own = (params, ranks) == (case.params, case.world_size)
@@ -168,7 +169,9 @@ def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
 
 
 def _recorded(case_id: str, root: Path) -> dict[str, Case]:
-    """Return a case of the baseline files, by its id, for each device that it is recorded for."""
+    """Return the recorded case with this id for each device, by device. Raises UsageError if there
+    is none.
+    """
     cases, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)
@@ -186,8 +189,8 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
 
 
 def with_colon(name: str, root: Path) -> str:
-    """Return " (did you mean a.b:c?)" if the name is a.b, or its file, and has factories, or if it
-    is a.b.c. Empty for anything else.
+    """Return " (did you mean a.b:c?)" if the name is a.b.c, or if it is a.b or its file a/b.py and
+    the module has factories; else an empty text.
     """
     module = name.removesuffix(".py").replace("/", ".")
     if named := [f"{module}:{function}" for function in _factories(module, root)]:
@@ -200,7 +203,7 @@ def with_colon(name: str, root: Path) -> str:
 
 
 def _factories(module: str, root: Path) -> list[str]:
-    """Return the functions that a module's source defines and that take a device."""
+    """Return the public functions in a module's source that take a device."""
     spec = _spec(module.split("."), [str(root), *sys.path])
     if spec is None or not (spec.origin or "").endswith(".py"):
         return []
@@ -239,10 +242,12 @@ def _as_typed(value: Scalar) -> str:
 
 
 def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:
-    """Return what a rank that starts in ``root`` would not find of "package.module:function" or of
-    a script, or which of ``params`` a factory would not take. Empty if all is there, or if the
-    source does not show it. Nothing is imported, since torch alone takes seconds. Raises ValueError
-    if the text is no such name.
+    """Return what a rank that starts in ``root`` would not find: a script, a module or a function.
+    With ``params`` also return a parameter that the factory needs or does not take. Empty if
+    nothing is missing, or if the source does not show it.
+
+    Nothing is imported, since torch alone takes seconds. Raises ValueError if ``workload`` is
+    neither "package.module:function" nor a script.
     """
     if workload.startswith("-m "):
         return _no_module(workload.removeprefix("-m "), root)
@@ -255,7 +260,7 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
         return problem
     spec = _spec(module.split("."), [str(root), *sys.path])
     if spec and spec.origin and spec.origin.endswith(".py"):
-        # Any mention of its name counts: a function may be imported there, or made by another one.
+        # Any mention of the name counts: a function may be imported, or made by another function.
         text = Path(spec.origin).read_text(errors="replace")
         if function not in text:
             defined = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
@@ -265,7 +270,7 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
 
 
 def _no_module(module: str, root: Path) -> str:
-    """Return what to say of a module that does not exist; empty if it does."""
+    """Return an error on a module that does not exist; empty if it does."""
     path = [str(root), *sys.path]
     if _spec(module.split("."), path):
         return ""
@@ -275,7 +280,9 @@ def _no_module(module: str, root: Path) -> str:
 
 
 def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
-    """Return which parameters a function in the source lacks, or does not take."""
+    """Return an error on a parameter that a function in the source needs or does not take; empty if
+    there is none, or if the function has decorators.
+    """
     for node in _parsed(source):
         if isinstance(node, ast.FunctionDef) and node.name == function:
             return "" if node.decorator_list else _wrong_parameters(node, params)
@@ -283,7 +290,7 @@ def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
 
 
 def _parsed(source: str) -> list[ast.stmt]:
-    """Return a source's statements. None if it has an error, which importing it reports."""
+    """Return a source's statements; empty if it has a syntax error, which its import reports."""
     with contextlib.suppress(SyntaxError):
         return ast.parse(source).body
     return []
@@ -318,7 +325,9 @@ def _beside(module: str, root: Path) -> str:
 
 
 def _spec(parts: Sequence[str], path: Sequence[str]) -> ModuleSpec | None:
-    """Return the spec of a module by its packages' folders; importing a package would run it."""
+    """Return the spec of a module, found in its packages' folders; None if there is none. Importing
+    a package would run it.
+    """
     if parts[0] in sys.builtin_module_names:
         return None
     spec = PathFinder.find_spec(parts[0], list(path))

@@ -1,7 +1,7 @@
 """The layout of a baseline file, as frozen types. storage/baseline_files.py reads and writes it.
 
 A file holds cases. A case holds epochs, oldest first. An epoch holds the recordings of one level.
-An accepted change of level opens a new epoch. Only the last epoch is compared with.
+An accepted change of level opens a new epoch. Runs are compared only with the last epoch.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Entry(
 
     @property
     def level(self) -> Epoch:
-        """Return the last epoch. Only this one is compared with."""
+        """Return the last epoch: the only one with which runs are compared."""
         return self.epochs[-1]
 
     @property
@@ -66,7 +66,9 @@ class Entry(
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
-        """Return the metrics that a case on that device must still gate, beside these."""
+        """Return the metrics that a case with these gates must gate, too, on that device and with
+        so many ranks.
+        """
         missing = self.required_gates - set(gates)
         return [n for n, metric in METRICS.items() if n in missing and metric.exists(device, ranks)]
 

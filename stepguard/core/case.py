@@ -1,14 +1,14 @@
 """Cases: a case is one workload that is guarded.
 
-A case names a workload, with its parameters or arguments, says on what and on how many ranks it
-runs, and which metrics it gates. A workload is a script, a factory or a loop:
+A case has a workload with its parameters or arguments, a device, a number of ranks, and the metrics
+that it gates. A workload is a script, a factory or a loop:
 
     Case("b12", "train.py", args=("--batch_size=12",))                # a script, as it is
     Case("124m", "model.workloads:train_step", {"size": "124m"})      # makes an object with step()
     Case("fit", "my_training:fit", {"width": 2}, loop=Loop(every=10)) # runs a whole loop
 
-The id is the key of the baseline, so it holds no order, folder or object: ``train[b12]``,
-``train_step[124m]``, ``fit[fit]``.
+The id is the key of the baseline: ``train[b12]``, ``train_step[124m]``, ``fit[fit]``. It depends
+neither on the order of the cases nor on a folder.
 """
 
 import math
@@ -42,7 +42,7 @@ class Loop:
     """
 
     step_at: str = BY_OPTIMIZER
-    every: int = 1  # so many of them count as one step: 10 if every tenth step is logged
+    every: int = 1  # so many steps of the loop count as one: 10 if every tenth step is logged
     tokens_per_step: int = 0  # of one rank; 0 if unknown: then no table shows tokens
 
     def __post_init__(self) -> None:
@@ -65,15 +65,14 @@ class Loop:
 class Case:
     """One guarded workload. Raises ValueError that names the field if one is malformed."""
 
-    name: str  # tells it from other cases of the workload, "124m-bf16"
+    name: str  # distinguishes the cases of one workload, "124m-bf16"
     workload: (
         str  # the factory or loop, "package.module:function", or the script: "train.py", "-m a.b"
     )
     params: Mapping[str, Scalar] = field(default_factory=dict)  # arguments of the function
     device: str = GPU  # one of DEVICES
     world_size: int = 1  # ranks, one per GPU
-    # The least number of timed launches. A launch is the unit of evidence. More follow if the
-    # result is close to its limit.
+    # The least number of timed launches. More follow if the result is close to its limit.
     launches: int = 2
     gates: tuple[str, ...] = ()  # metrics that decide; empty for the device's usual ones
     extended: bool = False  # left out of the core suite
@@ -195,7 +194,7 @@ class Case:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all that the case's figures depend on, as JSON. It must equal the baseline's."""
-        # Launches, gates and margins are left out: they change how it is judged, not what runs.
+        # Launches, gates and margins are left out: they change the judgement, not what runs.
         parameters = {
             "workload": self.workload,
             "params": dict(sorted(self.params.items())),
@@ -210,8 +209,8 @@ _OF_A_LOOP = ("step_at", "every", "tokens_per_step")
 
 
 def says_tokens(parameters: Mapping[str, Any]) -> bool:
-    """Tell whether the case that as_dict() described has a known number of tokens in a step: a
-    factory's has, a loop need not say it.
+    """Tell whether the number of tokens in a step is known of the case that as_dict() described. A
+    factory's workload always says it; a loop or a script need not.
     """
     return TOKENS in parameters or "step_at" not in parameters
 
@@ -219,8 +218,9 @@ def says_tokens(parameters: Mapping[str, Any]) -> bool:
 def from_dict(
     parameters: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
 ) -> Case:
-    """Return the case that as_dict() described; its name is lost. The file may be of any origin.
-    "nodes" may say how many nodes its ranks were on. Raises ValueError for anything else.
+    """Return the case that as_dict() described, without its name. ``parameters`` may come from a
+    file that anybody wrote, and may have "nodes", the number of nodes. Raises ValueError for
+    anything else.
     """
     apart = ("nodes", "args", *_OF_A_LOOP)
     known = {key: value for key, value in parameters.items() if key not in apart}

@@ -20,7 +20,7 @@ class LaunchPair:
 
     head: Launch
     base: Launch
-    # A side compiled in a timed block; later pairs take the result from the cache.
+    # A side compiled in a timed block. Later pairs take the compiled code from the cache.
     compiled: bool = False
 
     @property
@@ -40,17 +40,18 @@ class Comparison:
     head: Evidence
     base: Evidence
     alpha: float = ALPHA  # the chance of SLOWER although nothing changed, over all analyses
-    # Both groups were alive, one of them parked; else one ran after the other.
+    # True: both launches of a pair were alive, and one was parked while the other ran. False: one
+    # ran after the other.
     together: bool = True
     out_of_time: bool = False  # more pairs were planned, but the budget was used up
-    # Pairs whose blocks were out of line. Others were measured in their place; these are kept for
-    # the record.
+    # Disturbed pairs: their blocks are out of line, or a side compiled. Other pairs replaced them.
+    # They are kept for the record.
     again: tuple[LaunchPair, ...] = ()
-    # On a CPU, of a case that gates no time: only a slowdown beyond doubt counts.
+    # Whether the case is on a CPU and gates no time: then only a slowdown beyond doubt counts.
     glance: bool = False
     files: tuple[str, ...] | None = None  # files that differ between the trees; None: not known
-    fresh: bool = False  # measured on request, although an earlier run said SLOWER
-    stays: str = ""  # if its SLOWER still holds: the day and time of the run that measured it
+    fresh: bool = False  # the user wanted pairs even if an earlier run said SLOWER
+    stays: str = ""  # day and time of the earlier run whose SLOWER this is; empty for a new one
     schema: int = SCHEMA
 
     @property
@@ -83,10 +84,11 @@ class Comparison:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Return the gates that another revision is judged by: the case's counters and the step time.
+    """Return what pairs judge: the case's gated counters, the gated metrics that only pairs judge,
+    and the step time.
 
-    The step time stands for the differences of two variants of the step. To measure them, too,
-    would double the cost, and the step's time contains them.
+    The step time stands for the differences of two variants of the step: it contains them, and to
+    measure them, too, would double the cost.
     """
     times = (JUDGED_TIME,) if gates_times(case) or judges_ungated_time(case) else ()
     rows = (METRICS[name] for name in case.gates)
@@ -94,8 +96,8 @@ def judged(case: Case) -> tuple[str, ...]:
 
 
 def judges_ungated_time(case: Case) -> bool:
-    """Tell whether the case is on a CPU and gates no time. Beside another revision its step time is
-    still judged, but only a slowdown beyond doubt fails.
+    """Tell whether the case is on a CPU and gates no time. In pairs its step time is still judged,
+    but only a slowdown beyond doubt fails.
     """
     return not is_gpu(case.device) and not gates_times(case)
 

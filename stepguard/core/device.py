@@ -11,5 +11,5 @@ DEVICES = (GPU, CPU)
 
 
 def is_gpu(device: str) -> bool:
-    """Return whether a case's or a torch device's type names a GPU."""
+    """Tell whether a device type, a case's or torch's, is a GPU."""
     return device == GPU

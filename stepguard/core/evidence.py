@@ -34,10 +34,11 @@ from stepguard.core.strict_json import Check, Content, OtherSchema, parse
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 
 SCHEMA = 2
-EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
-EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
-# A block's wall clock and the host's time must agree as well. The host's may be longer: it waits
-# for the answers of all ranks, and may be late. Only a clock that was replaced is far off.
+# A block's wall clock and CUDA events must agree within this share or this time, whichever is more.
+EVENTS_AGREE_SHARE = 0.005
+EVENTS_AGREE_MS = 1.0
+# A block's wall clock and the host's time must agree, too. The host waits for the answers of all
+# ranks, and may notice them late. Only a clock that was replaced is further off.
 OUTSIDE_AGREE_SHARE = 0.05
 OUTSIDE_AGREE_MS = 500.0
 Steps = Annotated[int, msgspec.Meta(le=10**9)]
@@ -67,9 +68,9 @@ class Block:
     power_w: float | None = None
     # If set, the block was measured again and does not count.
     disturbance: Disturbance | None = None
-    # How many steps came between its launch's first one and the block; None: not known.
+    # How many steps its launch ran between its first step and the block; None: not known.
     ran: Steps | None = None
-    # By the host's clock; None in evidence from before it was taken.
+    # The block's duration by the host's clock; None in old evidence.
     outside_ms: float | None = None
 
     @property
@@ -83,9 +84,7 @@ class Block:
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
     def bad_times(self) -> BlockWithoutTimes | BadTime | None:
-        """Return what is wrong with its times: one is missing, or is not a positive finite
-        number.
-        """
+        """Return which time is missing, or is no positive finite number; None if none is."""
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
             times = len(self.step_ms) if self.wall_ms else 0
             return BlockWithoutTimes(steps=self.steps, times=times)
@@ -95,8 +94,8 @@ class Block:
         return None
 
     def clock_gap(self) -> ClockGap | None:
-        """Return the clocks that disagree, if any: wall clock and events of the first such rank, or
-        the slowest rank's wall clock and the host's.
+        """Return two clocks that disagree: wall clock and events of the first such rank, or the
+        slowest rank's wall clock and the host's. None if all agree.
         """
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
@@ -128,13 +127,13 @@ class Launch:
 
     @property
     def step_ms(self) -> float:
-        """Return the mean step time over the blocks, weighted by their steps."""
+        """Return the mean step time over the blocks in ms, weighted by their steps."""
         total = sum(max(block.wall_ms) for block in self.blocks)
         return total / sum(block.steps for block in self.blocks)
 
     @property
     def step_ms_median(self) -> float:
-        """Return the median of single steps over the blocks."""
+        """Return the median of all single steps of the blocks, in ms."""
         return statistics.median(ms for block in self.blocks for ms in block.step_ms)
 
 
@@ -146,11 +145,11 @@ class Counts:
     unstable: dict[str, str] = field(default_factory=dict)
     detail: dict[str, dict[str, int]] = field(default_factory=dict)  # metric -> what -> count
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)  # metric -> where
-    # Function -> its caller -> how many operators it calls for it in a step.
+    # Function -> its caller -> how many operators the function calls in a step for that caller.
     callers: dict[str, dict[str, int]] = field(default_factory=dict)
     # Metric -> the count of each rank, if ranks differ.
     by_rank: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    # Shown beside the counts, never judged.
+    # Shown beside the counts. Pairs judge it only if a case gates it.
     information: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None  # the mean over ranks; None on a CPU
     profile_problem: str = ""  # why there is no profile on a GPU
@@ -161,21 +160,20 @@ class Counts:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two variants of the same step, measured in turns, segment by segment, in one launch: (plain,
-    other) in ms.
+    """The step times of two variants of a step, whose segments alternated in one launch.
 
-    ``name`` says which. "sync_overhead": the other variant synchronizes after every step.
-    "exposed_comm": the plain variant exchanges nothing between ranks, the other one is the usual
-    step.
+    ``name`` says which variants. "sync_overhead": the plain variant is the usual step, and the
+    other one synchronizes after every step. "exposed_comm": the plain variant exchanges nothing
+    between ranks, and the other one is the usual step.
     """
 
     name: str
-    pairs_ms: tuple[tuple[float, float], ...]
+    pairs_ms: tuple[tuple[float, float], ...]  # (plain, other) of neighbouring segments
     plain_by_rank_ms: tuple[float, ...] = ()  # the plain variant's mean on each rank
 
     def bad_times(self) -> NoneMeasured | BadTime | None:
-        """Return what is wrong with its times: there are none, or one is not a positive finite
-        number.
+        """Return what is wrong with the times: there are none, or one is no positive finite number.
+        None if nothing is.
         """
         if not self.pairs_ms:
             return NoneMeasured(what=f"pair of blocks of {self.name}")
@@ -193,10 +191,10 @@ class Fault:
     message: str  # one sentence
     detail: str = ""  # traceback or the tail of stderr
     during: str = ""  # "launch 2, block"
-    site: Site | None = None  # where it was raised; without a file if that is unknown
+    site: Site | None = None  # where it was raised; its file is empty if that is unknown
 
     def __post_init__(self) -> None:
-        # Both quote the workload, and its exception may print a whole tensor.
+        # Both quote what the workload raised, which may print a whole tensor.
         object.__setattr__(self, "message", bounded(self.message, MESSAGE_CHARACTERS))
         object.__setattr__(self, "detail", bounded(self.detail, DETAIL_CHARACTERS))
 
@@ -219,7 +217,7 @@ class Evidence:
     differences: tuple[Difference, ...] = ()
     one_rank: Launch | None = None  # the same case on one rank alone; not among the launches
     one_rank_tokens_per_step: Count = 0
-    one_rank_problem: str = ""  # why that was not measured, in one sentence
+    one_rank_problem: str = ""  # why one rank alone was not measured, in one sentence
     faults: tuple[Fault, ...] = ()
     tokens_per_step: Count = 0  # of all ranks
     flops_per_step: float = 0.0  # of all ranks, by formula
@@ -228,7 +226,7 @@ class Evidence:
     extended: bool = False  # the case is not in the core suite
     # Files changed while it was measured: launches may have run different code.
     tree_changed: bool = False
-    untracked: tuple[str, ...] = ()  # modules of the tree that it ran and that git ignores
+    untracked: tuple[str, ...] = ()  # modules of the tree that it ran and that git does not track
     # The case's own margins, never widened; empty for the device's.
     margins_pct: tuple[float, ...] = ()
     schema: int = SCHEMA
@@ -255,13 +253,11 @@ class Evidence:
 
     @property
     def of_no_commit(self) -> bool:
-        """Tell whether its tree had changes that no commit has, or changed while it was
-        measured.
-        """
+        """Tell whether its tree had uncommitted changes, or changed while it was measured."""
         return bool(self.dirty) or self.tree_changed
 
     def samples_ms(self) -> list[float]:
-        """Return all single steps of all blocks of all launches."""
+        """Return the times of all single steps of all blocks of all launches."""
         return [ms for launch in self.launches for block in launch.blocks for ms in block.step_ms]
 
     @property
@@ -276,7 +272,7 @@ class Evidence:
 
     @property
     def disturbances(self) -> list[str]:
-        """Return for each block that was measured again the reason."""
+        """Return the reason for each block that was measured again."""
         blocks = [block for launch in self.launches for block in launch.discarded]
         return [block.disturbance.text for block in blocks if block.disturbance]
 
@@ -313,8 +309,8 @@ def decode(
 
 
 def problems(evidence: Evidence) -> Iterator[str]:
-    """Yield why evidence whose fields all have their types cannot be judged. Whether the
-    measurement is sound is left to the judge.
+    """Yield why a document of evidence is refused, although its fields have the right types.
+    Whether the measurement is sound is left to the judge.
     """
     # METRICS is looked up by these names.
     unknown = (gate for gate in evidence.gates if gate not in METRICS)

@@ -60,7 +60,7 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     us: float  # a step
     shapes: tuple[tuple[int, ...], ...] = ()  # grids
     begin_us: float | None = None  # time in the file, where to look
-    work: Work = Work()  # the mean of a launch; known only if it is known of all
+    work: Work = Work()  # the mean of a launch; unknown if that of one launch is
     # Unset, and then not written, unless the side is one kernel whose machine code is known.
     machine_code: MachineCode | msgspec.UnsetType = msgspec.UNSET
 

@@ -1,10 +1,9 @@
-"""Fingerprints: the hardware and software that measured. Some of it must be equal for a
-comparison.
-"""
+"""Fingerprints: the hardware and software that measured."""
 
 from dataclasses import dataclass, field
 
-# Variables that change what runs, not only where. With other values figures cannot be compared.
+# Variables that change what runs. Figures that were measured with other values cannot be compared.
+# Each name stands for all variables that begin with it.
 STEERING = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_",
@@ -55,7 +54,7 @@ EXCHANGE = (
     "NCCL_PROTO",
     "NCCL_SHM_",
 )
-SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # for any way of exchanging
+SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # for NCCL and gloo
 
 # Libraries that run a loop, or a part of a step, for their user.
 LIBRARIES = (
@@ -104,8 +103,10 @@ class Fingerprint:
     libraries: dict[str, str] = field(default_factory=dict)
 
     def software_key(self, ranks: int) -> dict[str, str]:
-        """Return the versions that must be equal to compare stored figures of so many ranks."""
-        # The local part names the build, "+cu130", which is in `cuda` too.
+        """Return the versions and variables that must be equal, for a case with so many ranks, if
+        stored figures are to be compared.
+        """
+        # The local part, "+cu130", names the build. ``cuda`` says that, too.
         torch = self.torch.partition("+")[0]
         steering: tuple[str, ...] = STEERING
         if ranks > 1:

@@ -17,8 +17,8 @@ ALPHA = 0.001  # the chance that a step is called slower although nothing change
 class Margins:
     """The slowdown that is ignored, and the one that must not be missed, in percent of a step time.
 
-    Between the two either answer is right. Without that gap, a change as large as the margin would
-    need endless pairs. Raises ValueError unless ``0 <= ignore_pct < matter_pct``, finite.
+    Between the two either answer is right. With a single margin, a change of just that size would
+    need endless pairs. Raises ValueError unless ``0 <= ignore_pct < matter_pct < inf``.
     """
 
     ignore_pct: float = 0.2
@@ -45,10 +45,11 @@ class Margins:
 
 @dataclass(frozen=True)
 class Prior:
-    """The noise of a machine's own A/A pairs, and how many pairs that knowledge counts for.
+    """The known noise of pairs of a commit with itself (A/A), and the weight of that knowledge.
 
-    ``sd_pct`` is the standard deviation of 100 * d. The default is that of H200s: pairs on six of
-    them scattered by 0.13 to 0.34 %, and by 0.24 % all together. Raises ValueError unless both are
+    ``sd_pct`` is the standard deviation of 100 * d, where d is a pair's log-ratio. The default is
+    near that of H200s: pairs on six of them scattered by 0.13 to 0.34 %, and by 0.24 % all
+    together. ``degrees`` is the weight, in degrees of freedom. Raises ValueError unless both are
     positive and finite.
     """
 

@@ -1,13 +1,14 @@
 """All metrics in one table: the unit, which direction is better, and how each is judged.
 
-Kinds: a ``time`` is judged against a limit in percent. A ``counter`` is an exact count, and every
-unit counts. A ``difference`` of two variants of the step is judged in percentage points of a step.
-``information`` is shown and never judged.
+Kinds: a ``time`` is judged against a limit in percent. A ``counter`` is an exact count: unless it
+is tolerant, a change by 1 is a change. A ``difference`` of two variants of the step is judged in
+percentage points of a step. ``information`` is shown; it is judged only if it is ``paired`` and a
+case gates it.
 
 A counter has a role. ``work`` is what the step does (FLOPs, operator calls): if it moves either
 way, it is no longer the same step. ``cost`` is what the step pays (launches, peak memory): a rise
 fails, a fall is an improvement. Less is better for times and differences. docs/method.md says what
-each of them counts.
+each metric counts.
 """
 
 from dataclasses import dataclass
@@ -62,9 +63,7 @@ class Metric:
     slack_pct: float = 0.0  # a counter may rise by this much and is still `same`
     floor: int = 0  # a counter may move by fewer units, either way, and is still `same`
     parts: bool = False  # of a counter: its parts are judged too, not only their sum
-    paired: bool = (
-        False  # of information: pairs judge it in a case that gates it, nothing else does
-    )
+    paired: bool = False  # of information: a case may gate it, and only pairs judge it
     # Recordings may be older than this counter. It is shown, and judged as soon as a recording has
     # it. The mark is removed once all of the project's own baselines have it.
     new: bool = False
@@ -122,8 +121,8 @@ _TABLE = (
         PEAK,
         "B",
         _EXACT,
-        # Two summands that changed places moved it by 0.02 %: backward passes then run in another
-        # order.
+        # The order of two summands moved it by 0.02 %, since it changes the order of the backward
+        # pass.
         slack_pct=0.05,
         floor=ALLOCATION_BYTES,
     ),

@@ -1,4 +1,4 @@
-"""A permission: one metric of one case may be worse, because somebody says so and gives a reason.
+"""A permission: one metric of one case may be worse. Somebody answers for it and gives a reason.
 
 There are two kinds:
 
@@ -17,8 +17,7 @@ FORM = f"{KEY}: CASE METRIC: reason"
 
 
 class Permission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Permission for one metric of one case to be worse: how much, until when, why, and who says
-    so.
+    """Permission for one metric of one case to be worse: how much, until when, why, and by whom.
 
     A waiver has ``expires`` and exactly one of ``limit_pct`` and ``value``. A trailer has
     ``commit`` and none of these three.
@@ -52,7 +51,7 @@ class Effect(StrEnum):
     # Only waivers: a trailer has neither a last day nor a size.
     EXPIRED = "EXPIRED"  # its last day is over
     TOO_WIDE = "TOO_WIDE"  # a value so large limits nothing: the metric fails
-    EXCEEDED = "EXCEEDED"  # the metric is worse than allowed, or does other work
+    EXCEEDED = "EXCEEDED"  # the metric is worse than allowed, or a counter of work is another
 
 
 class PermissionOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
-"""A profile: what a few steps of one workload did on the GPU, small enough to keep with a run; and
-the identity of these steps.
+"""The profile and the identity of a few steps of one workload. The profile says what they did on
+the GPU, and is small enough to keep with a run.
 
-Every figure has a value for each profiled step, so that two profiles can be compared with their
-scatter. In each step: compute + exposed communication + exposed copies + idle = step.
+Every figure has a value for each profiled step. Their scatter shows whether two profiles differ. In
+each step: compute + exposed communication + exposed copies + idle = step.
 """
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
@@ -32,14 +32,14 @@ class KernelRow:
     block: tuple[int, ...] = ()
     operator: str = ""  # the operator that launched it
     source: str = ""  # "model/gpt.py(166): forward", if the stack was recorded
-    code: str = ""  # hash of the source that the compiler generated; empty for other kernels
+    code: str = ""  # hash of the kernel's source if the compiler generated it; else empty
     begin_us: float = 0.0  # time of the first launch in the file
     work: Work = Work()  # of one launch, if the operators' shapes were recorded
     machine_code: MachineCode | None = None  # of a kernel that the compiler generated
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return the fields that tell it from the other rows of a profile."""
+        """Return the fields by which the rows of a profile are distinguished."""
         return self.name, self.grid, self.block, self.phase, self.work
 
 
@@ -76,8 +76,8 @@ class Profile:
     kernels: tuple[KernelRow, ...]
     idle: tuple[IdleRow, ...]
     calls: dict[str, Series] = field(default_factory=dict)  # CUDA calls a step, by name
-    lost_share: float = 0.0  # share of these steps' launches that have no record
-    incomplete: int = 0  # steps that were left out because launches of them have no record
+    lost_share: float = 0.0  # share of the profiled steps' launches that have no record
+    incomplete: int = 0  # how many steps were left out because some launches have no record
     software: tuple[tuple[str, str], ...] = ()
 
     @property
@@ -86,8 +86,8 @@ class Profile:
         return len(self.parts.step_us)
 
     def problem(self) -> str:
-        """Return what is wrong with a profile whose fields all have their types; empty if
-        nothing.
+        """Return what is wrong with the profile, although its fields have the right types; empty if
+        nothing is.
         """
         series = [getattr(self.parts, name) for name in _PARTS] + [*self.calls.values()]
         for row in self.kernels:
@@ -103,8 +103,8 @@ class Profile:
 
 @dataclass(frozen=True)
 class StepIdentity:
-    """Hashes of all that one rank's step does on the host and on the GPU. All profiled steps have
-    them.
+    """Hashes of all that one rank's step does on the host and on the GPU. They are the same for all
+    profiled steps, unless ``problem`` says otherwise.
 
     Two steps with equal identities launch the same kernels, from the same generated code, in the
     same order and with the same grids. The operands have the same shapes, strides and types, and
@@ -160,7 +160,9 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
 
 
 def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
-    """Return the rows with these field values. Rows that are then alike become one."""
+    """Return the rows with these values in place of their own. Rows whose keys are then equal
+    become one.
+    """
     return tuple(
         replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
         for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
@@ -174,8 +176,9 @@ def merged_by_name(profile: Profile) -> Profile:
 
 
 def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:
-    """Return a profile of the ``most`` longest kernels, and those whose keys are ``kept``. All
-    other kernels become one row for each class and phase, other idle time one row for each cause.
+    """Return a profile with the ``most`` longest kernels and gaps, and the kernels whose keys are
+    ``kept``. All other kernels become one row for each class and phase, all other idle time one row
+    for each cause.
     """
     alone: list[KernelRow] = []
     others: list[KernelRow] = []
@@ -207,13 +210,13 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
 
 
 def by_class(profile: Profile) -> dict[str, float]:
-    """Return the us a step of each class of kernels. Kernels that overlap count twice."""
+    """Return how many us a step each class of kernels takes. Kernels that overlap count twice."""
     kinds = grouped(profile.kernels, lambda row: row.kind)
     return {kind: sum(mean(row.us) for row in rows) for kind, rows in kinds.items()}
 
 
 def mean(series: Sequence[float]) -> float:
-    """Return the mean over steps, 0 without any."""
+    """Return the mean over steps; 0 without steps."""
     return sum(series) / len(series) if series else 0.0
 
 

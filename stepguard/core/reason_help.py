@@ -1,4 +1,4 @@
-"""Help on reasons: what each means, and what to do about it. docs/reason-codes.md is made of it,
+"""Help on reasons: what each means, and what to do about it. docs/reason-codes.md is made from it,
 section by section. The texts are Markdown, with the page's links.
 """
 

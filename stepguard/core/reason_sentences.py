@@ -30,7 +30,7 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class Said(Figures, frozen=True):
-    """A sentence without its figures: a document of schema 2 has no more."""
+    """A sentence of a document of schema 2, which has no figures."""
 
     says = "{message}"
     message: str
@@ -231,7 +231,7 @@ class OtherWork(Figures, frozen=True):
 
 
 class OtherWorkOfRanks(Figures, frozen=True):
-    """Ranks do other work than the other revision's. Empty: all ranks do the same."""
+    """Ranks do other work than the other revision's. A side is empty if its ranks do the same."""
 
     metric: str
     other: str
@@ -275,7 +275,7 @@ class SlowestRank(Figures, frozen=True):
 
 
 class OneRank(Figures, frozen=True):
-    """One rank alone."""
+    """The step time of one rank alone."""
 
     one_rank_ms: float
     unsteady: str  # why its warm-up did not reach a steady state; empty if it did

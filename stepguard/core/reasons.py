@@ -1,8 +1,8 @@
 """Reasons: why a verdict or a fault is what it is. Each is a row of a table.
 
-A row has a code, a phrase, the statuses that the reason comes with, and, if a case as a whole can
-have it, the figures of its sentences. Evidence and documents hold the code. reason_help.py says
-what a code means and what mends it.
+A row has a code, a phrase, the statuses that the reason comes with, and the figures of its
+sentences. It has figures only if a case as a whole can have the reason. Evidence and documents hold
+the code. reason_help.py says what a code means and what mends it.
 """
 
 from enum import StrEnum
@@ -228,8 +228,8 @@ class Reason(StrEnum):
     NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
 
 
-# Former codes, which kept evidence and documents may hold, with today's reason. A reason that is
-# renamed or merged leaves its code here.
+# Former codes, which kept evidence and documents may hold, and the reasons that replaced them. If a
+# reason is renamed or merged, its code is added here.
 FORMER_CODES: dict[object, Reason] = {
     "AGENT_DIED": Reason.KILLED,
     "GPU_LOCKED": Reason.FOREIGN_PROCESS,

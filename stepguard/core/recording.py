@@ -1,6 +1,6 @@
 """A recording: the figures of one evidence. judge/summarise_evidence.py makes it.
 
-This run's figures and those of a baseline file (baseline.py) have this one type.
+The figures of this run and those of a baseline file (baseline.py) have this type.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import msgspec
 from stepguard.core.metrics import OPERATORS
 from stepguard.core.site import Site
 
-# Of a step: from a nanosecond to 30 years.
+# A step's time: from a nanosecond to 30 years.
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -25,7 +25,7 @@ class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     half_width: Annotated[float, msgspec.Meta(ge=0)]  # half of its 95 % interval
 
 
-# Launches in a step, or gaps; then the us of each profiled step.
+# The us of each profiled step. In a row of kernels or gaps their number in a step comes first.
 ProfileRow = Annotated[list[float], msgspec.Meta(min_length=1, max_length=50)]
 
 
@@ -53,28 +53,30 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_step: Count  # 0: the loop did not say it
     times_ms: dict[str, list[Milliseconds]]  # metric -> the time of each launch
     counters: dict[str, Count]
-    information: dict[str, float]  # shown beside the verdict, never judged
-    # metric -> operator, call or graph break -> count. Of a level's recordings under one software
-    # only the newest has it.
+    information: dict[str, float]  # shown beside the verdict; pairs judge what a case gates of it
+    # In a baseline file only the newest recording of a level and a software has detail, sites,
+    # operators and callers.
+    # metric -> operator, call or graph break -> count
     detail: dict[str, dict[str, Count]]
-    # metric -> the places that its count consists of; only in that newest one, too
+    # metric -> the places that its count consists of
     sites: dict[str, list[Site]] = {}
     differences_pct: dict[str, RecordedDifference] = {}
-    # line of source -> operator of the eager step -> calls; unset except in that newest one
+    # line of source -> operator of the eager step -> calls
     operators: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
-    # file and function -> its caller's function, file and source -> how many operators it calls for
-    # it; unset except in that newest one, and in old files
+    # file and function -> its caller's function, file and source -> how many operators the function
+    # calls for that caller; unset in old files
     callers: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
     # metric -> the count of each rank, if ranks differ; unset for one rank, and in old files
     by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
     # The profile of a GPU's step; unset except in the newest recording of its software.
     profile: RecordedProfile | msgspec.UnsetType = msgspec.UNSET
 
-    # Versions of what the workload imported; unset if there are none, and in old files.
+    # Versions of the libraries that the workload imported; unset if there are none, and in old
+    # files.
     libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
     def differing_ranks(self) -> dict[str, list[int]]:
-        """Return ``by_rank``; empty if the counts of ranks are unknown."""
+        """Return ``by_rank``; empty if the recording has none."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
 
     def operator_sites(self) -> list[Site]:
@@ -84,11 +86,13 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
 
     def values(self) -> dict[str, float]:
-        """Return one figure for each metric that the recording has."""
+        """Return one figure for each metric that the recording has. A time is in ms, the mean of
+        its launches.
+        """
         values: dict[str, float] = dict(self.counters)
         values |= self.information
         values |= {name: difference.mean for name, difference in self.differences_pct.items()}
-        if self.tokens_per_step:  # 0 if the run failed before it was known, too
+        if self.tokens_per_step:  # also 0 if the run failed before it knew the number
             values["tokens_per_step"] = self.tokens_per_step
         # A geometric mean, since launches differ by ratios.
         values |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
@@ -96,7 +100,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
-    """Return operators by "file function: source". Line numbers are left out, since they move."""
+    """Return how often each operator is called, by "file function: source". Line numbers are left
+    out, since they change with every edit above.
+    """
     by_place: dict[str, dict[str, int]] = {}
     for site in sites:
         calls = by_place.setdefault(f"{site.file} {site.function}: {site.text}", {})

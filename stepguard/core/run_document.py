@@ -1,7 +1,7 @@
 """The document of a run: what was asked for, what became of every case, what was measured.
 
---perf-json writes it. Reports and the gate on another machine know the run only from it, so a run
-that failed, stopped or was refused writes one, too. Paths are relative to the project's folder.
+--perf-json writes it. Reports and the gate on another machine know only the document. So a run that
+failed, stopped or was refused writes one, too. Paths are relative to the project's folder.
 storage/run_document_file.py reads it from a file.
 """
 
@@ -21,7 +21,7 @@ SCHEMA = 3
 
 PAGE_MARK = "<!-- stepguard report -->"  # in the first line of a run's page, or below its DOCTYPE
 SUFFIXES = (".json", ".md", ".html", ".txt")  # of the files of runs
-HEAD_BYTES = 256  # of a file, by which it is known
+HEAD_BYTES = 256  # so many bytes of a file are enough for describes_a_run()
 _HEADS = re.compile(
     rb'(?:<!DOCTYPE html>\n)?%b\n|\{\s*"schema":\s*\d+,\s*"date":\s*"' % PAGE_MARK.encode()
 )
@@ -51,7 +51,8 @@ class End(Enum):
 
 class ProblemCode(StrEnum):
     """Why a run does not pass, apart from its verdicts: a code, its meaning, and its remedy, in the
-    Markdown of docs/reason-codes.md. The last ones are only the gate's.
+    Markdown of docs/reason-codes.md. Only the gate finds problems whose meaning begins with "The
+    gate:".
     """
 
     means: str
@@ -168,7 +169,7 @@ class ProblemCode(StrEnum):
         return FORMER_PROBLEM_CODES.get(value)
 
 
-# Codes of documents of earlier versions, with today's codes.
+# Codes of documents of earlier versions, and the codes that replaced them.
 FORMER_PROBLEM_CODES: Mapping[object, ProblemCode] = {
     "NO_COMMIT": ProblemCode.DIRTY,
     "ONLY_COLLECTED": ProblemCode.NOTHING_MEASURED,
@@ -254,12 +255,12 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     disturbed: list[str]  # for each block that was measured again: why
     # The case's own margins, never widened; empty for the device's.
     margins_pct: tuple[float, ...] = ()
-    # The digest of the baseline that judged; empty for none, or another revision.
+    # The digest of the baseline that judged; empty if none did, for example in pairs.
     judged_by: str = ""
 
 
 class WaiverDocument(_Part, frozen=True, kw_only=True):
-    """A waiver and its effect: the name of an Effect, or none if it was not asked."""
+    """A waiver and its effect: the name of an Effect; empty if its case was not judged."""
 
     case: Text
     metric: Text
@@ -301,7 +302,7 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     date: Text  # the start, UTC, ISO 8601
     wall_s: float
     end: End
-    passed: bool  # the part of the run that is ours exits with 0
+    passed: bool  # pytest's exit status is 0, and there is no problem
     strict: bool
     commit: str  # the measured commit; empty if there is none
     dirty: list[str]  # files that differed from it when the run began
@@ -311,7 +312,7 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     gpus: list[GpuDocument]
     baselines: str  # the folder of the baselines
     base: str = ""  # the branch whose baselines judged in place of the tree's, as given
-    base_changes: list[str] = []  # what the tree changes in them
+    base_changes: list[str] = []  # how the tree's own baselines differ from that branch's
     options: Options
     cases: list[CaseState]
     results: list[ResultDocument]

@@ -10,8 +10,8 @@ TREE_CHANGED = "files changed while it was measured: its launches may be of diff
 
 
 def changed_in_pytest(change: str) -> str:
-    """Return that something has changed that launches inherit: "name old -> new" since pytest
-    started.
+    """Return that something that launches inherit has changed since pytest started. ``change`` is
+    "name old -> new".
     """
     return (
         f"{change} since pytest was started, by a conftest, a test or a plugin: what is set there "
@@ -20,10 +20,12 @@ def changed_in_pytest(change: str) -> str:
 
 
 def other_variables(was: str, now: str, recording: str) -> str:
-    """Return that both sides of a comparison had other variables that steer than the recording."""
+    """Return that both sides of a comparison ran with other environment variables than the
+    recording.
+    """
     return (
-        f"both sides were measured with {now}, {recording} with {was}: set the same for the "
-        "command, or record with it first"
+        f"both sides were measured with {now}, {recording} with {was}: run the command with the "
+        "variables of the recording, or record with the new ones first"
     )
 
 

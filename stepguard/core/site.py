@@ -1,4 +1,4 @@
-"""Sites: places in the measured source where something happens that is counted.
+"""Sites: places in the measured source at which something happens that is counted.
 
 Line numbers move with every edit above them. So sites of two revisions are matched by file,
 function, source text and what happens there. The line is only for the reader.
@@ -29,17 +29,17 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase: str = ""  # "micro_step_0/forward"
     count: int = 1
     allowed: str = ""  # the reason in the source, if it is deliberate
-    # The line of a library that is called from there, "transformers/trainer.py:41 in
-    # Trainer.train", if it is neither torch's nor the tree's. In a backward pass the operator that
-    # is differentiated, "backward of aten.mul, gpt.py:88 in MLP.forward". Unset otherwise, and then
-    # not written.
+    # The line of another library than torch that this line calls, "transformers/trainer.py:41 in
+    # Trainer.train". In a backward pass it is the operator that is differentiated, "backward of
+    # aten.mul, gpt.py:88 in MLP.forward". Otherwise it is unset, and documents leave it out.
     via: str | msgspec.UnsetType = msgspec.UNSET
-    # Who calls the function more often than before, "Block.forward (gpt.py:152)"; of a verdict.
+    # The caller that calls the function more often than before, "Block.forward (gpt.py:152)". Only
+    # a verdict has it.
     caller: str | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def key(self) -> tuple[str, str, str, str, str]:
-        """Return the fields that two sites share if they are the same place."""
+        """Return the fields by which sites are matched: they are equal for the same place."""
         library = _LINE.sub(" in ", self.via or "", count=1)
         return (self.what, self.file, self.function, self.text, library)
 
@@ -54,7 +54,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def described(self) -> str:
         """Return ``.item(): loss.item() in step (train.py:10), forward``."""
-        return f"{self.what}: {self.location()}" if self.file else self.location()
+        return f"{self.what}: {self.location()}" if self.file and self.text else self.location()
 
     @property
     def reached(self) -> str:
@@ -69,7 +69,9 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
-    """Return equal sites as one: with the sum of the counts, all phases, and the first line."""
+    """Merge sites of the same place into one, with the sum of the counts, all phases, and the first
+    line number.
+    """
     return tuple(
         replace(
             alike[0],

@@ -7,7 +7,7 @@ A host sync is deliberate, for a reason that the report prints:
 
     print(loss.item())  # stepguard: allow sync: the loss is logged every 100 steps
 
-The comment is for code that must not import stepguard. A step of a loop ends:
+The comment is for code that must not import stepguard. This ends a step of a loop:
 
     for batch in loader:
         ...
@@ -20,18 +20,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 _MARKER = re.compile(r"(?:^|\s)#\s*stepguard:\s*allow sync(?=[\s:,]|$)[\s:,-]*(?P<reason>.*)$")
-# One list for the process, not one for each thread: a backward pass syncs in autograd's threads.
+# All threads share the list, since a backward pass syncs in autograd's threads.
 _open: list[str] = []
-# One for the process: a rank sets it before it runs a loop.
+# step() calls it. A rank sets it before it runs a loop.
 _listener: Callable[[], None] | None = None
 
 
 @contextmanager
 def allow_sync(reason: str) -> Iterator[None]:
-    """Allow the host syncs inside: they do not count as ``host_syncs_per_step``, and are listed
-    with ``reason``.
+    """Allow the host syncs of the block: they do not count as ``host_syncs_per_step``, and are
+    listed with ``reason``.
 
-    Raises ValueError without a reason, since readers of the report judge the sync by it.
+    Raises ValueError without a reason, since readers of the report need it.
     """
     if not reason.strip():
         raise ValueError("allow_sync needs a reason: it is printed on every run")
@@ -72,6 +72,6 @@ def step() -> None:
 
 
 def hear_steps(listener: Callable[[], None] | None) -> None:
-    """Call ``listener`` at each mark from now on; with None call nobody."""
+    """Let step() call ``listener`` from now on. With None it calls nothing."""
     global _listener
     _listener = listener

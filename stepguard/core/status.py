@@ -7,8 +7,8 @@ Outcome = Literal["passed", "failed", "error"]  # pytest's words
 
 
 class Status(Enum):
-    """The verdicts, worst first. A metric that is known to have moved comes before a metric of
-    which nothing is known, since there is something to look at.
+    """The verdicts, worst first. SLOWER and CHANGED come before NO BASELINE and INCONCLUSIVE: a
+    metric that moved gives the reader something to look at.
     """
 
     BROKEN = "BROKEN"

@@ -1,8 +1,8 @@
-"""JSON documents, read strictly: with types, each key once, and only numbers that can be computed
-with.
+"""Read JSON documents strictly: fields have their types, a key occurs once, and numbers are finite
+and not huge.
 
-A document is refused whole if any line of it cannot be trusted: a gate that skips what it does not
-understand turns green by accident. Time and memory are linear in the size. No I/O.
+The whole document is refused if any part of it cannot be trusted: a gate that skips what it does
+not understand turns green by accident. Time and memory are linear in the size. No I/O.
 """
 
 import json
@@ -19,9 +19,10 @@ from stepguard.core.text import cut
 LARGEST = 1e60  # numbers are at most this large, so that products of a few stay finite
 EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")
-# Yields what is wrong with a content whose types are right.
+# Yields what is wrong with the content, although its types are right.
 Check = Callable[[Content], Iterable[str]]
-Upgrade = Callable[[dict[str, Any]], dict[str, Any]]  # leaves alone what it does not understand
+# Returns a document with the next schema. It does not change what it does not understand.
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 NO_OLDER: Mapping[int, Upgrade] = {}
 
 
@@ -40,13 +41,13 @@ def parse(
     check: Check[Content] | None = None,
     older: Mapping[int, Upgrade] = NO_OLDER,
 ) -> Content:
-    """Return the document as a ``kind``. ``older`` upgrades older schemas before it is read.
+    """Return the document as a ``kind``. ``older`` has upgrades for the older schemas it may have.
 
-    Raises ValueError if it is truncated; has NaN, a number beyond LARGEST or a key twice; has a
-    wrong, missing or unknown field; or if ``check`` yields something. Raises OtherSchema if its
-    schema is not ``schema``.
+    Raises ValueError if the document is truncated; if it has NaN, a number beyond LARGEST or a key
+    twice; if it has a wrong, missing or unknown field; or if ``check`` yields something. Raises
+    OtherSchema if its schema is not ``schema``.
     """
-    if not text.strip():  # a redirection leaves this if its command failed
+    if not text.strip():  # a shell's > leaves an empty file if its command failed
         raise ValueError("it is empty")
     try:
         raw = json.loads(
@@ -76,8 +77,8 @@ def parse(
 
 
 def converted(raw: Any, kind: type[Content]) -> Content:
-    """Return plain data as a ``kind``. Raises ValueError with words for whoever edited the file;
-    ``raw`` may be damaged then.
+    """Return plain data as a ``kind``. Raises ValueError for a wrong, missing or unknown field,
+    with its place. ``raw`` may then lack keys.
     """
     try:
         return msgspec.convert(raw, kind, strict=True)
@@ -96,8 +97,8 @@ def converted(raw: Any, kind: type[Content]) -> Content:
 
 
 def _located(raw: Any, kind: Any, error: str) -> str:
-    """Return the path of msgspec's error, `$.cases[...].date`, with its missing keys filled in, and
-    the value there as it is written, unless that is a whole object or list.
+    """Return the path of msgspec's error, `$.cases[...].date`, with the real keys in place of the
+    dots. The value there is added, unless it is a whole object or list.
     """
     at = error.partition(" - at ")[2]
     before, _, steps = at.partition("$")
@@ -114,9 +115,9 @@ def _located(raw: Any, kind: Any, error: str) -> str:
 
 
 def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
-    """Return the first key of an object in ``raw`` whose value has this error. Leaves the object
-    only that key. The key is found by bisection: with the keys up to it the error occurs, with
-    fewer it does not.
+    """Return the first key of ``here``, an object in ``raw``, whose value has this error. All other
+    keys are removed from ``here``. The key is found by bisection: with the keys up to it the error
+    occurs, with fewer it does not.
     """
     items = [*here.items()]
 

@@ -16,7 +16,7 @@ _MARKUP = re.compile(
     r"|^(?:[>\[]|[-+](?=\s|$)|-(?=[-\s]+$)|\d(?=\d*[.)](?:\s|$)))"
 )
 
-# The most that a failure shows: of its sentence, and of a traceback or of a rank's last output.
+# The most that a failure shows of its sentence, and of a traceback or a rank's last output.
 MESSAGE_CHARACTERS = 2_000
 DETAIL_CHARACTERS = 20_000
 
@@ -27,10 +27,12 @@ def printable(text: object) -> str:
     Control, format and other invisible characters become escapes, and a line break becomes "\\n". A
     command for a CI log is broken up by a blank.
     """
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for c in str(text)
-    )
+    shown = str(text)
+    if not shown.isprintable():
+        shown = "".join(
+            c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+            for c in shown
+        )
     shown = shown.replace("##[", "# #[")
     # A log ignores blanks before a command.
     begins = len(shown) - len(shown.lstrip())
@@ -48,8 +50,8 @@ def bounded(text: str, most: int) -> str:
 
 
 def first(lines: Sequence[str], most: int, front: str = "") -> list[str]:
-    """Return at most so many lines. If there are more, one line behind ``front`` counts the
-    others.
+    """Return the first ``most`` lines. If there are more, one more line, which begins with
+    ``front``, counts the others.
     """
     rest = len(lines) - most
     return [*lines[:most], *([f"{front}and {rest} more"] if rest > 0 else [])]

@@ -35,7 +35,7 @@ class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Confirmation(StrEnum):
-    """What pairs beside the recording's commit say of an alarm, or that there are none."""
+    """What pairs of HEAD and the recording's commit say of an alarm, or that there are none."""
 
     CONFIRMED = "CONFIRMED"  # the code is slower, or faster
     STEP_SAME = "STEP_SAME"  # kernels take longer, the step does not
@@ -47,7 +47,7 @@ class Confirmation(StrEnum):
 
 
 class Decision(_Data, frozen=True):
-    """The decision on a time by its pairs; in percent of the base's step time, positive is
+    """The decision on a time by its pairs. Changes are in percent of the base's time: positive is
     slower.
     """
 
@@ -57,7 +57,7 @@ class Decision(_Data, frozen=True):
     low_pct: float  # the bounds that decide: together 90 % over all analyses
     high_pct: float
     pairs: int
-    sd_pct: float  # of 100 * d, moderated
+    sd_pct: float  # standard deviation of 100 * d, moderated by the known noise
     p_value: float  # of the hypothesis "no slowdown at all", over all analyses
     smallest_detectable_pct: float  # with the whole plan and this standard deviation
     final: bool  # no more pairs are wanted
@@ -73,13 +73,13 @@ class PairsFinding(_Data, frozen=True):
     together: bool  # both revisions were alive and took turns; False: one ran after the other
     most: int = 0  # pairs of the whole plan, if the comparison ended before; else 0
     again: int = 0  # disturbed pairs that were measured again
-    # The day and time of an earlier run, if that measured it and nothing was measured since.
+    # Day and time of the earlier run that measured the pairs; empty if this run did.
     stays: str = ""
     not_enough: str = ""  # why fewer pairs were not enough for `same`
 
 
 class NoComparison(_Data, frozen=True, tag=True):
-    """Why HEAD and the recording's commit cannot be compared."""
+    """Why the pairs of HEAD and the recording's commit cannot be judged."""
 
     status: Status
     reason: Reason
@@ -87,7 +87,7 @@ class NoComparison(_Data, frozen=True, tag=True):
 
     @property
     def text(self) -> str:
-        """Return it in words."""
+        """Return the status and the reason in words."""
         return f"{self.status.value}, {self.figures.sentence}"
 
 
@@ -98,7 +98,7 @@ class Confirmed(_Data, frozen=True):
     commit: str = ""  # the commit, and how it was chosen
     step: PairsFinding | None = None  # the decision that counts
     hidden: bool = False  # the code is SLOWER although recordings said FASTER
-    # Why it does not clear the alarm, or was not measured.
+    # Why the pairs do not clear the alarm, or why there are none.
     why: OfConfirmation | NoComparison | None = None
 
 
@@ -118,9 +118,10 @@ class MetricVerdict(_Data, frozen=True):
     reason: Reason
     old: float | None = None
     new: float | None = None
-    change_pct: float | None = None  # 100 * (new / old - 1)
-    limit_pct: float | None = None  # times and differences only
-    # Standard error over launches; for a difference half of its interval.
+    change_pct: float | None = None  # 100 * (new / old - 1); of a difference in points of a step
+    limit_pct: float | None = None  # only of times and differences
+    # Against recordings: a time's standard error over launches, or half of a difference's interval.
+    # In pairs: the standard deviation of a pair.
     noise_pct: float | None = None
     moved: tuple[PartMove, ...] = ()  # parts, causes first
     ranks: tuple[int, ...] = ()  # the ranks that moved, if not all did
@@ -129,14 +130,14 @@ class MetricVerdict(_Data, frozen=True):
     waived_until: str = ""  # ISO 8601; the last day on which it passes by a waiver
     failing_ranks: tuple[tuple[float, float], ...] = ()  # old and new of each rank that fails
     pairs: PairsFinding | None = None  # of a time that pairs with another revision judged
-    confirmed: Confirmed | None = None  # of a time that the screen said had moved
+    confirmed: Confirmed | None = None  # of a time that moved against recordings
     figures: OfMetric | None = None  # the figures of its note
     slow_steps: SlowSteps | None = None  # of a step time: slower steps within launches
 
     @property
     def rank(self) -> float:
-        """Return the place in the order; 0 is the worst. A waived metric comes after all that fail
-        and before those that pass.
+        """Return the place in the order of verdicts; 0 is the worst. A waived metric comes before
+        the metrics that pass, and after all others.
         """
         return Status.FASTER.rank - 0.5 if self.waived_until else self.status.rank
 
@@ -146,10 +147,10 @@ class MetricVerdict(_Data, frozen=True):
         return next((site for site in self.sites if site.file), None)
 
 
-# Counters, causes before what follows from them. A sync is also an operator, so it comes before the
-# operators. Kept memory usually comes with an operator. Operators make launches, FLOPs and bytes.
-# If a model holds more parameters, the backward pass and the optimizer call more operators, which
-# no line of the step calls: see cause_first().
+# Counters in order: causes come before their effects. A sync is also an operator, so it comes
+# before the operators. Memory that is kept usually comes with an operator, and comes before it.
+# Operators cause launches, FLOPs and bytes. If a model has more parameters, the backward pass and
+# the optimizer call more operators, which no line of the step calls: see cause_first().
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
@@ -200,7 +201,7 @@ def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
 
 
 class Straggler(_Data, frozen=True):
-    """The rank that got slower than before. The time in which it waits for others does not
+    """The rank that got slower than all others. The time in which it waits for others does not
     count.
     """
 
@@ -244,7 +245,7 @@ class Verdict(_Data, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Return pytest's word: the status's, or passed if it is waived."""
+        """Return pytest's word for the status; passed if all that fails is waived."""
         return "passed" if self.waived_until else self.status.outcome
 
     @property
@@ -264,7 +265,7 @@ class Verdict(_Data, frozen=True):
 
     @property
     def has_notice(self) -> bool:
-        """Tell whether it passes and still has something to say."""
+        """Tell whether the case passes and the report shows a notice on it."""
         noticed = any(metric.gated and metric.reason in NOTICES for metric in self.metrics)
         declared = any(outcome.permission.is_trailer for outcome in self.permissions)
         return self.status.outcome == "passed" and (noticed or declared)

@@ -1,10 +1,10 @@
 """Explain the difference of two profiles: causes, sorted by their time, that add up to it.
 
 A step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
-and idle time by cause. Each term has a value for each step. So a difference can be compared with
-how much the steps of one profile differ from each other. Terms within that scatter are no causes;
-their sum is ``Explanation.scatter_us``. Always: causes + scatter = difference. If a side has only
-one step, the scatter is unknown, and every difference is a cause.
+and idle time by cause. Each term has a value for each step, so its difference can be compared with
+the scatter between the steps of one profile. A term within that scatter is no cause; the sum of
+such terms is ``Explanation.scatter_us``. Causes and scatter always add up to the difference. If a
+side has only one step, the scatter is unknown, and every difference above 1 us is a cause.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,16 +33,18 @@ from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.trace.kernel_classes import COMMUNICATION
 
 LOST_AT_MOST = 0.05  # share of the launches
-# Share of the kernels' time, by class; with less these are two different programs.
+# Least share of the kernels' time in classes of both sides; with less, the programs are different.
 COMMON_AT_LEAST = 0.3
-# Share of the kernels' time. Phases are compared if both sides share this much; they do if only one
-# phase came or went.
+# Phases are compared if kernels in phases of both sides take this share of the time on each side.
+# If a single phase came or went, they usually do.
 _SHARED_PHASES = 0.5
-_MOVED_SHARE = 0.2  # share of what came and went in a phase; a smaller net change is a move
+_MOVED_SHARE = 0.2  # of the time that came and went in a phase; a net change up to it is a move
 
 
 def explain(before: Profile, after: Profile) -> Explanation:
-    """Return the causes of the difference between two profiles of one workload."""
+    """Return the causes of the difference between two profiles of one workload, or why the profiles
+    cannot be compared.
+    """
     if refused := _refusals(before, after):
         return Explanation(refused)
     matches = match(*_comparable(before, after))
@@ -94,8 +96,8 @@ def _common(before: Profile, after: Profile) -> float:
 
 
 def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:
-    """Return the kernels that compute, of both sides. If the two sides hardly share a phase, the
-    phases are dropped: a workload that names other phases, or none, has not moved its kernels.
+    """Return the computing kernels of each side. If the sides hardly share a phase, the phases are
+    dropped: the workload may have renamed them, and has then not moved its kernels.
     """
     sides: list[Sequence[KernelRow]] = [
         [row for row in profile.kernels if row.kind != COMMUNICATION] for profile in (before, after)
@@ -139,12 +141,14 @@ def _work(rows: Sequence[KernelRow]) -> Work:
 
 
 def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, Cause]]:
-    """Yield the terms of each match at its class's pace, each with the cause that it would be."""
+    """Yield the terms of each match at the pace of its class. With each term comes its cause, which
+    counts if the term's difference is beyond the scatter.
+    """
     for matched in matches:
         kind = matched.rows[0].kind
         steady = pace.steady(matched)
         row = max(matched.rows, key=lambda row: mean(row.us))
-        # The place shown is a new kernel's, since the reader can change that one.
+        # The place is that of a new kernel if there is one, since the reader can change that line.
         known = {row.name for row in matched.before}
         came = [row for row in matched.after if row.name not in known] or matched.rows
         longest = max(came, key=lambda row: mean(row.us))
@@ -161,7 +165,7 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
             cause = replace(cause, kind=Kind.SHAPE if matched.other_work else Kind.TIME)
             yield Term(kind, *steady, unsure_us=pace.unsure_us(matched)), cause
             continue
-        # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
+        # n calls of t us: n1 t1 - n0 t0 = (n1 - n0) t0 + n1 (t1 - t0), more calls and slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0
         as_many = tuple(n * each_us for n in added([row.calls for row in matched.after]))
         between = replace(sides[1], us=each_us * calls[1])
@@ -188,8 +192,8 @@ def _kind_of(matched: Match) -> Kind:
 def _other_terms(
     before: Profile, after: Profile, matches: Sequence[Match], pace: Pace
 ) -> Iterator[tuple[Term, Cause]]:
-    """Yield the terms of all that is not a computing kernel. With the kernels they add up to the
-    step.
+    """Yield the terms of everything but the computing kernels. Together with the kernels' terms
+    they add up to the step.
     """
     old, new = before.parts, after.parts
     exposed = old.exposed_communication_us, new.exposed_communication_us
@@ -204,7 +208,7 @@ def _other_terms(
 def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple[Term, Cause]:
     sides = Side((), 0.0, mean(before)), Side((), 0.0, mean(after))
     cause = Cause(kind, 0.0, str(kind), "", "", *sides)
-    # The overlap is a difference of sums of kernels, and scatters as little as they do.
+    # The overlap is a difference between sums of kernels, so it scatters as little as kernels do.
     usual = Usual.PACE if kind == Kind.OVERLAP else Usual.PART
     return Term(str(kind), before, after, usual, size=size), cause
 
@@ -247,8 +251,9 @@ def _sorted_out(
 def _pace_causes(
     pace: Pace, classes: Sequence[tuple[str, Term]], scatter: Scatter
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
-    """Return a cause for each class that got slower as a whole. If several did by one ratio, they
-    are one cause, the clock. The second value is the time of all other classes.
+    """Return a cause for each class whose pace as a whole changed. If the paces of several classes
+    changed by one ratio, they are one cause, the clock. The second value has the part and the time
+    of each other class.
     """
     slower = [(kind, term) for kind, term in classes if scatter.beyond(term)]
     rest = [(term.part, term.change_us) for _, term in classes if not scatter.beyond(term)]
@@ -272,8 +277,8 @@ def _pace_causes(
 
 
 def _with_moves(causes: list[Cause]) -> list[Cause]:
-    """Return the causes, where kernels that came and went in one phase and nearly cancel are one
-    move.
+    """Return the causes. If kernels came and went in one phase and their times nearly cancel, these
+    causes become one: a move.
     """
     structural = (Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.CALLS, Kind.SHAPE)
     kept = [cause for cause in causes if cause.kind not in structural]
@@ -297,8 +302,8 @@ def _summed(rest: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
 
 
 def _changed_calls(before: Profile, after: Profile) -> tuple[tuple[str, float, float], ...]:
-    """Return the calls whose number changed, if they make the GPU work. The number of polling calls
-    varies anyway.
+    """Return the CUDA calls whose number a step changed: name, old and new number. A call whose
+    number varies from step to step, such as polling, is left out.
     """
     zeros: Series = (0.0,)
     changed = []

@@ -1,13 +1,13 @@
 """The pace of kernels: how clocks and power limits change all of them, step by step.
 
 On a card at its power cap the phases of a step run faster or slower by per cents, which is more
-than most causes. Products and attention follow the clock, and kernels that move memory do not. On
-an H200 the first scatter by 2 to 4 % from step to step, but agree to half a percent within a phase;
-the second scatter by 0.1 %.
+than most causes. Products and attention follow the clock. On an H200 they scatter by 2 to 4 % from
+step to step, but agree to half a percent within a phase. Kernels that move memory do not follow the
+clock: they scatter by 0.1 %.
 
-So each phase has a pace in each step. Each kernel follows it to the degree that it does within one
-side, and kernels are compared at one pace. A change that a class then still shares is the class's
-own shift.
+So each phase has a pace in each step. The steps of one side show to which degree a kernel follows
+the pace. The two sides are compared at one pace. A change that the kernels of a class still share
+then is the class's own shift.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,40 +22,42 @@ from stepguard.explain.scatter import Term, Usual
 
 Floats = NDArray[np.float64]
 FEWEST_ROWS = 5  # the median of fewer kernels may be one that changed
-# Likewise; with fewer classes all kernels together give the pace, weighted by time.
+# The same for classes. With fewer, all kernels together give the pace, weighted by time.
 FEWEST_CLASSES = 3
 FOLLOWS = 0.5  # a kernel that follows the pace by at least this share helps to measure it
-LEAST_SHARE = 0.03  # share of a phase's time from which on a class counts for its pace
-_ALIKE = 0.02  # classes whose ratios differ by no more, or by half their shift, have one cause
-_LEAST_US = 1e-3  # us a step, from which on a kernel says anything
-# Log-ratio: the scatter of a kernel at one pace, which limits how well its following is known.
+LEAST_SHARE = 0.03  # of a phase's time; a smaller class does not count for the phase's pace
+_ALIKE = 0.02  # if ratios of classes differ by at most this, or by half their shift: one cause
+_LEAST_US = 1e-3  # us a step; a shorter kernel is not used
+# Scatter of a kernel at one pace, as a log-ratio. It limits how exactly it is known to which degree
+# the kernel follows the pace.
 _NOISE = 0.003
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel that is the same on both sides, as logs relative to its mean before."""
+    """The times of a kernel that is the same on both sides."""
 
     kind: str
     phase: str
-    us: float
-    logs: tuple[Floats, Floats]  # of each step, on each side
+    us: float  # its mean on the side before
+    logs: tuple[Floats, Floats]  # of each step's time relative to ``us``, on each side
 
     @property
     def inner(self) -> Floats:
-        """Return its scatter within the sides."""
+        """Return the logs of all steps, each relative to the mean of its own side."""
         return np.concatenate([side - side.mean() for side in self.logs])
 
 
 class Pace:
-    """For each kernel the factor of each step on both sides, relative to the mean of ``before``."""
+    """The pace of kernels: a factor for each step on both sides, relative to the mean before."""
 
     def __init__(self, matches: Sequence[Match], steps: tuple[int, int]) -> None:
         self._matches, self._steps = matches, steps
         same = {id(match): kernel for match in matches if (kernel := _kernel(match))}
         self._phases: dict[str, tuple[Floats, Floats]] = {}
         self._follows: dict[int, float] = {}
-        self._usual: dict[tuple[str, str], float] = {}  # by phase and class, for other kernels
+        # By phase and class: for kernels that are not the same on both sides.
+        self._usual: dict[tuple[str, str], float] = {}
         self._spread: dict[str, float] = {}
         for phase in dict.fromkeys(kernel.phase for kernel in same.values()):
             self._add_phase(
@@ -83,8 +85,8 @@ class Pace:
             self._usual[phase, kind] = sum(us * x for us, x in mine) / sum(us for us, _ in mine)
 
     def _class_shifts(self, same: dict[int, _Kernel]) -> dict[str, float]:
-        """Return, as a log-ratio, by how much each class as a whole is slower, beyond its phases'
-        pace.
+        """Return by how much each class as a whole is slower than before, as a log-ratio and at the
+        pace of its phases.
         """
         rest: dict[str, list[float]] = {}
         for match in self._matches:
@@ -114,8 +116,9 @@ class Pace:
         return tuple(before.tolist()), tuple(after.tolist())
 
     def unsure_us(self, match: Match) -> float:
-        """Return the standard error of the difference that comes from not knowing how far a match
-        follows the pace. A phase without a pace may follow that of any other phase.
+        """Return the standard error, in us, that a match's difference has because the degree to
+        which the match follows the pace is not exactly known. A phase whose pace is unknown may
+        have that of any other phase.
         """
         row = match.rows[0]
         shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}
@@ -126,7 +129,7 @@ class Pace:
         return float(shifts[row.phase] * error * us)
 
     def terms(self) -> Iterator[tuple[str, Term]]:
-        """Yield what the pace of each class adds to the step."""
+        """Yield each class with the term that its pace adds to the step."""
         for kind, mine in self._kinds.items():
             sums = self.sums(mine)
             before, after = (less(sums[i], self._steady_us(kind, i)) for i in (0, 1))
@@ -136,35 +139,35 @@ class Pace:
         return added([self.steady(match)[side] for match in self._kinds[kind]])
 
     def class_us(self, kind: str) -> tuple[float, float]:
-        """Return a class's time a step, on both sides."""
+        """Return a class's time on both sides, in us a step."""
         before, after = self.sums(self._kinds[kind])
         return mean(before), mean(after)
 
     def sums(self, matches: Sequence[Match]) -> tuple[Series, Series]:
-        """Return the sum of all kernels in each step, on both sides."""
+        """Return the sum of all kernels on both sides, in us for each step."""
         before = [row.us for match in matches for row in match.before]
         after = [row.us for match in matches for row in match.after]
         return _sum(before, self._steps[0]), _sum(after, self._steps[1])
 
     def ratio(self, kind: str) -> float:
-        """Return how much longer a class's kernels take by their pace alone."""
+        """Return by which factor the pace alone makes a class's kernels take longer."""
         steady_us = mean(self._steady_us(kind, 1))
         return self.class_us(kind)[1] / steady_us if steady_us else 1.0
 
     def is_clock(self, kinds: Sequence[str]) -> bool:
-        """Return whether these classes moved as with a clock: by one ratio."""
+        """Tell whether these classes moved with the clock."""
         ratios = [self.ratio(kind) for kind in kinds]
         shift = abs(mean(ratios) - 1)
         alike = max(ratios) - min(ratios) <= max(_ALIKE, shift / 2)
-        # Classes that follow only in part: they share what the phases do, and have hardly a shift
-        # of their own.
+        # Classes that follow the pace to different degrees have different ratios. They moved with
+        # the clock if hardly any of the shift is their own.
         shared = all(2 * abs(self._shifts.get(k, 0.0)) <= abs(self.ratio(k) - 1) for k in kinds)
         return len(ratios) > 1 and (alike or shared)
 
 
 def _kernel(match: Match) -> _Kernel | None:
-    """Return a match of one kernel, launched equally often for the same work on both sides; else
-    None.
+    """Return the kernel of a match, if it is one kernel that does the same work equally often on
+    both sides; else None.
     """
     if match.how != How.SAME or len(match.rows) != 2 or match.other_work or match.more_calls:
         return None
@@ -176,8 +179,9 @@ def _kernel(match: Match) -> _Kernel | None:
 
 
 def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Floats] | None:
-    """Return a phase's pace in each step, on both sides, as logs. It is the median over classes of
-    the weighted median over kernels that follow it. None if no kernel shows it reliably.
+    """Return a phase's pace in each step, on both sides, as logs. Each class has the weighted
+    median of its kernels that follow the pace; the result is the median over classes. None if too
+    few kernels follow it. ``kernels`` has each kernel with the degree to which it does.
     """
     whole = sum(kernel.us for kernel, _ in kernels)
     telling = [(kernel, follows) for kernel, follows in kernels if follows >= FOLLOWS]
@@ -201,7 +205,7 @@ def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Float
 
 
 def _shared(logs: Sequence[float]) -> float:
-    """Return the median of a class's shifts if most of its kernels have it, else 0."""
+    """Return the median of the shifts of a class's kernels, if most kernels share it; else 0."""
     low, middle, high = np.quantile(logs, (0.25, 0.5, 0.75)).tolist()
     return float(middle) if low * high > 0 and min(abs(low), abs(high)) >= abs(middle) / 2 else 0.0
 

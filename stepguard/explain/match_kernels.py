@@ -62,12 +62,12 @@ class Match:
 
 _Key = Callable[[KernelRow], tuple[object, ...] | None]
 _Group = tuple[list[KernelRow], list[KernelRow]]
-_ALIKE = 0.25  # share by which launches or time that came may differ from what went
+_ALIKE = 0.25  # launches or time that came may differ by this share from what went
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 
 
 def _numbered(row: KernelRow) -> bool:
-    """Tell whether the name has only a number besides what stays from build to build."""
+    """Tell whether the name is the canonical one and a number, as the compiler makes it."""
     return row.name.removeprefix(f"{row.canonical}_").isdigit()
 
 
@@ -79,7 +79,8 @@ def _named(*fields: str, numbered: bool = False) -> _Key:
     def key(row: KernelRow) -> tuple[object, ...] | None:
         if _numbered(row) is not numbered:
             return None
-        # Two profiles may have different numbers of steps, and a recorded one has five digits.
+        # Rounded: two profiles may have different numbers of steps, and a recorded one has only
+        # five digits.
         calls = round(mean(row.calls), 2)
         values = (calls if field == "calls" else getattr(row, field) for field in fields)
         return (row.canonical if numbered else row.name, *values)
@@ -97,8 +98,8 @@ def _attends(row: KernelRow) -> bool:
 
 _PASSES: tuple[tuple[How, _Key], ...] = (
     (How.SAME, _named("grid", "block", "phase", "calls", numbered=True)),
-    # The kernel of a product that stays on its multiprocessors has one shape, whatever it
-    # multiplies.
+    # A product's kernel that stays on its multiprocessors has one launch shape for all products, so
+    # its work has to agree, too.
     (How.SAME, lambda row: row.key if row.work.flops else None),
     (How.SAME, _named("grid", "block", "phase")),
     (How.RENAMED, _named("grid", "block", "phase", numbered=True)),
@@ -107,9 +108,9 @@ _PASSES: tuple[tuple[How, _Key], ...] = (
     (How.RENAMED, lambda row: (row.canonical, row.phase)),
     (How.MOVED, lambda row: (row.name, row.grid, row.block)),
     (How.OPERATOR, lambda row: (row.operator, row.phase, row.kind) if row.operator else None),
-    # Another class took the place of an operator. Attention may be a fused kernel, or several
-    # products; the compiler makes those operators of their own, and the softmax a kernel of its
-    # own.
+    # From here on an operator's new kernels may be of another class. Attention may be one fused
+    # kernel or several products. The compiler turns those products into operators of their own, and
+    # the softmax into its own kernel.
     (How.OPERATOR, lambda row: (row.operator, row.phase) if row.operator else None),
     (How.ATTENTION, lambda row: (row.phase,) if _attends(row) else None),
     (How.CLASS, lambda row: (row.kind, row.phase)),
@@ -143,9 +144,9 @@ def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match
 
 
 def _partner(group: _Group, matches: Sequence[Match]) -> Match | None:
-    """Return the kernel that the group replaced in some of its launches: as many launches, or about
-    as much time, went from one to the other. If several fit, the one whose time fits best is
-    returned; None if none fits.
+    """Return the match whose kernel the group replaced in some of its launches: it lost about as
+    many launches, or as much time, as the group gained, or the reverse. If several fit, return the
+    one whose time fits best; None if none fits.
     """
     rest = Match(How.ALONE, tuple(group[0]), tuple(group[1]))
     near = [
@@ -165,7 +166,7 @@ def _matched(how: How, before: Sequence[KernelRow], after: Sequence[KernelRow]) 
     """Return the matches of a group: one, or for numbered kernels one for each number."""
     if how not in (How.SAME, How.SHAPE) or not _numbered(before[0]):
         return [Match(how, tuple(before), tuple(after))]
-    # They are equal except for the number, which has no leading zero.
+    # Sorted by the number, the only difference between the names. It has no leading zero.
     in_order = (sorted(side, key=lambda row: (len(row.name), row.name)) for side in (before, after))
     return [
         Match(How.RENAMED if how is How.SAME and old.name != new.name else how, (old,), (new,))

@@ -1,10 +1,12 @@
 """Decide whether a difference is beyond the scatter of the steps of one profile.
 
 A profile has two or three steps, so the variance of a single term is nearly unknown. It is mixed
-with the usual variance of such terms (Smyth 2004, as for pairs in judge/), and never taken as
-smaller. If a side has a single step, the scatter is unknown, and every difference counts. So does a
-difference of a good part of the step, if the steps of the two sides lie apart: between two or three
-steps the scatter of a new term is a guess.
+with the usual variance of such terms (Smyth 2004, as for pairs in judge/). The mix is never taken
+as smaller than the term's own variance.
+
+If a side has a single step, the scatter is unknown, and every difference above 1 us counts. A
+difference above LARGE_SHARE of the step counts if each step of one side is longer than all of the
+other: with two or three steps the scatter of a new term is a guess.
 """
 
 from collections.abc import Sequence
@@ -16,8 +18,8 @@ import scipy
 
 from stepguard.core.profile import Series, mean
 
-FALSE_ALARMS = 0.01  # in a whole comparison, over all terms
-PRIOR_STEPS = 4  # the weight of the usual variance
+FALSE_ALARMS = 0.01  # chance of one in a whole comparison, over all terms
+PRIOR_STEPS = 4  # weight of the usual variance, in steps
 _LEAST_US = 1.0
 LARGE_SHARE = 0.25  # of the shorter step
 
@@ -38,9 +40,9 @@ class Term:
     before: Series
     after: Series
     usual: Usual = Usual.KERNEL
-    certain: bool = False  # other work: its number of calls or its names are exact
-    size: float = 0.0  # us that the scatter is a share of, if not of the term itself
-    unsure_us: float = 0.0  # a standard error of the difference that the steps do not show
+    certain: bool = False  # other work: numbers of calls and names have no scatter
+    size: float = 0.0  # us of which the scatter is a share; the term itself if it is larger
+    unsure_us: float = 0.0  # a standard error of the difference beside that between steps
 
     @property
     def change_us(self) -> float:
@@ -49,7 +51,7 @@ class Term:
 
     @property
     def level_us(self) -> float:
-        """Return the us that the scatter is a share of."""
+        """Return the time of which the scatter is a share, in us."""
         return max(self.size, abs(mean(self.before)), abs(mean(self.after)))
 
 
@@ -60,7 +62,8 @@ class Scatter:
         self._large_us = LARGE_SHARE * step_us
         self.known = all(min(len(term.before), len(term.after)) > 1 for term in terms)
         counts = {usual: sum(term.usual == usual for term in terms) for usual in Usual}
-        # A third of the false alarms for each kind: hundreds of kernels do not deafen three parts.
+        # Each kind has a third of the false alarms: hundreds of kernels do not widen the limits of
+        # three parts.
         self._alpha = {usual: FALSE_ALARMS / 3 / max(1, counts[usual]) for usual in Usual}
         shares = [
             _own(term) ** 0.5 / term.level_us
@@ -71,7 +74,9 @@ class Scatter:
         self._share[Usual.KERNEL] = max(Usual.KERNEL.value, median(shares) if shares else 0.0)
 
     def beyond(self, term: Term) -> bool:
-        """Return whether the difference is beyond the scatter between steps, if that is known."""
+        """Tell whether the difference is beyond the scatter between steps. For other work, or if
+        the scatter is unknown, any difference above 1 us is.
+        """
         if term.certain or not self.known:
             return abs(term.change_us) > _LEAST_US
         if abs(term.change_us) > self._large_us and _apart(term):
@@ -93,7 +98,7 @@ def _apart(term: Term) -> bool:
 
 
 def _own(term: Term) -> float:
-    """Return the pooled variance between the steps of one side, in us^2."""
+    """Return the variance between the steps of one side, in us^2, pooled over both sides."""
     free = len(term.before) + len(term.after) - 2
     if free <= 0:
         return 0.0

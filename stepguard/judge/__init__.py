@@ -1,1 +1,1 @@
-"""Judge: from recordings to verdicts. Pure: no I/O, no clock, no torch."""
+"""The judge makes verdicts of evidence, recordings and pairs. Pure: no I/O, no clock, no torch."""

@@ -1,17 +1,17 @@
-"""Alarms: a time that moved beside recordings, and how it ends. Pure.
+"""Alarms: a step time that moved against recordings, and how its alarm ends. Pure.
 
 Against recordings a step time is `same` or an alarm: SLOWER, FASTER, or kernels that take longer in
-a step that is within its limit. Pairs beside the recording's commit answer it. This is the one
-place that says how an alarm ends:
+a step that is within its limit. Pairs of HEAD and the recording's commit answer an alarm. Only this
+module says how an alarm ends:
 
 * The pairs say SLOWER: SLOWER, whatever the alarm was.
-* The pairs say FASTER: an alarm FASTER stays. Kernels alone end as `same`. An alarm SLOWER ends as
-  if the pairs saw no difference.
+* The pairs say FASTER: an alarm FASTER stays. An alarm of kernels ends as `same`. An alarm SLOWER
+  ends as if the pairs saw no difference.
 * The pairs see no difference, and exclude the alarm's change: `same`, or INCONCLUSIVE if that
-  change is beyond MACHINE_LIMIT_PCT. Kernels alone end as `same`.
-* There is no answer, or it is undecided, or it does not clear the alarm: beyond LEVEL_LIMIT_PCT the
-  alarm stays. Within it SLOWER becomes INCONCLUSIVE, and FASTER becomes `same`. Kernels alone end
-  as `same`, or as INCONCLUSIVE if the undecided pairs lie above the ignore margin.
+  change is beyond MACHINE_LIMIT_PCT. An alarm of kernels ends as `same`, whatever they exclude.
+* The pairs do not decide, or do not clear the alarm, or there are none: beyond LEVEL_LIMIT_PCT the
+  alarm stays. Within it SLOWER becomes INCONCLUSIVE, and FASTER becomes `same`. An alarm of kernels
+  ends as `same`, or as INCONCLUSIVE if the interval of undecided pairs is above the ignore margin.
 * The two sides do other work, and the alarm is FASTER: the case as a whole is CHANGED.
 """
 
@@ -53,20 +53,20 @@ from stepguard.judge.rules import decision
 from stepguard.judge.slower_stays import says_slower
 from stepguard.judge.soundness import Refusal
 
-# Another card or clock can change a step time by this much with the same code. H200s: cards differ
-# by 4.8 % at most (13 of them). The SM clock of steady steps was between 1575 and 1800 MHz in all
-# studies: a factor of 1.14, and a step's time cannot follow it by more.
+# Another card or clock can change the step time of the same code by this much. Of 13 H200s two
+# differ by 4.8 % at most. The SM clock of steady steps was between 1575 and 1800 MHz in all
+# studies. That is a factor of 1.14, and a step time changes by no more than the clock.
 MACHINE_LIMIT_PCT = 15.0
 _MOVED = (Status.SLOWER, Status.FASTER)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a run learned about an alarm: pairs beside a commit, or why there are none."""
+    """What a run learned about an alarm: pairs of HEAD and a commit, or why there are none."""
 
     commit: str = ""  # the commit, and how it was chosen
     pairs: Comparison | None = None
-    own: bool = True  # it is the recording's own commit, not one in its place
+    own: bool = True  # whether it is the recording's own commit, and not a substitute
     same_code: bool = False  # HEAD is that commit: only the machine can differ
     failed: str = ""  # why there are no pairs
 
@@ -78,16 +78,15 @@ class _Judged:
     answer: Answer
     pairs: Comparison | None
     refused: Refusal | None = None  # why the pairs cannot be compared
-    decided: Decision | None = None  # None where no time is judged
+    decided: Decision | None = None  # None if no time is judged
     missed: int = 0  # steps that the run timed and the pairs did not
 
 
 def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
-    """Return the time that pairs have to answer; None if there is no alarm.
+    """Return the step time if it is an alarm, which pairs have to answer; else None.
 
-    It is the step time that recordings call SLOWER or FASTER, if it is the worst of all that is not
-    waived. If all metrics pass, it is the step time whose kernels take longer, so that a counter
-    that fell does not hide them.
+    It is an alarm if recordings call it SLOWER or FASTER, and no metric that is not waived is
+    worse. It is also one if all metrics pass and its kernels take longer, even if a counter fell.
     """
     if findings.whole or findings.against:  # pairs have judged already
         return None
@@ -105,8 +104,8 @@ def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
 
 def is_asked(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
     """Tell whether pairs have to decide a case. They do if there is an alarm. They also do if the
-    case passes, but the ``pairs`` of an earlier run, which still hold, said SLOWER: nobody gains by
-    repeating a run until it is green by chance.
+    case passes, but the ``pairs`` of an earlier run said SLOWER and still hold. Otherwise a run
+    could be repeated until it passes by chance.
     """
     return alarm_of(findings, permits) is not None or _is_overruled(findings, permits, pairs)
 
@@ -125,10 +124,10 @@ def _is_overruled(findings: Findings, permits: Permits, pairs: Comparison | None
 def settled(
     findings: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
 ) -> Findings:
-    """Return what a run ends with: each moved time as its alarm ends, all else as it is.
+    """Return the findings after all alarms have ended. Only times that moved are changed.
 
-    ``steps`` are those that the run timed. The machine is blamed only if the pairs timed all of
-    them, and their interval excludes the change that the screen saw.
+    ``steps`` are the steps that the run timed. The machine is the cause only if the pairs timed all
+    of them, and if the pairs' interval excludes the change that recordings show.
     """
     if findings.whole or findings.against:
         return findings
@@ -152,7 +151,7 @@ def settled(
     findings = replace(findings, metrics=tuple(map(ended, findings.metrics)))
     if not (alarm and judged and judged.pairs) or judged.refused:
         return findings
-    # These causes are of this machine and this time; a recording's are not.
+    # The pairs' profiles were taken now and on this machine, unlike a recording's.
     causes = {name: cause for name, cause in why(judged.pairs).items() if cause}
     return replace(findings, **causes)
 
@@ -174,19 +173,19 @@ def _is_time(metric: MetricVerdict) -> bool:
 
 
 def _settled(time: MetricVerdict) -> MetricVerdict:
-    """Return the final verdict on a moved time. The limits of the screen are narrow because pairs
-    confirm: a change within LEVEL_LIMIT_PCT that no pairs confirmed proves nothing.
+    """Return the final verdict on a moved time. The limits against recordings are narrow, since
+    pairs check every alarm. So a change within LEVEL_LIMIT_PCT proves nothing without pairs.
     """
     proven = time.confirmed is not None and time.confirmed.outcome is Confirmation.CONFIRMED
     if time.status not in _MOVED or proven or abs(time.change_pct or 0) > LEVEL_LIMIT_PCT:
         return time
-    if time.status is Status.FASTER:  # so that nobody accepts it as a gain
+    if time.status is Status.FASTER:  # `same`, so that nobody records it as a gain
         return structs.replace(time, status=Status.SAME, reason=Reason.WITHIN_LEVEL)
     return structs.replace(time, status=Status.INCONCLUSIVE, reason=Reason.UNCONFIRMED)
 
 
 def _answered(time: MetricVerdict, judged: _Judged) -> MetricVerdict:
-    """Return a moved time with what an answer makes of it."""
+    """Return a moved time with its answer, and with the status that follows from the answer."""
     answer, pairs, by_pairs = judged.answer, judged.pairs, judged.decided
     if answer.same_code:
         return _by_machine(time, Confirmed(Confirmation.MACHINE, answer.commit))
@@ -209,7 +208,7 @@ def _answered(time: MetricVerdict, judged: _Judged) -> MetricVerdict:
         )
     leans = by_pairs.low_pct > pairs.margins.ignore_pct
     if outcome is Confirmation.UNDECIDED and leans and time.status is Status.SAME:
-        # The steps that are slower within launches are those of the run, not of the pairs.
+        # The run's own launches, not the pairs, show which steps are slower within launches.
         return structs.replace(
             time_by_pairs(pairs, by_pairs),
             slow_steps=time.slow_steps,
@@ -232,8 +231,8 @@ def _why_not(judged: _Judged) -> NoAnswer | NoComparison:
 def _outcome(
     time: MetricVerdict, by_pairs: Decision, own: bool, missed: int
 ) -> tuple[Confirmation, OfConfirmation | None]:
-    """Return what the pairs say of a moved time. The second value says why they do not clear it, if
-    there is a sentence for that.
+    """Return what the pairs say of a moved time. The second value says why the pairs do not clear
+    the alarm; None if they do, or if there is no sentence for it.
     """
     if by_pairs.status is Status.SLOWER:
         return Confirmation.CONFIRMED, None
@@ -243,7 +242,7 @@ def _outcome(
         return Confirmation.STEP_SAME, None
     if by_pairs.status is time.status:
         return Confirmation.CONFIRMED, None
-    # From here on the pairs say `same`, or FASTER where the screen said SLOWER.
+    # From here on the pairs say `same`, or FASTER although recordings said SLOWER.
     if not _excludes(time, by_pairs):
         return Confirmation.NOT_CLEARED, None
     if missed:
@@ -256,7 +255,8 @@ def _outcome(
 def _by_machine(time: MetricVerdict, how: Confirmed) -> MetricVerdict:
     """Return a time that moved although the code did not: `same` up to MACHINE_LIMIT_PCT.
 
-    Beyond that limit the cause is unknown. The recording may not be of its commit, for example.
+    Beyond that limit the cause is unknown. For example, the recording may not be of the commit that
+    it names.
     """
     status, reason = Status.SAME, Reason.MACHINE_MOVED
     if time.change_pct is None or abs(time.change_pct) > MACHINE_LIMIT_PCT:
@@ -276,8 +276,8 @@ def _missed(comparison: Comparison, steps: range) -> int:
 
 
 def _excludes(time: MetricVerdict, by_pairs: Decision) -> bool:
-    """Tell whether the pairs' interval excludes the change that the screen saw. With wide margins
-    `same` may still contain most of it.
+    """Tell whether the pairs' interval excludes the change against recordings. With wide margins
+    pairs may say `same` although their interval contains it.
     """
     if time.change_pct is None:
         return False

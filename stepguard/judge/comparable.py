@@ -1,11 +1,11 @@
-"""Which conditions two measurements were made under, and which of them differ. Pure.
+"""Under which conditions two measurements were made, and which conditions differ. Pure.
 
 The screen, acceptance, the guard, the pairs of an earlier run, the ranks of a launch, the nodes of
-a job and the history all ask this one question. Each says which tags matter to it.
+a job and the history ask this module. Each caller says which tags matter to it.
 
-Whether two steps do the same work is another question, and the identical step's own
-(judge/rules/identical_step.py). Settings of torch and Python that a workload changes are no tag:
-they are counted as work, and a step that has others is CHANGED.
+Whether two steps do the same work is another question (judge/rules/identical_step.py). Settings of
+torch and Python that a workload changes have no tag: a counter counts them, and a step with other
+settings is CHANGED.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -22,7 +22,7 @@ from stepguard.core.recording import Recording
 Change = tuple[str, str, str]  # key, old, new
 _OF_MACHINE = ("device_name", "driver", "torch", "python", "cpu_threads")
 UNSET = "unset"  # stands for a value that one side lacks
-_VARIABLES = "environment"  # this key of the software names the variables that steer what runs
+_VARIABLES = "environment"  # the key for the variables that change what runs, in software_key()
 
 
 class Tag(Enum):
@@ -53,9 +53,10 @@ class Difference:
 def comparable(
     then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
 ) -> tuple[Difference, ...]:
-    """Return what differs, among ``tags`` and what both sides know; empty if they may be compared.
+    """Return the conditions that differ; empty if the two may be compared. Only ``tags`` that both
+    sides have are looked at.
 
-    A case's parameters come before its software, and torch before the other packages.
+    Differences are in the order of Tag. Within a tag torch comes first.
     """
     return tuple(
         Difference(tag, *change)
@@ -66,8 +67,8 @@ def comparable(
 
 
 def conditions_of(evidence: Evidence) -> Conditions:
-    """Return the conditions that evidence was measured under. Those of the machine come from its
-    fingerprint.
+    """Return the conditions that evidence was measured under. Without a fingerprint only the case
+    is known.
     """
     margins = margins_of(evidence.margins_pct, evidence.case["device"])
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
@@ -82,7 +83,7 @@ def conditions_recorded(recording: Recording) -> Conditions:
 
 
 def of_one_card(then: Recording, now: Recording) -> bool:
-    """Tell whether two recordings are known to be of one card, which a CPU's never are."""
+    """Tell whether two recordings are known to be of one card. A CPU's recordings never are."""
     both = conditions_recorded(then), conditions_recorded(now)
     known = all(Tag.CARD in conditions for conditions in both)
     return known and not comparable(*both, (Tag.CARD,))
@@ -106,7 +107,7 @@ def _card(uuid: str) -> Conditions:
 
 
 def _software(key: Mapping[str, str]) -> Conditions:
-    # Only variables that steer count. Others name folders, some of them new in each run.
+    # A software key has only the variables that change what runs. They get a tag of their own.
     steering = {name: value for name, value in key.items() if name == _VARIABLES}
     return {
         Tag.SOFTWARE: {name: value for name, value in key.items() if name not in steering},
@@ -115,7 +116,7 @@ def _software(key: Mapping[str, str]) -> Conditions:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
-    """Return what differs; "unset" stands for a value that one side lacks."""
+    """Return the keys whose values differ; "unset" stands for a value that one side lacks."""
     then, now = _flat(old), _flat(new)
     return tuple(
         (key, str(then.get(key, UNSET)), str(now.get(key, UNSET)))

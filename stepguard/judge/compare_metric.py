@@ -1,8 +1,9 @@
-"""One metric of a case against recordings: a time, a difference, a count.
+"""Compare one metric of a case with recordings, or with another revision: a time, a difference, a
+count.
 
-Both sides have one type: ``now`` is this run's summary, ``past`` are comparable recordings of one
-epoch, oldest first, or the other revision's summary alone. A count is that of the busiest rank, or
-of the rank that it is worse on.
+Both sides have one type. ``now`` is this run's summary. ``past`` are comparable recordings of one
+epoch, oldest first, or only the other revision's summary. A count is that of the rank that counts
+most, or of another rank if its verdict is worse.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ def compare(
     gates: Sequence[str],
     recorded: bool = False,
 ) -> MetricVerdict:
-    """Return the metric's verdict. ``now`` must hold the metric. ``recorded``: ``past`` is a
-    baseline's; a counter that is newer than the baseline is shown, not compared.
+    """Return the metric's verdict. ``now`` must have the metric. ``recorded`` says that ``past`` is
+    a baseline's: then a counter that is newer than the baseline is shown, not compared.
     """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
     known = any(metric in recording.counters for recording in past)
@@ -45,17 +46,17 @@ def compare(
     if kind == "counter" and metric != "tokens_per_step":
         return _compare_count(metric, now, past, gated)
     if metric == "tokens_per_step":
-        old: float | None = past[-1].tokens_per_step  # equal: other tokens were refused
+        old: float | None = past[-1].tokens_per_step  # equal: another number was refused before
         said = Status.SAME, Reason.EQUAL
     else:
         old, said = past[-1].information.get(metric), (Status.SAME, Reason.NOT_JUDGED)
-        gated = False  # of what pairs judge, recordings say nothing
+        gated = False  # only pairs judge information, not recordings
     return MetricVerdict(metric, *said, old, new, _change_pct_of(old, new), gated=gated)
 
 
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
-    """Compare the step time with the recordings that have one, by rank 0's card; None if none has
-    one.
+    """Compare the step time with the recordings that have one, grouped by rank 0's card. None if no
+    recording has one.
     """
     by_card: dict[str, list[Sequence[float]]] = {}
     own: list[Sequence[float]] = []
@@ -72,7 +73,7 @@ def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVer
     return MetricVerdict(
         JUDGED_TIME,
         *_against_limit(screened.change_pct, screened.limit_pct, screened.noisy),
-        # The mean over recordings, to which the change refers; no recording need have it.
+        # The mean that the change refers to. It need not be any recording's own time.
         old=new / (1 + screened.change_pct / 100),
         new=new,
         change_pct=screened.change_pct,
@@ -84,8 +85,8 @@ def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVer
 
 
 def _compare_difference(metric: str, now: Recording, past: Recording, gated: bool) -> MetricVerdict:
-    """Judge a difference in percentage points of a step: it may be zero, and then no ratio exists.
-    ``change_pct`` and ``noise_pct`` are such points.
+    """Judge a difference in percentage points of a step, since a ratio to zero does not exist.
+    ``change_pct`` and ``noise_pct`` are such points, too.
     """
     difference, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
@@ -98,7 +99,7 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
 
 def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
     """Compare a change with its limit, in both directions."""
-    # Noise comes first: beyond the limit it may hide a change, or look like one.
+    # Noise comes first: if it is beyond the limit, it may hide a change, or look like one.
     if noisy:
         return Status.INCONCLUSIVE, Reason.TOO_NOISY
     if abs(change_pct) <= limit_pct:
@@ -109,19 +110,23 @@ def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
 def _compare_count(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
-    """Return the verdict on a count, which ``now`` must hold: its ranks, parts and places too."""
+    """Return the verdict on a count, which ``now`` must have, by its total, ranks and parts. It
+    names the places that moved.
+    """
     new, old = now.counters[metric], _recorded_count(metric, past)
-    # Without its parts a recording cannot show that one part replaced another.
+    # With equal totals one part may have replaced another. A recording without parts cannot show
+    # that.
     lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
     if old is None or lost and new == old:
         return _not_recorded(metric, new, gated)
     moved = moved_parts(metric, now, past[-1])
     busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
-    # Parts come first: a part that falls on one rank must not hide another part of another rank.
+    # Parts come before ranks: otherwise a part that fell on one rank could hide another part that
+    # rose on another rank.
     judged = _compare_ranks(metric, now, past, busiest)
     reason = judged.said[1]
-    # A move within the limit shows no places. An equal count does: a call may have moved to another
-    # line.
+    # A move within the limit shows no places. An equal count shows them, since a call may have
+    # moved to another line.
     shown = reason is not Reason.WITHIN_LIMIT
     return MetricVerdict(
         metric,
@@ -138,7 +143,7 @@ def _compare_count(
 
 
 def _change_pct_of(old: float | None, new: float) -> float | None:
-    """Return by how many percent a figure moved; None beside zero, or nothing."""
+    """Return by how many percent a figure moved; None if the old one is zero or unknown."""
     return 100 * (new / old - 1) if old else None
 
 
@@ -150,7 +155,7 @@ def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
 
 @dataclass(frozen=True)
 class _Count:
-    """A count now, the recorded one, and what they say; of some ranks, or of all."""
+    """A recorded count, the present one, and what they say, for some ranks or for all."""
 
     old: float
     new: float
@@ -164,11 +169,11 @@ class _Count:
 
 
 def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) -> Said:
-    """Return what a count says once its parts are looked at."""
+    """Return what a count says, given which of its parts moved. ``calls`` is the recorded count."""
     reason = said[1]
     if reason is Reason.EQUAL and moved and METRICS[metric].parts:
-        # As many operators as before, but other ones: without this, an improvement could hide an
-        # added operator.
+        # There are as many operators as before, but other ones. Without this, an operator that is
+        # gone could hide an operator that was added.
         said = Status.CHANGED, Reason.WORK_MOVED
     alike = metric in OPERATOR_METRICS and computes_as_much(moved, calls)
     if said[1] is Reason.WORK_MOVED and alike:
@@ -177,8 +182,8 @@ def _by_parts(metric: str, said: Said, moved: Sequence[PartMove], calls: int) ->
 
 
 def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
-    """Return the newest recording's count. If the metric may rise a little, return the epoch's
-    lowest, so that small rises do not add up over recordings.
+    """Return the newest recording's count; None if it has none. If the metric may rise a little,
+    return the epoch's lowest, so that small rises do not add up over recordings.
     """
     newest = past[-1].counters.get(metric)
     if newest is None or not METRICS[metric].tolerant:
@@ -194,7 +199,7 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
         return Status.CHANGED, Reason.WORK_MOVED
     if abs(new - old) < row.floor:
         return Status.SAME, Reason.WITHIN_LIMIT
-    # A fall comes before the slack, so that a gain smaller than the slack is FASTER, too.
+    # Falls come before the slack: also a fall smaller than the slack is FASTER.
     if new < old:
         return Status.FASTER, Reason.COUNTER_FELL
     if new <= old * (1 + row.slack_pct / 100):
@@ -205,8 +210,8 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
 def _compare_ranks(
     metric: str, now: Recording, past: Sequence[Recording], busiest: _Count
 ) -> _Count:
-    """Return the count of the worst rank, or of the busiest one if none is worse. It names its
-    ranks unless all ranks have it.
+    """Return the count of the rank with the worst verdict, or ``busiest`` if none is worse. The
+    count names the ranks with that verdict, unless all ranks have it.
     """
     new, old = now.differing_ranks().get(metric), _recorded_ranks(metric, past)
     ranks = len(new or old or ())
@@ -219,7 +224,7 @@ def _compare_ranks(
     )
     each = [_Count(then, count, _judge_count(metric, then, count)) for then, count in both]
     worst = min(each, key=lambda count: count.status.rank)
-    # Among equally bad ranks the busiest is shown: its figures are the counter's own.
+    # Among equally bad ranks the busiest is shown, since the counter's value is its count.
     judged = worst if worst.status.rank < busiest.status.rank else busiest
     if judged.status is Status.SAME:
         return judged
@@ -227,18 +232,18 @@ def _compare_ranks(
     failing = [each[rank] for rank in its]
     if judged.status is not Status.CHANGED:
         failing = []
-    elif judged.new == judged.old:  # other operators, of unknown ranks
+    elif judged.new == judged.old:  # other operators; which ranks call them is unknown
         its, failing = [], [judged, *failing]
     counts = tuple((count.old, count.new) for count in failing)
     return _Count(judged.old, judged.new, judged.said, _some(its, ranks), counts)
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
-    """Return the count of each rank in the newest recording; the epoch's lowest if the metric may
-    rise a little. None if no recording has ranks that differ.
+    """Return the count of each rank in the newest recording; the lowest of the epoch if the metric
+    may rise a little. None if no recording has ranks that differ.
 
-    Recordings from before ranks were counted apart are left out. The newest recording of a file is
-    never one of those.
+    Old recordings that do not count each rank are left out. The newest recording of a file always
+    counts each rank.
     """
     known = [r for r in past if r.by_rank is not msgspec.UNSET and metric in r.counters]
     each = [recording.differing_ranks().get(metric) for recording in known]

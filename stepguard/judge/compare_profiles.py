@@ -1,4 +1,6 @@
-"""What the profiles of two sides say beside their times: why a step changed, and on which rank."""
+"""Compare the profiles of two sides: why a step changed, whether its kernels take longer, and
+whether one rank alone got slower.
+"""
 
 from collections.abc import Sequence
 from statistics import stdev
@@ -49,10 +51,10 @@ def other_kernels(explanation: Explanation | None, change: float) -> bool:
 def against_recordings(
     profile: Profile | None, now: Recording, past: Sequence[Recording]
 ) -> tuple[Explanation | None, bool]:
-    """Compare the profile with that of the newest recording that has one, of the card of ``now`` if
-    possible.
-    Return why the step takes longer (None if a profile is missing), and whether the kernels take so
-    much longer that pairs have to decide.
+    """Return why the step takes longer than in a recording, and whether its kernels take so much
+    longer that pairs have to decide. The explanation is None if a profile is missing.
+
+    The recording is the newest one with a profile, of the same card as ``now`` if there is one.
     """
     known = [recording for recording in past if recording.profile is not msgspec.UNSET]
     mine = [recording for recording in known if of_one_card(recording, now)]
@@ -98,7 +100,9 @@ def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | No
 
 
 def _own_us(parts: Parts) -> list[float]:
-    """Return the us of each step, less the time in which the rank only exchanges, or waits to."""
+    """Return the us of each step without exposed communication, in which the rank only exchanges or
+    waits for other ranks.
+    """
     return list(less(parts.step_us, parts.exposed_communication_us))
 
 

@@ -1,8 +1,8 @@
-"""Counters that only fell, with the operators that went along.
+"""Counters that only fell, and the operators that fell with them.
 
-A step that waits less often also calls fewer operators: those that hand a number to the host. Both
-are a gain, and so is a search for unused parameters that is gone. What no fallen counter explains
-is work that the step no longer does: CHANGED. docs/judge.md has the conditions.
+A step that waits less often for the GPU also calls fewer of the operators that give a number to the
+host. Both are a gain. So is a search for unused parameters that is gone. If no fallen counter
+explains the missing operators, the step does less work: CHANGED. docs/judge.md has the conditions.
 """
 
 import re
@@ -26,13 +26,14 @@ from stepguard.judge.moved_places import is_view, packet
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 _EQUAL_WORK = ("flops_per_step", "tokens_per_step")
-# By the dispatcher's and the profiler's names. What .item() calls: an operator that makes the
-# number (a sum, a norm) computes, and is not among them.
+# The operators that .item() calls, by the dispatcher's and the profiler's names. An operator that
+# computes the number (a sum, a norm) is not one of them.
 _READS = ("aten._local_scalar_dense", "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")
 _FILLS = ("aten.fill_", "aten::fill_")
 _ALL_REDUCES = ("c10d.allreduce_.default", "c10d::allreduce_")
 _MAP = re.compile(r"allreduce (\d+) B")
-# What a search copies besides, at most: its map to the device and back, in torch 2.13.
+# The most calls of other operators in a search: in torch 2.13 it copies its map to the device and
+# back.
 _SEARCH_COPIES = {
     "aten.clone": 2,
     "aten.copy_": 3,
@@ -44,20 +45,22 @@ _SEARCH_COPIES = {
 
 @dataclass(frozen=True)
 class _Search:
-    """A search for unused parameters that is gone: ranks add up a map of 32-bit numbers, one for
-    each parameter. Backward passes fill it number by number, and then each number is read.
+    """A search for unused parameters that is gone. In such a search ranks add up a map with a
+    32-bit number for each parameter. Backward passes fill the map number by number, and then each
+    number is read.
     """
 
-    times: int = 0  # a step
+    times: int = 0  # how many searches a step made
     parameters: int = 0
 
     def explains(self, name: str, fall: int, syncs: float) -> bool:
-        """Tell whether an operator that is called less often is one of a search, and the number of
-        calls that of a search: it is exact where a step could fill or read something else.
+        """Tell whether an operator that fell is one of this search, and fell by a number of calls
+        that the search can explain. A step may also read and fill for other reasons. So for reads
+        and fills that number is exact, apart from a read for each of the ``syncs`` that are gone.
         """
         if name in _READS:
             return 0 <= fall - self.times * self.parameters <= syncs
-        if name in _FILLS and self.parameters:  # each pass, also without an exchange, fills it
+        if name in _FILLS and self.parameters:  # every pass fills it, also one without an exchange
             passes, rest = divmod(fall - self.times, self.parameters)
             return passes >= self.times and rest == 0
         if name in _ALL_REDUCES:
@@ -66,15 +69,15 @@ class _Search:
 
 
 def with_fallen(metrics: Sequence[MetricVerdict]) -> tuple[MetricVerdict, ...]:
-    """Return all compared metrics of a case. Operators that only fell, and went along with a cost
-    that fell, are FASTER; so are the bytes of a search for unused parameters.
+    """Return all metrics of a case. Operators that only fell, together with a cost that fell, are
+    now FASTER. So are the exchanged bytes of a search for unused parameters that is gone.
     """
     counters = {
         metric.metric: metric for metric in metrics if METRICS[metric.metric].kind == "counter"
     }
     search, syncs = _search(counters), _fallen_syncs(counters)
     along = {name for name in OPERATOR_METRICS if _went_along(counters.get(name), search, syncs)}
-    # Bytes are those of a search if its operators went, too.
+    # The missing bytes are those of a search only if its operators fell, too.
     if search.times and OPERATORS in along:
         along.add(COLLECTIVE_BYTES)
     if not _only_fell(counters, along):
@@ -88,8 +91,8 @@ def with_fallen(metrics: Sequence[MetricVerdict]) -> tuple[MetricVerdict, ...]:
 
 
 def _only_fell(counters: Mapping[str, MetricVerdict], along: set[str]) -> bool:
-    """Tell whether a cost fell, no counter rose, and FLOPs and tokens are as many. Operators that
-    did not go along stay what they are.
+    """Tell whether a cost fell, no other counter moved, and FLOPs and tokens are equal. Operators
+    and the metrics in ``along`` are not looked at.
     """
     work = [counters[name] for name in _EQUAL_WORK if name in counters]
     equal = all(metric.reason is Reason.EQUAL for metric in work)
@@ -102,7 +105,7 @@ def _only_fell(counters: Mapping[str, MetricVerdict], along: set[str]) -> bool:
 
 
 def _fallen_syncs(counters: Mapping[str, MetricVerdict]) -> float:
-    """Return how many syncs a step has fewer."""
+    """Return by how many the syncs of a step fell."""
     return max((_fall(counters[name]) for name in SYNCS if name in counters), default=0.0)
 
 
@@ -111,7 +114,9 @@ def _fall(metric: MetricVerdict) -> float:
 
 
 def _search(counters: Mapping[str, MetricVerdict]) -> _Search:
-    """Return the search whose collective is gone: it explains all bytes that are exchanged less."""
+    """Return the search whose collective is gone and explains all bytes by which the exchange fell.
+    An empty one if there is none.
+    """
     collectives, exchanged = counters.get(COLLECTIVES), counters.get(COLLECTIVE_BYTES)
     if collectives is None or exchanged is None or exchanged.failing_ranks:
         return _Search()
@@ -123,8 +128,8 @@ def _search(counters: Mapping[str, MetricVerdict]) -> _Search:
 
 
 def _went_along(metric: MetricVerdict | None, search: _Search, syncs: float) -> bool:
-    """Tell whether every operator that moved fell, and is a view, a read of one of the ``syncs``
-    that are gone, or one of the ``search``; on every rank.
+    """Tell whether every operator that moved fell, on every rank, and is a view, a read of one of
+    the ``syncs`` that are gone, or an operator of the ``search``.
     """
     if metric is None or metric.reason is not Reason.WORK_MOVED or not metric.moved:
         return False
@@ -132,7 +137,7 @@ def _went_along(metric: MetricVerdict | None, search: _Search, syncs: float) -> 
     for part in metric.moved:
         falls[packet(part.name)] += part.old - part.new
     if search.times and not all(any(name in falls for name in kind) for kind in (_READS, _FILLS)):
-        return False  # an exchange of something else
+        return False  # the exchange that is gone was no search
     explained = all(
         fall > 0 and (is_view(name) or search.explains(name, fall, syncs))
         for name, fall in falls.items()

@@ -1,4 +1,4 @@
-"""What the rules say of a case, and the one place that makes a verdict of it."""
+"""Findings: what the rules say of a case. Only this module makes a verdict of them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from stepguard.judge.waiver_rules import permitted
 
 @dataclass(frozen=True)
 class Findings:
-    """What the rules say of a case before permissions: its metrics, or why it has none."""
+    """What the rules say of a case before permissions: its metrics, or why none decides."""
 
     case_id: str
     metrics: tuple[MetricVerdict, ...] = ()
@@ -29,7 +29,7 @@ class Findings:
     p_value: float | None = None
     explanation: Explanation | None = None
     straggler: Straggler | None = None
-    libraries: str = ""  # whose versions differ from the recording's
+    libraries: str = ""  # libraries whose versions differ from the recording's, in words
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Permits:
 
     @classmethod
     def of(cls, findings: Findings, permissions: Iterable[Permission], today: date) -> "Permits":
-        """Return those that apply to a case. Trailers count only beside another revision."""
+        """Return the permissions of a case. Trailers count only against another revision."""
         mine = (item for item in permissions if item.case == findings.case_id)
         return cls(tuple(item for item in mine if findings.against or not item.is_trailer), today)
 
@@ -52,8 +52,8 @@ class Permits:
         if not self.permissions:
             return findings.metrics, ()
         whole = findings.whole is not None
-        # A counter that moved decides although others are unknown. A waiver of it would pass an
-        # undecided case.
+        # In an unsound case a counter that moved decides although other metrics are unknown. With a
+        # waiver for that counter an undecided case would pass.
         unsound = whole or not findings.sound
         return permitted(findings.metrics, self.permissions, whole, unsound, self.today)
 
@@ -67,7 +67,7 @@ NO_PERMITS = Permits()
 
 
 def verdict_of(findings: Findings, permits: Permits = NO_PERMITS, **marks: Any) -> Verdict:
-    """Return the verdict on a case; ``marks`` are more of its fields."""
+    """Return the verdict on a case. ``marks`` are further fields of the verdict."""
     metrics, outcomes = permits.apply(findings)
     status, reason, until = _decided(findings.whole, metrics)
     return Verdict(
@@ -90,8 +90,8 @@ def verdict_of(findings: Findings, permits: Permits = NO_PERMITS, **marks: Any) 
 
 
 def _decided(whole: Refusal | None, metrics: Sequence[MetricVerdict]) -> tuple[Status, Reason, str]:
-    """Return the status, its reason, and the day until which it is waived. If all metrics pass and
-    the machine changed, that is the reason, so that it is shown.
+    """Return the status, its reason, and the day until which it is waived (ISO 8601, or empty). If
+    all metrics are `same` and the machine changed, the reason is the machine, so that it is shown.
     """
     if whole:
         return whole.status, whole.reason, ""

@@ -1,7 +1,7 @@
-"""The time to a launch's first step, which pairs judge where a case gates it.
+"""The time to a launch's first step. Pairs judge it if a case gates it.
 
-Each tree's counting launch has filled the compile cache that all launches share. So it is the time
-of a warm start: a build, and what the compiler does although everything is in its cache.
+Each tree's counting launch has filled the compile cache that all launches share. So this is the
+time of a warm start: the build of the workload, and what the compiler does with a full cache.
 """
 
 import math
@@ -14,9 +14,9 @@ from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding
 from stepguard.judge.pair_statistics import decide, figures
 from stepguard.judge.sequential_plan import MOST_PAIRS
 
-# A start reads files and asks the compiler: it scatters by percents, on a GPU as on a CPU.
+# A start reads files and asks the compiler. So it scatters by several percent, also on a GPU.
 FIRST_STEP_MARGINS = Margins(5.0, 20.0)
-# Of the case's level. So the step time's promise stays what it is.
+# This share of the case's level. It is small, so that the case's error rate hardly rises.
 LEVEL_SHARE = 0.1
 
 
@@ -33,8 +33,8 @@ def decision(comparison: Comparison) -> Decision | None:
 
 
 def verdict(comparison: Comparison, decided: Decision) -> MetricVerdict:
-    """Return what the pairs say of the time to the first step, in seconds: the geometric mean over
-    HEAD's launches, and the other tree's by the pairs' ratio.
+    """Return what the pairs say of the time to the first step, in seconds. The new time is the
+    geometric mean over HEAD's launches. The old time follows from it and the pairs' ratio.
     """
     new = math.exp(fmean(_log_s(launch.compile_s) for launch in comparison.head.launches))
     ended = decided.final and not comparison.out_of_time
@@ -58,4 +58,4 @@ def verdict(comparison: Comparison, decided: Decision) -> MetricVerdict:
 
 
 def _log_s(seconds: float) -> float:
-    return math.log(max(seconds, 1e-6))  # a clock's tick, of a step that takes no time
+    return math.log(max(seconds, 1e-6))  # a step that takes no time has no logarithm

@@ -1,8 +1,8 @@
-"""The gate: from a run's document and the base branch's recordings, pass or fail. Pure.
+"""The gate: it passes or fails a run by the run's document and the base branch's recordings. Pure.
 
-The document was written where the change's own code ran. So nothing is believed that the base can
-check: which cases exist, what each gates, what it was compared with, what is waived. What is not
-seen to pass fails.
+The document was written where the change's own code ran. So the gate takes from the base what the
+base knows: which cases exist, what each gates, what it was compared with, what is waived. A case
+that is not shown to pass fails.
 """
 
 from stepguard.core.baseline import Entry
@@ -15,9 +15,9 @@ from stepguard.judge.guarded_run import Base, CaseResult, Door, Ending, Run, Run
 
 
 def expected(document: RunDocument, base: Base) -> dict[str, Entry]:
-    """Return the cases that the run must have measured: those that the base recorded on such a
-    machine, for at most as many GPUs as it has. On a new kind of GPU they are the cases of all
-    recorded GPUs.
+    """Return the baselines, by case, of the cases that the run must have measured: those that the
+    base recorded on such a machine, for at most as many GPUs as it has. On a new kind of GPU they
+    are the cases of all recorded GPUs. Extended cases and cases of several nodes are left out.
     """
     gpus = max(base.gpus, len(document.gpus))
     known = dict(base.recorded.get(document.machine, {}))
@@ -72,11 +72,11 @@ def run_of(document: RunDocument, base: Base) -> Run:
 
 
 def _case(result: ResultDocument, entry: Entry | None, in_pairs: bool) -> RunCase:
-    """Return a case that was measured. Its device is the one that the base recorded."""
+    """Return a case that was measured. Its device and ranks are those that the base recorded."""
     known = entry.case if entry else {}
     device, ranks = str(known.get("device", GPU)), int(known.get("world_size", 1))
     differences = [name for name, metric in METRICS.items() if metric.kind == "difference"]
-    # In pairs the step time stands for the differences, which are not measured (``judged()``).
+    # Pairs do not measure differences. The step time stands for them (``judged()``).
     covered = differences if in_pairs and JUDGED_TIME in result.gates else []
     return RunCase(
         id=result.case,

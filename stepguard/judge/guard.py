@@ -1,14 +1,14 @@
-"""The guard: may this run count? One list of conditions, which two doors ask. Pure.
+"""The guard: may this run count? It is one list of conditions, for two callers (doors). Pure.
 
-* pytest asks about its own strict run: before it measures, as far as it knows by then, and at its
-  end.
-* The command ``gate`` asks about the document that such a run wrote, with the base branch's code.
+* pytest asks about its own strict run: before it measures, by what is known then, and at its end.
+* The command ``gate`` asks about the document that such a run wrote. It runs the base branch's
+  code.
 
-Each door describes the run (judge/guarded_run.py), and a condition looks at nothing else. Those on
-options, tree and environment are in guard_options.py, those on cases are here.
+Each door describes the run (judge/guarded_run.py), and a condition looks only at this description.
+Conditions on options, tree and environment are in guard_options.py, conditions on cases are here.
 
 The base's recordings say what is expected: which cases, with which parameters, gates and margins.
-The document never does: one that lists fewer cases is refused.
+The document does not: a document with fewer cases is refused.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def _missing(run: Run) -> Problems:
     reported = {problem.case for problem in run.problems}
     for name in run.must_measure:
         state = run.states.get(name)
-        # Before the end of the run only these two are certain.
+        # Before the end of the run a case is certainly missing only in these two states.
         gone = state and state.state in (State.DESELECTED, State.ABSENT)
         later = state and state.state is State.ABSENT and run.open
         if name in measured or name in reported or not (run.ending or gone and not later):
@@ -106,8 +106,9 @@ def _wider_margins(run: Run) -> Problems:
 
 
 def _other_parameters(run: Run) -> Problems:
-    # Without pairs pytest measures such a case as NOT COMPARABLE, and the next level is accepted
-    # from that evidence. In pairs both sides would run the tree's own case.
+    # Against recordings pytest lets such a case be measured: it is NOT COMPARABLE, and its evidence
+    # can be accepted as a new level. In pairs nothing else would notice it: both sides run the
+    # tree's own case.
     if run.door is Door.PYTEST and not run.against:
         return
     for case, entry in _known(run):
@@ -135,7 +136,7 @@ def _changed_tree(run: Run) -> Problems:
 def _other_recording(run: Run) -> Problems:
     for case, entry in _known(run):
         result = case.result
-        # A case that fails says so itself, for example if it has nothing to compare with.
+        # A case that does not pass fails the run by itself.
         if result is None or result.verdict.outcome != "passed" or result.judged_by is None:
             continue
         if not run.against and result.judged_by != entry.digest:
@@ -161,7 +162,7 @@ def _not_finished(run: Run) -> Problems:
 
 def _not_passed(run: Run) -> Problems:
     assert run.ending is not None
-    # Otherwise a test that measures no case failed, or a plugin did.
+    # If no case failed either, a test that measures no case failed, or a plugin did.
     failed = any(verdict.outcome != "passed" for _, verdict, _ in _verdicts(run))
     if not (run.ending.passes or run.problems or failed):
         yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
@@ -177,7 +178,7 @@ def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
 def _gate_without_verdict(run: Run) -> Problems:
     for case, verdict, _ in _verdicts(run):
         judged = {metric.metric for metric in verdict.metrics if metric.gated}
-        # A case that failed as a whole says so in its headline. Some metrics only pairs judge.
+        # A case that does not pass fails by itself. Some metrics are judged only in pairs.
         asked = [gate for gate in case.gates if run.against or not METRICS[gate].paired]
         absent = [gate for gate in asked if gate not in judged]
         if absent and verdict.status.outcome == "passed":
@@ -201,8 +202,7 @@ def _failed(run: Run) -> Problems:
     for case, verdict, headline in _verdicts(run):
         judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
         failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
-        # The same rule as in the run: a waiver that is too wide for a run is too wide for a
-        # document.
+        # The run used the same rule: a waiver that is too wide for it is too wide here.
         waived = {
             waiver.metric
             for waiver in run.base.permissions
@@ -247,7 +247,7 @@ CONDITIONS = (
 
 
 def guard(run: Run) -> list[Problem]:
-    """Return why the run does not count, as far as it is known; empty if it does."""
+    """Return why the run does not count, by what is known so far; empty if nothing is wrong."""
     asked = (condition for condition in CONDITIONS if condition.alone in (None, run.door))
     # A document may name a problem that the gate also sees itself.
     problems = (problem for condition in asked for problem in condition.problems(run))

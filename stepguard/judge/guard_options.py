@@ -1,7 +1,7 @@
 """The guard's conditions on a run's options, tree, machine and environment. Pure.
 
-What code of the tree sets inside of pytest, and what the command sets for both sides of a pair,
-cancels out in a comparison: so the environment is compared with that of the recording.
+Code of the tree, or the command, may set a variable for both sides of a pair. A comparison of the
+two sides does not show that. So the environment is also compared with the recording's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -127,8 +127,9 @@ def _dirty(run: Run) -> Problems:
 
 
 def _other_environment(run: Run) -> Problems:
-    """Yield what has changed since pytest was started. Then yield the cases whose variables that
-    steer differ from those of the newest recording.
+    """Yield a problem for each thing that launches inherit and that changed since pytest was
+    started. Then yield one for each case in pairs whose environment differs from the newest
+    recording's.
     """
     for change in run.changed:
         yield Problem(ProblemCode.OTHER_ENVIRONMENT, changed_in_pytest(change))

@@ -1,7 +1,7 @@
-"""What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
+"""The description of a run: the facts that the guard looks at, for both doors. Pure.
 
 pytest describes its own run (plugin/strict_run.py). The command ``gate`` describes the run of a
-document (judge/gate_decision.py). A fact that a door does not know stays empty, and is no problem.
+document (judge/gate_decision.py). A fact that a door does not know is empty, which is no problem.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class Door(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """An option of the run that makes it guard less if it does not come from the command itself."""
+    """An option of the run. Some options are refused unless the command itself gives them."""
 
     name: str
     value: str = ""
@@ -38,7 +38,7 @@ class Tree:
     """The measured tree, compared with its commit."""
 
     commit: str
-    no_commit: str = ""  # why it has none
+    no_commit: str = ""  # why the tree has no commit
     dirty: Sequence[str] = ()  # paths that differ from the commit
     left_out: Sequence[str] = ()  # baselines of the commit that a sparse checkout left out
 
@@ -51,9 +51,9 @@ class CaseResult:
     dirty: Sequence[str]
     tree_changed: bool
     verdict: Verdict
-    headline: str = ""  # the verdict's first line, where the door did not judge it itself
+    headline: str = ""  # the verdict's first line, if it is from a document
     judged_by: str | None  # a recording's digest; None: by pairs, or by another file's recording
-    base: Conditions | None = None  # the other revision's, where pairs were measured
+    base: Conditions | None = None  # the other revision's conditions, if pairs were measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,13 +65,13 @@ class RunCase:
     device: str
     ranks: int
     gates: tuple[str, ...]
-    covered: Sequence[str] = ()  # metrics that another of its gates stands for
+    covered: Sequence[str] = ()  # metrics that are not measured, since another gate contains them
     margins: Margins
-    as_declared: bool = True  # its test measures the case that it declares
+    as_declared: bool = True  # its test measures the case that the test declares
     result: CaseResult | None = None
     may_fail: bool = False  # a mark xfail lets its test fail
-    record: str = ""  # the command that records it as it is
-    waive: str = ""  # the command that waives a metric of it
+    record: str = ""  # the command that records the case as it is
+    waive: str = ""  # the command that waives one of its metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class Base:
-    """What the gate knows from elsewhere than the document."""
+    """What the gate knows from the base branch and its own command, not from the document."""
 
     commit: str  # the full hash of the commit that should have been measured
     gpus: int  # the least number of GPUs of the machine that should have measured it
@@ -100,18 +100,18 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a run is, or was, as far as the door knows."""
+    """A run, as far as the door knows it: one that goes on, or one that has ended."""
 
     door: Door
     expected: Mapping[str, Entry]  # the base's recordings, by case
-    # The files that cases are recorded in, as far as the door knows.
+    # The file in which each case is recorded, as far as the door knows.
     files: Mapping[str, str] = field(default_factory=dict)
     branch: str = ""  # whose recordings ``expected`` are; empty: the tree's own, or not known
     must_measure: Sequence[str] = ()  # ids of cases
     machine: str = ""
     options: Sequence[Option] = ()
     tree: Tree | None = None
-    # What launches inherit that changed since pytest started: "name old -> new".
+    # Changes since pytest started of what launches inherit: "name old -> new".
     changed: Sequence[str] = ()
     # The commit at the start, and the files that differed from it.
     began: tuple[str, tuple[str, ...]] = ("", ())
@@ -119,14 +119,14 @@ class Run:
     against_commit: str | None = None  # None: not resolved yet
     no_tests: str = ""  # why there is no performance test, if there is none
     states: Mapping[str, CaseState] = field(default_factory=dict)  # by case
-    open: bool = False  # a test that declares no case may measure any case
+    open: bool = False  # there is a test that declares no case: it may measure any
     cases: Sequence[RunCase] = ()
     ending: Ending | None = None  # None: the run goes on
     problems: Sequence[Problem] = ()  # problems that are already known
     base: Base | None = None  # None for pytest
 
     def file_of(self, case_id: str) -> str:
-        """Return the file that a case is recorded in, with its branch."""
+        """Return the file in which a case is recorded, and its branch, in words."""
         of = f" of {self.branch}" if self.branch and case_id in self.expected else ""
         return self.files.get(case_id, "the baselines") + of
 
@@ -143,8 +143,8 @@ Problems = Iterator[Problem]
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition that a run must meet to count. Both doors ask it, unless ``alone`` names the only
-    one that does, for the reason ``why``.
+    """A condition that a run must meet to count. ``problems`` yields why the run does not meet it.
+    Both doors ask it, or only the door ``alone``; ``why`` then says why.
     """
 
     problems: Callable[[Run], Problems]

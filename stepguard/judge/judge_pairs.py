@@ -1,15 +1,16 @@
-"""Rules of an A/B comparison: HEAD's tree and another revision's, measured in pairs.
+"""Judge an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
-The first that applies decides:
+The first line that applies decides:
 
 * the machine or HEAD's step failed;
 * the other tree cannot run the case;
-* the two do not do the same work;
-* a measurement contradicts itself or is not whole;
+* the two trees do not do the same work;
+* a measurement contradicts itself or is not complete;
 * each counter by itself, and the step time by its pairs (judge/rules/): the worst metric decides.
 
-If something is undecided, a counter that is known to have moved decides. On a GPU, once the time is
-decided, counters explain it and do not fail the case: an honest optimization calls other operators.
+If a measurement is undecided, a counter that is known to have moved decides. If a GPU's time is
+judged, most counters of work only explain it: an honest optimization calls other operators. A cost
+that rose still fails, unless the step is FASTER.
 """
 
 import math
@@ -69,14 +70,14 @@ from stepguard.judge.soundness import (
 )
 from stepguard.judge.summarise_evidence import summarise
 
-# The other revision may simply lack the case; then nobody made HEAD worse.
+# With these faults the other revision may simply lack the case. Then HEAD is not to blame.
 _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 # These must be equal on both sides, or their times cannot be compared.
 WORK = ("tokens_per_step", "flops_per_step")
-# No gain of time pays for these: another exchange, or a step that runs out of memory in the end.
+# A faster step does not excuse these: another exchange, or a step that will run out of memory.
 PRICELESS = (COLLECTIVE_BYTES, "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
-# On a GPU the cost of the compiler's kernels is in the launches and in the time. A step that lost
-# its graph break has one such kernel more, of 360, and is a gain.
+# On a GPU launches and time contain the cost of the compiler's kernels. So more kernels alone are
+# no failure: a step that lost its graph break has one more of 360, and is a gain.
 GENERATED = "generated_kernels"
 
 
@@ -99,14 +100,14 @@ def findings_of(comparison: Comparison) -> Findings:
 
 
 def refusal(comparison: Comparison) -> Refusal | None:
-    """Return why the two cannot be compared; None if they can."""
-    # Other work comes first: the counting pass shows it, without a pair.
+    """Return why the two trees cannot be compared; None if they can."""
+    # Other work comes before soundness: the counting pass shows it, without a pair.
     asked = (_failed, _other_work, _unsound, _unknown_work)
     return next(filter(None, (refusal_of(comparison) for refusal_of in asked)), None)
 
 
 def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
-    """Return the decision with all that it is based on."""
+    """Return the decision with all that it is based on, for a verdict."""
     ended = decided.final and not comparison.out_of_time
     few = comparison.glance and decided.pairs <= mean_on_cpu.DOUBTED_PAIRS
     most = 0 if ended else mean_on_cpu.DOUBTED_PAIRS if few else MOST_PAIRS
@@ -119,15 +120,15 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
         most,
         len(comparison.again),
         comparison.stays,
-        "" if moved else not_enough(comparison),  # of a time that moved nobody asks
+        "" if moved else not_enough(comparison),  # why `same` took long; not if the time moved
     )
 
 
 def wants_another_pair(comparison: Comparison) -> bool:
-    """Tell whether another pair should be measured: there is none yet, or the time is gated and not
+    """Tell whether another pair should be measured: there is none yet, or a judged time is not
     decided. Sides that cannot be compared get no more pairs.
     """
-    # Without a pair the evidence has no launches, so only these two can be known.
+    # Without a pair the evidence has no launches, so only these two refusals can be known.
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
     decided = decision(comparison), first_step.decision(comparison)
@@ -137,7 +138,8 @@ def wants_another_pair(comparison: Comparison) -> bool:
 
 def wants_every_pair(comparison: Comparison) -> bool:
     """Tell whether another pair of a commit with itself should be measured. All pairs of the plan
-    are, since none decides early, and each one says more about the machine's noise.
+    should be, since each one says more about the machine's noise. A CPU's case that gates no time
+    ends as usual.
     """
     if not comparison.pairs or comparison.glance:
         return wants_another_pair(comparison)
@@ -145,7 +147,9 @@ def wants_every_pair(comparison: Comparison) -> bool:
 
 
 def _failed(comparison: Comparison) -> Refusal | None:
-    """Return HEAD's fault, or else the other tree's. First, since launches are missing then."""
+    """Return HEAD's fault, or else the other tree's. Faults are asked for first, since they explain
+    why launches are missing.
+    """
     if comparison.head.faults:
         return _broken(comparison, comparison.head)
     if not comparison.base.faults:
@@ -169,7 +173,7 @@ def _unsound(comparison: Comparison) -> Refusal | None:
 
 
 def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
-    """Return why one side's evidence is not sound by itself."""
+    """Return why one side's evidence is not sound by itself; None if it is."""
     refused = measurement_problem(evidence)
     if refused is None or evidence is comparison.head:
         return refused
@@ -178,7 +182,7 @@ def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
 
 
 def _other_work(comparison: Comparison) -> Refusal | None:
-    """Refuse unequal tokens and FLOPs: a step that does less is another step, not a faster one."""
+    """Refuse unequal tokens or FLOPs: a step that does less is another step, not a faster one."""
     head, base = summarise(comparison.head), summarise(comparison.base)
     now, then = head.values(), base.values()
     for name in WORK:
@@ -187,14 +191,14 @@ def _other_work(comparison: Comparison) -> Refusal | None:
             work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
         new, old = (tuple(side.differing_ranks().get(name, ())) for side in (head, base))
-        if new != old:  # the busiest rank does as much, and another rank does less or more
+        if new != old:  # the busiest rank does as much as before, another rank does not
             work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
     return None
 
 
 def _unknown_work(comparison: Comparison) -> Refusal | None:
-    """Refuse work that is not known to be equal, also if the case does not gate it."""
+    """Refuse a comparison if a side's tokens or FLOPs are unknown, even if they are not gated."""
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
         needed = WORK if says_tokens(evidence.case) else WORK[1:]
@@ -206,8 +210,8 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
 
 
 def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...]:
-    """Return HEAD's figures, if there are any. If the work differs, the counters of both sides show
-    what differs, and where.
+    """Return HEAD's figures, to be shown without a comparison; none without a pair. If the work
+    differs, the counters of both sides are compared, too: they show what differs, and where.
     """
     head, gates = summarise(comparison.head), comparison.head.gates
     status, reason = refused.status, refused.reason
@@ -221,8 +225,8 @@ def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...
 
 
 def _risen(comparison: Comparison) -> Findings | None:
-    """Return CHANGED if a counter that both sides know moved, although other counters are
-    undecided.
+    """Return findings with CHANGED if a counter that both sides know moved, although other metrics
+    are undecided. None if no counter moved.
     """
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
     # A side that is BROKEN or UNFIT has no counts to trust.
@@ -266,9 +270,9 @@ def _findings(
 
 
 def why(comparison: Comparison) -> dict[str, Any]:
-    """Return what the profiles of both sides explain, as fields of a verdict."""
+    """Return what the profiles of both sides explain, as fields of Findings."""
     base, head = comparison.base, comparison.head
-    # A rank is compared with itself: with the same rank of the same case on the same card.
+    # Ranks are compared only if the same rank ran the same case on the same card.
     other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
     ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
     return {
@@ -278,10 +282,11 @@ def why(comparison: Comparison) -> dict[str, Any]:
 
 
 def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
-    """Turn a counter that moved into a notice if the GPU's time shows what it costs. A metric of
-    work, equal totals of other parts, and generated kernels become notices in any case, even if
-    the pairs do not decide. A cost that rose becomes one only if the step is FASTER. ``time`` is
-    None if the time is not judged: then nothing changes.
+    """Return a counter that moved as a notice if the GPU's time shows what it costs. ``time`` is
+    the verdict of the pairs. It is None if no time is judged: then the counter stays as it is.
+
+    A counter of work, equal totals of other parts, and generated kernels become notices whatever
+    the pairs say. A cost that rose becomes a notice only if the step is FASTER.
     """
     if time is None or metric.status is not Status.CHANGED or metric.metric in PRICELESS:
         return metric
@@ -296,9 +301,7 @@ def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
 def _time(
     comparison: Comparison, decided: Decision | None, now: Recording, base: Recording
 ) -> MetricVerdict:
-    """Compare the step time with the other tree's by the pairs. If it is not gated, it is only
-    shown.
-    """
+    """Return the step time as the pairs judge it. Without a decision the time is only shown."""
     new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
     if decided is None:
         change = 100 * (new / old - 1) if old else None
@@ -313,8 +316,8 @@ def _time(
 
 
 def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]:
-    """Return the functions that run more lines of Python, where HEAD's step may be slower for it.
-    They explain: a time alone decides.
+    """Return the functions that run more lines of Python, if HEAD's step is or may be slower. They
+    explain the time and do not decide.
     """
     if decided.status not in (Status.SLOWER, Status.INCONCLUSIVE) or decided.estimate_pct <= 0:
         return ()
@@ -322,9 +325,9 @@ def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]
 
 
 def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
-    """Return what a decision says of the step time. Old time and change follow from the pairs'
-    ratio, so they agree with the new time. If the time passes although steps within launches are
-    slower, on both sides then, those steps are the reason.
+    """Return what a decision says of the step time. The old time follows from the new time and the
+    pairs' ratio. If the time is `same` although steps within launches are slower, for example on
+    both sides, the reason names those steps.
     """
     margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
     known = of_pairs(comparison) or of_head_alone(comparison)

@@ -1,9 +1,9 @@
 """The screen: the comparison of a run with the stored recordings of its case.
 
-The first that applies decides:
+The first line that applies decides:
 
 * the measurement is not sound;
-* there is nothing to compare with;
+* there is no recording;
 * the recordings cannot be compared;
 * each metric by itself: the worst decides.
 """
@@ -46,15 +46,15 @@ DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # points that a difference may move wit
 
 
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
-    """Return what the recordings alone say of a case. A time that moved is then an alarm without an
-    answer. ``entry`` is the case's baseline, or None without one.
+    """Return what the recordings alone say of a case: a time that moved is an alarm without an
+    answer. ``entry`` is the case's baseline; None if it has none.
     """
     return verdict_of(screen(evidence, entry))
 
 
 def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
-    """Return what the recordings of ``entry`` say. Without an entry the refusal names the ``path``
-    that should have it.
+    """Return what the recordings of ``entry`` say. If it is None, the refusal names ``path``, the
+    file that should have it.
     """
     now, gates = summarise(evidence), evidence.gates
     # Soundness comes first: a measurement that is not sound cannot be compared with any level.
@@ -87,13 +87,13 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
 
 
 def _other_libraries(now: Recording, then: Recording) -> str:
-    """Return which versions differ from the recording's; empty if none does."""
+    """Return the libraries whose versions differ from the recording's, in words; empty if none."""
     both = ({Tag.LIBRARIES: recording.libraries or {}} for recording in (then, now))
     return changed(comparable(*both)).text
 
 
 def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:
-    """Return a case that is judged as a whole. What was measured is shown."""
+    """Return the findings for a case that is judged as a whole. What was measured is shown."""
     shown = uncompared(now, evidence.gates, why.status, why.reason) if now else ()
     return Findings(evidence.case_id, shown, why)
 
@@ -101,8 +101,9 @@ def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Finding
 def _noted_time(
     metric: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
 ) -> MetricVerdict:
-    """Return the step time with the steps that are slower within launches. A time within its limit
-    gets as its reason what moved nevertheless: such steps, or kernels, which ask for pairs.
+    """Return the step time with the steps that are slower within launches. If the time is `same`,
+    such steps, or kernels that take longer, are its reason. If there are both, it is the kernels,
+    since they are an alarm.
     """
     reason = metric.reason
     if metric.status is Status.SAME and slow_steps:
@@ -115,14 +116,14 @@ def _noted_time(
 def _past(
     evidence: Evidence, now: Recording, entry: Entry | None, path: str = ""
 ) -> tuple[list[Recording], Refusal | None]:
-    """Return the recordings that the evidence is compared with, or why there are none."""
+    """Return the recordings to compare the evidence with, and why there are none (or None)."""
     if entry is None:
         return [], Refusal(Status.NO_BASELINE, Reason.NOT_RECORDED, NotRecorded(path=path))
     conditions = conditions_of(evidence)
     if entry.case != evidence.case:
         other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
         return [], _other(Reason.OTHER_PARAMETERS, changed(other))
-    # Only the last epoch counts: earlier ones are levels from before an accepted change.
+    # Only the last epoch counts: earlier epochs are from before a change that was accepted.
     past = alike(entry.level, evidence)
     if not past:
         other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
@@ -140,9 +141,9 @@ def _other(reason: Reason, figures: OfCase) -> Refusal:
 
 
 def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:
-    """Return CHANGED if counters that are known moved, although other counters or the times are not
-    decided. Example: a step that recompiles for ever never gets steady, and its recompiles are the
-    cause.
+    """Return findings with CHANGED if a known counter moved, although other counters or the times
+    are undecided; else None. Example: a step that recompiles for ever never gets steady, and its
+    recompiles are the cause.
     """
     past, _ = _past(evidence, now, entry)
     moved = moved_counters(now, past, evidence.gates) if past else ()
@@ -155,7 +156,7 @@ def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings 
 def moved_counters(
     now: Recording, past: Sequence[Recording], gates: Sequence[str]
 ) -> tuple[MetricVerdict, ...]:
-    """Return the gated counters that both sides know and that moved for the worse."""
+    """Return the gated counters that both sides know and that are CHANGED."""
     known = now.counters.keys() & past[-1].counters.keys()
     names = [name for name in gates if METRICS[name].kind == "counter" and name in known]
     metrics = with_fallen([compare(name, now, past, gates) for name in names])
@@ -173,8 +174,8 @@ def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
 
 
 def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
-    """Tell whether one more launch could change the screen's answer; False if the evidence is not
-    sound.
+    """Tell whether one more launch could change what recordings say of the step time. False if the
+    evidence is not sound.
     """
     # Counters need no more launches: they are exact, and are counted once.
     if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
@@ -184,12 +185,11 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
 
 
 def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:
-    """Return why evidence that is `same` must not join the epoch: the metric that is too far from
-    the epoch's first recording, and by how much, in percent or in points of a step. None if it may
-    join.
+    """Return why evidence that is `same` must not join the epoch: a metric that is too far from the
+    epoch's first recording, and by how much, in percent or in points of a step. None if the
+    evidence may join.
     """
-    # The first recording alone counts: against the mean, small steps would move what they are
-    # compared with.
+    # Only the first recording counts. A mean over all recordings would follow many small changes.
     now, first = summarise(evidence), past[:1]
     screened = screen_of(now, first) if JUDGED_TIME in evidence.gates else None
     if screened is not None and abs(screened.change_pct) > LEVEL_LIMIT_PCT:

@@ -1,9 +1,9 @@
-"""What a counter that moved is made of, and where: operators, calls, lines of source. Pure.
+"""Find which parts of a counter moved, and where: operators, calls, lines of source. Pure.
 
-The first place is the one that a headline names. Lines that the change touched come first, then the
-line that counts most. A line was touched if the other side has no line of that text in that
-function: what an unchanged line calls more often follows from another line. A shared function may
-be unchanged: then the caller that calls it more often is named, too.
+A headline names the first place. Lines that the change touched come first, then the line with the
+highest count. A line was touched if the other side has no line of that text in that function: if an
+unchanged line calls more, another line is the cause. If a function is unchanged and called more
+often, the caller that calls it more often is named, too.
 """
 
 import re
@@ -26,8 +26,8 @@ from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
 
-# Kinds of operators, causes first: products, all other operators, what autograd adds beside them,
-# backward operators, views.
+# Kinds of operators, causes first: products (0), all other operators (1), operators that autograd
+# adds (2), backward operators (3), views (4).
 _OTHER_KIND = 1
 _KINDS = {
     0: re.compile(r"attention|convolution|mm(\.|$)"),
@@ -38,26 +38,27 @@ _KINDS = {
         r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
     ),
 }
-# Operators that compute nothing. If one of them copies, the copy is an operator of its own. What a
-# step keeps through one is counted as bytes. Another library's permute or split is not among them.
+# Operators that compute nothing. If one of them copies, the copy is an operator of its own. If a
+# view keeps memory alive, other counters count its bytes. Only torch's own operators are views:
+# another library's permute or split may compute.
 _VIEW = re.compile(
     r"^aten(\.|::)(_reshape_alias|_unsafe_view|as_strided|chunk|detach|expand|expand_as|"
     r"flatten|movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|"
     r"transpose|unbind|unflatten|unsqueeze|view|view_as)$"
 )
-# Operators whose overloads all compute the same. Overloads of others may sort stably, round, or
-# raise to the powers of a tensor.
+# Operators whose overloads all compute the same. Overloads of other operators may do other work,
+# for example sort stably, or round.
 _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")
 _COLLECTIVE = re.compile(r"^_?c10d")
 _LINE_NUMBER = re.compile(r":\d+(?=\): )")  # in a caller, "Block.forward (gpt.py:152): text"
 _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that the cast makes
 _WIDEST = {"[float64]": 0, "[float32]": 1}  # other types come after them
-VIEWS_PCT = 2.0  # of the operator calls; more views than that are work for the host
-EDITED = "edited line"  # the place of a peak at a line that calls nothing more
-FEW_LINES = 3  # if an edit touched more lines, nobody knows which of them it is
-# A slower step is blamed on Python from so many lines on, and from this share of its lines on:
-# refactors move fewer.
+VIEWS_PCT = 2.0  # of the operator calls; more views than that cost the host time
+EDITED = "edited line"  # stands for what happens at an edited line that calls nothing more
+FEW_LINES = 3  # if more lines were edited, none of them is named as the cause of a peak
+# Python is named as the cause of a slower step only if the step runs at least so many lines more,
+# and at least this share of its lines more. Refactorings add fewer.
 LEAST_LINES = 100
 LEAST_LINES_SHARE = 0.1
 
@@ -65,7 +66,7 @@ LEAST_LINES_SHARE = 0.1
 def where_moved(
     metric: str, now: Recording, past: Recording, moved: Sequence[PartMove], rise: int
 ) -> tuple[Site, ...]:
-    """Return the places of a count that moved by ``rise``."""
+    """Return the places that explain why a count moved by ``rise``."""
     if metric == OPERATORS:
         return with_new_callers(_moved_operators(moved, now, past), now, past)
     if metric == PEAK:
@@ -80,8 +81,8 @@ def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove,
     new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
     if not old and past.counters.get(metric):  # the recorded parts are unknown
         return ()
-    # Recordings of a GPU may be older than types in the names of casts; there the time shows the
-    # cost of a cast. On a CPU only the name shows it.
+    # Old recordings of a GPU have no types in the names of casts. Then types are ignored: on a GPU
+    # the time shows the cost of another cast. On a CPU only the name shows it.
     if past.device_uuid and _UNTYPED in old and not any(_CAST.search(name) for name in old):
         new = _without_types(new)
     moves = [
@@ -93,7 +94,7 @@ def moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove,
 
 
 def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the parts without types in the names of casts, as older recordings have them."""
+    """Return the parts with the names that casts have in old recordings, without types."""
     calls: Counter[str] = Counter()
     for name, count in parts.items():
         calls[_CAST.sub("", name)] += count
@@ -101,8 +102,8 @@ def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
-    """Tell whether only the way of calling operators moved: other overloads, other views, or a few
-    views more or fewer.
+    """Tell whether the step computes as much as before: only overloads or views moved, and the
+    number of views by VIEWS_PCT of ``calls`` at most.
     """
     changes: Counter[str] = Counter()
     for part in moved:
@@ -120,15 +121,16 @@ def is_view(name: str) -> bool:
 
 def packet(name: str) -> str:
     """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
-    # The profiler writes "aten::sum". What overloads of another library do is unknown.
+    # The profiler's names ("aten::sum") have no overload. Overloads of another library may do other
+    # work, so they are kept.
     overloaded = name.startswith("aten.") and name.count(".") > 1
     return name.rpartition(".")[0] if overloaded else name
 
 
 def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int, int]:
-    """Order parts: by kind; new and lost ones before others; attention before the products that
-    replace it; new before lost; a cast to a wide type before the casts back; then by the size of
-    the move.
+    """Return the place of a part in the order, causes first: by kind; parts that are new or gone;
+    attention before the products that replace it; rises before falls; a cast to a wide type before
+    the casts back; large moves before small ones.
     """
     kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
     kind = max(kinds, default=_OTHER_KIND)
@@ -143,12 +145,12 @@ def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int, in
 def _moved_operators(
     moved: Sequence[PartMove], now: Recording, past: Recording
 ) -> tuple[Site, ...]:
-    """Return the lines that call these operators more often, or less often: then the count is
-    negative. Of untouched lines those come last whose operators are called only in backward passes
-    and optimizers, with that phase.
+    """Return the lines that call these operators more or less often. If an operator fell, the count
+    is negative. Touched lines come before untouched ones. In both groups lines with a phase come
+    last: their operators are called only in backward passes and optimizers.
     """
     new, old = _by_line(now, past)
-    # The lines of a baseline have no phase. A line has one phase for all that it calls.
+    # Lines from a baseline have no phase, so HEAD's phase of the line is used.
     called = {_line(site) for site in new if not site.phase}
     phases = {_line(site): site.phase for site in new}
     moved_lines = []
@@ -170,8 +172,9 @@ def _moved_operators(
 
 
 def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> list[Site]:
-    """Return the lines of each function that calls an operator more often here than there: its new
-    lines if they account for the whole rise, else the line that accounts for most of it.
+    """Return lines of each function that calls an operator more often in ``here`` than in
+    ``there``: the lines with more calls, if they add up to the function's rise, else the line
+    that is nearest to it, with the whole rise.
     """
     here, there = ([s for s in side if s.what == operator] for side in (here, there))
     lines, more = added(there, here), []
@@ -185,8 +188,8 @@ def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> li
 
 
 def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the lines that call more collectives in the eager step. With ``fell``: the lines that
-    called them before.
+    """Return the lines that call more collectives in the eager step. With ``fell`` return the lines
+    that called more before.
     """
     moved = [part for part in moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
     these = [part for part in moved if (part.new < part.old) == fell]
@@ -197,9 +200,9 @@ def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Sit
 
 
 def _lines_of_a_peak(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call an operator that another line called before. If all of them
-    are untouched, the lines that the change touched come first, if they are few:
-    ``backward(retain_graph=True)`` calls nothing more, and keeps its graph.
+    """Return the lines that may have raised a peak: those that now call an operator that another
+    line called before. If none of them was touched, a few edited lines that call nothing more come
+    first: ``backward(retain_graph=True)`` calls nothing more, but keeps its graph.
     """
     new, old = _by_line(now, past)
     touched, calls = _touched(new, old), _calls_at_other_lines(now, past)
@@ -220,9 +223,9 @@ def _calls_of(sites: Iterable[Site]) -> Counter[tuple[str, str, str]]:
 
 
 def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the lines that now call an operator that another line called before, if that line
-    still exists. Example: a loss cast its input; now the line above does. A line that was only
-    edited is not returned.
+    """Return the lines that now call an operator that another line called before, if that other
+    line still exists. Example: the loss cast its input, and now the line above casts it. A line
+    that was only edited is not returned.
     """
     new, old = _by_line(now, past)
     calls = {site.key: site.count for site in new}
@@ -239,8 +242,8 @@ def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
 
 
 def _by_line(now: Recording, past: Recording) -> tuple[list[Site], list[Site]]:
-    """Return the places that call operators, of both sides, each once. A baseline keeps lines and
-    not through which library's line they call: then that does not tell two places apart.
+    """Return the places that call operators, of both sides, each once. A baseline does not keep the
+    library's line that a place calls (``via``). Then places are not distinguished by it.
     """
     sides = now.operator_sites(), past.operator_sites()
     if any(site.via for site in sides[1]):
@@ -252,7 +255,7 @@ def _by_line(now: Recording, past: Recording) -> tuple[list[Site], list[Site]]:
 
 
 def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
-    """Return the places, each with the library's line that it calls now, if that is one line."""
+    """Return the places, each with the library's line that it calls now, if there is just one."""
     called: dict[tuple[str, ...], set[str]] = {}
     for site in now.operator_sites():
         called.setdefault(site.key[:4], set()).add(site.via or "")
@@ -265,7 +268,7 @@ def _with_library(sites: Sequence[Site], now: Recording) -> list[Site]:
 
 
 def _former(site: Site) -> Site:
-    """Return a place without its line number, which is the other side's."""
+    """Return a place of the other side without its line number, which may be outdated."""
     return replace(site, line=0)
 
 
@@ -277,12 +280,14 @@ def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
 
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return the places of what rose, or the former ones of what fell; not those allowed."""
+    """Return the places where a counter rose, or, with ``fell``, the former places of what is gone.
+    Places with an allowed sync are left out.
+    """
     new, old = (list(side.sites.get(metric, ())) for side in (now, past))
     after, before = ([site for site in side if not site.allowed] for side in (new, old))
     touched = _touched([*now.operator_sites(), *new], [*past.operator_sites(), *old])
-    # The former places are unknown then, and only a touched line is surely new. For bytes between
-    # steps an empty list is known: weights have no place.
+    # The recording has a count but no places. So only a touched line is surely new. Bytes between
+    # steps are an exception: weights have no place, so an empty list is complete.
     if not old and past.counters.get(metric) and metric != BETWEEN_STEPS:
         after = [site for site in after if touched(site)]
     sites = added(after, before) if fell else added(before, after)
@@ -294,11 +299,11 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
 
 
 def risen_python(now: Counts, past: Counts) -> tuple[Site, ...]:
-    """Return the functions that run more lines of Python than in the past, the most first; none if
-    all of them together are too few to make a step slower.
+    """Return the functions that run more lines of Python than in the past, the most first. None are
+    returned if all these lines together are too few to make a step slower.
 
-    Both sides know only the functions with most lines. Any other function of the past is taken to
-    have run as many lines as the last of those.
+    Both sides list only the functions that run most lines. A function that the past does not list
+    is assumed to have run as many lines as the last one in its list.
     """
     places, known = now.sites.get(PYTHON_LINES, ()), past.sites.get(PYTHON_LINES, ())
     if not places or not known:
@@ -320,15 +325,17 @@ def _line(site: Site) -> tuple[str, str, str]:
 
 
 def _touched(new: Iterable[Site], old: Iterable[Site]) -> Callable[[Site], bool]:
-    """Return what tells if a line is on one side alone; if a side has no lines, none is."""
+    """Return a function that tells whether only one side has a site's line. If a side has no lines
+    at all, it always says no.
+    """
     sides = {_line(site) for site in new}, {_line(site) for site in old}
     one_side = sides[0] ^ sides[1] if all(sides) else set()
     return lambda site: _line(site) in one_side
 
 
 def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> tuple[Site, ...]:
-    """Return the sites, with a caller for each known line that does more now: the caller of its
-    function that is new, or that calls it more often.
+    """Return the sites. Each line that both sides have, and that does more now, gets a caller: the
+    one that is new, or that calls the line's function more often.
     """
     before = {site.key[1:4] for site in past.operator_sites()}
     return tuple(
@@ -340,7 +347,7 @@ def with_new_callers(sites: Sequence[Site], now: Recording, past: Recording) -> 
 
 
 def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return callers as a baseline keeps them: line numbers move with every edit above them."""
+    """Return callers without line numbers, which change with every edit above them."""
     bare_callers: dict[str, dict[str, int]] = {}
     for function, counts in callers.items():
         mine = bare_callers.setdefault(function, {})
@@ -351,7 +358,9 @@ def without_lines(callers: Mapping[str, Mapping[str, int]]) -> dict[str, dict[st
 
 
 def _new_caller(site: Site, now: Recording, past: Recording) -> str:
-    """Return "Block.forward (gpt.py:152)"; empty if no caller is new, or none is known."""
+    """Return the caller that calls a site's function more often, "Block.forward (gpt.py:152)".
+    Empty if there is none, or if the former callers are unknown.
+    """
     function = f"{site.file} {site.function}"
     new, old = ((side.callers or {}).get(function, {}) for side in (now, past))
     if not old:

@@ -1,4 +1,5 @@
-"""Arithmetic of the screen: how far a run is from the recordings, and how far it may be.
+"""Arithmetic of the screen, the comparison of a run with recordings: how far the run is from them,
+and how far it may be.
 
 All of it works on logarithms of step times, since launches differ by ratios. A launch is one
 observation: its steps depend on each other and are never counted as observations.
@@ -11,31 +12,30 @@ from statistics import fmean, stdev, variance
 
 import scipy
 
-# Standard deviations that are known beforehand: of runs on one card, and of cards of one kind; and
-# the degrees of freedom that this knowledge counts for. When they were chosen, repeats on one card
+# Standard deviations that are assumed before any recording: of runs on one card, and of cards of
+# one kind. Each counts for WEIGHT degrees of freedom. When they were chosen, repeats on one card
 # scattered by 0.06 to 0.15 % (4 to 10 degrees), and 12 cards by 1.0 to 1.6 %. docs/method.md has
 # today's recordings.
 RUN_SD_PCT, RUN_WEIGHT = 0.15, 4.0
 CARD_SD_PCT, CARD_WEIGHT = 1.1, 10.0
 # One-sided chance of an alarm although nothing changed: on a card that was recorded, and on one
-# that was not. Pairs then confirm or clear it. An alarm costs minutes; without one, the difference
-# between cards would hide a slowdown.
+# that was not. The second is larger: with fewer alarms, the difference between cards would hide
+# slowdowns. A false alarm costs only minutes, since pairs clear it.
 OWN_CARD_ALPHA, OTHER_CARD_ALPHA = 0.005, 0.08
-# One-sided chance that sound launches are refused as a level. Of the 64 series in
-# baselines/h200x1.json the closest is at 0.6 of its limit.
+# One-sided chance that sound launches are refused as a recording. Of the 64 recordings with several
+# launches in baselines/h200x1.json the noisiest is at 0.6 of its limit.
 ALPHA = 0.001
 FLOOR_LIMIT_PCT = 0.5  # a narrower limit would judge the card's temperature
 # One card differs by 4 % between cold and hot, two hosts by 3 %. Within this limit an alarm needs
 # pairs to be believed. A level that moved by more is another level on any machine.
 LEVEL_LIMIT_PCT = 4.0
-# Recordings of one card that differ by more are of two levels, and one of them is odd. This is
-# twice the limit that a single recording has. Without this bound one odd recording would widen the
-# limit for all later runs.
+# If recordings of one card differ by more, one of them is an outlier. This is twice the limit that
+# a single recording has. Without this bound an outlier would widen the limit for all later runs.
 OWN_CARD_LIMIT_PCT = 2.0
 LAUNCH_SD_PCT = 0.25  # the least that launches of one case differ by; used while few are known
 PRIOR_WEIGHT = 4.0  # degrees of freedom that LAUNCH_SD_PCT counts for
 DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how fast they wake up and launch
-# A run's own noise may widen the limit so many times. A run with more noise says nothing.
+# A run's own noise may widen the limit by this factor at most. A run with more noise says nothing.
 MOST_WIDENED = 2.0
 CLOSE_SE = 2.0  # a change is close to the limit if it is within so many standard errors of it
 
@@ -83,8 +83,8 @@ def _limit_pct(levels: Sequence[float], prior_pct: float, weight: float, alpha: 
     pooled, degrees = pooled_variance(levels, prior_pct, weight)
     t = float(scipy.special.stdtrit(degrees, 1 - alpha))
     reach = t * math.sqrt(pooled) * math.sqrt(1 + 1 / len(levels))
-    # The cap matters if recordings differ much: without it they would allow more than no knowledge
-    # at all.
+    # Recordings that differ much would give a limit beyond LEVEL_LIMIT_PCT. But a change beyond it
+    # is another level on any machine.
     return min(LEVEL_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
 
 
@@ -152,7 +152,7 @@ def screen_times(
     widest = min(LEVEL_LIMIT_PCT, MOST_WIDENED * limit)
     return Screen(
         change_pct=100 * math.expm1(fmean(logs) - fmean(levels)),
-        # A run whose launches scatter proves no small change, in either direction.
+        # A run whose launches scatter cannot prove a small change, slower or faster.
         limit_pct=min(widest, max(limit, CLOSE_SE * error)),
         se_pct=error,
         noisy=CLOSE_SE * error > widest,

@@ -1,9 +1,9 @@
-"""The arithmetic of A/B comparisons: from pairs of launches to a decision.
+"""The arithmetic of A/B comparisons: it decides by the log-ratios of pairs.
 
 Every pair gives one log-ratio ``d = log(head / base)``. Bounds on the mean of d are compared with
-two margins. While pairs are few, the standard deviation is steadied by the known noise of machines.
-Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests). `sequential_plan.py` says
-when pairs may decide.
+two margins. The standard deviation is moderated: while there are few pairs, the known noise of
+machines counts, too. Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests).
+`sequential_plan.py` says when pairs may decide.
 """
 
 import math
@@ -31,22 +31,22 @@ from stepguard.judge.sequential_plan import (
     may_decide,
 )
 
-POINTS = 200  # of the quadrature over the sample variance: error rates are right to 1 % of them
+POINTS = 200  # of the quadrature over the sample variance; error rates are then exact to 1 %
 
 
-# A pair is out of line if its blocks differ by so many standard deviations of pairs: 1.1 % with the
-# default. Of 73 pairs on H200s the most was 0.97 %. A block that is 3 % slow gives 2.1 %.
+# A pair is out of line if the figure of out_of_line() is above so many standard deviations of
+# pairs: 1.1 % by default. The largest figure of 73 pairs on H200s was 0.97 %. A block that is slow
+# by 3 % gives 2.1 %.
 OUT_OF_LINE_SDS = 5.5
 
 
 def out_of_line(head: Launch, base: Launch) -> bool:
     """Tell whether a pair's blocks differ within a side by more than they do on a quiet machine.
 
-    The log-ratio of a pair is one contrast of its four blocks. This takes the two contrasts that
-    are orthogonal to it and to the mean (for A B B A the linear and the cubic one), and compares
-    the root of their sum of squares with a limit. That root is the root of the sum of squares of
-    the two differences within a side, over the square root of two. It does not depend on which side
-    is slower, so leaving out such a pair shifts no estimate.
+    The figure is the root of the sum of squares of both sides' differences (in logs, between a
+    side's first and last block), divided by the square root of two. These differences are
+    orthogonal to the pair's log-ratio. So leaving out such a pair shifts no estimate, whichever
+    side is slower.
     """
     if not (head.has_times() and base.has_times()):
         return False
@@ -59,38 +59,37 @@ class Bounds:
     """Bounds on the true log-ratio at one interim analysis of the plan."""
 
     analysis: InterimAnalysis
-    pairs: int  # may lie between two analyses of the plan
+    pairs: int  # how many there are; it may lie between two analyses of the plan
     mean: float
     low: float
     high: float
-    surely: bool  # there surely is a change, in the direction of the mean
+    surely: bool  # there is certainly a change, in the direction of the mean
     sd: float  # of d, moderated
-    degrees: float
-    fewest: int = MIN_PAIRS  # pairs that SLOWER or FASTER needs
+    degrees: float  # of freedom, of sd
+    fewest: int = MIN_PAIRS  # how many pairs SLOWER or FASTER needs
 
     def status(self, margins: Margins) -> Status:
-        """Return what the plan says: INCONCLUSIVE while it does not decide."""
+        """Return the plan's status: INCONCLUSIVE while the bounds do not decide."""
         enough = self.pairs >= self.fewest and self.surely
         if enough and self.low > margins.ignore:
             return Status.SLOWER
         if enough and self.high < -margins.ignore:
             return Status.FASTER
         inside = -margins.matter < self.low and self.high < margins.matter
-        # If the interval lies wholly beyond the ignore margin, the answer is not `same`, however
-        # far it is inside the matter margin. Otherwise four quiet pairs would pass what six of them
-        # fail.
+        # `same` also needs an interval that reaches into the ignore margin. Otherwise four quiet
+        # pairs would pass a change that six such pairs fail.
         reaches = self.low <= margins.ignore and self.high >= -margins.ignore
         said = inside and reaches and self.pairs >= SEQUENTIAL_PLAN[0].pairs
         return Status.SAME if said else Status.INCONCLUSIVE
 
     @property
     def p_value(self) -> float:
-        """Return the one-sided p-value of "not slower at all", valid whichever analysis was the
-        last.
+        """Return the one-sided p-value of "not slower at all". It is valid whichever analysis is
+        the last.
 
-        It is this analysis' own p-value times ALPHA / alpha. The chance that any analysis falls
-        below x is at most the sum of their chances, so SLOWER always has ``p_value <= ALPHA``. With
-        fewer pairs than SLOWER needs it is 1.
+        It is this analysis' own p-value times ALPHA / (the analysis' alpha). The analyses' alphas
+        add up to ALPHA at most, so the result is valid over all analyses. It is at most ALPHA for
+        SLOWER, and 1 with fewer pairs than SLOWER needs.
         """
         if self.pairs < self.fewest:
             return 1.0
@@ -108,10 +107,10 @@ def bounds(
     """Return the mean of the log-ratios and two bounds on the true value, ``mean -+ t * sd /
     sqrt(n)``.
 
-    The bounds are taken at the analysis' beta: over all analyses each misses the true value with
-    probability BETA at most. ``surely`` uses the analysis' share of ``alpha``: that bound must
-    exclude zero. Raises ValueError without a pair, with more than MOST_PAIRS, or for a ratio that
-    is not finite.
+    The bounds use the analysis' beta: over all analyses each bound misses the true value with
+    probability BETA at most. A change is certain (``surely``) if a bound at the analysis' share of
+    ``alpha`` excludes zero. Raises ValueError without a pair, with more than MOST_PAIRS, or for a
+    log-ratio that is not finite.
     """
     count = len(log_ratios)
     if not 1 <= count <= MOST_PAIRS:
@@ -138,7 +137,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class Figures:
-    """What the pairs measured. All rules decide by it."""
+    """What the pairs measured. All rules decide by these figures."""
 
     bounds: Bounds
     margins: Margins
@@ -157,7 +156,7 @@ class Figures:
         final: bool = True,
         p_value: float = 1.0,
     ) -> Decision:
-        """Return a decision. Without a ``reason`` it has the plan's for that status."""
+        """Return a decision with this status. By default its reason is the plan's for that one."""
         return Decision(
             status=status,
             reason=reason or _REASONS[status],
@@ -181,8 +180,9 @@ def figures(
     fewest: int = MIN_PAIRS,
     alpha: float = ALPHA,
 ) -> Figures:
-    """Return what the pairs so far say. Each is a log(head / base) of the step time; their order
-    does not matter. SLOWER and FASTER need ``fewest`` pairs. Raises ValueError as bounds() does.
+    """Return the figures of the pairs so far. A log-ratio is log(head / base) of a time; their
+    order does not matter. ``replaced`` are those of pairs that were replaced. SLOWER and FASTER
+    need ``fewest`` pairs. Raises ValueError as bounds() does.
     """
     known = bounds(log_ratios, fewest=fewest, alpha=alpha)
     smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
@@ -193,10 +193,12 @@ def figures(
 def decide(measured: Figures, *, last: bool = False) -> Decision:
     """Judge pairs by the sequential plan.
 
-    Pairs decide only at the analyses of SEQUENTIAL_PLAN. The exception is ``last``: time is up, for
-    a reason that does not depend on the pairs. It uses the next analysis' error, at the level of
-    the one before. If HEAD is slower by more than the matter margin once the replaced pairs count,
-    nothing passes: something may disturb HEAD alone, in one pair after another.
+    Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the ``last`` because the
+    time is up. The time limit must not depend on the pairs. The last pairs use up the error of the
+    next analysis, and have the levels of the analysis before.
+
+    If HEAD is slower by more than the matter margin when the replaced pairs count, too, nothing
+    passes: something may disturb only HEAD, in one pair after another.
     """
     count, status = measured.bounds.pairs, Status.INCONCLUSIVE
     if may_decide(count, last):
@@ -213,7 +215,7 @@ def decide(measured: Figures, *, last: bool = False) -> Decision:
     )
 
 
-@lru_cache(maxsize=64)  # asked for by the loop that measures, by the verdict and by its report
+@lru_cache(maxsize=64)  # the loop that measures, the verdict and its report all call it
 def smallest_detectable_pct(
     pairs: int,
     sd_pct: float,
@@ -221,18 +223,18 @@ def smallest_detectable_pct(
     prior: Prior = PRIOR,
     alpha: float = ALPHA,
 ) -> float:
-    """Return the true slowdown in percent that is SLOWER within ``pairs`` in 95 of 100 runs.
+    """Return the smallest true slowdown, in percent, that at least 95 of 100 runs call SLOWER
+    within ``pairs``. It is infinite below MIN_PAIRS pairs.
 
-    ``sd_pct`` is the true standard deviation of 100 * d, which is taken as normal. A run misses if
-    the last analysis does not say SLOWER, or an earlier one said `same`. The sum of both bounds the
-    chance, so the power is at least as stated. Infinite below MIN_PAIRS pairs. Raises ValueError
-    for a bad ``sd_pct``.
+    ``sd_pct`` is the true standard deviation of 100 * d, which is assumed to be normal. A run
+    misses the slowdown if the last analysis does not say SLOWER, or if an earlier one said `same`.
+    The sum of both chances bounds a miss. Raises ValueError unless ``sd_pct`` is in (0, inf).
     """
     if not 0 < sd_pct < math.inf:
         raise ValueError(f"sd_pct {sd_pct!r}: not positive and finite")
     if pairs < MIN_PAIRS:
         return math.inf
-    # The last analysis is at ``pairs``, whether it is in the plan or time is up there.
+    # The last analysis is at ``pairs``: the plan has it, or the time is up there.
     planned = [analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs < pairs]
     planned.append(analysis_at(pairs)._replace(pairs=pairs))
     reaches = [_mean_reaches(analysis, sd_pct, prior, margins, alpha) for analysis in planned]
@@ -258,10 +260,10 @@ def smallest_detectable_pct(
 
 def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = ALPHA) -> Margins:
     """Return the margins with which MOST_PAIRS pairs of standard deviation ``sd_pct`` decide in 95
-    of 100 runs. The matter margin is the smallest such one, in steps of 0.1 % from the given one
-    on.
+    of 100 runs. The matter margin is the smallest one that does, but not below the given one. It is
+    a multiple of 0.1 % if it is wider.
     """
-    # The ignore margin stays: what counts as nothing does not depend on noise.
+    # The ignore margin stays, since it does not depend on noise which slowdown may be ignored.
     smallest_pct = smallest_detectable_pct(MOST_PAIRS, sd_pct, margins, alpha=alpha)
     while smallest_pct > margins.matter_pct:
         # A wider matter margin lets more pass at the first analyses, hence the loop.
@@ -274,11 +276,26 @@ def deciding_margins(sd_pct: float, margins: Margins = MARGINS, alpha: float = A
 def _mean_reaches(
     analysis: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins, alpha: float
 ) -> tuple[Any, Any]:
-    """Return two arrays over all sample variances: the mean below which an analysis says `same`,
-    and the mean from which on it says SLOWER.
+    """Return two arrays with a value for each of POINTS sample variances: the mean below which an
+    analysis says `same`, and the mean above which it says SLOWER.
+    """
+    sure, reach = _bounds_of_noise(analysis, sd_pct, prior, alpha)
+    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
+    # margin.
+    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
+    return same_below, np.maximum(sure, margins.ignore + reach)
+
+
+@lru_cache(maxsize=64)  # called for each margin that is tried
+def _bounds_of_noise(
+    analysis: InterimAnalysis, sd_pct: float, prior: Prior, alpha: float
+) -> tuple[Any, Any]:
+    """Return two arrays with a value for each of POINTS sample variances: how far the mean must be
+    from zero for a change to be certain, and how far the bounds are from the mean.
 
     For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
-    chi-square with n - 1 degrees of freedom. Its quantiles at POINTS midpoints stand for it.
+    chi-square with n - 1 degrees of freedom. The variances are quantiles of that distribution, each
+    equally likely.
     """
     count = analysis.pairs
     quantiles = scipy.special.chdtri(count - 1, (np.arange(POINTS) + 0.5) / POINTS)
@@ -286,8 +303,4 @@ def _mean_reaches(
     sd, degrees = np.vectorize(prior.moderated)(variances, count)
     error = sd / math.sqrt(count)
     sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha * level_share(alpha)) * error
-    reach = scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
-    # As in Bounds.status(): `same` lies inside the matter margin and reaches into the ignore
-    # margin.
-    same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
-    return same_below, np.maximum(sure, margins.ignore + reach)
+    return sure, scipy.special.stdtrit(degrees, 1 - analysis.beta) * error

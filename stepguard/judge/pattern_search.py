@@ -1,6 +1,6 @@
-"""The search for slow steps within launches: late, periodic, or slower with each step.
+"""Search for slow steps within launches: from some step on, periodic, or slower with each step.
 
-A search looks at all launches of a tree at once, or at the log-ratios of all pairs.
+A search looks at all launches of a tree together, or at the log-ratios of all pairs together.
 """
 
 import math
@@ -16,50 +16,50 @@ from stepguard.core.reason_sentences import SlowSteps
 from stepguard.judge.noise_limits import pooled_variance
 
 Numbers = npt.NDArray[Any]
-LEAST_STEPS = 3  # on each side of where it begins; the shortest block has so many after its first
-LEAST_RETURNS = 4  # slow steps of a periodic pattern
-LEAST_OTHERS = 12  # steps that are not slow, to know the scatter
+LEAST_STEPS = 3  # before and after the begin of a late slowdown; a block has at least 3 + 1 steps
+LEAST_RETURNS = 4  # how many slow steps a periodic pattern needs
+LEAST_OTHERS = 12  # how many steps that are not slow it needs, since they show the scatter
 # Neighbouring steps are alike, so the variance of their mean is taken to be at least this many
 # times that of independent steps.
 LEAST_CORRELATED = 6.0
-PRIOR_WEIGHT = 8.0  # degrees of freedom that the known scatter of rises counts for
+PRIOR_WEIGHT = 8.0  # weight of the known scatter of rises, in degrees of freedom
 LONGEST_PERIOD = 64
-PERIODIC_T = 8.0  # in standard errors; some 2,000 periods and phases are tried
-SAME_SIZE = 0.5  # each launch must have this share of the mean slowdown ...
-# ... or as many sd of the other steps. A GPU with launches to run hides part of a host's pause, in
-# each launch another part.
+PERIODIC_T = 8.0  # standard errors; so many, since some 2,000 periods and phases are tried
+SAME_SIZE = 0.5  # each launch must have at least this share of the mean slowdown
+# A periodic slowdown of a launch may be smaller, if it is at least so many sd of the other steps. A
+# busy GPU hides a part of a host's pause, and another part in each launch.
 CLEAR_SDS = 3.0
 RETURNS = 0.8  # share of the due steps that must be slow
-# One-sided level of each look; there is a look after each pair. With the search for where a
-# slowdown begins, 24 looks at unchanged code report one in under 0.1 % of cases
-# (tests/judge/test_slowdowns_in_series.py).
+# One-sided level of each search. There is a search after each pair, and it tries all steps at which
+# a slowdown may begin. All 24 searches together report one of unchanged code in under 0.1 % of
+# cases (tests/judge/test_slowdowns_in_series.py).
 ALPHA = 0.00005
-LEAST_MEAN = 0.002  # log-ratio of the mean step, below which a periodic slowdown is not reported
-LEAST_OF_LINE = 8  # steps of a launch, to know how fast they grow
-# Steps grow, and did not jump, if a straight line leaves less than this share of the squared
-# residuals that a level leaves.
+LEAST_MEAN = 0.002  # a periodic slowdown that adds less to the mean step (log-ratio) is ignored
+LEAST_OF_LINE = 8  # how many steps of a launch show how fast they grow
+# Steps grow, and do not jump, if a straight line leaves less than this share of the squared
+# residuals that a jump leaves.
 LINE = 0.9
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """A slowdown within launches, the same in all of them."""
+    """A slowdown within launches. All launches have it at the same steps."""
 
     kind: Literal["late", "periodic", "growing"]
     begin: int  # the first slow step that was timed, counted like ``Block.ran``
-    # For a late one the last step timed before: it begins in between. For one that grows the last
-    # step timed.
+    # If it is late, the last timed step before ``begin``: it begins between the two. If it grows,
+    # the last timed step.
     after: int
-    period: int  # steps between two slow steps; 0 if it is no periodic one, or returned only once
+    period: int  # steps between two slow steps; 0 if it is not periodic, or was seen only once
     slower: (
-        float  # log-ratio of slow steps to the others; of the last step to the first, if it grows
+        float  # log-ratio of slow steps to the others; if it grows, of the last step to the first
     )
-    adds: float  # log-ratio of the mean step, after to before; of a late one's steps from there on
-    ms: float  # so much longer is a slow step
+    adds: float  # log-ratio by which it raises the mean step; if it is late, only from its begin on
+    ms: float  # by how much a slow step is longer
     p_value: float = 1.0
 
     def holds(self, steps: Numbers) -> Numbers:
-        """Tell which of the steps this pattern calls slow."""
+        """Return an array that is true for the ``steps`` (numbers) that this pattern slows down."""
         apart = steps - self.begin
         slow: Numbers = apart >= 0
         if self.kind == "periodic":
@@ -80,17 +80,15 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Series:
-    """The timed steps of a launch: their numbers, their blocks, and the logs of their times, or
-    ratios.
-    """
+    """The timed steps of a launch, or of a pair. Each array has an item for each step."""
 
-    steps: Numbers
-    block: Numbers
-    log: Numbers
-    ms: float  # of a usual step
+    steps: Numbers  # the step's number in its launch
+    block: Numbers  # the number of its block
+    log: Numbers  # log of its time in ms; for a pair log(head / base)
+    ms: float  # the time of a usual step; for a pair the base's
 
     def by_block(self, values: Numbers) -> list[Numbers]:
-        """Return the values of its steps, one array for each block."""
+        """Split values, one for each step, into an array for each block."""
         return np.split(values, np.flatnonzero(np.diff(self.block)) + 1)
 
     def without(self, pattern: Pattern) -> "Series":
@@ -102,20 +100,23 @@ class Series:
 def search(
     series: Sequence[Series], regular: Sequence[Series], sd_pct: float, alpha: float
 ) -> Pattern | None:
-    """Return the slowdown that all series have. A periodic one is looked for in ``regular`` only.
-    ``sd_pct`` is the scatter of the halves of a series, ``alpha`` the level.
+    """Return the slowdown that all series have; None if there is none. Only ``regular`` are
+    searched for a periodic one. ``sd_pct`` is the known standard deviation between the halves of a
+    series, ``alpha`` the one-sided level.
     """
     periodic, lasting = _periodic(regular), _lasting(series, sd_pct, alpha)
     if lasting is None or periodic is None:
         return lasting or periodic
-    # Both were found: slow steps may happen to lie late, or some of the late steps may be equally
-    # far apart. It is late if it still is without the periodic ones.
+    # Both were found. Periodic slow steps may happen to lie late, or some late steps may happen to
+    # be equally far apart. It is a lasting slowdown if it remains without the periodic steps.
     others = [timed.without(periodic) for timed in series]
     return lasting if _lasting(others, sd_pct, alpha) else periodic
 
 
 def _lasting(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern | None:
-    """Return what does not end: steps that grow, or else a level that is higher from a step on."""
+    """Return a slowdown that does not end: steps that grow, or a higher level from some step on.
+    Growth counts if a straight line fits clearly better than a higher level (LINE).
+    """
     late, growing = _late(series, sd_pct, alpha), _growing(series, sd_pct, alpha)
     if growing is None or late is None:
         return growing or late
@@ -125,19 +126,19 @@ def _lasting(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern |
 
 
 def _squares(timed: Series, by: Numbers) -> float:
-    """Return the sum of a series' squared residuals from a straight line over ``by``."""
+    """Return the sum of squared residuals of a series from its straight line over ``by``."""
     return float(np.sum((timed.log - timed.log.mean() - _slope(timed, by) * (by - by.mean())) ** 2))
 
 
 def _slope(timed: Series, by: Numbers) -> float:
-    # A few steps that are far out must not make a slope.
+    # The clipping keeps a few extreme steps from making a slope.
     log = np.clip(timed.log, *np.quantile(timed.log, (0.05, 0.95)))
     apart = by - by.mean()
     return float(apart @ log / max(1e-12, float(apart @ apart)))
 
 
 def growth(timed: Series, steps: int) -> float:
-    """Return by how much steps grow over so many, as a log-ratio."""
+    """Return by how much steps grow over so many steps, as a log-ratio."""
     return _slope(timed, timed.steps) * steps
 
 
@@ -177,8 +178,9 @@ def _late(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern | No
 
 
 def _both_sides(timed: Series, at: Numbers) -> tuple[Numbers, Numbers]:
-    """Return, for each step of ``at``, how much higher the mean from that step on is than before
-    it, and the weight of that. Both are 0 with fewer than LEAST_STEPS steps on a side.
+    """Return, for each step of ``at``, the rise there: how much higher the mean from that step on
+    is than before it. Also return each rise's weight. Both are 0 with fewer than LEAST_STEPS steps
+    before or after.
     """
     low, high = np.quantile(timed.log, (0.05, 0.95))
     order = np.argsort(timed.steps, kind="stable")
@@ -193,8 +195,8 @@ def _both_sides(timed: Series, at: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _variance_of_rise(timed: Series, begin: int) -> float:
-    """Return the variance of a rise at ``begin``, from the scatter of the steps. Neighbouring steps
-    are correlated on a card whose clock dips.
+    """Return the variance of a rise at ``begin``, by the scatter of the steps. It allows for
+    correlated neighbours: a dip of the card's clock slows several steps.
     """
     later = timed.steps >= begin
     rest = timed.log - np.where(later, timed.log[later].mean(), timed.log[~later].mean())
@@ -231,26 +233,24 @@ def _periodic(series: Sequence[Series]) -> Pattern | None:
 
 
 def contrast(due: Numbers, rest: Numbers) -> tuple[float, float, float]:
-    """Return by how much the steps that are due are slower than the others, the sd of those, and
-    how many standard errors that is.
+    """Return by how much the steps that are ``due`` are slower than the others, the standard
+    deviation of the others, and the slowdown in standard errors.
     """
     usual = rest[~due]
     slower = float(rest[due].mean() - usual.mean())
-    # Without the outermost, which are outliers: 0.79 of a normal spread.
+    # Outliers are clipped. A normal distribution keeps 0.79 of its sd then.
     apart = float(np.clip(usual, *np.quantile(usual, (0.05, 0.95))).std()) / 0.79 + 1e-6
     return slower, apart, slower / apart * math.sqrt(int(due.sum()))
 
 
 def levelled(timed: Series) -> Numbers:
-    """Return the series less the median of each block, since blocks of one launch differ in
-    level.
-    """
+    """Return the logs of the series, each less the median of its block: blocks differ in level."""
     return np.concatenate([block - np.median(block) for block in timed.by_block(timed.log)])
 
 
 def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
-    """Return the period and the phase that explain most; (0, 0) if none returns LEAST_RETURNS
-    times.
+    """Return the period and the phase that explain most of the scatter. (0, 0) if no slow step
+    returns LEAST_RETURNS times.
     """
     best, place = 0.0, (0, 0)
     for period in range(2, LONGEST_PERIOD + 1):
@@ -267,7 +267,7 @@ def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
 
 
 def _growing(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern | None:
-    """Return steps that take longer and longer, in every series, over all steps that were timed."""
+    """Return a pattern of steps that take longer and longer, in every series and over all steps."""
     if len(series) < 2 or any(len(timed.steps) < LEAST_OF_LINE for timed in series):
         return None
     first = min(int(timed.steps.min()) for timed in series)
@@ -276,7 +276,7 @@ def _growing(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern |
     grows = float(rises.mean())
     if grows <= 0 or rises.min() < SAME_SIZE * grows:
         return None
-    # The halves of a line differ by half of its rise, so that its scatter is twice theirs.
+    # The two halves of a line differ by half of its rise. So a rise scatters by twice ``sd_pct``.
     pooled, degrees = pooled_variance(rises.tolist(), 2 * sd_pct, PRIOR_WEIGHT)
     own = float(np.mean([_variance_of_growth(timed, last - first) for timed in series]))
     distance = grows / math.sqrt((pooled + own) / len(rises))
@@ -288,7 +288,7 @@ def _growing(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern |
 
 
 def _variance_of_growth(timed: Series, steps: int) -> float:
-    """Return the variance of the growth over so many steps by the scatter around the line."""
+    """Return the variance of the growth over so many steps, by the scatter around the line."""
     apart = timed.steps - timed.steps.mean()
     spread = _squares(timed, timed.steps) / len(timed.steps)
     return LEAST_CORRELATED * spread * steps**2 / max(1e-12, float(apart @ apart))

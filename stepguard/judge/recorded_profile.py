@@ -34,7 +34,7 @@ def recorded(profile: Profile) -> RecordedProfile:
 
 def as_recorded(profile: Profile, kept: Container[object] = ()) -> Profile:
     """Return the part of a profile that a recording keeps, and the kernels whose keys are ``kept``.
-    A kernel has one row, whatever sizes it multiplies.
+    Rows that differ only in their work (FLOPs and bytes) become one.
     """
     return bounded(replace(profile, kernels=merged(profile.kernels, work=Work())), KERNELS, kept)
 
@@ -50,7 +50,10 @@ def _short(value: float) -> float:
 def restored(kept: RecordedProfile) -> Profile:
     """Return the profile that a recording keeps. Raises ValueError if it is damaged."""
     if sorted(kept.parts_us) != sorted(_PARTS):
-        raise ValueError(f"its profile has the parts {', '.join(sorted(kept.parts_us))}")
+        raise ValueError(
+            f"its profile has the parts {', '.join(sorted(kept.parts_us))}, "
+            f"not {', '.join(sorted(_PARTS))}"
+        )
     profile = Profile(
         gpu=kept.gpu,
         ranks=kept.ranks,

@@ -1,7 +1,7 @@
-"""Reasons not to record a run: a level that was measured wrongly fails, or passes, every later run.
+"""Reasons not to record a run. A level that was measured wrongly makes every later verdict wrong.
 
-Pure: no I/O. Each rule returns what is wrong, with the value found, and what mends it. The empty
-string means that nothing is wrong.
+Pure: no I/O. Each rule returns what is wrong, with the value found, and what mends it; empty if
+nothing is wrong.
 """
 
 import re
@@ -25,8 +25,8 @@ from stepguard.judge.noise_limits import (
 from stepguard.judge.soundness import measurement_problem
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
-MIN_TIMED_LAUNCHES = 2  # a time on a GPU needs two: one launch does not show how launches differ
-MIN_TOGETHER = 3  # cases; two that move alike may well have the same cause in the code
+MIN_TIMED_LAUNCHES = 2  # for a time on a GPU: one launch does not show how launches differ
+MIN_TOGETHER = 3  # cases; if only two move alike, the cause may well be in the code
 ALIKE = 2.0  # moves are alike if the largest is at most this many times the smallest
 
 
@@ -35,28 +35,30 @@ def unfit_to_record(evidence: Evidence) -> str:
     problem = measurement_problem(evidence)
     if problem is not None:
         return f"{problem.status.value}: {problem.figures.sentence}"
-    # All runs of a factory have one id, whatever their parameters, and no test has a sweep's row.
+    # The command run gives all runs of a factory one id, whatever their parameters. No test
+    # measures a row of a sweep.
     if _OF_A_COMMAND.fullmatch(evidence.case_id):
         return "it is no case of the suite: run and sweep- are names that the commands give"
-    # An alarm is confirmed by measuring the recording's commit, so it must exist, without changes.
+    # To confirm an alarm the recording's commit is measured. So the commit must exist, and it must
+    # have the code that was measured.
     if not evidence.commit:
         return (
             "its commit is not known: the tree was no git repository, or it had no commit yet, or "
             "git was not on PATH; commit, then measure again"
         )
     differs = uncommitted(evidence.dirty)
-    if evidence.tree_changed:  # by an editor, or by the script itself, which writes its files
+    if evidence.tree_changed:  # an editor changed it, or the script itself, which writes files
         mended = f"{differs}, then measure again" if differs else "measure again"
         return f"{Reason.TREE_CHANGED.phrase}; {mended}"
     if differs:
         return f"measured on a tree with {differs}, then measure again"
-    # These come last: they need sound blocks, launches and differences.
+    # These come last, since they need sound blocks, launches and differences.
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 
 
 def _disturbed(evidence: Evidence) -> str:
-    """Refuse the run if at least half of its blocks were disturbed: the others are doubtful then,
-    too.
+    """Refuse the run if a block that counts was disturbed, or at least half of all blocks: then the
+    other blocks are doubtful, too.
     """
     kept = [block for launch in evidence.launches for block in launch.blocks]
     if spoilt := [block.disturbance for block in kept if block.disturbance]:
@@ -91,9 +93,9 @@ def _vague(evidence: Evidence) -> str:
 
 
 def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
-    """Return why the launches differ too much to be a level; empty if they do not. They are
-    compared with the launches of the last epoch's recordings under this software. Without such
-    recordings the usual difference of launches is the limit.
+    """Return why the launches differ too much to be a level; empty if they do not. The limit is how
+    much the launches of the last epoch's recordings under this software differ. Without such
+    recordings it is how much launches usually differ.
     """
     if JUDGED_TIME not in evidence.gates:
         return ""
@@ -116,17 +118,17 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
 
 
 def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
-    """Return why nothing of this run should be recorded; empty if it may be. All cases that can be
-    compared became slower, or all faster, by a similar amount, and do the same work. A machine does
-    that, code seldom.
+    """Return why nothing of this run should be recorded: all cases that can be compared became
+    slower, or all faster, by a similar amount, with equal counters. The cause is then likely the
+    machine. Empty if the run may be recorded.
 
     A case whose counters moved is left out, since its code did change. ``accept`` is the command
-    that records it all the same.
+    that records the run all the same.
     """
     times = [metric for verdict in verdicts if (metric := _plain_time(verdict))]
     moves = [metric.change_pct for metric in times if metric.change_pct is not None]
     kinds = {metric.status for metric in times}
-    # One case that is `same` clears the machine: it would have moved with the others.
+    # If one case is `same`, the machine is not the cause: that case would have moved, too.
     if len(moves) < MIN_TOGETHER or kinds not in ({Status.SLOWER}, {Status.FASTER}):
         return ""
     least, most = min(moves, key=abs), max(moves, key=abs)

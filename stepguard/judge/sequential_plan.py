@@ -1,8 +1,8 @@
-"""The sequential plan: at how many pairs an A/B comparison may decide, and with which error.
+"""The sequential plan: after how many pairs an A/B comparison may decide, and with which error.
 
-Pairs are measured until they decide, or until the plan has no more. Every interim analysis adds to
-the error; SEQUENTIAL_PLAN says how much, and the errors add up (Bonferroni). `docs/judge.md` has
-the error of the whole plan at any standard deviation.
+Pairs are measured until they decide, or until the plan ends. Every interim analysis adds to the
+error. SEQUENTIAL_PLAN says how much, and the errors are summed (Bonferroni). `docs/judge.md` has
+the error of the whole plan for several standard deviations.
 """
 
 from typing import NamedTuple
@@ -10,38 +10,39 @@ from typing import NamedTuple
 from stepguard.core.margins import ALPHA
 
 RUN_ALPHA = 0.01  # the chance that any case of a run is SLOWER although nothing changed
-# The levels of the analyses are scaled by a case's share of ALPHA to this power. Scaled in
-# proportion, they would err more often than promised: by 26 % with 50 cases and by 43 % with 100,
-# if pairs are three to four times as noisy as the prior says.
+# The levels of the analyses are scaled by (a case's level / ALPHA) to this power. With the power 1
+# they would err more often than promised if pairs are three to four times as noisy as the prior
+# says: by 26 % with 50 cases, and by 43 % with 100.
 LEVEL_POWER = 1.25
-# For all analyses together: the chance of SLOWER although the true change is only the ignore
-# margin, and of `same` although it is the matter margin.
+# The chance, over all analyses, of SLOWER although the true change is only the ignore margin, and
+# of `same` although it is the matter margin.
 BETA = 0.05
 
-# If launches have two modes, a pair is above zero by chance at most one time in four, however far
-# apart the modes are. Six pairs then agree by chance in 0.02 % of cases, four in 0.4 %.
+# If launches have a fast and a slow mode, a pair of unchanged code is above zero at most one time
+# in four, however far apart the modes are. By chance, six such pairs are all above zero in 0.02 %
+# of cases, four in 0.4 %.
 MIN_PAIRS = 6
-# Four pairs are enough if the profiles of both sides agree that other kernels make the time.
+# Four pairs are enough if the profiles of both sides show that other kernels cause the change.
 # Unchanged code has unchanged kernels, so this does not raise the error of the plan.
 EXPLAINED_PAIRS = 4
 
 
 class InterimAnalysis(NamedTuple):
-    """A number of pairs at which the plan may decide, with one-sided nominal levels."""
+    """A number of pairs after which the plan may decide, with one-sided nominal levels."""
 
     pairs: int
     alpha: float  # chance of SLOWER, and of FASTER, although nothing changed
     beta: float  # chance that a bound misses the true value, on each side
 
 
-# Each analysis has about 1.4 times the pairs of the one before. The levels are nominal: where the
-# true standard deviation is two to three times the prior's, the actual rates are higher, most of
-# all with few pairs. The levels are chosen so that ALPHA and BETA still hold there, which is why
-# their sums are below them. ALPHA is much smaller than BETA because it is much worse to fail code
-# that did not change than to fail code that changed by just the ignore margin. With ALPHA for both,
-# noise of 0.27 % would hide 0.5 %.
+# Each analysis has about 1.4 times the pairs of the one before. The levels are nominal: if the true
+# standard deviation is two to three times the prior's, the actual error rates are higher, most of
+# all with few pairs. The sums of the levels are below ALPHA and BETA, so that both hold even then.
+# ALPHA is much smaller than BETA: to fail code that did not change is much worse than to fail code
+# that changed by just the ignore margin. With ALPHA in place of BETA, noise of 0.27 % would hide a
+# slowdown of 0.5 %.
 SEQUENTIAL_PLAN = (
-    InterimAnalysis(4, 0.00005, 0.0055),  # its alpha is for changes that other kernels explain
+    InterimAnalysis(4, 0.00005, 0.0055),  # SLOWER and FASTER only if other kernels explain them
     InterimAnalysis(6, 0.00005, 0.0055),
     InterimAnalysis(8, 0.00008, 0.0055),
     InterimAnalysis(12, 0.0001, 0.0055),
@@ -52,9 +53,9 @@ MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
 
 
 def level_of(cases: int) -> float:
-    """Return the level of each case of a run that judges so many in pairs: ALPHA, or an equal share
-    of RUN_ALPHA if that is smaller. It is known before anything is measured, so nothing is
-    withdrawn afterwards.
+    """Return the level of each case in a run that judges so many cases in pairs: ALPHA, or an equal
+    share of RUN_ALPHA if that is smaller. It is known before anything is measured, so no verdict
+    has to be withdrawn afterwards.
     """
     return min(ALPHA, RUN_ALPHA / max(1, cases))
 
@@ -67,13 +68,13 @@ def level_share(alpha: float) -> float:
 
 
 def may_decide(pairs: int, last: bool) -> bool:
-    """Tell whether so many pairs may decide: at an analysis of the plan, or if time is up
-    (``last``), which uses the error of the next analysis.
+    """Tell whether so many pairs may decide: if the plan has an analysis there, or if the time is
+    up (``last``). In the second case they use up the error of the next analysis.
     """
     return last or any(analysis.pairs == pairs for analysis in SEQUENTIAL_PLAN)
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:
-    """Return the latest analysis that ``pairs`` have reached; the first before it is reached."""
+    """Return the latest analysis that ``pairs`` have reached; the first if they reached none."""
     reached = (analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs <= pairs)
     return max(reached, default=SEQUENTIAL_PLAN[0])

@@ -1,8 +1,8 @@
-"""Step times within launches: slowdowns that begin late, return at a fixed interval, or grow.
+"""Slowdowns within launches: some begin late, some return at a fixed interval, some grow.
 
-A launch's mean hides them (docs/judge.md). Steps are counted from the launch's first. So what the
-code does is at the same steps in every launch, and what the machine does is not. Two revisions are
-compared step by step, so what both do is not reported.
+A launch's mean hides them (docs/judge.md). Steps are counted from the launch's first step. What the
+code causes is at the same steps in every launch, and what the machine causes is not. Two revisions
+are compared step by step, so a slowdown that both have is not reported.
 """
 
 import math
@@ -30,12 +30,15 @@ from stepguard.judge.pattern_search import (
 )
 from stepguard.judge.sequential_plan import MIN_PAIRS, level_share
 
-# A pattern in a single launch may be the machine's. On a CPU other work slows down a pair or two.
+# The machine may cause a pattern in a single pair. On a CPU other work may slow down two pairs.
 LEAST_PAIRS = {GPU: 2, CPU: MIN_PAIRS}
-# How much the two halves of a launch differ without a cause in the code. Blocks of a pair: 0.5 %,
-# two and a half times the scatter of pairs. A launch alone still warms up by a percent.
+# The standard deviation between the two halves of a launch without a cause in the code. In a pair's
+# log-ratios it is 0.5 %, two and a half times that of pairs. In a single launch it is 1 %, since
+# the launch still warms up.
 PAIR_SDS, LONE_SD_PCT = 2.5, 1.0
-KNOWN_T = 5.0  # of pairs, at the period and phase that HEAD's launches show: none is tried
+# In standard errors. It is below PERIODIC_T, since HEAD's launches give period and phase: pairs try
+# only these.
+KNOWN_T = 5.0
 REASONS = {
     "late": Reason.LATE_SLOWDOWN,
     "periodic": Reason.PERIODIC_SLOWDOWN,
@@ -43,9 +46,11 @@ REASONS = {
 }
 
 
-@lru_cache(maxsize=64)  # a verdict and its report ask a dozen times
+@lru_cache(maxsize=64)  # a verdict and its report call it a dozen times
 def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
-    """Return the slowdown that all launches of one tree have; None for fewer than two launches."""
+    """Return the slowdown that all launches of one tree have; None if there is none. Fewer than two
+    launches show none.
+    """
     series = [timed for launch in launches if (timed := _of_launch(launch))]
     if len(series) < 2 or len(series) < len(launches):
         return None
@@ -55,7 +60,7 @@ def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
 def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     """Return the slowdown that HEAD's steps have in all pairs, and the other tree's steps do not
     have. None if it costs HEAD no more than the ignore margin, or if there are fewer than ``least``
-    pairs. ``least`` 0 stands for as many pairs as a verdict needs.
+    pairs. By default (0) a verdict's LEAST_PAIRS are needed.
     """
     both = zip(comparison.head.launches, comparison.base.launches, strict=False)
     series = [timed for head, base in both if (timed := _of_pair(head, base))]
@@ -66,7 +71,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     pattern = search(series, series, sd_pct, ALPHA * level_share(comparison.alpha))
     if pattern is None:
         return None
-    # A late slowdown is measured from its begin on: before it HEAD may have been faster.
+    # The cost of a late slowdown is measured from its begin on. Before, HEAD may have been faster.
     after = pattern.begin if pattern.kind == "late" else 0
     lasting = [
         timed.log[timed.steps >= after].mean() for timed in series if timed.steps[-1] >= after
@@ -75,9 +80,9 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
 
 
 def of_head_alone(comparison: Comparison) -> Pattern | None:
-    """Return what HEAD's steps do in all its launches and the other tree's do not, with its size in
-    the pairs; None where it adds no more than the ignore margin. If the pairs do not prove it, its
-    p-value is 1.
+    """Return a slowdown that HEAD's steps have in all launches, and the other tree's steps do not
+    have, with its size in the pairs. None if it adds no more than the ignore margin. Its p-value is
+    1 if the pairs do not prove it.
     """
     mine, others = (
         [timed for launch in side.launches if (timed := _of_launch(launch))]
@@ -87,7 +92,8 @@ def of_head_alone(comparison: Comparison) -> Pattern | None:
     pairs = [timed for head, base in both if (timed := _of_pair(head, base))]
     if len(pairs) < 2 or len(mine) < len(comparison.head.launches):
         return None
-    # What steps do by their place in a block both sides do; without it, another one may be hidden.
+    # The pattern of places in a block, which both sides have, may hide another pattern. So the
+    # search is repeated without it.
     for series in (mine, _without_places(mine)):
         pattern = search(series, series, LONE_SD_PCT, ALPHA)
         sized = _in_pairs(pattern, pairs, others) if pattern else None
@@ -99,8 +105,8 @@ def of_head_alone(comparison: Comparison) -> Pattern | None:
 def _in_pairs(
     pattern: Pattern, pairs: Sequence[Series], others: Sequence[Series]
 ) -> Pattern | None:
-    """Return a pattern of HEAD's launches with its size in the pairs; None where the launches of
-    the other tree show at least half of it.
+    """Return a pattern of HEAD's launches with its size in the pairs. None if its size is unknown
+    there, or if the launches of the other tree (``others``) show at least SAME_SIZE of it.
     """
     slower, of_base = _size(pattern, pairs), _size(pattern, others)
     if slower is None or of_base is None or of_base >= SAME_SIZE * pattern.slower:
@@ -118,8 +124,8 @@ def _in_pairs(
 
 
 def _size(pattern: Pattern, series: Sequence[Series]) -> float | None:
-    """Return by how much the steps of a pattern are slower than the others, as a log-ratio averaged
-    over the launches that have both; None where none has.
+    """Return by how much the steps of a pattern are slower than the others, as a mean log-ratio
+    over the series that have both kinds of steps; None if no series has.
     """
     if pattern.kind == "growing":
         rises = [growth(timed, pattern.after - pattern.begin) for timed in series]
@@ -134,8 +140,8 @@ def _size(pattern: Pattern, series: Sequence[Series]) -> float | None:
 
 
 def lasting_ms(launch: Launch, begin: int) -> float:
-    """Return the mean of a launch's timed steps from ``begin`` on, in ms; of all steps if none is
-    that late.
+    """Return the mean time of a launch's steps from step ``begin`` on, in ms; of all steps if none
+    is that late.
     """
     times = [
         ms
@@ -149,8 +155,8 @@ def lasting_ms(launch: Launch, begin: int) -> float:
 def _of_launch(launch: Launch) -> Series | None:
     """Return a launch's series; None if its blocks do not say which steps they timed.
 
-    The first step of each block is left out. A GPU waits there for its host, so that step also
-    shows host delays that are hidden in all other steps.
+    The first step of each block is left out. In that step a GPU waits for its host, so its time
+    includes host delays that are hidden in all other steps.
     """
     blocks = [block for block in launch.blocks if block.steps > 1]
     if not (blocks and launch.has_times()) or any(block.ran is None for block in blocks):
@@ -162,7 +168,9 @@ def _of_launch(launch: Launch) -> Series | None:
 
 
 def _of_pair(head: Launch, base: Launch) -> Series | None:
-    """Return the log-ratios of the steps that both launches timed; None if there are none."""
+    """Return the series of log-ratios of the steps that both launches timed; None if there are
+    none.
+    """
     own, other = _of_launch(head), _of_launch(base)
     if own is None or other is None:
         return None
@@ -173,10 +181,11 @@ def _of_pair(head: Launch, base: Launch) -> Series | None:
 
 
 def _without_places(series: Sequence[Series]) -> list[Series]:
-    """Return the series without what steps do by their place in a block, in most blocks.
+    """Return the series, less the usual effect of a step's place in its block: the median over all
+    blocks.
 
     At its power cap an H200's clock dips 0.65 to 0.83 s after a block begins, and once more a
-    second later (studies/warm_up): in blocks of 38 steps that is every 19th.
+    second later (studies/warm_up). In blocks of 38 steps this looks like a period of 19.
     """
     blocks = [block for timed in series for block in timed.by_block(levelled(timed))]
     level = np.full((len(blocks), max(map(len, blocks))), np.nan)

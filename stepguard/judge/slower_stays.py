@@ -1,7 +1,7 @@
-"""SLOWER stays: what pairs called SLOWER is not measured again until something changes. Pure.
+"""SLOWER stays: if pairs said SLOWER, no pairs are measured again until something changes. Pure.
 
-It holds for the same two trees on the same machine, with the same software and environment.
-docs/judge.md says why: a run that is repeated draws new pairs each time.
+SLOWER holds for the same two trees on the same machine, with the same software and environment.
+Otherwise a run could be repeated until its pairs pass by chance (docs/judge.md).
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,19 @@ from stepguard.judge.rules import decision
 
 
 def says_slower(comparison: Comparison) -> bool:
-    """Tell whether these pairs say that HEAD's step is slower."""
+    """Tell whether these pairs can be compared and say SLOWER."""
     decided = decision(comparison)
     slower = decided is not None and decided.status is Status.SLOWER
     return slower and refusal(comparison) is None
 
 
 def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Comparison | None:
-    """Return the comparison of an earlier run whose SLOWER still holds. None if pairs have to be
-    measured. ``now`` is HEAD's evidence of this run, ``base`` the other commit.
+    """Return the comparison of an earlier run whose SLOWER still holds, with this run's commits.
+    None if pairs have to be measured. ``now`` is HEAD's evidence of this run, ``base`` the other
+    commit.
 
-    ``earlier`` are the comparisons of the same two trees, newest first. A comparison that was
-    measured afresh cancels all before it.
+    ``earlier`` are the comparisons of the same two trees, newest first. If one was measured on
+    request (``fresh``), those before it do not count.
     """
     for kept in earlier:
         if says_slower(kept) and not changed_condition(kept, now):
@@ -40,8 +41,8 @@ def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Com
 
 
 def changed_condition(earlier: Comparison, now: Evidence) -> str:
-    """Return the first condition that differs between an earlier comparison and HEAD's evidence
-    now; empty if none does.
+    """Return the first condition that differs between an earlier comparison and HEAD's present
+    evidence, or why that is unknown; empty if all are equal.
     """
     for side in (now, earlier.head, earlier.base):
         if side.tree_changed:

@@ -1,6 +1,6 @@
-"""Rules for a measurement by itself, without a baseline: it must be complete and believable.
+"""Rules for a measurement by itself, without a baseline: it must be complete and plausible.
 
-The first that applies decides:
+The first line that applies decides:
 
 * a worker or the machine failed;
 * launches are missing;
@@ -39,7 +39,7 @@ from stepguard.judge.summarise_evidence import summarise
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a case is judged as a whole, without a metric that decides, or cannot be recorded."""
+    """Why no metric decides a case, or why its evidence cannot be recorded."""
 
     status: Status
     reason: Reason
@@ -52,7 +52,7 @@ def measurement_problem(evidence: Evidence) -> Refusal | None:
     # Faults come first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
         status = Status.UNFIT if Status.UNFIT in fault.code.statuses else Status.BROKEN
-        launch = fault.during.partition(",")[0]  # the message says at which point
+        launch = fault.during.partition(",")[0]  # without the stage, which the message names
         failed = Failed(launch=launch, message=fault.message, site=fault.site)
         return Refusal(status, fault.code, failed, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
@@ -91,7 +91,7 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
             return _broken(Reason.NOTHING_MEASURED, wrong)
         if f"{difference.name}_pct" in evidence.gates and (how := _negative(difference)):
             return _broken(Reason.CONTRADICTION, how)
-    # This needs a step time, so it comes after the checks of blocks and their times.
+    # The next check needs a step time, so it comes after the checks of blocks and their times.
     floor, step_ms = evidence.floor_ms(), summarise(evidence).values()[JUDGED_TIME]
     if floor is not None and step_ms < floor:
         below = BelowFloor(step_ms=step_ms, floor_ms=floor)
@@ -100,10 +100,10 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
 
 
 def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
-    """Return the first clock gap if too many blocks were measured again for one; else None.
+    """Return the first clock gap if too many blocks were measured again because of one; else None.
 
-    A host stalls once in some 300 blocks. Work that the events do not see, in every so many steps,
-    does so more often.
+    A host that stalls causes a gap once in some 300 blocks. Work that the events miss, for example
+    in every tenth step, causes gaps more often.
     """
     gaps = [gap for launch in launches for block in launch.discarded if (gap := block.clock_gap())]
     if len(gaps) <= max(1, len(launches) // 3):
@@ -112,9 +112,9 @@ def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
 
 
 def _negative(difference: Difference) -> NegativeDifference | None:
-    """Return the figures if steps without the exchange surely take longer, which cannot be. A
-    difference without a synchronization is never refused: the pauses may speed up a card at its
-    power cap.
+    """Return the figures if steps without the exchange certainly take longer, which is impossible;
+    else None. The sync overhead may be negative: a card at its power cap may run faster after the
+    pauses.
     """
     cost = paired(difference.pairs_ms)
     surely = cost.mean_pct + cost.half_width_pct < -DIFFERENCE_LIMIT_PCT
@@ -131,11 +131,11 @@ def _undecided(evidence: Evidence) -> Refusal | None:
     if launch := _unsteady(evidence):
         unsteady = Undecided(launch=f"launch {launch.index}", why=launch.steady)
         return Refusal(Status.INCONCLUSIVE, Reason.NOT_STEADY, unsteady)
-    if not evidence.gates:  # only in an edited file: a case always gates something
+    if not evidence.gates:  # the file was edited, since a case always gates something
         return _broken(Reason.METRIC_MISSING, NoGates())
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     values = summarise(evidence).values()
-    # No metric is skipped: one that is gated and missing would pass unseen.
+    # A gated metric that is missing must not be skipped: it would pass unseen.
     for name in evidence.gates:
         if name not in values and name not in unstable:
             return _broken(Reason.METRIC_MISSING, NotMeasured(metric=name))
@@ -148,16 +148,16 @@ def _undecided(evidence: Evidence) -> Refusal | None:
 
 
 def _unsteady(evidence: Evidence) -> Launch | None:
-    """Return the first launch that never got steady. None if only counters are gated, which do not
-    depend on the clocks.
+    """Return the first launch that never got steady; None if there is none, or if the step time is
+    not gated: counters do not depend on the clocks.
     """
     launches = evidence.launches if JUDGED_TIME in evidence.gates else ()
     return next((launch for launch in launches if launch.steady), None)
 
 
 def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
-    """Return the gated metrics that otherwise sound evidence does not decide, each with its
-    reason.
+    """Return the gated metrics that evidence does not decide although it is sound otherwise, each
+    with its reason.
     """
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
@@ -180,7 +180,7 @@ def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
 def uncompared(
     now: Recording, gates: Sequence[str], status: Status, reason: Reason
 ) -> tuple[MetricVerdict, ...]:
-    """Return what was measured, in the table's order, if nothing can be compared."""
+    """Return what was measured, in the order of METRICS, for a case that cannot be compared."""
     values = now.values()
     return tuple(
         MetricVerdict(name, status, reason, new=values[name], gated=name in gates)

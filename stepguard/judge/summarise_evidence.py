@@ -1,4 +1,4 @@
-"""Evidence summarised as a recording. This is the only place that computes its figures."""
+"""Summarise evidence as a recording. Only this module computes a recording's figures."""
 
 from collections.abc import Sequence
 from statistics import geometric_mean, median
@@ -22,7 +22,7 @@ def summarise(evidence: Evidence) -> Recording:
     """
     counts, fingerprint = evidence.counted, evidence.fingerprint
     times = _times(evidence.launches)
-    # Several ranks that are alike have an empty table, which is not the same as no table: a
+    # If several ranks count the same, the table is empty. That is not the same as no table: a
     # baseline file is refused if its newest recording has several ranks and no table.
     several = evidence.world_size > 1 or counts.by_rank
     return Recording(
@@ -56,8 +56,8 @@ def _parts(counts: Counts) -> dict[str, dict[str, int]]:
 
 
 def _sites(counts: Counts) -> dict[str, list[Site]]:
-    """Return the places of the counters that have a value. Without one they are the places where
-    steps differ.
+    """Return the places of the counters that have a value. A counter without one differs between
+    steps, and its places are those where it does.
     """
     kept = ((name, sites) for name, sites in counts.sites.items() if name in counts.values)
     return {name: list(sites) for name, sites in kept if sites}
@@ -68,13 +68,13 @@ def _difference(cost: Paired) -> RecordedDifference:
 
 
 def _times(launches: tuple[Launch, ...]) -> list[float]:
-    """Return the step times of the launches; empty unless all of them have times. A mean over some
-    of them would be taken for the case's.
+    """Return the step time of each launch in ms. Empty unless all launches have times: the mean of
+    some launches must not look like the case's.
     """
     if not launches or not all(launch.has_times() for launch in launches):
         return []
     pattern = of_launches(launches)
-    if pattern and pattern.kind == "late":  # the lasting level counts, not when it begins
+    if pattern and pattern.kind == "late":  # the level from the pattern's begin on counts
         return [lasting_ms(launch, pattern.begin) for launch in launches]
     return [launch.step_ms for launch in launches]
 
@@ -82,7 +82,7 @@ def _times(launches: tuple[Launch, ...]) -> list[float]:
 def stored(evidence: Evidence) -> Recording:
     """Return the summary as a baseline keeps it. Figures are rounded. Times that the case does not
     gate are left out: such launches are shorter, need not get steady, and are no level. On a CPU
-    the figures that only inform are left out. The evidence must have a fingerprint.
+    information is left out. The evidence must have a fingerprint.
     """
     assert evidence.fingerprint is not None
     recording = summarise(evidence)
@@ -107,7 +107,7 @@ def stored(evidence: Evidence) -> Recording:
 
 
 def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]:
-    """Return the figures that are shown and never judged."""
+    """Return the figures of kind information."""
     figures = dict(evidence.counted.information)
     for difference in evidence.differences:
         if difference.bad_times():
@@ -121,7 +121,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     blocks = [block for launch in launches for block in launch.blocks]
     figures["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
     figures["compile_s"] = max(launch.compile_s for launch in launches)
-    if evidence.tokens_per_step:  # a loop need not say it
+    if evidence.tokens_per_step:  # 0 if the loop does not say it
         figures["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
         figures["enqueue_ms"] = median(enqueue)
@@ -132,7 +132,9 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
 
 
 def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Return the formula FLOPs of a rank, divided by its step time and its GPU's nominal peak."""
+    """Return the MFU in percent: a rank's formula FLOPs, divided by its step time and its GPU's
+    nominal peak. Empty if one of them is unknown.
+    """
     peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
     if not peak or not evidence.flops_per_step:
         return {}
@@ -141,13 +143,13 @@ def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
 
 
 def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Return the step time of one rank alone, and the share of its pace that each rank of the case
-    keeps.
+    """Return the step time of one rank alone in ms, and in percent the share of that rank's pace
+    that each rank of the case has. Empty if they are unknown.
     """
     alone, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
     if alone is None or not tokens or not alone.has_times():
         return {}
-    # The pace is in tokens: a step of one rank alone may have more or fewer of them.
+    # The pace is tokens per ms, since a step of one rank alone may have another number of tokens.
     pace = evidence.tokens_per_step / evidence.world_size / step_ms
     efficiency = 100 * pace / (tokens / alone.step_ms)
     return {"one_rank_step_ms": alone.step_ms, "scaling_efficiency_pct": efficiency}

@@ -1,7 +1,7 @@
-"""Rules of waivers and trailers: which failing metrics pass all the same. Pure: no I/O, no clock.
+"""Rules of waivers and trailers: which failing metrics may pass. Pure: no I/O, no clock.
 
 A permission is for one metric of one case. It never covers what could not be measured, compared or
-decided. Beside another revision, a waiver's limit applies to the change against that revision.
+decided. In pairs a waiver's limit applies to the change against the other revision.
 """
 
 import math
@@ -17,9 +17,9 @@ from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Verdict
 
-MAX_DAYS = 90  # the last day may be so far ahead; a change that lasts longer is a new level
+MAX_DAYS = 90  # the last day is at most so far ahead; a change that lasts longer is a new level
 MAX_PCT = 50
-# The most that may be waived where next to nothing is recorded.
+# The largest waived value of a counter whose recorded count is very small.
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20
 _FAILING = (Status.SLOWER, Status.CHANGED)
 Size = tuple[float | None, int | None]  # a waiver's limit_pct and value; it has one of them
@@ -33,12 +33,12 @@ def permitted(
     today: date,
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
     """Return a case's metrics under its permissions, and the effect of each permission. No
-    permission applies to a case that was judged as a ``whole``, and no waiver to one that is
+    permission applies to a case that was judged as a ``whole``. No waiver applies to a case that is
     ``unsound``.
 
-    Only SLOWER and CHANGED are ever permitted. A metric that a waiver allows keeps its status and
-    gets the waiver's last day. One that a trailer allows becomes `same`, with a notice. Trailers
-    come first: a waiver of the same metric is then not needed.
+    Only SLOWER and CHANGED can be permitted. A metric that a waiver allows keeps its status and
+    gets the waiver's last day. A metric that a trailer allows becomes `same`, with a notice.
+    Trailers come first. So a waiver of a metric that a trailer allows is not needed.
     """
     trailers = [permission for permission in permissions if permission.is_trailer]
     waivers = [permission for permission in permissions if not permission.is_trailer]
@@ -54,8 +54,8 @@ def _applied(
     today: date,
     allowed: Callable[[MetricVerdict, Permission], MetricVerdict],
 ) -> tuple[tuple[MetricVerdict, ...], list[PermissionOutcome]]:
-    """Return the metrics, where ``allowed`` replaces those that pass, and the outcome of each
-    permission.
+    """Return the metrics, of which ``allowed`` has changed those that are permitted, and the
+    outcome of each permission.
     """
     known = {metric.metric: metric for metric in metrics}
     outcomes = [
@@ -96,7 +96,7 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
         return Effect.NOT_NEEDED
     if permission.is_trailer:  # whoever approves the commit also approves the figure in its message
         return Effect.ALLOWED
-    # NOT_NEEDED comes before: an expired waiver of a metric that passes does no harm.
+    # This comes after NOT_NEEDED: an expired waiver of a metric that passes does no harm.
     if permission.expires is None or permission.expires < today:
         return Effect.EXPIRED
     if permission.limit_pct is not None:
@@ -104,7 +104,7 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
         return Effect.ALLOWED if known else Effect.EXCEEDED
     if permission.value is None or metric.new is None:
         return Effect.EXCEEDED
-    # A value of a million is no limit for a count of ten: such a waiver would pass anything.
+    # The value must limit the count: with a million for a count of ten anything would pass.
     limits = METRICS[permission.metric].role == "work" or permission.value <= largest_value(metric)
     if not limits:
         return Effect.TOO_WIDE
@@ -113,8 +113,8 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
 
 
 def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, float] | None:
-    """Return the recorded and the present count of a failing rank that the waiver's value does not
-    cover; None if it covers all of them.
+    """Return the recorded and the present count of the first failing rank that the waiver's value
+    does not cover; None if it covers all of them.
     """
     assert waiver.value is not None
     counts = _failing_counts(metric)
@@ -129,7 +129,7 @@ def _covers(value: int, metric: str, old: float, new: float) -> bool:
 
 
 def may_cover(value: int, metric: str, old: float) -> bool:
-    """Tell whether the value covers any failing count, if ``old`` is recorded."""
+    """Tell whether a waiver with this value can cover any failing count, if ``old`` is recorded."""
     return value != old if METRICS[metric].role == "work" else value > old
 
 
@@ -138,17 +138,18 @@ def _failing_counts(metric: MetricVerdict) -> tuple[tuple[float, float], ...]:
 
 
 def largest_value(metric: MetricVerdict) -> float:
-    """Return the largest value that still limits something: twice the recorded count of each
-    failing rank, or LITTLE_CALLS or LITTLE_BYTES where next to nothing is recorded.
+    """Return the largest value that a waiver of a counter may have: twice the recorded count of
+    each failing rank, and at least LITTLE_CALLS or LITTLE_BYTES.
     """
     little = LITTLE_BYTES if METRICS[metric.metric].unit == "B" else LITTLE_CALLS
-    # The smallest over the ranks: twice the busiest one's count may be a thousand times another's.
+    # The rank with the smallest count decides: twice the busiest rank's count may be a thousand
+    # times that of another rank.
     return min(max(2 * old, little) for old, _ in _failing_counts(metric))
 
 
 def suggested_size(metric: MetricVerdict) -> Size | None:
-    """Return the size that covers a failing metric; a time gets 0.5 % to spare. None if no size
-    does.
+    """Return the size of a waiver that covers a failing metric; None if no size does. A time gets
+    0.5 to 1 % more than it needs.
     """
     if metric.status not in _FAILING or metric.new is None:
         return None
@@ -167,8 +168,8 @@ def suggested_size(metric: MetricVerdict) -> Size | None:
 
 
 def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
-    """Return the size for each failing metric that covers it as it is. Empty if one of them cannot
-    be waived, since the case would fail all the same.
+    """Return the size of a waiver for each failing metric. Empty if one of them cannot be waived,
+    since the case would fail all the same.
     """
     sizes = {m.metric: suggested_size(m) for m in verdict.gated("failed")}
     known = {name: size for name, size in sizes.items() if size}
@@ -176,8 +177,10 @@ def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
 
 
 def problem_of(waiver: Permission, today: date) -> str:
-    """Return what is wrong with a waiver, except for its case; empty if nothing is."""
-    # People edit the file by hand, so reading it checks every rule.
+    """Return what is wrong with a waiver; empty if nothing is. Whether its case exists is not
+    checked.
+    """
+    # Users edit the file by hand, so its reader checks every rule.
     if waiver.metric not in GATEABLE:
         return not_gateable(waiver.metric)
     counts = METRICS[waiver.metric].kind == "counter"

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from textwrap import wrap
 
-from stepguard.lab.bottleneck import Bound, bottleneck
 from stepguard.lab.nsys_ncu_csv import NcuRow
 from stepguard.lab.roofline import ClassRoof
-from stepguard.lab.trace_summary import Summary
-from stepguard.report.kernel_names import short
+from stepguard.lab.trace_summary import Bound, Summary, bottleneck
+from stepguard.trace.kernel_classes import short
 
 
 class Advice(StrEnum):
@@ -71,7 +70,7 @@ class Recommendation:
 
     advice: Advice
     subject: str  # a kernel, a class, a bound or a call
-    figure: float  # % of the step or of kernel time; us; for ncu % of the sustained peak
+    figure: float  # in %, of what the rule's text says
     place: str = ""
 
 

@@ -1,8 +1,9 @@
-"""The command analyze: a folder of profilers' files as one report, with what to try.
+"""The command analyze: one report of a folder of profiler files, with recommendations.
 
     python -m stepguard analyze FOLDER
 
-Traces of torch.profiler, exports of nsys (.sqlite), tables of nsys stats and ncu (.csv).
+It reads traces of torch.profiler, exports of nsys (.sqlite), and tables of nsys stats and ncu
+(.csv).
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ from stepguard.trace.kernel_classes import usual_classes
 
 
 def add_command(commands: Any, root: Path) -> None:
-    text = "a folder of profilers' files as one report, with recommendations"
+    text = "one report of a folder of profiler files, with recommendations"
     command = commands.add_parser("analyze", help=text)
     command.add_argument("paths", nargs="+", type=Path, metavar="FOLDER", help="or files")
     add_top(command, 12)

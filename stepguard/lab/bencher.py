@@ -32,7 +32,7 @@ def _bencher(options: argparse.Namespace) -> int:
 
 
 def measures(document: RunDocument) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the figures of each case by metric; of a failed measurement there are none."""
+    """Return the figures of each case by metric, without cases whose measurement failed."""
     return {result.case: _of_case(result) for result in document.results if result.metrics}
 
 

@@ -1,9 +1,9 @@
 """Finds where the level of a series changes, and how far it has crept from an anchor.
 
 A time is noisy: its change points are found by PELT with squared error on logarithms (ruptures), at
-a penalty of PENALTY * ln(n) * s**2. The noise s comes from the differences of neighbours, which no
-step moves. A counter has no noise: every difference is a change.
-benchmarks/history_points.py measures how often that is right.
+a penalty of PENALTY * ln(n) * s**2. The noise s comes from the differences of neighbours, of which
+a change of level moves only one. A counter has no noise: every difference is a change.
+benchmarks/history_points.py measures how often the found changes are right.
 
 https://centre-borelli.github.io/ruptures-docs/
 """
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-import scipy  # .special is imported at its first use: .stats takes most of a short command's time
+import scipy  # only .special is used, and imported then: .stats would slow each short command
 
 from stepguard.core.device import CPU, GPU
 
 PENALTY = 6.0
 LEAST_POINTS = 3  # of a segment: fewer are an outlier
 LEAST_SERIES = 12  # points of a noisy series, below which s is too uncertain
-NEWEST = 12  # points of the newest segment that creep is judged by, at most
+NEWEST = 12  # points of a segment from which creep is computed, at most
 # A level that moved by less is not named, by device: the same code moved by up to 0.6 % on an H100
 # within an hour (benchmarks/history_points.py). A CPU's clock and its other work move more.
 LEAST_CHANGE_PCT = {GPU: 0.65, CPU: 5.0}
@@ -53,7 +53,7 @@ class Creep:
     high_pct: float
 
     def beyond(self, margin_pct: float) -> bool:
-        """Tell whether it is slower than the margin allows, beyond doubt."""
+        """Tell whether the whole interval is slower than the margin allows."""
         return self.low_pct > margin_pct
 
 
@@ -63,7 +63,9 @@ def has_ruptures() -> bool:
 
 
 def noise(logs: Sequence[float]) -> float:
-    """Return the standard deviation of a series of logarithms, whatever steps it has."""
+    """Return the standard deviation of the noise in a series of logarithms. Changes of level hardly
+    move it.
+    """
     steps = [abs(after - before) for before, after in pairwise(logs)]
     return median(steps) / 0.6745 / math.sqrt(2)
 

@@ -13,11 +13,12 @@ from stepguard.core.text import counted, cut
 
 WIDTH = 420.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 10.0, 8.0, 20.0  # of charts with an axis of values
+HEIGHT = 150.0  # of these charts
 LABELS, FIGURES = 128.0, 74.0  # widths of a bar's name and of its figure
 LABEL_CHARACTERS = 20
 HEAD, BASE = "head", "base"  # the two sides; their colours are in the style sheet
-MIDDLE, END = "m", "e"  # what of a text is at its coordinate
-MOST_COLUMNS = 90  # of a side's series: each is its least and its greatest value
+MIDDLE, END = "m", "e"  # which part of a text is at its coordinate
+MOST_COLUMNS = 90  # of a side's series; a column shows its least and its greatest value
 ROW = 17.0
 
 
@@ -82,7 +83,7 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Return round values between two, ``most`` or a few more."""
+    """Return round values from ``low`` to ``high``: at most one more than ``most``."""
     rough = (high - low) / most
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough * 0.999)
@@ -103,25 +104,24 @@ def _figure(value: float, step: float) -> str:
 
 
 def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
-    """Return a chart of values in their order, a slot beside the other; None without values.
+    """Return a chart of values in their order, slot by slot; None without values.
 
-    A long series keeps the least and the greatest value of each column.
+    Of a long series each column keeps the least and the greatest value.
     """
     values = [value for slot in slots for value in (*slot.head, *slot.base)]
     if not values:
         return None
-    height = 150.0
-    scale = Scale(*_padded(values), height - BOTTOM, TOP)
+    scale = Scale(*_padded(values), HEIGHT - BOTTOM, TOP)
     width = (WIDTH - LEFT - RIGHT) / len(slots)
     every = math.ceil(len(slots) / 12)
     columns = max(2, MOST_COLUMNS // len(slots))
     borders, texts, paths = "", list[Shape](), {BASE: "", HEAD: ""}
     for number, slot in enumerate(slots):
         x = LEFT + number * width
-        borders += f"M{short(x)} {TOP:g}V{height - BOTTOM:g}" if number else ""
+        borders += f"M{short(x)} {TOP:g}V{HEIGHT - BOTTOM:g}" if number else ""
         if number % every == 0:
             text = cut(slot.label, max(4, int(width * every / 6)))
-            texts.append(Shape("text", MIDDLE, x + width / 2, height - 6, text=text))
+            texts.append(Shape("text", MIDDLE, x + width / 2, HEIGHT - 6, text=text))
         across = Scale(0, 1, x + 2, x + width - 2)
         paths[BASE] += _path(slot.base, across, scale, columns)
         paths[HEAD] += _path(slot.head, across, scale, columns)
@@ -129,12 +129,12 @@ def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
     legend = ((HEAD, "now"), (BASE, "before")) if paths[BASE] else ()
     says = f"{len(values)} values from {min(values):.4g} to {max(values):.4g} {unit}"
     shapes = (*_value_axis(scale, borders), *texts, *lines)
-    return Chart(f"{title} [{unit}]", says, height, shapes, legend)
+    return Chart(f"{title} [{unit}]", says, HEIGHT, shapes, legend)
 
 
 @dataclass(frozen=True)
 class Level:
-    """A value that points keep to, from the first of them to the last."""
+    """The value of a level, and the numbers of its first and its last point."""
 
     first: int
     last: int
@@ -153,11 +153,11 @@ def points_chart(
 
     ``marks`` are places among the points, and ``ends`` the texts below the first and the last.
     """
-    values, height = [value for value, _ in points], 150.0
-    scale = Scale(*_padded(values), height - BOTTOM, TOP)
+    values = [value for value, _ in points]
+    scale = Scale(*_padded(values), HEIGHT - BOTTOM, TOP)
     across = Scale(0, max(1, len(values) - 1), LEFT + 4, WIDTH - RIGHT - 4)
     shapes = [*_value_axis(scale, "")]
-    dashes = "".join(f"M{short(across.at(at))} {TOP:g}V{height - BOTTOM:g}" for at in marks)
+    dashes = "".join(f"M{short(across.at(at))} {TOP:g}V{HEIGHT - BOTTOM:g}" for at in marks)
     joined = "L".join(f"{short(across.at(at))} {short(scale.at(v))}" for at, v in enumerate(values))
     shapes += [Shape("path", "mark", path=dashes)] if dashes else []
     shapes.append(Shape("path", HEAD, path=f"M{joined}"))
@@ -166,13 +166,13 @@ def points_chart(
     for level in levels:
         path = f"M{short(across.at(level.first))} {short(scale.at(level.value))}"
         shapes.append(Shape("path", "level", path=f"{path}H{short(across.at(level.last))}"))
-    shapes.append(Shape("text", "", LEFT, height - 6, text=ends[0]))
-    shapes.append(Shape("text", END, WIDTH - RIGHT, height - 6, text=ends[1]))
+    shapes.append(Shape("text", "", LEFT, HEIGHT - 6, text=ends[0]))
+    shapes.append(Shape("text", END, WIDTH - RIGHT, HEIGHT - 6, text=ends[1]))
     legend = [("level", "level")] * bool(levels)
     legend += [("mark", "something else changed")] * bool(dashes)
     reach = f"{min(values):.4g} to {max(values):.4g} {unit}"
     says = f"{counted(len(values), 'point')} from {ends[0]} to {ends[1]}, {reach}"
-    return Chart(f"{title} [{unit}]", says, height, tuple(shapes), tuple(legend))
+    return Chart(f"{title} [{unit}]", says, HEIGHT, tuple(shapes), tuple(legend))
 
 
 def short(value: float) -> str:
@@ -280,7 +280,9 @@ def _change_axis(across: Scale, height: float) -> Iterator[Shape]:
 
 
 def bar_chart(title: str, says: str, bars: Sequence[Bar]) -> Chart | None:
-    """Return a row for each bar, of one side or two; None without any. Negative values go left."""
+    """Return a chart with a row for each bar, of one side or two; None if all values are zero or
+    missing. Negative values go left.
+    """
     values = [v for bar in bars for v in (bar.head, bar.base) if v is not None]
     if not values or not any(values):
         return None

@@ -132,8 +132,8 @@ def _differ(first: Side, other: Side, name: str) -> bool:
 
 
 def _knows(side: Side, name: str) -> bool:
-    # If a recording lacks a value, it was not installed or not set. A document has no software at
-    # all.
+    # A recording has the whole environment: what it lacks was not installed or not set. A run's
+    # document has no software at all.
     has_all = "torch" in side.environment and name != "commit"
     return has_all or bool(side.environment.get(name))
 

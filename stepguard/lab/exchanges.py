@@ -78,7 +78,7 @@ def _key(analysis: Analysis, row: int) -> tuple[str, int, int]:
         name = analysis.trace.names[gpu.name[row]]
         return analysis.classes.canonical_name(name), 0, machine.world_size
     group = message.group if message.group > 0 else machine.world_size
-    # nccl-tests divides this by the time: the larger side of the exchange.
+    # nccl-tests divides the larger side of an exchange by the time.
     elements = max(message.elements_in, message.elements_out, 0)
     return message.name, DTYPE_BYTES.get(message.dtype, 0) * elements, group
 

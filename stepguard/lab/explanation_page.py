@@ -12,8 +12,8 @@ WIDTH = 80
 
 
 def lines(explanation: Explanation, most: int = 12, peaks: Peaks | None = None) -> Iterator[str]:
-    """Yield the page of an explanation. With ``peaks`` it shows where kernels are under the
-    roof.
+    """Yield the page of an explanation. With ``peaks`` it shows what share of the roofline the
+    kernels reach.
     """
     if explanation.refused:
         yield "The two cannot be compared:"
@@ -28,13 +28,13 @@ def lines(explanation: Explanation, most: int = 12, peaks: Peaks | None = None) 
         yield f"note: {name} was {old}, is {new}"
     yield ""
     if not explanation.scatter_known:
-        yield "A side has one step, so how much steps differ is not known: profile several."
+        yield "One step on a side does not show how much steps differ: profile several."
         yield "All differences, the largest first:"
     yield from _causes(explanation, most, peaks)
     yield f"explained: {_signed(explanation.explained_us)} of {_signed(explanation.change_us)} ms"
     if explanation.scatter_us:
         parts = [f"{name} {_signed(us)}" for name, us in explanation.scatter_parts if abs(us) > 100]
-        within = "within what the steps of one file differ"
+        within = "within the scatter between steps"
         within = within if explanation.scatter_known else "in differences of at most 1 us each"
         text = f"the other {_signed(explanation.scatter_us)} ms is {within}"
         yield from textwrap.wrap(text + (": " + ", ".join(parts) if parts else ""), WIDTH)
@@ -59,7 +59,7 @@ def _causes(explanation: Explanation, most: int, peaks: Peaks | None) -> Iterato
 
 
 def _roof(cause: Cause, peaks: Peaks | None) -> str:
-    """Return how close to the roof the kernels were and are, as far as known."""
+    """Return what share of the roofline the kernels reached before and after; "" if unknown."""
     if peaks is None:
         return ""
     usages = [
@@ -72,7 +72,7 @@ def _roof(cause: Cause, peaks: Peaks | None) -> str:
 
 
 def _when(cause: Cause) -> str:
-    """Return where to look in the file that has the cause."""
+    """Return when the cause begins in the later file, or in the earlier one if only that has it."""
     begin = cause.after.begin_us if cause.after.begin_us is not None else cause.before.begin_us
     return "" if begin is None else f" (at {begin / 1e3:,.3f} ms of the file)"
 

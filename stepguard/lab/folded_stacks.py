@@ -2,8 +2,9 @@
 
     train.py(8): step;model.py(7): forward;aten::linear;gemm 1520
 
-With kernels of a GPU the number is the time of the kernels that a stack launched, else the host's
-own time in its last frame: less that of what it calls. In us, over the whole file.
+The number is a time in us over the whole file. If the trace has kernels of a GPU, it is the time of
+the kernels that the stack launched. Otherwise it is the host's time in the last frame, without the
+time of what that calls.
 """
 
 from collections import defaultdict
@@ -14,7 +15,7 @@ from stepguard.trace.columns import ANNOTATION, CALL, NONE, OVERHEAD, Trace, lau
 
 
 def folded(trace: Trace) -> list[str]:
-    """Return the lines, in order of the stacks; none of less than a microsecond."""
+    """Return the lines, sorted by stack, without those of 0 us."""
     own, of_call = _walked(trace)
     if len(trace.gpu.kind):
         total: defaultdict[str, float] = defaultdict(float)
@@ -50,12 +51,14 @@ def _walked(trace: Trace) -> tuple[defaultdict[str, float], list[str]]:
 
 
 def _rows(trace: Trace) -> Iterator[tuple[int, int, float, float, int]]:
-    """Yield the host's events in order of their begin, the longer first."""
+    """Yield kind, name, begin, end and thread of the host's events. They are sorted by begin, the
+    longer first.
+    """
     host = trace.host
     columns = (host.kind, host.name, host.start_us, host.end_us, host.thread)
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _frame(name: str) -> str:
-    """Return a name that neither ends a frame nor a line."""
+    """Return a name without characters that end a frame or a line."""
     return printable(name).replace(";", ",")

@@ -41,7 +41,7 @@ from stepguard.storage.output_files import Kind
 
 STORE = "history.sqlite"
 PAGE = Kind((".html",), BEGINS.encode())
-MONTH = "30 days ago"  # the anchor if there is no tag: as far as the nightly comparison looks
+MONTH = "30 days ago"  # the anchor if there is no tag: as far back as the nightly comparison looks
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -78,7 +78,7 @@ def _history(options: argparse.Namespace) -> int:
     with open_store(options.store) as store:
         _report_import(_import(store, options))
         every = series_of(store.measurements(options.case or ""))
-    chosen = _chosen(every, options)  # after the block: what was imported stays
+    chosen = _chosen(every, options)  # after the block, so an error here does not undo the import
     anchor = _anchor(options.root, options.anchor)
     views = [view_of(series, anchor) for series in chosen]
     if not has_ruptures():
@@ -162,7 +162,7 @@ def _lines(views: Sequence[View], anchor: Anchor | None, options: argparse.Names
 
 
 def _bars() -> str:
-    """Return the bars that the output's encoding has."""
+    """Return the bars for sparklines that the output's encoding can show."""
     try:
         table.BARS.encode(sys.stdout.encoding or "ascii")
     except (LookupError, UnicodeEncodeError):

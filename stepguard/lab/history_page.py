@@ -28,7 +28,7 @@ class _Series:
 
 def page(views: Sequence[View], anchor: Anchor | None) -> str:
     """Return the page. Raises ModuleNotFoundError without jinja2."""
-    # Here, because each command of the gate imports this module.
+    # Imported here: every command imports this module, and most do without jinja2.
     from stepguard.lab.html_templates import TEMPLATES
 
     return TEMPLATES.get_template("history.html").render(

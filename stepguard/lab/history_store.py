@@ -53,7 +53,7 @@ class Measurement:
     parameters: Mapping[str, Any]  # of the case
     environment: Mapping[str, str]  # versions of software, driver and libraries
     values: Mapping[str, float] = field(default_factory=dict)  # by metric
-    level_reason: str = ""  # why a new level begins with it in a baseline; empty: none does
+    level_reason: str = ""  # why a baseline's level begins with it; empty if none does
 
 
 def measurement_of(
@@ -106,8 +106,8 @@ class HistoryStore:
     def add(self, measurements: Iterable[Measurement]) -> int:
         """Add measurements and return how many are new.
 
-        A known measurement gets only what it lacked, figures and the reason of a level: a baseline
-        file holds less than evidence does.
+        A known measurement gets only the figures and the level's reason that it lacked: a baseline
+        file has less than evidence.
         """
         return sum(self._add(measurement) for measurement in measurements)
 
@@ -188,8 +188,8 @@ def series_of(measurements: Iterable[Measurement]) -> list[Series]:
 
 @contextmanager
 def open_store(path: Path) -> Iterator[HistoryStore]:
-    """Open a history, and make it where there is none. What was added is kept if the block ends
-    without an error. Raises FileError for a file that is no history, or cannot be used.
+    """Open a history. Make it if there is none. What was added is kept if the block ends without an
+    error. Raises FileError for a file that is no history, or cannot be used.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -201,9 +201,11 @@ def open_store(path: Path) -> Iterator[HistoryStore]:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables of a new file. Raises FileError for another program's, or a newer schema's.
+    """Make the tables of a new file. Raises FileError for a file of another program or another
+    schema.
 
-    An exclusive transaction: two commands that begin together make the tables once.
+    The transaction locks out other writers, so two commands that begin together make the tables
+    once.
     """
     connection.execute("BEGIN IMMEDIATE")
     (application,) = connection.execute("PRAGMA application_id").fetchone()

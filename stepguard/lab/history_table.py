@@ -63,7 +63,9 @@ def moved(view: View, change: Change) -> str:
 
 
 def story(view: View, anchor: Anchor | None, bars: str = BARS, top: int = 20) -> Iterator[str]:
-    """Yield all that is said of a series: its line, changes, creep, and the newest points."""
+    """Yield all that is said of a series: sparkline, changes, creep, and the ``top`` newest
+    points.
+    """
     series = view.series
     unit = METRICS[series.metric].unit
     yield f"{series.case_id} {series.metric} [{unit}] on {series.card or series.machine}"
@@ -105,7 +107,9 @@ def said(view: View, anchor: Anchor | None) -> Iterator[str]:
 
 
 def creep_text(view: View, anchor: Anchor) -> str:
-    """Return how far the newest level is from the anchor's, and what judges that."""
+    """Return how far the newest level is from the anchor's. If it crept, add the command that
+    judges it.
+    """
     assert view.creep is not None
     low, high = view.creep.low_pct, view.creep.high_pct
     interval = f"{view.creep.change_pct:+.2f} % [{low:+.2f}, {high:+.2f}]"

@@ -32,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Anchor:
-    """The commit that a series is compared with, and all commits that it has."""
+    """The commit that a series is compared with, and all commits of its history."""
 
     name: str  # as a reader knows it
     rev: str  # as it is typed
@@ -46,7 +46,7 @@ class View:
     series: Series
     changes: tuple[Change, ...]
     marks: tuple[Mark, ...]
-    creep: Creep | None = None  # of a time, where enough points are at the anchor and behind it
+    creep: Creep | None = None  # of a time with enough points at the anchor and after it
     unsearched: str = ""  # why no change points were looked for
 
     @property
@@ -83,7 +83,7 @@ def margin_pct(series: Series) -> float:
 
 
 def view_of(series: Series, anchor: Anchor | None) -> View:
-    """Return what a series says, compared with the anchor where there is one."""
+    """Return what a series says, compared with the anchor if there is one."""
     changes, unsearched = _changes(series)
     marks = tuple(_marks(series.points))
     is_time = METRICS[series.metric].kind == "time"

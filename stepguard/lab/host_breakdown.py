@@ -119,7 +119,7 @@ def _by_operator(
 
 def host_page(ranks: Sequence[HostSummary], top: int, width: int = WIDTH) -> Iterator[str]:
     """Yield the lines: the steps of all ranks, then phases and operators of the first one."""
-    yield "No kernel of a GPU: these times are the host's. A profiled step is slower."
+    yield "No kernel of a GPU, so these are the host's times. Profiling slows a step."
     yield ""
     header = ("rank", "step [ms]", "each step [ms]", "file")
     body = [

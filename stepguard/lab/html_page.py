@@ -1,8 +1,8 @@
 """The HTML report: runs as one page that loads nothing and runs no script.
 
-The template escapes every text. A text that a file, a branch or a worker wrote is made printable
-before, as in a terminal. The page's content security policy forbids scripts, so that markup that
-came through would still do nothing.
+The template escapes every text. Texts that a file, a branch or a worker wrote are first made
+printable, as for a terminal. The page's content security policy forbids scripts, so even markup
+that was not escaped could not run one.
 """
 
 import re
@@ -36,7 +36,7 @@ from stepguard.report import table as verdict_table
 from stepguard.report.markdown_page import LISTED, facts, unmeasured
 
 NAME_CHARACTERS = 200
-OPEN_CASES = 3  # that fail are open from the beginning
+OPEN_CASES = 3  # so many failing cases are shown unfolded
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class RunView:
 
 def page(runs: Sequence[ReportedRun], repository: Repository, pictures: Mapping[str, str]) -> str:
     """Return the HTML of these runs; ``pictures`` are timelines as SVG, by case id."""
-    # Where a run was read matters beside others. The document of a single one may be temporary.
+    # A run's source tells it from other runs. A single run's source may be a temporary file.
     alone = len(runs) == 1 and runs[0].document is not None
     runs = [replace(run, source="") for run in runs] if alone else runs
     views = [_run(run, number, repository, pictures) for number, run in enumerate(runs)]

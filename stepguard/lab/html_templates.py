@@ -17,7 +17,7 @@ def _shown(value: object) -> object:
     """Return what an expression of a template shows."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    # Most are, and looking at each character takes ten times as long.
+    # Most texts are printable. Looking at each of their characters takes ten times as long.
     return bounded(value if value.isprintable() else printable_lines(value), MOST_TEXT)
 
 

@@ -116,8 +116,8 @@ def memory_table(trace: Trace, classes: Classes, live: int, gpu: bool) -> Memory
 
 
 def _living(rows: Allocations, top: int) -> tuple[list[int], int]:
-    """Return the allocations that are still alive after row ``top``, and the change of what was
-    there before.
+    """Return the allocations that are still alive after row ``top``, and by how many bytes memory
+    from before the trace has changed.
     """
     alive: dict[int, int] = {}
     before = 0

@@ -97,7 +97,8 @@ def _profile(options: argparse.Namespace) -> int:
     new_folder(folder)
     gpus = [gpu.uuid for gpu in visible_gpus()[: case.world_size]]
     try:
-        # The progress text says several times a second what it waits for; here once is enough.
+        # While another run has the GPU, the text of what is waited for comes several times a
+        # second. It is printed once.
         with exclusive(gpus, shlex.join(sys.argv), cache(say)):
             for command in commands:
                 _run(command, options.root)

@@ -1,8 +1,8 @@
-"""The tables that NVIDIA's tools print as CSV, and their pages: of nsys stats --format csv, and of
-ncu --csv in both of its forms, with a line for each launch (--page raw) or for each of its metrics.
+"""Read the CSV tables of NVIDIA's tools, and print them as pages.
 
-Both tools print other lines before the table, and nsys prints several tables into one stream.
-Numbers may have commas. A metric that was not collected is None, never 0.
+nsys stats --format csv prints several tables into one stream. ncu --csv has two forms: a line for
+each launch (--page raw), or a line for each metric of a launch. Both tools print other lines before
+a table. Numbers may have commas. A metric that was not collected is None, never 0.
 """
 
 import csv
@@ -13,10 +13,9 @@ from dataclasses import astuple, dataclass
 from enum import StrEnum
 
 from stepguard.lab.trace_page import WIDTH
-from stepguard.report.kernel_names import short
 from stepguard.report.table import aligned, fitted
 from stepguard.trace.chrome_chunks import TraceError
-from stepguard.trace.kernel_classes import Classes
+from stepguard.trace.kernel_classes import Classes, short
 
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
@@ -65,7 +64,8 @@ class NcuRow:
     shared_bytes: float | None  # a block
 
 
-# In the order of NcuRow. The first name that a table has is read: versions of ncu and GPUs differ.
+# The metrics of each field of NcuRow, in its order. Their names differ between versions of ncu and
+# between GPUs: the first one with a value is read.
 _METRICS: dict[str, tuple[str, ...]] = {
     "us": ("gpu__time_duration.sum", "Duration"),
     "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active", "Achieved Occupancy"),
@@ -99,7 +99,7 @@ _METRICS: dict[str, tuple[str, ...]] = {
 _NOTHING = "No kernels were profiled"
 _LONG = ("ID", "Metric Name", "Metric Unit", "Metric Value")
 _RAW = "ncu --set detailed --csv --page raw"
-_NO_LAUNCH = "it has no launch: ncu found no kernel of the asked name"
+_NO_LAUNCH = "it has no launch: ncu found no kernel of the name asked for"
 _SCALE = {
     **{unit: 1e-3 for unit in ("ns", "nsecond")},
     **{unit: 1.0 for unit in ("us", "usecond")},
@@ -174,11 +174,13 @@ def _stats_row(header: Sequence[str], cells: Sequence[str]) -> StatsRow:
 
 
 def read_ncu(text: str) -> list[NcuRow]:
-    """Return the launches in the output of ncu --csv. Raises TraceError."""
+    """Return the launches in the output of ncu --csv. Raises TraceError if there is none, or if the
+    table cannot be read.
+    """
     rows = [cells for cells in csv.reader(text.splitlines()) if cells]
     start = next((i for i, cells in enumerate(rows) if "Kernel Name" in cells), None)
     if start is None and _NOTHING in text:
-        raise TraceError(f"{_NO_LAUNCH}, or none of them in the asked range")
+        raise TraceError(f"{_NO_LAUNCH}, or none of them in the range asked for")
     if start is None:
         raise TraceError(f'it has no column "Kernel Name": make it with {_RAW}')
     header, *body = rows[start:]
@@ -211,8 +213,8 @@ def _pivoted(header: list[str], rows: Iterable[list[str]]) -> list[_Cells]:
         launch = launches.setdefault(
             (number, line.get("Process ID", ""), kernel), {"Kernel Name": (kernel, "")}
         )
-        # Sections show a throughput as a share and in bytes; the share is used. Rules have no
-        # metric.
+        # Some throughputs have two lines, in % and in bytes per second: the one in % is kept. A
+        # line of ncu's advice has no metric.
         if name and (unit == "%" or not name.endswith("Throughput")):
             launch.setdefault(name, (value, unit))
     return list(launches.values())
@@ -228,7 +230,7 @@ def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:
 
 def _ncu_row(cells: _Cells) -> NcuRow:
     figures = {key: _metric(cells, names) for key, names in _METRICS.items()}
-    if figures["threads_per_warp"] is None:  # versions of 2025 have the two counts alone
+    if figures["threads_per_warp"] is None:  # ncu of 2025 has only the two counts
         threads, warps = (_metric(cells, (n,)) for n in ("thread_inst_executed", "inst_executed"))
         figures["threads_per_warp"] = threads / warps if threads and warps else None
     return NcuRow(cells["Kernel Name"][0], *figures.values())
@@ -253,7 +255,7 @@ def _number(text: str) -> float:
 def stats_page(
     tables: Sequence[StatsTable], classes: Classes, top: int, width: int = WIDTH
 ) -> Iterator[str]:
-    """Yield the reports, and the kernels by class."""
+    """Yield the lines of each report. A report of kernels has a second table, by class."""
     for table in tables:
         total = sum(row.total_us for row in table.rows)
         yield f"{table.kind}: {total / 1e3:,.3f} ms"

@@ -11,7 +11,7 @@ from stepguard.lab.report_input import MeasuredCase
 from stepguard.lab.report_model import Section, Table, charts, signed, table
 from stepguard.lab.time_sections import sides_of
 from stepguard.report.cause_text import named, refused_because, sentence
-from stepguard.report.kernel_names import short
+from stepguard.trace.kernel_classes import short
 
 MOST_BARS = 12
 MOST_KERNELS = 15

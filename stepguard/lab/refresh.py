@@ -3,9 +3,9 @@
     python -m stepguard refresh --reason 'torch 2.13, driver 580'
     python -m stepguard refresh --reason 'torch 2.13' perf_tests/test_ddp.py
 
-Give it once on each kind of machine, on a clean commit of main. It runs pytest on all cases, makes
-what they measured recordings under the new software, and shows old -> new with the kernels.
-Nothing is committed.
+Run it once on each kind of machine, on a clean commit of main. It runs pytest on all cases, records
+what they measured under the new software, and shows old -> new with the kernels. It commits
+nothing.
 """
 
 import argparse
@@ -29,7 +29,8 @@ from stepguard.report.baseline_changes import changes
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.kept_runs import Store
 
-MEASURED = (0, 1)  # pytest's exit status of a run that came to its end; new software is an error
+# pytest's exit status of a complete run. It is 1 after an error, which new software is for a case.
+MEASURED = (0, 1)
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -43,7 +44,7 @@ def _refresh(options: argparse.Namespace) -> int:
     root, folder = options.root, options.baselines
     if not has_words(options.reason):
         raise UsageError(f"--reason {options.reason!r}: write a line of words")
-    # All that is cheap comes before an hour on a GPU.
+    # Everything that can be refused at once is refused before an hour on a GPU.
     if problem := no_commit(root) or uncommitted(current(root, folder).dirty):
         raise ValueError(f"nothing can be recorded: {problem}")
     with tempfile.TemporaryDirectory(prefix="stepguard-") as kept:
@@ -68,7 +69,7 @@ def _refresh(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> None:
     """Run pytest on the cases. Raises ValueError if it did not come to its end, or measured
-    nothing: evidence of an earlier run is not meant.
+    nothing: evidence of an earlier run must not be recorded.
     """
     store = Store(options.root)
     last = store.last_run()

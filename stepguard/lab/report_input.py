@@ -40,7 +40,7 @@ from stepguard.storage.waiver_file import load_waivers, today
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """A case's verdict, and what was kept of its measurement."""
+    """A case's verdict, and the evidence and recording that belong to it."""
 
     verdict: Verdict
     text: VerdictText
@@ -57,8 +57,8 @@ class MeasuredCase:
 
     @property
     def counted(self) -> Evidence | None:
-        """Return the evidence of this revision that is counted like the other side's, or else that
-        is counted.
+        """Return this revision's evidence with counts: that of the pairs, which is counted like the
+        other side, or else that of the run.
         """
         own = self.pairs.head if self.pairs else None
         return own if own and own.counts else self.evidence
@@ -142,7 +142,7 @@ def _evidence_of(
 ) -> tuple[Evidence, Comparison | None]:
     """Return what was kept of a result. Raises FileError where it is not in any of the folders.
 
-    A document may be anybody's, so it names nothing outside of them.
+    Anybody may have written the document, so a path that leads out of these folders is refused.
     """
     path = PurePosixPath(result.evidence)
     inside = not path.is_absolute() and ".." not in path.parts

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from stepguard.core.text import cut
 from stepguard.lab.charts import Chart
 
-MOST_ROWS = 30  # of a table of a case; its evidence has all ...
-MANY_CASES, FEW_ROWS = 50, 8  # ... a run of more cases than 50 has at most 8
+MOST_ROWS = 30  # of a table of a case; the kept evidence has all rows
+MANY_CASES, FEW_ROWS = 50, 8  # in a run of more than 50 cases a table has at most 8 rows
 CELL_CHARACTERS = 240
 
 
@@ -36,7 +36,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a case's report; ``picture`` is an SVG of our own, made of escaped texts."""
+    """A part of a case's report. ``picture`` is an SVG that the report made, with escaped texts."""
 
     title: str
     charts: tuple[Chart, ...] = ()
@@ -87,7 +87,7 @@ def _cell(content: str | Cell) -> Cell:
 
 
 def charts(*drawn: Chart | None) -> tuple[Chart, ...]:
-    """Return the charts that there is something to draw in."""
+    """Return the charts without None, which stands for a chart without data."""
     return tuple(chart for chart in drawn if chart is not None)
 
 

@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 from stepguard.core.profile import KernelRow, Profile, grouped, mean
 from stepguard.core.work_and_peaks import Peaks, Work
 from stepguard.lab.timeline import BEGINS, COLOURS, legend
-from stepguard.report.kernel_names import short
+from stepguard.trace.kernel_classes import short
 
 
 @dataclass(frozen=True)

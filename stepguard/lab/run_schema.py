@@ -28,11 +28,11 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema: types, ranges and fields. What fits to what, the reader checks besides."""
+    """Return the schema: types, ranges and fields. Only the reader checks if they fit together."""
     ((top,), components) = msgspec.json.schema_components(
         [RunDocument], ref_template="#/$defs/{name}"
     )
-    # Docstrings are written for whoever reads the code, and no reason for another schema.
+    # Docstrings are for readers of the code. A new docstring must not change the schema.
     bare = {
         name: {key: value for key, value in part.items() if key not in ("title", "description")}
         for name, part in components.items()

@@ -21,10 +21,10 @@ class Repository:
     prefix: str = ""  # of the measured folder in the repository, "" or "a/b/"
 
     def page_of(self, site: Site, commit: str, differing: Collection[str] = ()) -> str:
-        """Return the address of a site's line at a commit.
+        """Return the address of a site's line at a commit, or of its file if the line is unknown.
 
-        It is empty where the line is not known, the file is not the repository's or is among those
-        that are ``differing`` from the commit.
+        Return "" if there is no such page: the file is unknown, lies outside of the repository, or
+        is among those ``differing`` from the commit.
         """
         path = PurePosixPath(site.file)
         outside = not site.file or path.is_absolute() or ".." in path.parts
@@ -41,6 +41,6 @@ class Repository:
 
 
 def repository(root: Path) -> Repository:
-    """Return where the remote ``origin`` of a folder's repository has its pages, if anywhere."""
+    """Return the pages of the remote ``origin`` of a folder's repository, if it has any."""
     url = pages_of(origin(root))
     return Repository(url, (git(root, "rev-parse", "--show-prefix") or "").strip() if url else "")

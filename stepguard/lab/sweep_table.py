@@ -21,9 +21,10 @@ _STYLES = ("-", "--", ":", "-.")  # each for ten lines: there are ten colours
 def table(content: SweepFile, width: int = 0) -> Iterator[str]:
     """Yield the rows with the columns that the sweep asks for, and the status of each.
 
-    If they are wider than ``width`` columns, headings get several lines, and as many of the first
-    parameters as needed move to a line of their own above their rows. 0 is for a file or a log:
-    each row has one line, and headings have several if the table is wider than LOG_WIDTH.
+    If the table is wider than ``width`` columns, headings get several lines, and as many of the
+    first parameters as needed move to a line of their own above their rows. ``width`` 0 is for a
+    file or a log: each row has one line, and headings get several if the table is wider than
+    LOG_WIDTH.
     """
     names, columns = list(content.sweep.grid), content.sweep.report.columns
     header = [*names, *(f"{name} {_unit(name)}".rstrip() for name in columns), "status"]
@@ -102,7 +103,7 @@ def write_plot(content: SweepFile, path: Path) -> str:
     """
     plot = content.sweep.report.plot
     assert plot is not None
-    path.unlink(missing_ok=True)  # it may show other rows
+    path.unlink(missing_ok=True)  # the chart of an earlier call may show other rows
     if not any(_known(content.rows, column) for column in plot.y):
         return "no row has a value of it"
     try:
@@ -134,8 +135,9 @@ def _known(rows: Sequence[Row], column: str) -> list[Row]:
 
 
 def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
-    """Draw a line for each combination of the other parameters. The axis is logarithmic if x is a
-    number. Return the number of crosses.
+    """Draw a line for each combination of the other parameters. If all values of ``x`` are positive
+    numbers, its axis is logarithmic, and so is that of a column whose values differ. Return the
+    number of crosses.
     """
     crosses = 0
     unit = METRICS[column.partition(":")[0]].unit
@@ -157,13 +159,13 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
             low, high = axes.get_ylim()
-            if high < 20 * low:  # one or two powers of ten are too few to read a value from
+            if high < 20 * low:  # the axis may have only one power of ten to read values from
                 axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_xticks(numbers, [str(n) for n in numbers], fontsize="x-small")
     return crosses
 
 
 def _lines(content: SweepFile, x: str) -> dict[str, list[Row]]:
-    """Return the rows by the values of those other parameters that have several."""
+    """Return the rows grouped by the parameters beside ``x`` that have several values."""
     varied = [name for name, values in content.sweep.grid.items() if len(values) > 1 and name != x]
     return grouped(content.rows, lambda row: named({name: row.parameters[name] for name in varied}))

@@ -31,7 +31,9 @@ def sections(case: MeasuredCase) -> Iterator[Section]:
 
 
 def sides_of(case: MeasuredCase) -> tuple[tuple[Launch, ...], tuple[Launch, ...]]:
-    """Return the launches with times of this revision, and of the other one beside it."""
+    """Return the launches with times: those of this revision, and those of the revision that it was
+    paired with.
+    """
     if case.pairs:
         return _timed(case.pairs.head.launches), _timed(case.pairs.base.launches)
     return _timed(case.evidence.launches if case.evidence else ()), ()

@@ -11,6 +11,7 @@ from xml.sax.saxutils import escape
 
 import numpy as np
 
+from stepguard.lab.charts import ticks
 from stepguard.trace.api_calls import SYNC_CALLS
 from stepguard.trace.columns import NONE, Bools
 from stepguard.trace.idle_causes import CAUSES, Idle
@@ -139,7 +140,7 @@ def _idle(analysis: Analysis, begin: float, end: float) -> Iterator[_Bar]:
     gaps, calls = analysis.gaps, analysis.windows.calls
     for i in np.flatnonzero((gaps.begin_us >= begin) & (gaps.begin_us < end)).tolist():
         cause = CAUSES[gaps.cause[i]]
-        if cause == Idle.GAP:  # thousands, of a microsecond each
+        if cause == Idle.GAP:  # there are thousands, of a microsecond each
             continue
         sync = int(gaps.sync[i])
         call = "" if sync == NONE else f": {analysis.trace.names[calls.name[sync]]}"
@@ -205,13 +206,9 @@ def _bar(bar: _Bar, start: float, end: float, begin: float, scale: float, y: int
 
 def _axis(begin: float, end: float, scale: float, bottom: int) -> Iterator[str]:
     """Yield about ten ticks, at round milliseconds."""
-    rough = (end - begin) / 1e3 / 10
-    power = 10.0 ** np.floor(np.log10(rough))
-    tick = float(power * next(n for n in (1, 2, 5, 10) if n * power >= rough))
-    for number in range(int((end - begin) / 1e3 / tick) + 1):
-        x = _LEFT + number * tick * 1e3 * scale
+    for ms in ticks(0.0, (end - begin) / 1e3, 10):
+        x = _LEFT + ms * 1e3 * scale
         yield f'<line x1="{x:.1f}" y1="34" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>'
         yield (
-            f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle" fill="#555">'
-            f"{number * tick:g} ms</text>"
+            f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle" fill="#555">{ms:g} ms</text>'
         )

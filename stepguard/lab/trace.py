@@ -185,7 +185,7 @@ def show(
 ) -> tuple[list[Summary], list[Exchange]]:
     """Print the page of these ranks, in this order. Return its figures."""
     ranks = [summary(analyses[rank][1], analyses[rank][0].name, rank) for rank in order]
-    roofline = list(_roofline(ranks[0]))  # it needs the work of each shape
+    roofline = list(_roofline(ranks[0]))  # before shapes are merged: it needs the work of each
     if by_name:
         ranks = [replace(rank, profile=merged_by_name(rank.profile)) for rank in ranks]
     rows = exchanges([analyses[rank][1] for rank in order])
@@ -194,7 +194,9 @@ def show(
 
 
 def _roofline(of_rank: Summary) -> Iterator[str]:
-    """Yield where the classes of kernels are under the roof, if shapes and peaks are known."""
+    """Yield how close each class of kernels is to its roof, if shapes are known. If the card's
+    peaks are not, yield how to measure them.
+    """
     if any(row.work.flops or row.work.bytes for row in of_rank.profile.kernels):
         if peaks := measured_peaks.newest(of_rank.profile.gpu):
             yield from roof_lines(class_roofs(of_rank.profile, peaks), peaks)
@@ -227,7 +229,7 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
 
 
 def _unmarked(before: Ranks, after: Ranks) -> Iterator[str]:
-    """If nothing marks steps in a file, yield that the sides may have recorded more or less."""
+    """Yield a warning if nothing marks steps in a file: one side may have recorded more."""
     sides = {"FILE": after, "--against": before}
     bare = [name for name, side in sides.items()
             if not all(analysis.windows.has_marks for _, analysis in side.values())]  # fmt: skip

@@ -78,7 +78,7 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # Only a pipe, which cannot be read twice, has no text here.
+        # The error of a pipe, which cannot be read twice, is the only one without a text.
         raise FileError(f"{path}: {error.strerror or 'give a file, not a pipe'}") from None
     except TraceError as error:
         raise FileError(f"{path}: {error}") from None

@@ -10,12 +10,11 @@ from statistics import stdev
 from stepguard.core.profile import Series, grouped, mean
 from stepguard.core.text import cut, end_of, listed
 from stepguard.core.work_and_peaks import Peaks
-from stepguard.lab.bottleneck import Bottleneck, Bound, bottleneck
 from stepguard.lab.exchanges import Exchange
 from stepguard.lab.roofline import ClassRoof
-from stepguard.lab.trace_summary import ClassRow, Summary
-from stepguard.report.kernel_names import short
+from stepguard.lab.trace_summary import Bottleneck, Bound, ClassRow, Summary, bottleneck
 from stepguard.report.table import aligned, fitted
+from stepguard.trace.kernel_classes import short
 
 WIDTH = 80
 _PARTS = (
@@ -86,7 +85,7 @@ def _steps(ranks: Sequence[Summary], width: int) -> Iterator[str]:
 
 
 def _beside(ranks: Sequence[Summary]) -> Iterator[str]:
-    """Yield a row for each rank. All columns but the first add up to the step."""
+    """Yield a row for each rank: the step, the parts that add up to it, and the overlap."""
     header = ("ms a step", "step", "compute", "exposed comm.", "exposed copies", "idle", "overlap")
     body = []
     for summary in ranks:
@@ -167,7 +166,9 @@ _IN = " in "  # between a call and its place
 
 
 def _where(text: str, width: int) -> str:
-    """Return a call and its place, of which the end says more than the begin."""
+    """Return a call and its place in ``width`` characters. A long place keeps its end, which says
+    more than its begin.
+    """
     call, within, place = text.partition(_IN)
     if len(text) <= width or not within:
         return end_of(text, width)
@@ -293,7 +294,9 @@ def _calls(summary: Summary, top: int, width: int) -> Iterator[str]:
 
 
 def roof_lines(roofs: Sequence[ClassRoof], peaks: Peaks) -> Iterator[str]:
-    """Yield the roofline: where each class is under the roof, and what that was measured on."""
+    """Yield the roofline: how close each class is to its roof, and which card's peaks the roof
+    is.
+    """
     if not roofs:
         return
     most = roofs[0]

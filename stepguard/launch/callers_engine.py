@@ -14,15 +14,16 @@ ENGINE = Path(__file__).resolve().parents[1]  # the package
 
 
 def command(module: str) -> list[str]:
-    """Return the command that runs a module of the engine. It uses -P, since with -m alone Python
-    puts the working directory first. PYTHONSAFEPATH would be inherited by a workload's scripts.
+    """Return the command that runs a module of the engine. With -P Python does not put the working
+    directory first on the import path. PYTHONSAFEPATH would do the same, but a workload's scripts
+    would inherit it.
     """
     return [sys.executable, "-P", "-m", module]
 
 
 def caches(folder: Path) -> dict[str, str]:
-    """Return the environment of a process that compiles into ``folder`` and counts GPUs as NVML
-    does.
+    """Return variables for a process's environment: it then compiles into ``folder``, and numbers
+    GPUs as NVML does.
     """
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
@@ -32,9 +33,9 @@ def caches(folder: Path) -> dict[str, str]:
 
 
 def import_path(folder: Path, root: Path, theirs: str, forbidden: Iterable[Path]) -> str:
-    """Return PYTHONPATH of a launch: the engine, by a link in ``folder``, which must not exist;
-    then ``root``; then the caller's own; then the folder of the engine, unless that is a forbidden
-    tree.
+    """Make ``folder``, which must not exist, with a link to the engine. Return PYTHONPATH of a
+    launch: ``folder``, ``root``, the caller's own paths (``theirs``), and the folder that contains
+    the engine, unless it lies in a forbidden tree.
     """
     folder.mkdir()
     (folder / ENGINE.name).symlink_to(ENGINE, target_is_directory=True)

@@ -1,8 +1,8 @@
 """Find the cause of a failed launch: rank, command, step and phase, from what its processes left.
 
-Any rank may fail, and only rank 0 can talk. So no rank is asked: error files, notes, the agents'
-notes and the states of processes are read. The first rank that failed is the cause; the others are
-its victims.
+Any rank may fail, and only rank 0 can answer. So no rank is asked: the ranks' error files, the
+notes of ranks and agents, and the states of processes are read. The first rank that failed is the
+cause; the others are its victims.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ from stepguard.worker.rank_position import read_position
 SHOWN_STACKS = 2  # ranks; the others usually are at the same place as one of these
 _WAITS = re.compile(r'/worker/rank_channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
-TAIL_BYTES = 1 << 16  # stacks are looked for in so many bytes at the end of a log
-# What torch's profiler prints of itself: ten lines and more of every counting pass.
+TAIL_BYTES = 1 << 16  # how much of the end of a log is read
+# Lines that torch's profiler prints about itself, ten or more in every counting pass.
 _OF_THE_PROFILER = re.compile(
     r"(USDT|STAGE|INFO):\d{4}-\d\d-\d\d [\d:]+ \d+:\d+ \w+\.cpp:\d+\]"
     r"|\[W[^]]+ CPUAllocator\.cpp:\d+\] .* before the profiling started"
@@ -50,7 +50,7 @@ LONG_PREPARATION = (
     ", before its first step had ended; if it loads or compiles for so long, give the case a "
     "larger time_limit_s"
 )
-LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
+LAST_WORDS_S = 0.3  # time for a failed rank to finish its error file
 ENDINGS_S = 5.0  # for agents to note how a rank ended
 
 
@@ -64,7 +64,7 @@ class LaunchFailed(Exception):
 
 @dataclass(frozen=True)
 class Scene:
-    """A launch that failed."""
+    """A launch that failed, and what is known of it."""
 
     spec: LaunchSpec  # its folder has notes, error files and logs
     token: str
@@ -75,7 +75,7 @@ class Scene:
 
     @property
     def folder(self) -> Path:
-        """Return the folder where its processes on all nodes left errors, notes and logs."""
+        """Return the folder in which the launch's processes on all nodes left what they wrote."""
         return self.spec.folder
 
     @property
@@ -97,7 +97,7 @@ class Scene:
         return _tail(self.folder / f"stderr-{rank}.log")
 
     def agent_log(self) -> str:
-        """Return the last lines that a launcher and all nodes' agents wrote."""
+        """Return the last lines that the launcher, if there is one, and the agents wrote."""
         nodes = [self.spec.folder_of(node) / "agent.log" for node in range(self.spec.nodes)]
         return "".join(_tail(path) for path in (self.folder / "launcher.log", *nodes))
 
@@ -108,8 +108,8 @@ class Scene:
 
 
 def no_answer(scene: Scene) -> Fault:
-    """Return the fault of a deadline that passed: where every rank is, with the stacks that
-    matter.
+    """Return the fault of a launch that did not answer in time: where every rank is, and the stacks
+    of the ranks that the others wait for.
     """
     pids = list(scene.pids_here.values()) or pids_by_token(scene.token)
     logs = [scene.folder / f"stderr-{rank}.log" for rank in scene.spec.ranks_here]
@@ -132,7 +132,7 @@ def _sizes(logs: Sequence[Path]) -> list[int]:
 
 
 def _wait_until_written(logs: Sequence[Path], before: Sequence[int], pids: Sequence[int]) -> None:
-    """Wait until each log has grown and stopped growing, or no process writes; at most STACKS_S."""
+    """Wait until each log has grown and stopped growing, or no process lives; STACKS_S at most."""
     until, last = time.monotonic() + STACKS_S, list(before)
     while time.monotonic() < until and any(map(alive, pids)):
         time.sleep(_LOOK_S)
@@ -143,8 +143,8 @@ def _wait_until_written(logs: Sequence[Path], before: Sequence[int], pids: Seque
 
 
 def _stacks(scene: Scene) -> str:
-    """Return the stacks that ranks wrote last. First come those of ranks that have not done their
-    part: all others only wait for the answers of these.
+    """Return the stacks that ranks wrote last. The ranks that still work come first: the others
+    only wait for their answers.
     """
     tails = [(rank, tail) for rank in scene.ranks if (tail := scene.stderr_tail(rank))]
     tails.sort(key=lambda tail: bool(_WAITS.search(tail[1])))
@@ -157,10 +157,10 @@ def lost_worker(scene: Scene) -> Fault:
     """Return the fault of a process that ended: which one was the first, and how it ended."""
     time.sleep(LAST_WORDS_S)
     failed = _error_files(scene)
-    if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, as its victims
+    if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with the agent
         return _agent_died(scene)
     dead = [rank for rank, pid in scene.pids_here.items() if not alive(pid)]
-    # This host cannot look at processes of other nodes; their agents' notes are read.
+    # This host cannot see processes of other nodes, so it reads their agents' notes.
     if scene.spec.nodes > 1 and all(_lost_a_peer(described) for _, described in failed):
         dead, failed = dead + _dead_elsewhere(scene), _error_files(scene)
     cause = _silent_death(scene, dead, failed)
@@ -173,7 +173,7 @@ def lost_worker(scene: Scene) -> Fault:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
         detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
         return Fault(Reason.NOT_STARTED, message, detail, scene.during)
-    if dead and not cause and scene.agent.poll() is None:  # it had no time to note how
+    if dead and not cause and scene.agent.poll() is None:  # the agent has not noted how it ended
         cause = dead[0], "ended"
     if not cause:
         return _agent_died(scene)
@@ -191,7 +191,7 @@ def _agent_died(scene: Scene) -> Fault:
 
 
 def _node_lost(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
-    """Return the fault of ranks that all only say that another rank is gone."""
+    """Return the fault of a launch whose ranks only say that another rank is gone."""
     lost = _raised(scene, rank, described)
     message = f"processes of another node are gone and left no reason; {lost.message}"
     return replace(lost, code=Reason.KILLED, message=message)
@@ -202,8 +202,9 @@ def _lost_a_peer(described: dict[str, Any]) -> bool:
 
 
 def _dead_elsewhere(scene: Scene) -> list[int]:
-    """Return ranks of other nodes that ended without a word, as their agents noted. Wait for such a
-    note, or for a rank's error, at most ENDINGS_S.
+    """Return the ranks of other nodes that ended first, as their agents noted: the agents' victims
+    are left out. Wait for such a note, or for an error that is not about a lost rank, ENDINGS_S at
+    most.
     """
     until = time.monotonic() + ENDINGS_S
     there = {rank: pid for rank, pid in scene.pids.items() if rank not in scene.pids_here}
@@ -223,15 +224,16 @@ def _error_files(scene: Scene) -> list[RankError]:
         with contextlib.suppress(OSError, ValueError):
             text = (scene.folder / f"error-{rank}.json").read_text()
             errors.append((rank, json.loads(text)))
-    several = scene.spec.nodes > 1  # their clocks cannot be compared
-    # The first that failed is the cause.
+    several = scene.spec.nodes > 1
+    # The cause comes first: the earliest error. Clocks of several nodes cannot be compared, so
+    # there an error about a lost rank comes after the others.
     return sorted(errors, key=lambda it: (several and _lost_a_peer(it[1]), it[1]["at_ns"]))
 
 
 def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[RankError]) -> Cause | None:
-    """Return the rank that caused the others' ends, with how it ended, if it left no error. None if
-    there is no such rank, or if an error in ``failed`` came first: a rank that a signal ended is
-    the cause, but NCCL aborts, or a rank leaves, because another one raised.
+    """Return the rank that ended the launch without leaving an error, and how it ended. A rank that
+    a signal killed is the cause. A rank that NCCL aborted, or that left, is the cause only if no
+    rank raised an error of its own (``failed``). None if there is no such rank.
     """
     explained = {rank for rank, _ in failed}
     silent = {scene.pids[rank]: rank for rank in dead if rank not in explained}
@@ -251,8 +253,8 @@ def _ended(status: int) -> str:
 
 
 def _endings_of(scene: Scene, pids: Collection[int]) -> list[Ending]:
-    """Return how these processes ended, as soon as their agent has noted it for one that is no
-    victim, or for all. Also stop if the agent is gone, or after ENDINGS_S.
+    """Return how these processes ended. Wait until the agents have noted one that is no victim, or
+    all of them, or until the agent is gone; ENDINGS_S at most.
     """
     until = time.monotonic() + ENDINGS_S
     while True:
@@ -278,7 +280,7 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs; a zombie does not."""
+    """Tell whether a process runs. A zombie does not."""
     try:
         # The name, in parentheses, may itself contain blanks and parentheses.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

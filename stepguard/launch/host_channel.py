@@ -1,7 +1,7 @@
 """Send commands to rank 0 and receive answers, always with a deadline.
 
 Each line is one JSON document. The socket is in Linux's abstract namespace: it has no file, so a
-killed process leaves none. A launch proves itself by its token, and only this user may connect.
+killed process leaves none. A launch identifies itself by its token, and only this user may connect.
 While the host waits, it polls the launch's processes, the machine's telemetry and the progress.
 
 The ranks say when a block begins, and the host measures the time from then to their answer: nothing
@@ -49,7 +49,7 @@ class Control:
         self._buffer = b""
 
     def accept(self, deadline_s: float, poll: Poll) -> Message:
-        """Wait for rank 0's hello. Raises NoAnswer after ``deadline_s`` seconds."""
+        """Wait for rank 0's hello and return it. Raises NoAnswer after ``deadline_s`` seconds."""
         until = time.monotonic() + deadline_s
         while True:
             self._wait(self._listener, until, poll)
@@ -59,7 +59,7 @@ class Control:
                 peer.close()
                 continue
             self._peer = peer
-            # A stranger may send something that is not JSON, or nothing.
+            # Another process of this user may send something that is not JSON, or nothing.
             with contextlib.suppress(ValueError, TypeError, _ClosedPeer):
                 hello = self._receive(until, poll)
                 if hello.get("hello") == self._token:
@@ -80,7 +80,7 @@ class Control:
         on_progress: Callable[[str], None],
     ) -> list[Message]:
         """Send a command and return all ranks' answers, in rank order. If the ranks said that they
-        began, each answer has ``outside_ms``: the host's time since then.
+        began, each answer has ``outside_ms``: how many ms the host measured from then on.
 
         Raises NoAnswer after ``deadline_s`` seconds, and LostWorker if rank 0 is gone.
         """
@@ -103,7 +103,7 @@ class Control:
                 return [rank | outside for rank in message["ranks"]]
 
     def close(self) -> None:
-        """Close both sockets. A waiting rank 0 reads that as ``exit``."""
+        """Close both sockets. For a rank 0 that waits this means the command ``exit``."""
         if self._peer is not None:
             self._peer.close()
         self._listener.close()

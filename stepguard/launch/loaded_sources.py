@@ -1,13 +1,13 @@
-"""Tell whether a launch ran the tree that it was started for. Three rules, without any guess:
+"""Tell whether a launch ran the tree that it was started for. There are three rules:
 
-* All that a rank imported of the factory's top-level package is in the measured tree, and not
-  installed there. A copy from another place would be measured whatever is changed in the tree.
-* Beside another revision nothing is imported from that one's tree, and the engine is the caller's.
-* No module from outside of the tree has another form in the tree, or, beside another revision,
-  differs between the two trees: both sides would run the outside one.
+* All modules of the factory's top-level package are sources of the measured tree. They are not
+  installed packages. Otherwise a change of the tree would not be measured.
+* In pairs, no side imports from the other side's tree, and both use the caller's engine.
+* A module from outside of the tree must not also be in the tree with another text. In pairs, its
+  files must not differ between the two trees. Otherwise both sides would run the outside module.
 
-Trees may lie inside each other, as another revision's does (git/worktree.py), and so may folders of
-no tree. A file belongs to the deepest of these folders that contains it.
+Trees may contain each other: another revision's tree lies in HEAD's (git/worktree.py). So may
+folders that belong to no tree. A file belongs to the deepest of these folders that contains it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,9 +39,9 @@ def tree_of_root(root: Path) -> Path:
 
 
 def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:
-    """Return the names by which changed files may be imported; the files are those of either tree.
-    A name is that of the outermost package around a file, or of the file itself, preceded by all
-    folders that may be namespaces.
+    """Return the names by which changed files may be imported. ``files`` are relative to the trees.
+    A file in a package stands for its outermost package. A name may begin at any folder above,
+    since each may be a namespace or on the import path.
     """
     names = set()
     for path in map(Path, files):
@@ -51,7 +51,8 @@ def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[st
         if package is None and path.suffix != ".py":
             continue
         parts = (package or path.with_suffix("")).parts
-        # A module of a folder that is on no path may have another module's name: scripts/numpy.py.
+        # The bare name of a module outside of packages counts only in a folder src: a script may
+        # have another module's name, as in scripts/numpy.py.
         alone = package is not None or path.parent.name == "src"
         names |= {".".join(parts[n:]) for n in range(len(parts)) if alone or n < len(parts) - 1}
     return frozenset(names - {ENGINE.name})
@@ -66,8 +67,9 @@ def check(
     changed: frozenset[str] = frozenset(),
 ) -> None:
     """Check all ranks' answers to ``prepare`` or ``sources``. ``top`` is the measured tree.
-    ``package`` is the top-level package of the workload's factory. ``changed`` are the modules that
-    the two trees of a comparison both have, but not equally. Raises LaunchFailed (OTHER_TREE).
+    ``package`` is the top-level package of the workload's factory. ``changed`` are the names of the
+    modules whose files differ between the two trees of a comparison. Raises LaunchFailed with
+    OTHER_TREE if a module came from another place.
     """
     top = top.resolve()
     for rank, answer in enumerate(ranks):
@@ -106,15 +108,13 @@ def _problem(
 
 
 def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
-    """Return the files below ``top`` that modules of the ranks came from and that are its
-    sources.
-    """
+    """Return the sources of the tree at ``top`` that the ranks imported."""
     files = {Path(file) for answer in ranks for file in answer["sources"].values()}
     return {path for path in files if _is_source(path, top)}
 
 
 def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
-    """Return the modules of the factory's package that are no sources of the tree at ``top``."""
+    """Return the modules of the factory's package that came from outside of the tree at ``top``."""
     if package == ENGINE.name:  # the engine is always the caller's
         return []
     return [module for module in _outside(sources, top) if module[0].partition(".")[0] == package]
@@ -124,7 +124,8 @@ def others(
     answer: Mapping[str, Any], top: Path, root: Path, changed: frozenset[str] = frozenset()
 ) -> list[Module]:
     """Return the modules from outside of the tree at ``top`` that are ``changed``, or that the tree
-    has in another form where imports begin: in the ranks' working folder, or in a folder src.
+    also has, with another text. The tree has a module if it is in the ranks' working folder or in
+    a folder src.
     """
     folders = [folder for folder in {root, root / "src", top / "src"} if folder.is_dir()]
     here = {path.name.removesuffix(".py") for folder in folders for path in folder.iterdir()}
@@ -163,9 +164,10 @@ def strays(
     neutral: Iterable[Path],
     engine: Path = ENGINE,
 ) -> list[Module]:
-    """Return the modules that came from a forbidden tree, and those of another engine.
+    """Return the modules that came from a forbidden tree, and those of another engine than
+    ``engine``.
 
-    If ``own`` and ``forbidden`` both name a folder, ``own`` counts. All paths are resolved.
+    A folder in both ``own`` and ``forbidden`` is not forbidden. All paths must be resolved.
     """
     whose = dict.fromkeys(forbidden, "forbidden") | dict.fromkeys(own, "own")
     whose |= dict.fromkeys(neutral, "neutral") | {engine: "engine"}

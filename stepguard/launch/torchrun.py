@@ -16,7 +16,8 @@ from stepguard.machine.lifeline import kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
 LOOPBACK = "lo"
-# Fixed: it decides what a CPU step allocates, and more threads only spin on busy cores.
+# The number is fixed: what a CPU step allocates depends on it, and more threads only spin on busy
+# cores.
 CPU_THREADS = 1
 
 
@@ -27,14 +28,14 @@ class LaunchSpec:
     device: str
     preload: tuple[str, ...]  # modules that each rank imports before it says hello
     world_size: int
-    root: Path  # the source tree: the working directory, and first to import from, after the engine
+    root: Path  # the source tree: the working directory, and on the import path after the engine
     folder: Path  # logs and notes of this launch; kept
     cache: Path  # compile caches, shared by the launches of a checkout
     label: str  # "launch 2"
     time_limit_s: float
     own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, except for the engine
-    one_of_several: bool = False  # one rank of a case that has several
+    one_of_several: bool = False  # one rank runs alone, of a case that has several
     shared: tuple[str, ...] = ()  # modules that the agent imports, once for all ranks of a node
     standby: bool = False  # the agent imports, but starts no rank before release()
     # A command that starts its argument on each node; empty: it runs here.
@@ -53,7 +54,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True)
 class Part:
-    """A node's part of a launch. Node 0 has rank 0."""
+    """One node's part of a launch. Node 0 has rank 0."""
 
     node: int = 0
     nodes: int = 1
@@ -68,7 +69,7 @@ def start(
     part: Part = Part(),  # noqa: B008  frozen
     environment: Mapping[str, str] = os.environ,
 ) -> "subprocess.Popen[bytes]":
-    """Start an agent with a node's ranks."""
+    """Start the agent that starts a node's ranks."""
     folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
     keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
@@ -89,7 +90,7 @@ def spawn(
             stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
             stdout=file,
             stderr=file,
-            start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
+            start_new_session=True,  # a Ctrl-C at the terminal reaches only the caller
         )
 
 
@@ -121,7 +122,7 @@ def launch_environment(
         "STEPGUARD_DEVICE": spec.device,
         "STEPGUARD_PRELOAD": " ".join(spec.preload),
         "STEPGUARD_SHARED": " ".join(spec.shared),
-        # What a killed process leaves there is removed with the folder.
+        # The scratch folder is removed at the end, with what a killed process left in it.
         "TMPDIR": str(scratch),
         "PYTHONPATH": callers_engine.import_path(
             scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden
@@ -133,23 +134,24 @@ def launch_environment(
         **callers_engine.caches(spec.cache),
     }
     if spec.world_size > 1 or spec.one_of_several:
-        # torchrun does this if a node has several ranks; one rank alone must not differ.
+        # torchrun sets this if a node has several ranks. One rank alone must run in the same way.
         env.setdefault("OMP_NUM_THREADS", "1")
     if spec.one_of_several:
         env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
     if spec.standby:
         env |= {"STEPGUARD_STANDBY": "1"}
     if not is_gpu(spec.device):
-        # If MKL's number is set, torch uses it.
+        # torch prefers MKL's number to OMP's if it is set.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(CPU_THREADS))
         env |= {"CUDA_VISIBLE_DEVICES": "", **threads}
     return env
 
 
 def end(agent: "subprocess.Popen[bytes]", token: str, scratch: Path) -> None:
-    """Kill what is left of a launch. Return when nothing is left.
+    """Kill the processes that are left of a launch, and remove ``scratch``. Return when no process
+    is left.
 
-    Raises RuntimeError if something does not die within GONE_LIMIT_S.
+    Raises RuntimeError if a process does not die within GONE_LIMIT_S.
     """
     until = time.monotonic() + GONE_LIMIT_S
     if agent.stdin:

@@ -1,8 +1,7 @@
-"""A launch: a fresh worker group under torchrun, with a time limit, that never outlives this
-process.
+"""A launch: a new worker group under torchrun, with a time limit. It never outlives this process.
 
-All processes of a launch have its token in their environment. Closing a launch kills by token, and
-returns only when no process with the token is left. If this process dies, the agent does the same
+All processes of a launch have its token in their environment. close() kills the processes with the
+token, and returns only when none is left. If this process dies, the agent does the same
 (worker/agent.py).
 """
 
@@ -30,9 +29,9 @@ HELLO_LIMIT_S = 120.0
 
 
 class WorkerGroup:
-    """A running launch. Used as a context manager, it leaves nothing behind.
+    """A running launch. As a context manager it leaves nothing behind.
 
-    Its processes get ``environment``, and what a launch itself sets.
+    Its processes get ``environment``, and the variables that a launch sets.
     """
 
     def __init__(self, spec: LaunchSpec, environment: Mapping[str, str] = os.environ) -> None:
@@ -62,30 +61,32 @@ class WorkerGroup:
         self.close()
 
     def imported(self) -> bool:
-        """Tell whether a standby's agent has imported. Raises LaunchFailed if it never will, or has
-        ended.
+        """Tell whether a standby's agent has imported. Raises LaunchFailed if the agent has ended,
+        or has not imported after HELLO_LIMIT_S.
         """
         imported = (self._scratch / STANDBY).exists()
         self._still_starts(imported)
         return imported
 
     def release(self) -> None:
-        """Let a standby start its ranks. One call is enough."""
+        """Let a standby start its ranks. Another call does nothing."""
         if self._agent.stdin and not self._agent.stdin.closed:
-            # Until now it waited on purpose, which must not count against HELLO_LIMIT_S.
+            # The agent waited on purpose until now. That must not count against HELLO_LIMIT_S.
             self.began = time.monotonic()
             with contextlib.suppress(OSError):  # it has ended, which hello() will notice
                 self._agent.stdin.write(b"\n")
                 self._agent.stdin.close()
 
     def hello(self, poll: Poll = lambda: None) -> None:
-        """Wait until the ranks have imported torch. Their time limit runs from then on."""
+        """Wait until the ranks have imported. Their time limit runs from then on. Raises
+        LaunchFailed.
+        """
         if not self.pids:
             self._accept(poll)
         self.began = time.monotonic()
 
     def grant(self, seconds: float) -> None:
-        """Add the time that the ranks had to wait to their time limit."""
+        """Extend the ranks' time limit by the time for which they had to wait."""
         self.began += seconds
 
     def _accept(self, poll: Poll) -> None:
@@ -94,8 +95,8 @@ class WorkerGroup:
         self.pids = dict(enumerate(pids))
 
     def ready(self) -> bool:
-        """Tell whether the ranks have imported, without waiting. Raises LaunchFailed if they never
-        will, or have ended.
+        """Tell, without waiting, whether the ranks have imported. Raises LaunchFailed if a process
+        has ended, or if they have not imported after HELLO_LIMIT_S.
         """
         if not self.pids and self._control.somebody_waits():
             self._accept(lambda: None)
@@ -104,7 +105,7 @@ class WorkerGroup:
         return bool(self.pids)
 
     def _still_starts(self, imported: bool) -> None:
-        """Raise LaunchFailed if the import takes too long, or a process has ended."""
+        """Raise LaunchFailed if the import takes longer than HELLO_LIMIT_S, or a process ended."""
         with self._faults("start", lambda: None):
             if not imported and time.monotonic() - self.began > HELLO_LIMIT_S:
                 raise NoAnswer
@@ -119,7 +120,9 @@ class WorkerGroup:
         progress: Callable[[str], None],
         **args: Any,
     ) -> list[Message]:
-        """Return all ranks' answers to a command. Raises LaunchFailed with what went wrong."""
+        """Return all ranks' answers to a command, in rank order. Raises LaunchFailed with the cause
+        if a process ends, or if no answer comes within ``limit_s`` or the launch's time limit.
+        """
         left = self.began + self.spec.time_limit_s - time.monotonic()
         with self._faults(command, poll):
             return self._control.request(
@@ -135,7 +138,9 @@ class WorkerGroup:
             raise LaunchFailed(self._diagnose(command, error)) from None
 
     def _watch(self) -> None:
-        """Notice a death at once, even of a rank with status 0, which its agent ignores."""
+        """Raise LostWorker if a process has ended, even a rank with status 0, which its agent
+        ignores.
+        """
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
@@ -155,7 +160,7 @@ class WorkerGroup:
         return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
 
     def leave(self) -> None:
-        """End in order: first the ranks exit, then the agent."""
+        """Let the ranks exit by themselves, for GONE_LIMIT_S at most. Then close the launch."""
         self._control.close()
         until = time.monotonic() + GONE_LIMIT_S
         while self._ends() and time.monotonic() < until:
@@ -168,16 +173,16 @@ class WorkerGroup:
         return any(map(alive, here)) or bool(self.spec.launcher) and self._agent.poll() is None
 
     def close(self) -> None:
-        """Kill what is left and remove the scratch folder. It may be called twice.
+        """Kill what is left and remove the scratch folder. A second call does nothing.
 
-        SIGINT is blocked until then: a second Ctrl-C must not leave processes on the GPU.
+        Interrupts are deferred meanwhile: a second Ctrl-C must not leave processes on the GPU.
         """
         if self._closed:
             return
         with interrupts_deferred():
             self._control.close()
-            # The launcher first: only it can end the parts on other nodes. A token finds only this
-            # host's processes.
+            # The launcher is ended first: only it can end the parts on other nodes. A token finds
+            # only processes of this host.
             if self.spec.launcher:
                 end_launcher(scheduler.launcher_token(self.token))
             torchrun.end(self._agent, self.token, self._scratch)

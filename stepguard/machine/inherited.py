@@ -1,7 +1,8 @@
 """What this process was started with, and what a process that it starts now would inherit.
 
 Code of the measured tree runs inside pytest: conftests, test modules, fixtures. What it sets there
-would reach the launches of both sides of a pair, and cancel out. Standard library, Linux.
+would reach the launches of both sides of a pair, so the pair could not show it. Only for Linux, and
+only with the standard library.
 """
 
 import contextlib
@@ -11,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# Variables that change without anybody's doing: pytest, coverage, the interpreter's locale (PEP
-# 538), and libraries that set them when imported, or when they compile. Launches do not get them.
+# Variables that are not compared, since code of the tree does not set them: pytest, coverage, the
+# interpreter (its locale, PEP 538) and libraries do, at import or when they compile.
 _BY_THEMSELVES = (
     "PYTEST_",
     "COV_CORE_",
@@ -55,13 +56,13 @@ class Inherited:
 
 
 def inherited_now() -> Inherited:
-    """Return what a process inherits that is started now."""
+    """Return what a process would inherit if it were started now."""
     return Inherited(dict(os.environ), dict(_limits()))
 
 
 def _at_start() -> Inherited:
-    """Return the environment that this process was started with. The kernel keeps nothing else of
-    the start. The limits are today's, so this should be asked early.
+    """Return the environment that this process was started with, and its limits. The kernel does
+    not keep the limits of the start: they are the present ones, so this runs at import.
     """
     text = Path("/proc/self/environ").read_bytes()
     pairs = (entry.partition(b"=") for entry in text.split(b"\0") if b"=" in entry)

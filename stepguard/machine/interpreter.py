@@ -1,4 +1,4 @@
-"""Commands that are printed for pasting. They use the interpreter that prints them."""
+"""Make commands that a user can paste. They use the interpreter that prints them."""
 
 import os
 import shlex
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def source_folders() -> str:
-    """Return "env PYTHONPATH=src " if sources are found by a path relative to the current folder,
-    so that each revision uses its own; else empty.
+    """Return "env PYTHONPATH=src " if PYTHONPATH has a relative path; else empty. With such a path
+    each revision imports its own sources.
     """
     paths = os.environ.get("PYTHONPATH", "")
     relative = any(path and not os.path.isabs(path) for path in paths.split(os.pathsep))
@@ -17,9 +17,8 @@ def source_folders() -> str:
 
 
 def interpreter(start: Path = Path()) -> str:
-    """Return how to call this interpreter from a shell in ``start``: ``python`` if PATH has it,
-    else its path, which is relative to ``start`` if it lies below it. source_folders() comes before
-    it.
+    """Return how a shell in ``start`` calls this interpreter: source_folders(), then ``python`` if
+    that is what PATH finds, else the path. The path is relative if it lies below ``start``.
     """
     return source_folders() + _python(start)
 
@@ -34,10 +33,10 @@ def _python(start: Path) -> str:
 
 def called(python: str, words: str) -> str:
     """Return the command that runs a module, such as "pytest perf_tests", with that interpreter."""
-    # If PATH has an environment's python, it has its pytest, too.
+    # If PATH finds an environment's python, it also finds its pytest.
     return words if (python, words[:6]) == ("python", "pytest") else f"{python} -m {words}"
 
 
 def as_typed(words: str) -> str:
-    """Return the command that runs a module, as it is typed here."""
+    """Return the command that runs a module, for a shell in the current folder."""
     return called(interpreter(Path.cwd()), words)

@@ -1,4 +1,6 @@
-"""Processes that die with their parent, and the processes of a launch. Standard library, Linux."""
+"""Processes that die with their parent, and the processes of a launch. Only for Linux, and only
+with the standard library.
+"""
 
 import contextlib
 import ctypes
@@ -10,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# Signals that make an agent end its launch. The kernel sends the last one when the caller dies.
+# Signals on which a launch's agent (worker/agent.py) ends the launch. The kernel sends SIGUSR1 when
+# the process that started the launch dies.
 ENDING_SIGNALS = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -69,7 +72,7 @@ def notice_ends() -> None:
 @contextlib.contextmanager
 def ends_as_interrupts() -> Iterator[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C, as a KeyboardInterrupt, until the end of the block. By
-    default the kernel ends the process at once, which leaves folders and worktrees behind, and no
+    default they end the process at once: it leaves folders and worktrees behind, and writes no
     document.
     """
     if threading.current_thread() is not threading.main_thread():

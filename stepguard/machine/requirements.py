@@ -11,14 +11,14 @@ from packaging.requirements import Requirement
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.interpreter import as_typed
 
-# An extra of the distribution: whoever trains has a torch, and pip should not replace that build.
+# torch is an extra of the distribution: a user who trains has one, which pip must not replace.
 TORCH = "torch"
 _DECLARED = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
 
 def requirements() -> list[Requirement]:
-    """Return the packages needed, torch included. The source tree declares them, or else the
-    installation. Raises PackageNotFoundError if neither exists.
+    """Return the packages needed, torch included, as the source tree declares them; without one as
+    the installation does. Raises PackageNotFoundError if neither exists.
     """
     if _DECLARED.is_file():
         project = tomllib.loads(_DECLARED.read_text())["project"]
@@ -45,7 +45,7 @@ def unmet(wanted: Requirement) -> str:
         version = metadata.version(wanted.name)
     except metadata.PackageNotFoundError:
         return f"{wanted.name} is not installed; install it with: {mend}"
-    # By default a specifier excludes every pre-release, whatever its version.
+    # By default a specifier excludes every pre-release, however new.
     if wanted.specifier.contains(version, prereleases=True):
         return ""
     return f"{wanted.name} {version} is installed, {wanted} is needed; install it with: {mend}"
@@ -55,10 +55,10 @@ def require_torch() -> None:
     """Raise MachineError if the user's torch is missing, or too old to be measured."""
     try:
         wanted = next(package for package in requirements() if package.name == TORCH)
-    except metadata.PackageNotFoundError:  # the doctor says so; the ranks will see what there is
+    except metadata.PackageNotFoundError:  # the command doctor says so; a rank without torch fails
         return
     problem = unmet(wanted)
-    # A build of somebody's own may lie on the import path without metadata.
+    # A torch that the user built may lie on the import path without metadata.
     if problem and (_is_installed(TORCH) or find_spec(TORCH) is None):
         raise MachineError(f"{problem} (stepguard measures with the torch that you train with)")
 

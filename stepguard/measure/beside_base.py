@@ -1,5 +1,5 @@
-"""HEAD's tree measured beside another revision's: on request, or to tell the code from the machine
-if a stored baseline says SLOWER or FASTER.
+"""Measure HEAD's tree beside another revision's: on request, or after a stored baseline says SLOWER
+or FASTER, to tell whether the code or the machine changed.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from stepguard.measure.start_ahead import Ahead
 
 @dataclass
 class Budget:
-    """Minutes that a run may use for pairs, shared equally among the cases still to come."""
+    """The seconds that a run may still use for pairs, shared equally among the cases to come."""
 
     left_s: float
     cases: int
@@ -36,7 +36,7 @@ class Budget:
 
     @contextlib.contextmanager
     def charged(self) -> Iterator[None]:
-        """Charge a case with the time inside. What is left of its share is for the others."""
+        """Charge a case with the time of the block. The others get what is left of its share."""
         began = time.monotonic()
         try:
             yield
@@ -48,7 +48,7 @@ class Budget:
 def compare_with(
     case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
-    """Measure pairs of HEAD's tree, ``bench``, and of ``tree``."""
+    """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them."""
     files = wanted.files
     if files is None:  # nobody has asked git yet
         files = differing(tree.base, tree.commit, tree.base / "baselines")
@@ -77,14 +77,13 @@ def confirm(
     progress: Progress,
     wanted_beside: Callable[[Case, str], PairsWanted],
 ) -> tuple[Answer | None, Comparison | None]:
-    """Return the answer to an alarm, and the pairs to keep: the recording's commit is measured
-    beside HEAD. None if nothing has to be answered, neither an alarm nor a SLOWER of an earlier
-    run.
+    """Measure the recording's commit beside HEAD to answer an alarm. Return the answer, and the
+    pairs that were kept. The answer is None if there is neither an alarm nor a SLOWER of an earlier
+    run; the pairs are None if there are none.
 
     ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
-    branch). ``wanted_beside`` returns the pairs that are wanted of a case with a commit. The pairs
-    time the steps that the screen's ``evidence`` timed, so that a slowdown in late steps is in
-    both.
+    branch). ``wanted_beside(case, commit)`` returns which pairs to measure. The pairs time the
+    steps that ``evidence`` timed, so that they include a slowdown in late steps.
     """
     moved, dirty = alarm_of(findings, permits) is not None, bench.revision.dirty
     if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
@@ -109,12 +108,12 @@ def confirm(
 
 
 def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer | None:
-    """Return the answer to an alarm that no pairs are needed for, or can be had for; else None."""
+    """Return the answer to an alarm if pairs are not needed or not possible; else None."""
     if evidence.tree_changed:  # nobody knows what was measured
         return Answer(failed=Reason.TREE_CHANGED.phrase)
     if not chosen.commit:
         return Answer(failed=chosen.how)
-    # A module that git ignores may be another one than it was then.
+    # An untracked module may have changed since the recording.
     of_commit = not (bench.revision.dirty or evidence.untracked)
     if chosen.commit == bench.revision.commit and of_commit:
         return Answer(chosen.how, same_code=True)
@@ -125,7 +124,8 @@ def _beside(
     case: Case, bench: Bench, commit: str, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
     """Measure pairs of HEAD's tree and of a commit. Raises TreeError."""
-    alone = replace(bench, ahead=Ahead())  # the next case is not measured in pairs
+    # The next case begins with a launch of HEAD alone, so none of these launches starts it.
+    alone = replace(bench, ahead=Ahead())
     front = f"confirming, {wanted.budget_s / 60:.0f} min at most"
     notices: list[str] = []
     with tree_of(bench.root, commit, notices.append) as tree:

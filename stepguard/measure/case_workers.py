@@ -35,16 +35,16 @@ from stepguard.measure.combine_ranks import (
 )
 from stepguard.measure.start_ahead import Ahead
 
-# Imported even if nothing compiles: a step that is the first to import the compiler keeps only the
-# newest 64 compilations, until its limit is raised (worker/count/compiler.py).
+# Imported before the workload, even if nothing compiles. If the first step imported the compiler,
+# torch would keep records of only its newest 64 compilations (worker/count/compiler.py).
 COMPILER = ("torch._dynamo", "torch._inductor")
 TICK_S = 0.5
 
-Progress = Callable[[str], None]  # takes the stage that begins, or goes on
+Progress = Callable[[str], None]  # takes the text of a stage that begins or goes on
 
 
 class Ticker:
-    """Pass on the text of each stage. ``tick`` repeats it once it is old, so that a progress line
+    """Pass on the text of each stage. ``tick`` repeats it after TICK_S, so that a progress line
     does not stop while a stage goes on.
     """
 
@@ -73,13 +73,13 @@ class Bench:
     revision: Revision
     command: str
     launcher: Launcher | None = None  # its nodes share a case of several ranks
-    more_launches: int = 3  # at most, if the comparison is close
+    more_launches: int = 3  # the most beyond the planned ones, if the comparison is close
     own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
-    # Modules that the trees of both sides have, but not equally.
+    # Names of the modules whose files differ between the two trees of a comparison.
     changed: frozenset[str] = frozenset()
     ahead: Ahead = field(default_factory=Ahead, compare=False)  # the launch of the next case
-    # The launches' environment; by default this process' own at that time.
+    # The launches' environment. By default it is this process' own, as it is when a launch starts.
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, compare=False)
 
 
@@ -99,8 +99,8 @@ def watch(
         problem, reason = f"GPUs needed: {per_node}, {have}", Reason.TOO_FEW_GPUS
         return None, Fault(reason, problem, "", "preflight")
     try:
-        # Only those of this host: a scheduler gave the other nodes' GPUs to this job. They are
-        # locked before they are checked, since processes of another run would make them unfit.
+        # Only this host's GPUs are locked: a scheduler gave the other nodes' GPUs to this job. The
+        # lock comes before the check, since processes of another run would make a GPU unfit.
         here = [gpu.uuid for gpu in gpus[:per_node]]
         stack.enter_context(exclusive(here, bench.command, progress))
         monitor = Monitor(gpus, per_node)
@@ -115,7 +115,7 @@ def watch(
 def launch_spec(
     case: Case, bench: Bench, label: str, alone: bool = False, standby: bool = False
 ) -> LaunchSpec:
-    """Return where and with what a launch of the case runs."""
+    """Return the specification of a launch of the case."""
     launcher = None if alone else spread(case, bench.launcher)
     name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
     return LaunchSpec(
@@ -156,7 +156,7 @@ class CaseWorkers:
         self.faults: list[Fault] = []
         self.began = time.monotonic()  # a wait for the GPU does not count
         self._modules: set[Path] = set()  # modules of the tree that its launches imported
-        self._known: dict[Path, bool] = {}  # for each of these, whether it is in no commit
+        self._known: dict[Path, bool] = {}  # of these modules; True if no commit has it
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -167,8 +167,8 @@ class CaseWorkers:
         return self._bench.own or tree_of_root(self._bench.root)
 
     def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
-        """Start a group, which then imports; see RunningLaunch. It may already have started while
-        the case before this one was measured.
+        """Start a group, or take the one that started while the case before this one was measured.
+        The group imports in the background (RunningLaunch).
         """
         spec = launch_spec(self.case, self._bench, label, alone, standby)
         environment = self._bench.environment
@@ -212,19 +212,19 @@ class CaseWorkers:
         if self._monitor:
             refuse_other_gpus(ranks, self._monitor.gpus)
         refuse_differing_ranks(ranks)
-        # A single rank has other tokens and FLOPs than the case, whose ranks are summed.
+        # A case's tokens and FLOPs are sums over its ranks. A rank that runs alone has others.
         if not spec.one_of_several:
             self._ranks = ranks
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
-        """Raise LaunchFailed if a rank imported from another place what must come from the tree."""
+        """Raise LaunchFailed if a rank imported a module of the tree from another place."""
         package = self.case.module.partition(".")[0]
         check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
 
     def _untracked(self) -> tuple[str, ...]:
-        """Return the modules that ran and are in no commit: neither other clones nor another
-        revision's tree have them. If git does not look at them, the tree is not dirty.
+        """Return the modules that ran but are in no commit. Other clones and another revision's
+        tree do not have them. If git ignores them, the tree is not dirty.
         """
         new = self._modules - self._known.keys()
         if new and self._bench.revision.commit:
@@ -234,8 +234,8 @@ class CaseWorkers:
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
     def take_counts(self, ranks: Answers, wall_s: float, cold_s: float | None = None) -> None:
-        """Keep the counts of the counting pass, and how long it took; ``cold_s`` is how long the
-        launch's first step took, if no cache had what it compiled.
+        """Keep the counts of the counting pass, and its duration. ``cold_s`` is the duration of the
+        launch's first step; None unless it compiled something that no cache had.
         """
         counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}

@@ -1,8 +1,8 @@
 """Combine the answers of a launch's ranks: counts, machine and software. Pure functions.
 
 Ranks need not do the same: in many loops only the first one logs. A count is that of the rank that
-counted most. If ranks differ, the count of each is kept beside it: otherwise a cost that another
-rank gains would be hidden.
+counted most. If ranks differ, the count of each rank is kept, too. Otherwise a rise on another rank
+would be hidden.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ Answers = list[dict[str, Any]]  # of every rank, in rank order
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
     """Raise LaunchFailed if a rank runs on another GPU than the one that is monitored for it."""
-    # Not strict: a launch of one rank alone leaves the other GPUs unused.
+    # Not strict: a launch of one rank alone does not use the other GPUs.
     for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=False)):
         uuid = answer["fingerprint"]["device_uuid"]
         if uuid != gpu.uuid:
@@ -46,7 +46,7 @@ def refuse_differing_ranks(ranks: Answers) -> None:
 
 
 def _platform(answer: dict[str, Any]) -> Conditions:
-    """Return what must be equal on all ranks of a launch. Their cards differ."""
+    """Return the conditions that must be equal on all ranks of a launch. Their cards may differ."""
     known = answer["fingerprint"]
     software = ("torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
     steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
@@ -58,7 +58,7 @@ def _platform(answer: dict[str, Any]) -> Conditions:
 
 
 def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
-    """Return rank 0's fingerprint; on a GPU with what only the driver knows of the first one."""
+    """Return rank 0's fingerprint. On a GPU it has the driver and the peaks of rank 0's GPU."""
     known = dict(answer["fingerprint"])
     capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
     if not known.get("cuda"):  # a CPU, whatever GPUs the machine has
@@ -102,7 +102,9 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
 
 
 def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
-    """Return the fields of the ranks' profiles: their mean, if each rank has one."""
+    """Return the fields of Counts that are about profiles: the ranks' mean if each rank has a
+    profile, else a rank's problem.
+    """
     profiles = [counts.profile for counts in counted if counts.profile is not None]
     if len(profiles) < len(counted):
         problems = (counts.profile_problem for counts in counted if counts.profile is None)
@@ -115,7 +117,7 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
-    """Return the ranks' identities as one. Its parts have the ranks' numbers."""
+    """Return the ranks' identities as one: its parts name their ranks. None if a rank has none."""
     known = [
         (rank, identity) for rank, c in enumerate(counted) if (identity := c.identity) is not None
     ]
@@ -130,8 +132,8 @@ def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
 
 
 def _sites_of(name: str, counted: Sequence[Counts]) -> tuple[Site, ...]:
-    """Return each site with the count of the rank that has it most often; the first of equals. For
-    a metric that differs between steps only the ranks count on which it differs.
+    """Return each site of a metric, with the highest count that a rank has for it. If the metric
+    differs between steps, only the ranks on which it does count.
     """
     differs = [counts for counts in counted if name in counts.unstable]
     by_place: dict[tuple[str, ...], Site] = {}

@@ -1,5 +1,5 @@
-"""Differences: what one variant of a step costs more than another, measured in segments in
-turns.
+"""Measure differences: what one variant of a step costs more than another. Segments of the two
+variants alternate.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,11 @@ LIMIT_S = 120.0  # in addition to three times the expected time of the segments
 class Variants:
     """The two variants that a difference compares, as a worker names them."""
 
-    words: str  # shown while it is measured
+    words: str  # shown during the measurement
     plain: str
     other: str
-    diverges: bool = False  # a variant spoils the state, so it needs a launch of its own
+    # A variant leaves the ranks with different parameters, so it needs a launch of its own.
+    diverges: bool = False
 
 
 DIFFERENCES = {
@@ -34,10 +35,10 @@ DIFFERENCES = {
 
 def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> Difference:
     """Measure segments of the plain variant (P) and the other one (V) as P V V P, series after
-    series, until there are enough pairs. The launch has warmed up.
+    series, until there are ``pairs_wanted`` pairs. The launch must have warmed up.
 
-    A series in which the machine was disturbed is repeated. Raises LaunchFailed after the
-    protocol's ``retries`` of those.
+    A series in which the machine was disturbed is repeated. Raises LaunchFailed if that happens
+    more often than the protocol's ``retries``.
     """
     variants, protocol, step_s = DIFFERENCES[name], launch.protocol, launch.warmup.step_s
     steps = max(4, round(protocol.segment_s / step_s))
@@ -46,8 +47,9 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
     plain_ms: list[list[float]] = []  # by rank, for each series
     discarded: list[Block] = []
     while len(pairs) < pairs_wanted:
-        # The first segment takes up the pause before the command. A load without pauses, unlike the
-        # warm-up, must settle first: without that the first pair read 0.4 to 0.9 % too much.
+        # The first segment of a series does not count, since a pause came before it. Before the
+        # first series more segments run: the warm-up has pauses and these have none, so the clocks
+        # settle anew. Without them the first pair was 0.4 to 0.9 % too high.
         lead = 1 if pairs else protocol.settling_segments
         order = [0] * lead + series
         left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
@@ -63,8 +65,8 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
 def _series(
     variants: Variants, launch: RunningLaunch, order: Sequence[int], steps: int
 ) -> tuple[Block, Answers]:
-    """Run the segments of one series. Return the block that spans them, and the ranks' answers. Of
-    the block only disturbances of the machine and the host's time are used.
+    """Run the segments of one series. Return the block that spans them, and the ranks' answers. The
+    block only shows whether the machine was disturbed and whether the clocks agree.
     """
     seconds = len(order) * steps * launch.warmup.step_s
     names, limit_s = [variants.plain, variants.other], LIMIT_S + 3 * seconds
@@ -75,8 +77,8 @@ def _series(
 
 
 def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[float, float]]:
-    """Return (plain, other) step times of the slowest rank, of neighbours in the order 0 1 1 0 ...
-    The first ``lead`` segments do not count.
+    """Return (plain, other) step times in ms, of two neighbouring segments each, of the slowest
+    rank. The segments' ``order`` is 0 1 1 0 ..., after ``lead`` segments that do not count.
     """
     slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
     pairs = []
@@ -87,8 +89,8 @@ def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[
 
 
 def plain_by_rank(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[float]:
-    """Return the mean step time of the plain variant on each rank, without the first ``lead``
-    segments.
+    """Return the mean step time of the plain variant on each rank, in ms, without the first
+    ``lead`` segments.
     """
     chosen = [index for index, variant in enumerate(order) if variant == 0 and index >= lead]
     return [fmean(rank["segments_ms"][index] for index in chosen) for rank in ranks]

@@ -9,30 +9,28 @@ from stepguard.core.device import CPU, GPU
 
 @dataclass(frozen=True)
 class Protocol:
-    """The durations of a launch. A GPU's clocks settle in seconds; a CPU is not judged."""
+    """The durations of a launch. A GPU needs seconds of load until its clocks settle."""
 
     warmup_min_s: float
     warmup_cap_s: float
     window_s: float
-    tolerance: float  # two windows of a steady state agree within this
+    tolerance: float  # relative; in a steady state two stretches of windows agree within it
     blocks: int
     block_s: float
     retries: int = 3  # blocks of a launch that may be repeated because they were disturbed
     # Two variants of the step alternate in segments of this length. On an H200 at its power cap
-    # pairs of them scatter by 0.25 % of a step (standard deviation), since the clocks move. Six
-    # pairs are right to 0.25 %.
+    # pairs of segments scatter by 0.25 % of a step (standard deviation), since the clocks move. The
+    # mean of six pairs is right to 0.25 %.
     segment_s: float = 2.0
-    pairs_in_a_series: int = 6  # even: a series is P S S P ... without a pause
+    pairs_in_a_series: int = 6  # even: a series is P V V P ... without a pause
     settling_segments: int = 3  # before the first series; one before each other series
-    # The length of the two stretches that are compared, as a share of the load so far; and whether
-    # a window counts with the mean of its steps, or with their median.
-    share: float = 0.25
-    of_means: bool = False
+    share: float = 0.25  # length of each of the two stretches, as a share of the load so far
+    of_means: bool = False  # a window's time is the mean of its steps, not their median
 
     @property
     def timed_s(self) -> float:
-        """Return about how long a launch's timed steps take. The warm-up is rarely as short as its
-        least.
+        """Return about how many seconds a launch's warm-up and blocks take. The warm-up is assumed
+        to take twice its least.
         """
         return 2 * self.warmup_min_s + self.blocks * self.block_s
 
@@ -45,14 +43,14 @@ PROTOCOLS = {
 }
 
 
-# Shorter durations for times that are only shown. On a CPU this saves 0.9 s a launch in blocks and
-# up to 2 s in the warm-up; on a GPU that waits for its host up to a minute.
+# Shorter durations for times that are only shown. On a CPU they save 0.9 s a launch in blocks and
+# up to 2 s in the warm-up. On a GPU that waits for its host they save up to a minute.
 UNGATED_BLOCK_S = 0.2  # of a block
-UNGATED_WARMUP_S = 1.0  # of the warm-up, unless its least is longer
+UNGATED_WARMUP_S = 1.0  # the most that a warm-up takes, unless its least is longer
 
 
 def protocol_of(case: Case) -> Protocol:
-    """Return the durations of a case's launches. They are shorter if its times only inform."""
+    """Return the durations of a case's launches. They are shorter if the case gates no time."""
     usual = PROTOCOLS[case.device]
     if gates_times(case):
         return usual

@@ -1,8 +1,8 @@
 """Plan the launches of one case in one tree, run them one after the other, and return evidence.
 
-While a launch compiles and warms up, the next one starts and imports torch. Its import ends before
-the first judged block, which waits for its hello. A launch beyond the planned ones starts in the
-same way if it may be wanted, and is ended if it is not. During the last launch the next case's
+While a launch compiles and warms up, the next one starts and imports torch. The first judged block
+waits until that import has ended. A launch beyond the planned ones also starts early if it will
+likely be wanted. If it is not wanted after all, it is ended. During the last launch the next case's
 first launch imports.
 """
 
@@ -29,28 +29,25 @@ FIRST = "launch 1"
 
 @dataclass(frozen=True)
 class PlannedLaunch:
-    """A planned launch: whether it times blocks, whether it counts, which differences it
-    measures.
-    """
+    """A launch, and what it does: time blocks, count, measure differences."""
 
     label: str
     timed: bool
     count: bool
     differences: tuple[str, ...] = ()
-    # One rank of the case alone; timed beside the case's launches, not among them.
-    alone: bool = False
+    alone: bool = False  # one rank of the case runs alone; its times are none of the case's
 
 
 def planned_launches(case: Case) -> list[PlannedLaunch]:
     """Return the launches of a case, in order.
 
-    The first one also counts, after its blocks; differences are measured in between. If the first
-    one had to compile on a GPU, its blocks are left out, and another launch follows. A variant that
-    leaves the ranks' replicas different has a launch of its own.
+    The first launch times blocks, then measures differences, then counts. If it had to compile on a
+    GPU, its blocks are left out, and another launch follows. A variant that leaves the ranks with
+    different parameters has a launch of its own.
 
-    One rank alone comes last. It leaves the other cards idle, and they cool. So all that is gated
-    is measured before, on cards in the state of the recordings. Its own card is as warm as in the
-    case's last launch.
+    The launch of one rank alone comes last, since the other cards are idle in it and cool. So all
+    that is gated is measured before it, on cards as warm as those of the recordings. Its own card
+    is as warm as in the case's other launches.
     """
     counted = any(METRICS[name].kind == "counter" for name in case.gates)
     wanted = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
@@ -60,7 +57,8 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
         planned.append(PlannedLaunch(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
     for number in range(2, case.launches + 1):
         planned.append(PlannedLaunch(f"launch {number}", True, False))
-    # On a CPU, which nobody judges by time, ranks slow each other down by 50 to 200 %.
+    # Only a case that gates its step time needs this launch. On a CPU, where few do, ranks slow
+    # each other down by 50 to 200 %.
     if case.world_size > 1 and JUDGED_TIME in case.gates:
         planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
     return planned
@@ -72,8 +70,9 @@ def measure_launches(
     progress: Progress = lambda text: None,
     wants_another: Callable[[Evidence], bool] = lambda evidence: False,
 ) -> Evidence:
-    """Run all launches of a case. ``wants_another`` is asked after the planned ones, and after each
-    one more. Never raises for failures of a workload or a worker: those are faults in the evidence.
+    """Run all launches of a case, and return the evidence. ``wants_another`` is asked after the
+    planned launches, and after each further one. Failures of a workload or a worker raise nothing:
+    they are faults in the evidence.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -89,9 +88,9 @@ def measure_launches(
 def ask_ranks(
     case: Case, bench: Bench, progress: Progress, command: str, **arguments: Any
 ) -> Answers:
-    """Return all ranks' answers to one command, in a launch of its own, after the first step.
+    """Return all ranks' answers to one command. A launch of its own runs it after its first step.
 
-    Raises LaunchFailed with what went wrong.
+    Raises LaunchFailed with the cause.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -111,19 +110,19 @@ class _CaseRun:
         self.case, self.workers = workers.case, workers
         self.most_launches = self.case.launches + more_launches
         self.protocol = protocol_of(self.case)
-        self._planned = planned_launches(self.case)  # those to come
+        self._planned = planned_launches(self.case)  # the planned launches to come
         self._importing: dict[PlannedLaunch, RunningLaunch] = {}
-        self._only_compiled = 0  # launches that were not timed, since they compiled
+        self._only_compiled = 0  # how many launches were not timed because they compiled
         self.differences: list[Difference] = []
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
 
     def measure(self, wants_another: Callable[[Evidence], bool]) -> None:
-        """Run the planned launches, and as many more as are wanted. A failure ends it."""
+        """Run the planned launches, and as many more as are wanted. After a failure stop."""
         try:
-            # Unsteadiness decides, however many launches follow.
+            # An unsteady launch decides the verdict, however many launches follow.
             while self._planned and not self._unsteady():
                 plan = self._planned.pop(0)
-                if plan.alone:  # more launches come before it: the other cards cool meanwhile
+                if plan.alone:  # further launches come before it, since it lets other cards cool
                     self._more_launches(wants_another)
                     self._one_rank(plan)
                     return
@@ -141,9 +140,9 @@ class _CaseRun:
         return gated and any(launch.steady for launch in self.workers.launches)
 
     def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
-        """Return the plan of a launch. If a GPU's first launch compiled what no cache had, it is
-        not timed: the compiler's trials leave other memory behind, and a card that idled. Another
-        launch is then planned after the timed ones.
+        """Return the plan of a launch. A GPU's first launch is not timed if it compiled what no
+        cache had: the compiler's trial runs leave other memory allocated, and the card idled
+        meanwhile. Another launch is then planned after the timed ones.
         """
         first = plan.timed and self._numbered == 0
         if not (first and is_gpu(self.case.device) and launch.compiled_afresh):
@@ -155,8 +154,8 @@ class _CaseRun:
         return replace(plan, timed=False)
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
-        """Run one rank alone. It only informs: a workload that cannot run on one rank is not
-        broken.
+        """Run one rank alone. Its result is only shown, so a failure is only noted: a workload need
+        not run on one rank.
         """
         try:
             self._run(plan, None)
@@ -164,7 +163,7 @@ class _CaseRun:
             self.one_rank["one_rank_problem"] = failed.fault.message
 
     def _more_launches(self, wants_another: Callable[[Evidence], bool]) -> None:
-        """Run launches as long as one more is wanted. End one that imported and is not wanted."""
+        """Run launches as long as one more is wanted. End a launch that imported for nothing."""
         while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
             self._run(self._one_more(1), self._one_more(2) if self._room(2) else None)
         for plan in [plan for plan in self._importing if not plan.alone]:
@@ -175,8 +174,8 @@ class _CaseRun:
 
     def _may_want(self, wants_another: Callable[[Evidence], bool]) -> bool:
         """Tell whether a launch will likely be wanted after the last planned one, so that it can
-        import early. It will if one would be wanted now, with the launches so far as all planned
-        ones.
+        import early. It likely will if it would be wanted now, had only the launches so far been
+        planned.
         """
         done = len(self.workers.launches)
         so_far = replace(self.evidence(), planned_launches=done)
@@ -192,7 +191,7 @@ class _CaseRun:
         return PlannedLaunch(label, timed=True, count=False)
 
     def _start(self, plan: PlannedLaunch) -> RunningLaunch:
-        """Return the plan's launch, which then imports."""
+        """Start the plan's launch and return it. It imports meanwhile."""
         return RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)
 
     def _run(self, plan: PlannedLaunch, following: PlannedLaunch | None) -> None:
@@ -201,17 +200,18 @@ class _CaseRun:
         launch.hello()
         if following:
             self._importing[following] = self._start(following)
-        if not self._planned:  # whether or not one more is wanted
+        if not self._planned:  # the next case starts early even if this case wants another launch
             self.workers.start_ahead(FIRST)
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
         ranks = launch.build()
         plan = self._timed_unless_compiled(plan, launch)
-        # A busy host changes neither counts nor times that nobody judges.
+        # A launch waits for the others' imports only if times are judged: a busy host changes no
+        # count.
         timed = gates_times(self.case)
         if plan.timed or plan.differences:
             launch.warm_up(until=lambda: not timed or all(ready() for ready in waiting))
-            plan = self._timed_unless_compiled(plan, launch)  # in a later step
+            plan = self._timed_unless_compiled(plan, launch)  # a warm-up step may compile, too
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:
@@ -225,13 +225,13 @@ class _CaseRun:
             self.one_rank["one_rank"] = launch.measured(0)
             self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
         elif plan.timed:
-            launches[-1] = launch.measured(self._numbered)  # with its end
+            launches[-1] = launch.measured(self._numbered)  # now with all that followed its blocks
 
     def _time(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         steps = block_steps(self.protocol.block_s, launch.warmup.step_s)
         for _ in range(self.protocol.blocks):
             launch.timed_block(steps, of=self.protocol.blocks)
-        if not plan.alone:  # kept even if the rest of the launch fails
+        if not plan.alone:  # the blocks are kept even if the rest of the launch fails
             self.workers.launches.append(launch.measured(self._numbered + 1))
 
     def evidence(self) -> Evidence:

@@ -1,11 +1,11 @@
 """One pair: a launch of each of two trees. Their blocks run in turns on the same machine.
 
-If memory has room for both, they are built at the same time. They warm up, and run blocks in the
-order base, head, head, base, or the other way round. While one runs, the other is parked: it waits
-on the host and has given its cached memory back.
+If memory has room for both launches, they are built at the same time. They warm up, and run blocks
+in the order base, head, head, base, or the other way round. While one runs, the other is parked: it
+waits on the host, and has given its cached memory back.
 
-Both time the same steps, counted from the first: at a power cap the speed of a step follows the
-parameters (docs/measurements.md).
+Both launches time the same steps, counted from the first: at a power cap a step's speed depends on
+the values of the parameters (docs/measurements.md).
 """
 
 import time
@@ -21,8 +21,8 @@ HEAD, BASE = 0, 1
 SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
-# Late slowdowns are looked for in two launches of each side: two are enough to show that one
-# returns. In all launches they would cost as much as the pairs themselves.
+# Only the first two pairs time late steps, too: two launches of each side show whether a late
+# slowdown repeats. In all pairs the late steps would take as long as all the rest.
 FAR_PAIRS = 2
 REACH_STEPS = 320
 
@@ -31,20 +31,21 @@ REACH_STEPS = 320
 class PairTiming:
     """How many seconds each launch of a pair runs."""
 
-    lead_s: float  # untimed, before each block: allocations return, clocks settle
+    lead_s: float  # untimed, before each block: memory is allocated again, and clocks settle
     block_s: float
-    # Running in turns removes the drift, so the warm-up need not wait until all of it is over.
+    # Short, since both sides run in turns and drift alike: the drift need not be over.
     warmup: Protocol
-    ahead: int = 2  # pairs that import while one is built; on few cores one is enough
-    steps: range = range(0)  # steps that blocks have to time; empty: any
-    # How far the second block of the first pairs reaches, in seconds of load: as far as a launch
-    # beside a stored baseline. If it takes at most twice as long, it reaches step REACH_STEPS.
+    ahead: int = 2  # how many pairs import while one is built; on few cores one is enough
+    steps: range = range(0)  # the steps that blocks must time; empty: any
+    # Seconds of load after which the second block of the first pairs ends: as late as the blocks of
+    # a launch that recordings judge. If step REACH_STEPS comes later, but after at most twice these
+    # seconds, it ends there.
     reach_s: float = 0.0
 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The steps of a pair's blocks, equal on both sides."""
+    """The steps of a pair's blocks. Both sides have the same."""
 
     lead: int  # untimed, before each block
     timed: int  # in each block
@@ -52,12 +53,12 @@ class _Blocks:
 
 
 def _blocks(timing: PairTiming, number: int, far: bool, *launches: RunningLaunch) -> _Blocks:
-    # The faster side needs more steps. All of ``launches`` have warmed up.
+    # The faster side needs more steps for its seconds. All of ``launches`` have warmed up.
     step_s = min(launch.warmup.step_s for launch in launches)
     lead = max(1, round(timing.lead_s / step_s))
     timed = max(block_steps(timing.block_s, step_s), (len(timing.steps) + 1) // BLOCKS)
-    # Untimed steps lie between the two blocks. Every second pair begins so many steps earlier, and
-    # times what the pair before it did not.
+    # ``lead`` untimed steps lie between the two blocks. So every second pair begins that many steps
+    # earlier, and times the steps that the other pairs leave out.
     first = timing.steps.start - (lead if number % 2 == 0 else 0)
     second = _reach(timing, step_s) - timed if far and not timing.steps else 0
     return _Blocks(lead, timed, (first, second))
@@ -70,8 +71,8 @@ def _reach(timing: PairTiming, step_s: float) -> int:
 
 
 class Pair:
-    """Two launches, HEAD's and the other tree's, which then import. With ``standby`` only their
-    agents import until release().
+    """Two launches: HEAD's and the other tree's. They start when the pair is made, and import. With
+    ``standby`` only their agents import, until release().
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Pair:
         ]
 
     def build(self, at_once: bool) -> None:
-        """Build both, ``at_once`` if memory allows. Then they are parked."""
+        """Build both launches and park them: ``at_once``, or one after the other."""
         RunningLaunch.expect(*self.launches)
         if at_once:
             self._build_at_once()
@@ -100,8 +101,8 @@ class Pair:
 
     def _build_at_once(self) -> None:
         self._ticker(f"pair {self._number}: build and first step")
-        # Not in a with: leaving it would wait for the threads, and they wait for groups that only
-        # the caller's stack closes.
+        # Not in a with statement: at its end it would wait for the threads, and after a failure
+        # they wait for groups that only the caller closes.
         pool = ThreadPoolExecutor(len(self.launches))
         futures = [pool.submit(launch.build, quietly=True) for launch in self.launches]
         pool.shutdown(wait=False)
@@ -110,15 +111,15 @@ class Pair:
             future.result()
 
     def run(self, order: Sequence[int], nobody_imports: Callable[[], bool], far: bool) -> None:
-        """Warm up, then run blocks in ``order``, all of them while ``nobody_imports``. ``far``: the
-        second blocks reach as far as launches beside a stored baseline.
+        """Warm up, wait until ``nobody_imports``, then run blocks in ``order``. With ``far`` the
+        second blocks end as late as those of launches that recordings judge.
         """
         first, second = self.launches[order[0]], self.launches[order[1]]
         most = self._timing.steps.start // 2
-        # The launch whose block comes first warms up last, and goes on without being parked.
+        # The launch whose block comes first warms up last, so it need not be parked.
         second.warm_up(most=most)
         second.park()
-        # Imports of the next pairs may disturb that warm-up, but nothing after it.
+        # Imports of the next pairs may disturb the warm-up above, but nothing below.
         self._ticker(f"pair {self._number}: wait until nobody imports")
         began = time.monotonic()
         self._wait(nobody_imports)
@@ -146,8 +147,8 @@ def one_after_the_other(
     timing: PairTiming,
     far: bool,
 ) -> list[RunningLaunch]:
-    """Run a launch of each side, the second after the first has ended, for trees that do not fit on
-    the card together. Return them in the order of ``sides``.
+    """Run a launch of each side, the second after the first has ended, since both do not fit on the
+    card together. Return the launches in the order of ``sides``.
     """
     done: dict[int, RunningLaunch] = {}
     blocks = None
@@ -174,8 +175,8 @@ def build_alone(launch: RunningLaunch) -> None:
 
 
 def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) -> None:
-    """Run untimed steps, then a timed block. It times the steps that ``other`` timed in its block
-    of this number, if it has one.
+    """Run untimed steps, then a timed block. If ``other`` has already run its block of the same
+    number, both time the same steps.
     """
     number = len(launch.blocks)
     begin = max(launch.ran + blocks.lead, blocks.begins[number])

@@ -1,13 +1,12 @@
-"""A/B comparison of one case: pairs of launches of HEAD's tree and another one, on the same
-machine.
+"""Compare HEAD's tree with another one (A/B) by pairs of launches of one case, on one machine.
 
 First each tree has a counting launch, which also fills the compile cache that both share. Then come
-the pairs (pair.py). If both trees do not fit into memory together, their launches run one after the
-other.
+the pairs (pair.py). If the two trees do not fit into memory together, their launches run one after
+the other.
 
-Nobody imports beside a timed block. A launch imports torch in its agent, and then the compiler and
-the workload in its ranks. Together that takes longer than building a pair. So while a pair is
-built, the ranks of the next pair import, and the agents of the one after it.
+No launch imports beside a timed block. A launch imports torch in its agent, and then the compiler
+and the workload in its ranks. Together that takes longer than building a pair. So while a pair is
+built, the ranks of the next pair and the agents of the one after it import.
 """
 
 import contextlib
@@ -40,12 +39,12 @@ from stepguard.measure.pair import (
 )
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 
-FULL = 0.9  # of the card's memory; with more, two groups are not built at the same time
-COUNTING = "counting launch"  # the first of a tree
-MOST_REPLACED = 3  # pairs that may be replaced; a machine with more of them is judged as noisy
-# On an H200 at its power cap the steps scatter, not the launches. So only timed seconds help. More
-# pairs are worth more than longer ones, since their scatter is known better. A pair has 13.5 s of
-# load, of which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
+FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
+COUNTING = "counting launch"  # the first launch of a tree
+MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
+# On an H200 at its power cap the steps scatter, not the launches, so only timed seconds help. More
+# pairs are better than longer ones, since they also show the scatter. A pair has 13.5 s of load, of
+# which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
 PAIR_TIMINGS = {
     GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
     CPU: PairTiming(
@@ -56,20 +55,21 @@ PAIR_TIMINGS = {
 
 @dataclass(frozen=True)
 class PairsWanted:
-    """How many pairs to measure, which steps they time, and which rule judges them."""
+    """How many pairs to measure, which steps they time, and at which level they are judged."""
 
-    budget_s: float  # for all of them; a pair that runs when it is over is completed
+    budget_s: float  # for all pairs; no pair begins after it, except for the first
     wants_another: Callable[[Comparison], bool] = wants_another_pair
     alpha: float = ALPHA  # the case's level, given the number of cases in its run
-    steps: range = range(0)  # all that are timed, counted from the first; empty: any
-    # Files in which the trees differ. If they are known, a step that is the same is timed by few
-    # pairs.
+    steps: range = range(0)  # the steps that blocks must time, counted from the first; empty: any
+    # Files in which the trees differ; None: not known. If they are known, few pairs are enough for
+    # a step that is the same.
     files: tuple[str, ...] | None = None
-    # Returns the comparison of an earlier run whose SLOWER still holds for HEAD's evidence, if any.
+    # Returns the comparison of an earlier run whose SLOWER still holds for HEAD's evidence; None if
+    # there is none.
     stays: Callable[[Evidence], Comparison | None] = lambda head: None
-    fresh: bool = False  # asked for, although an earlier run may have said SLOWER
-    # Called after each pair, so that SLOWER stays even if somebody ends the run early. Returns the
-    # comparison, marked if its tree changed.
+    fresh: bool = False  # the user wants pairs even if an earlier run said SLOWER
+    # Stores the comparison after each pair, so that SLOWER stays even if the run is ended early.
+    # Returns the comparison, marked if its tree changed.
     keep: Callable[[Comparison], Comparison] = lambda so_far: so_far
 
 
@@ -80,10 +80,11 @@ def measure_ab(
     progress: Progress,
     wanted: PairsWanted,
 ) -> Comparison:
-    """Measure pairs of ``benches``: HEAD's tree, and that of the revision ``against``.
+    """Measure pairs of ``benches``: HEAD's tree, and that of the revision ``against``. Return the
+    comparison, which may be that of an earlier run.
 
-    Never raises for failures of a workload, a worker or the machine: those are faults in the
-    evidence of the side.
+    Failures of a workload, a worker or the machine raise nothing: they are faults in the evidence
+    of their side.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -105,13 +106,13 @@ class _PairRun:
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
         self.replaced: list[LaunchPair] = []
-        self.waiting: LaunchPair | None = None  # a disturbed pair that waits for the next one
-        # Pairs that import: the next one, and the agents of a second.
+        self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts
+        # Pairs that import: the next one in its ranks, the one after it only in its agents.
         self.following: list[Pair] = []
         self.stays: Comparison | None = None  # of an earlier run, if nothing has to be measured
 
     def measure(self) -> None:
-        """Run counting launches and pairs. A failure is noted on its side, and ends it."""
+        """Run counting launches and pairs. After a failure stop, and note it on its side."""
         try:
             self._count()
             for number in range(1, 1 + MOST_PAIRS + MOST_REPLACED):
@@ -129,11 +130,11 @@ class _PairRun:
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
         finally:
-            if self.waiting:  # no pair came after it, so it counts
+            if self.waiting:  # no pair came after this one, so it counts
                 self._count_pair(self.waiting)
 
     def _count(self) -> None:
-        # A busy host does not change counts, so the next launches import meanwhile.
+        # A busy host does not change counts. So other launches import while one counts.
         launches = [RunningLaunch(side, COUNTING, self.timing.warmup) for side in self.sides]
         for launch in launches:
             build_alone(launch)
@@ -141,47 +142,51 @@ class _PairRun:
                 self.following.append(Pair(1, self.sides, self.timing))
             launch.count()
             launch.leave()
-            # As soon as it is known what HEAD runs on.
+            # HEAD's counting launch shows its machine and software, which must be those of the
+            # earlier run.
             if launch is launches[HEAD] and self._still_slower():
                 return
 
     def _still_slower(self) -> bool:
-        """Use the comparison of an earlier run whose SLOWER stays, if there is one."""
+        """Set ``stays`` to the comparison of an earlier run whose SLOWER still holds, if there is
+        one. Tell whether there is.
+        """
         head = self.comparison().head
         self.stays = None if head.faults else self.wanted.stays(head)
         return self.stays is not None
 
     def _pair(self, number: int) -> LaunchPair:
-        """Measure a pair."""
+        """Measure a pair. Raises WorkersFailed."""
         order = ORDERS[(number - 1) % 2]
         if self.together:
             try:
                 both = self._pair_at_once(number, order)
             except WorkersFailed as failed:
-                # Each of them fitted alone when it was counted.
+                # Only the first pair may find that the two trees do not fit together. Each of them
+                # fitted alone when it was counted.
                 if number > 1 or failed.fault.code != Reason.OUT_OF_MEMORY:
                     raise
                 self.together = False
         if not self.together:
             both = one_after_the_other(number, self.sides, order, self.timing, self._far())
-        # An unsteady launch is no fault here: running in turns removes the drift, and the counting
-        # launch counts a step that keeps compiling.
+        # An unsteady launch is no fault here: both sides run in turns and drift alike. If a step
+        # keeps compiling, the counting launch counts that.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
         return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
     def _far(self) -> bool:
-        """Tell whether the next pair reaches far, as the first ones do."""
+        """Tell whether the next pair times late steps, too, as the first FAR_PAIRS do."""
         return len(self.sides[HEAD].launches) < FAR_PAIRS
 
     def _take(self, pair: LaunchPair) -> None:
         """Count a pair, or let it wait for the next one. It waits if one side compiled in a timed
-        block, or, on a GPU, if its blocks are out of line. If the next pair is like that, too, it
-        was no accident, and both count. If not, the waiting pair is replaced, and only kept for the
-        record.
+        block, or, on a GPU, if its blocks are out of line. If the next pair is like that, too, both
+        count, since it was no accident. Else the next pair replaces the waiting one, which is only
+        kept for the record.
         """
         disturbed = self.waiting
         odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base)
-        # If certain steps were asked for, what only one block shows may be what is looked for.
+        # If blocks must time certain steps, a slow block may be the slowdown that is searched for.
         may_wait = odd and not self.timing.steps and len(self.replaced) < MOST_REPLACED
         if disturbed is None and may_wait:
             self.waiting = pair
@@ -194,7 +199,7 @@ class _PairRun:
         self.waiting = None
 
     def _keep(self) -> None:
-        """Keep all pairs, also one that waits for the next."""
+        """Keep all pairs, also one that waits for the next pair."""
         waits = (self.waiting,) if self.waiting else ()
         self.wanted.keep(replace(self.comparison(), again=(*self.replaced, *waits)))
 
@@ -213,8 +218,8 @@ class _PairRun:
             pair.build(self._both_fit())
             pair.run(order, self._nobody_imports, self._far())
         except WorkersFailed:
-            # Launches that run one after the other may need its memory, and the following pairs
-            # would import beside timed blocks.
+            # This pair may hold the memory that launches one after the other need. The following
+            # pairs would import beside timed blocks.
             for launch in (launch for each in (pair, *self.following) for launch in each.launches):
                 launch.group.close()
             self.following = []
@@ -223,7 +228,7 @@ class _PairRun:
 
     def _start_following(self, number: int) -> None:
         """Start the ranks of the pair after ``number``, and the agents of the one after that. If
-        hardly another pair will follow, start the next case's first launch.
+        ``number`` is likely the last pair, start the next case's first launch instead.
         """
         if self._hardly_another():
             self.sides[HEAD].start_ahead(COUNTING)
@@ -235,8 +240,8 @@ class _PairRun:
             launch.group.release()
 
     def _hardly_another(self) -> bool:
-        """Tell whether this pair is likely the last: no time is judged, it is enough for a step
-        that is the same, or most cases on a CPU end after it.
+        """Tell whether this pair is likely the last. It is if no time is judged, if it is enough
+        for a step that is the same, or if the rule for a CPU can end the case after it.
         """
         comparison = self.comparison()
         ends = comparison.glance and comparison.pairs == mean_on_cpu.LEAST_PAIRS - 1
@@ -253,13 +258,13 @@ class _PairRun:
         return all(launch.ready() for launch in self._next()) and imported
 
     def _both_fit(self) -> bool:
-        """Tell whether the counted peaks of both fit on the card together. On a CPU they
-        always do.
+        """Tell whether the peak memory of both trees, as counted, fits on the card together. On a
+        CPU it always does.
         """
         if not is_gpu(self.case.device):
             return True
         counts = [workers.counts for workers in self.sides]
-        # Reserved bytes, since both groups' allocators take these from one card.
+        # Reserved bytes count, since both groups' allocators take them from one card.
         peaks = [c.information.get("peak_reserved_bytes", 0.0) for c in counts if c]
         total_bytes = self.sides[HEAD].gpu_memory_bytes
         return len(peaks) == len(self.sides) and all(peaks) and sum(peaks) < FULL * total_bytes

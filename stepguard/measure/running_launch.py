@@ -1,7 +1,7 @@
 """One launch while it runs: import, build, first step, warm-up, timed blocks, end.
 
-The host decides all that is not physics. So one rank protocol serves the launches of a case
-(launches.py) and the pairs of two trees (pair_run.py).
+This process decides what a launch does next; the ranks only answer commands. So the same ranks
+serve the launches of a case (launches.py) and the pairs of two trees (pair_run.py).
 """
 
 import contextlib
@@ -21,9 +21,9 @@ from stepguard.measure.warm_up import WarmUp
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
 MIN_STEPS = 4
-# A host stalled for 10 ms at the end of one in some 300 blocks. Work that the events do not see is
-# there every time.
-CLOCKS_RETRIES = 1  # of a launch
+# How many blocks of a launch may be repeated because clocks disagree. A host stalled for 10 ms at
+# the end of about one block in 300. Work that the events do not see would be in every block.
+CLOCKS_RETRIES = 1
 
 
 class WorkersFailed(LaunchFailed):
@@ -35,7 +35,8 @@ class WorkersFailed(LaunchFailed):
 
 
 class RunningLaunch:
-    """A worker group that then imports. All failures raise WorkersFailed.
+    """A worker group from its start, at which it begins to import. All failures raise
+    WorkersFailed.
 
     ``alone``: it has one rank, although the case has several. ``standby``: its agent imports; its
     ranks do so after release().
@@ -55,7 +56,7 @@ class RunningLaunch:
         self._began = time.monotonic()
         self._compile_s = 0.0
         self._first_compiled = False  # the first step compiled what no cache had
-        self.compiled_afresh = False  # compiled so far, not taken from the cache on disk
+        self.compiled_afresh = False  # a step so far compiled what no cache had
         self._graphs = 0  # compiled so far, on all ranks
         self._compiled_late = ""  # the timed block in which something compiled
         self.warmup = WarmUp(protocol)
@@ -77,8 +78,8 @@ class RunningLaunch:
     def ask(
         self, command: str, limit_s: float = COMMAND_LIMIT_S, quietly: bool = False, **args: Any
     ) -> Answers:
-        """Ask every rank, while the machine is monitored. ``quietly`` is for other threads than the
-        main one, which alone samples the machine and shows progress.
+        """Return every rank's answer to a command. Meanwhile the machine is monitored, and progress
+        is shown. Only the main thread may do so: other threads ask ``quietly``.
         """
         poll, show = (_nothing, _nothing) if quietly else (self.workers.poll, self.show)
         with self._blamed():
@@ -131,10 +132,10 @@ class RunningLaunch:
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = (), most: int = 0
     ) -> None:
-        """Run windows of steps, first those of ``windows``, until steady or until the cap, and at
-        least until ``until``. With ``most`` other than 0 run at most so many steps.
+        """Run windows of steps, first those of ``windows``, until the launch is steady or at its
+        cap, and ``until`` is true. With ``most`` other than 0 run at most so many steps.
 
-        The card is kept busy while the next launch still imports: a pause would cool it.
+        ``until`` can keep the card busy while the next launch imports: a pause would cool it.
         """
         self.warmup, given = WarmUp(self.protocol), [*windows]
         while given or not self.warmup.done() or not until():
@@ -169,7 +170,7 @@ class RunningLaunch:
             return _block_of(answers, steps, ran), answers
 
         block, _ = self.undisturbed(measure, self._discarded, "block")
-        if self._graphs != graphs:  # the time of the compilation belongs to no step
+        if self._graphs != graphs:  # one of the steps took the compilation's time, too
             timed = block.timed_steps
             where = f"block {number}, at one of the steps {timed[0]} to {timed[-1]}"
             self._compiled_late = f"something was compiled in {where}"
@@ -207,7 +208,7 @@ class RunningLaunch:
         return bool(self._compiled_late) and self.compiled_afresh
 
     def count(self) -> None:
-        """Run the counting pass. Its figures are the case's."""
+        """Run the counting pass. Keep its counts as those of the case."""
         began = time.monotonic()
         answers = self.ask("count", limit_s=COMPILE_LIMIT_S)
         cold_s = self._compile_s if self._first_compiled else None
@@ -218,7 +219,9 @@ class RunningLaunch:
         self.ask("park")
 
     def leave(self) -> None:
-        """End in order. First check what the ranks imported late."""
+        """Check what the ranks imported since ``prepare``. Then end the ranks, and then the
+        agent.
+        """
         answers = self.ask("sources")
         with self._blamed():
             self.workers.check_sources(answers, self.group.spec, "end")
@@ -248,7 +251,9 @@ def block_steps(seconds: float, step_s: float) -> int:
 
 
 def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
-    """Return one block for all ranks' reports. Single steps are those of the slowest rank."""
+    """Return all ranks' reports of a block as one. Times of single steps are those of the slowest
+    rank.
+    """
     slowest = max(ranks, key=lambda rank: rank["wall_ms"])
     enqueue_ms = [rank["enqueue_ms"] for rank in ranks]
     return Block(

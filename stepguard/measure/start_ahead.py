@@ -1,7 +1,7 @@
 """The first launch of the next case: it imports torch while this case's last launch runs.
 
-It is on standby (worker/agent.py): it loads no code of the tree, and nothing that the tree imports,
-before its case begins. Until then a fixture of its test may build an extension, or write a module.
+It is on standby (worker/agent.py): before its case begins it loads no code of the tree, and nothing
+that the tree imports. A fixture of its test may still build an extension, or write a module.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from stepguard.machine.inherited import Inherited, inherited_now
 
 
 class Ahead:
-    """At most one group that no case has taken yet. It has no rank."""
+    """At most one worker group that no case has taken yet. Its agent has started no rank."""
 
     def __init__(self) -> None:
         self.case: Case | None = None  # the next case, if known
@@ -27,8 +27,8 @@ class Ahead:
         self.case = case
 
     def begin(self, spec: LaunchSpec, environment: Mapping[str, str]) -> None:
-        """Start the launch in this environment, unless it already runs. It replaces one that no
-        case took.
+        """Start the launch in this environment, unless it already runs. A launch that no case took
+        is ended first.
         """
         waiting = replace(spec, standby=True)
         if self._group is not None and self._group.spec == waiting:
@@ -38,8 +38,8 @@ class Ahead:
         self._group = WorkerGroup(waiting, environment)
 
     def ready(self) -> bool:
-        """Tell whether nothing imports any more. A failed launch is forgotten: its case starts it
-        anew, and reports what is wrong.
+        """Tell whether no group imports any more. A group that failed is ended: its case starts a
+        new one, and reports what is wrong.
         """
         if self._group is None:
             return True
@@ -50,8 +50,8 @@ class Ahead:
             return True
 
     def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
-        """Return the group if it is alive and is what ``spec`` would start now in this environment;
-        else None. The caller has to end it.
+        """Return the group if it is alive and equals what ``spec`` would start now in this
+        environment; else None. The caller must close it.
         """
         if self._group is None or self._group.spec != replace(spec, standby=True):
             return None
@@ -71,6 +71,6 @@ class Ahead:
 
 
 def _inherited(environment: Mapping[str, str]) -> Inherited:
-    """Return what a launch inherits."""
+    """Return what a launch in this environment inherits."""
     kept = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     return replace(inherited_now(), variables=kept)

@@ -1,6 +1,6 @@
 """Measure the cases of one run, judge them by baselines or by another revision, and keep them.
 
-The pytest plugin and the commands use this; neither measures nor judges by itself.
+The pytest plugin and the commands use this module: neither measures nor judges by itself.
 """
 
 import os
@@ -64,14 +64,13 @@ class Suite:
     # Waivers, and the trailers of the commits from ``tree`` to what is measured.
     permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
-    alpha: float = ALPHA  # of each case that another revision judges; pairs of an alarm have ALPHA
+    alpha: float = ALPHA  # level of each case that ``tree`` judges; pairs of an alarm have ALPHA
     fresh: bool = False  # measure pairs even if an earlier run's SLOWER would stay
-    # Confirm, in pairs and at once, a time that a baseline calls SLOWER or FASTER.
-    confirms: bool = True
+    confirms: bool = True  # measure pairs if a baseline calls a time SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case in place of the baselines
     launcher: Launcher | None = None
-    base: str = ""  # the branch that the tree is merged into; empty: the main branch
-    base_baselines: Path | None = None  # its baselines, which judge in place of the tree's own
+    base: str = ""  # the branch that HEAD is merged into; empty: the main branch
+    base_baselines: Path | None = None  # that branch's baselines; they judge, not the tree's own
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)  # of launches
     results: list[Result] = field(default_factory=list, init=False)
 
@@ -90,13 +89,13 @@ class Suite:
 
     @property
     def revision(self) -> Revision:
-        """Return what is measured, as it was when the suite was made."""
+        """Return the revision of the measured tree, as it was when the suite was made."""
         return self._bench.revision
 
     def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
-        """Measure and judge one case. ``following`` is the next case, if known; then close() must
-        be called at the end. Raises FileError before measuring if the baseline file cannot be
-        trusted, and also if the evidence cannot be kept.
+        """Measure and judge one case. ``following`` is the next case, if known; if it is given,
+        close() must be called at the end. Raises FileError if the baseline file cannot be trusted
+        (before it measures), or if the evidence cannot be kept.
         """
         self._bench.ahead.expect(following)
         if self.tree is None:
@@ -107,18 +106,18 @@ class Suite:
         return result
 
     def close(self) -> None:
-        """End what was started for a next case that did not come."""
+        """End the launch that was started for a next case that did not come."""
         self._bench.ahead.close()
 
     def ask(self, case: Case, progress: Progress, command: str, **arguments: Any) -> Answers:
         """Return what the case's ranks answer to a command (measure/launches.py). Nothing is
-        judged.
+        judged. Raises LaunchFailed.
         """
         return ask_ranks(case, self._bench, progress, command, **arguments)
 
     def longest_s(self, case: Case) -> float | None:
-        """Return how long a case may take, if that depends on the budget: pairs go on until they
-        decide.
+        """Return how many seconds a case may take if its pairs go on until they decide. None if the
+        budget does not limit the case.
         """
         in_pairs = (
             self.tree is not None and JUDGED_TIME in judged(case) and not judges_ungated_time(case)
@@ -136,11 +135,11 @@ class Suite:
         findings = screen(evidence, entry, self._named(path))
         permits = Permits.of(findings, self.permissions, today())
         answer, comparison = None, None
-        # Even if nothing is confirmed: then the share of this case is left for the others.
+        # Also if nothing is confirmed: then the others get this case's share of the budget.
         with self.budget.charged():
             if self.confirms and entry is not None and evidence.fingerprint is not None:
-                # The first recording of the epoch: later ones are `same` only by the limit, not by
-                # pairs, and may have crept.
+                # Pairs compare with the epoch's first recording. Later ones joined because they lay
+                # within its limit, so their commits may already be a little slower.
                 recordings = alike(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
                 answer, comparison = confirm(
@@ -169,7 +168,7 @@ class Suite:
         revision = self._bench.revision
         with_itself = tree.commit == revision.commit and not revision.dirty
         with self.budget.charged():
-            if with_itself:  # then all pairs are wanted
+            if with_itself:  # all pairs are wanted, since they show the machine's noise
                 wanted = PairsWanted(self.budget.share_s(), wants_every_pair)
             else:
                 wanted = self._wanted(case, tree.commit)
@@ -181,13 +180,14 @@ class Suite:
         return Result(case, comparison.head, verdict, kept, path, comparison)
 
     def _wanted(self, case: Case, base: str) -> PairsWanted:
-        """Return the pairs that are wanted with the commit ``base``; an earlier run's SLOWER may
-        stay. Pairs that confirm an alarm have other gates than those of --perf-against.
+        """Return which pairs to measure with the commit ``base``. An earlier run's SLOWER may stay,
+        if that run had the same gates: pairs that confirm an alarm have others than --perf-against.
         """
         head, gates = self._bench.revision.commit, judged(case)
 
         def same(comparison: Comparison) -> bool:
-            # An amended message, or an empty commit, is not other code.
+            # Commits are compared by their files: an amended message or an empty commit changes no
+            # code.
             sides = (comparison.base.commit, base), (comparison.head.commit, head)
             return comparison.head.gates == gates and all(
                 same_files(self.root, *two) for two in sides
@@ -207,9 +207,9 @@ class Suite:
         )
 
     def _keep_pairs(self, case: Case, comparison: Comparison) -> tuple[Comparison, Path]:
-        """Keep what was measured, marked if its tree changed meanwhile. Return it, and the path."""
+        """Store the comparison, marked if its tree changed meanwhile. Return it and its path."""
         head = self._checked(comparison.head)
-        if head.tree_changed:  # the pairs may be of two trees
+        if head.tree_changed:  # HEAD's launches may be of different trees
             fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         comparison = replace(comparison, head=head)
@@ -238,6 +238,7 @@ class Suite:
         # ``==`` ignores the states of two revisions (machine/git/revision.py).
         if (now, now.state) == (then, then.state):
             return evidence
-        # What a script writes beside its source is named, so that git can be told to ignore it.
+        # Files that the script itself wrote are named, too, so that the user can let git ignore
+        # them.
         dirty = tuple(sorted({*evidence.dirty, *now.dirty}))
         return replace(evidence, tree_changed=True, dirty=dirty)

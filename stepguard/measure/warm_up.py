@@ -12,8 +12,8 @@ from typing import Any
 
 from stepguard.measure.launch_durations import Protocol
 
-# After the least load, so many windows in which something was compiled or allocated end the
-# warm-up: it will not stop, and more time would not help.
+# So many windows after the least load in which something was compiled or allocated end the warm-up:
+# the step will not stop doing so, and more time would not help.
 RESTARTS = 6
 
 
@@ -25,7 +25,7 @@ class WarmUp:
         self.windows: list[int] = []  # steps of each window
         self.seconds = 0.0
         self.step_s = 0.0
-        self.problem = ""
+        self.problem = ""  # why the launch is not steady; see done()
         self._window_ms: list[float] = []
         self._window_s: list[float] = []
         self._settled: tuple[int, int] | None = None  # graphs, device allocations
@@ -41,7 +41,9 @@ class WarmUp:
         return max(1, round(self.protocol.window_s / self.step_s)) if self.step_s else 1
 
     def add(self, ranks: Sequence[dict[str, Any]]) -> None:
-        """Take a window's figures. A recompilation or a new allocation starts the series anew."""
+        """Add the ranks' answers for one window. If the step compiled or took memory from the
+        device in it, all windows so far are dropped.
+        """
         steps = len(ranks[0]["step_ms"])
         wall_s = max(rank["wall_ms"] for rank in ranks) / 1e3
         self.windows.append(steps)
@@ -52,23 +54,26 @@ class WarmUp:
             sum(rank.get("device_allocations", 0) for rank in ranks),
         )
         if settled != self._settled:
-            # This window does not count either: its times contain what was compiled or allocated.
+            # This window does not count either: its times include that compilation or allocation.
             self._restarts += self.seconds > self.protocol.warmup_min_s
             self._settled = settled
             self._window_ms, self._window_s = [], []
             return
         slowest = max(ranks, key=lambda rank: rank["wall_ms"])
-        # Medians on a CPU, and for pairs: one slow step in ten is no drift.
+        # Medians count on a CPU and in pairs, so that one slow step in ten is no drift.
         middle = fmean if self.protocol.of_means else median
         self._window_ms.append(middle(slowest["step_ms"]))
         self._window_s.append(wall_s)
 
     def done(self) -> bool:
-        """Tell whether it is steady, or out of time. ``problem`` then says why it is not steady."""
+        """Tell whether the launch is steady, or the warm-up is out of time. In the second case
+        ``problem`` says why the launch is not steady.
+        """
         if self.seconds >= self.protocol.warmup_min_s and steady(
             self._window_ms, self._window_s, self.protocol.tolerance, self.protocol.share
         ):
-            self.problem = ""  # it may go on after its time, until another launch has imported
+            # done() is asked again if the warm-up goes on until another launch has imported.
+            self.problem = ""
             return True
         if self._restarts >= RESTARTS:
             self.problem = (
@@ -87,7 +92,8 @@ class WarmUp:
 def steady(
     window_ms: Sequence[float], window_s: Sequence[float], tolerance: float, share: float = 0.25
 ) -> bool:
-    """Tell whether a warm-up has ended: two neighbouring stretches of windows agree in step time.
+    """Tell whether the last two neighbouring stretches of windows agree in step time, within the
+    relative ``tolerance``.
 
     ``window_ms`` are step times of consecutive windows, ``window_s`` how long each took. Each
     stretch is a ``share`` of the load so far, and at least one window. The stretches grow with the
@@ -105,7 +111,7 @@ def _tail_mean(
     values: Sequence[float], seconds: Sequence[float], at_least_s: float
 ) -> tuple[float, int]:
     """Return the time-weighted mean of the last windows that together last ``at_least_s``, and the
-    number of these windows.
+    number of these windows. Both are 0 if all windows together are too short.
     """
     weight = total = 0.0
     for taken, index in enumerate(range(len(values) - 1, -1, -1), start=1):

@@ -4,8 +4,8 @@
     def test_forward(perf, case):
         perf(case)
 
-It is loaded in every project of an environment, so that it imports next to nothing: the engine and
-the hooks of hooks.py come with the first case that pytest collects.
+pytest loads this module in every project of the environment, so it imports next to nothing. The
+engine and hooks.py are imported when they are needed, usually when pytest has collected a case.
 """
 
 import copy
@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-import stepguard.machine.inherited  # noqa: F401  before any conftest: it keeps what it finds
+# Imported before any conftest runs: it keeps the environment that pytest was started with.
+import stepguard.machine.inherited  # noqa: F401
 from stepguard.core.case import Case
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.declared_cases import Collected, cases, lacks_perf
@@ -35,7 +36,8 @@ _COLLECTION = pytest.StashKey[Collected]()
 _ENDED = pytest.StashKey[pytest.Session]()  # sessions that came to their end
 _HOOKS = "stepguard-hooks"
 _WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest that need no session
-_SHOWS = ("--help", "-h", "--version", "-V", "--markers", "--cache-show")  # as they are typed
+# Options of pytest that show something instead of running tests, as on the command line.
+_SHOWS = ("--help", "-h", "--version", "-V", "--markers", "--cache-show")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,7 +52,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     try:
         return (yield)
     except SystemExit as left:
-        early_config.option = early_config.known_args_namespace  # there will be no others
+        early_config.option = early_config.known_args_namespace  # pytest parses no others
         if not left.code and begins_at_once(early_config.option):
             _refuse_left(early_config, "a conftest left the run by sys.exit()")
         raise
@@ -70,13 +72,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """Fail a strict run that ends with another status than its session's, or without a session:
-    because of settings that only show something, or a conftest with its own main. The command
-    itself may ask for that.
+    """Fail a strict run that ends without a session, or with another status than its session's.
+    Settings that only show something can cause that, and so can a conftest with its own main. A
+    command line that itself asks to show something does not fail.
     """
-    # With such options pytest reads only the settings: read what the command itself says.
+    # With --help in the settings pytest stops parsing before the command line: parse that here.
     if config.option.help:
-        typed = [*map(str, config.invocation_params.args)]
+        arguments = map(str, config.invocation_params.args)
+        # Before pytest 9 its parser raises at these.
+        typed = [argument for argument in arguments if argument not in ("-h", "--help")]
         config.option = config._parser.parse_known_args(typed, copy.copy(config.option))
     try:
         status = yield
@@ -90,7 +94,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
     if session is not None and _guards(config):
         return session.exitstatus
     nothing = session is None or not session.testscollected
-    # If only CI makes it strict, it may be another suite's run, in a project without recordings.
+    # If only CI makes the run strict, it may be another suite's, in a project without recordings.
     ours = _guards(config) or (config.rootpath / "baselines").is_dir()
     if nothing and ours and not any(is_typed(name, config) for name in _SHOWS):
         _refuse_left(config, "settings or a hook ended the run before it began")
@@ -98,21 +102,21 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object
 
 
 def _guards(config: pytest.Config) -> bool:
-    """Tell whether the run has cases, or something to say without any."""
+    """Tell whether the run has cases, or must report or fail even without one."""
     return begins_at_once(config.option) or config.pluginmanager.hasplugin(_HOOKS)
 
 
-# First: if another hook ends the run here, no document of the run before remains.
+# First: if another hook ends the run here, the documents of the run before are already removed.
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Begin at once if even a run that is refused, or has no case, must leave a document."""
+    """Begin at once if the run must report or fail even without a case."""
     if begins_at_once(session.config.option):
         _hooks(session.config)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
-    """Note that the session ended by itself."""
+    """Note that the session came to its end."""
     yield
     session.config.stash[_ENDED] = session
 
@@ -128,7 +132,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def _refuse_left(config: pytest.Config, how: str) -> None:
-    """Raise UsageError for a strict run that ended before its session did."""
+    """Raise UsageError if the run is strict. ``how`` says what ended it before its session."""
     if is_strict(config):
         from stepguard.plugin.run_documents import forget_documents
 
@@ -156,17 +160,17 @@ def pytest_make_collect_report(
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    """Note what is deselected, so that the reason can be given."""
+    """Note the tests that pytest deselects, so that the run can say why it left out their cases."""
     if items:
         items[0].config.stash[_COLLECTION].deselect(items)
 
 
-# First: -k, -m and other plugins deselect in this hook, and all cases should be known.
+# First: -k, -m and other plugins deselect tests in this hook, and all cases must be known before.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Begin if there is a case. Refuse what would pass unmeasured."""
+    """Begin the run if it has a case. Refuse tests and options that would pass unmeasured."""
     begun = config.pluginmanager.hasplugin(_HOOKS)
     if begun or config.stash[_COLLECTION].tests or any(map(lacks_perf, items)):
         # A module that failed to import hides its cases, so not all of them are known.
@@ -174,8 +178,8 @@ def pytest_collection_modifyitems(
 
 
 def _hooks(config: pytest.Config) -> Any:
-    """Return the module of hooks. Importing it takes half a second, which other projects do not
-    pay.
+    """Return the module of hooks; the first call imports it and begins the run. The import takes
+    half a second, which projects without cases do not pay.
     """
     if (known := config.pluginmanager.getplugin(_HOOKS)) is not None:
         return known
@@ -188,7 +192,7 @@ def _hooks(config: pytest.Config) -> Any:
             f"source .venv/bin/activate, or see {as_typed('stepguard doctor')}"
         ) from None
     hooks.begin(config, config.stash[_BRIDGE], config.stash[_COLLECTION])
-    # Without it nobody would look at the cases.
+    # If -p no: blocks these hooks, nothing would measure the cases.
     if config.pluginmanager.register(hooks, _HOOKS) is None:
         raise pytest.UsageError(f"-p no:{_HOOKS}: it is a part of stepguard; block all or none")
     return hooks
@@ -201,6 +205,6 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
     A test that has the fixture and measures nothing is an error: it would always pass.
     """
     hooks = request.config.pluginmanager.getplugin(_HOOKS)
-    if hooks is None:  # asked for by name within a test: its options were not checked
+    if hooks is None:  # a running test asked for the fixture by name: no options were checked
         raise pytest.UsageError("perf: take it as an argument of the test")
     yield from hooks.measuring(request.node, request.config, perf_sink)

@@ -1,5 +1,5 @@
-"""The folder of baselines in one pytest run: read, and refused if needed, before anything is
-measured; and the entries that the run did not use.
+"""Read and check the folder of baselines before a pytest run measures. Report entries and waivers
+that the run did not use.
 """
 
 from collections.abc import Collection, Sequence
@@ -28,12 +28,14 @@ class BaseBranch:
     """The branch that a tree is merged into, if its baselines and waivers judge."""
 
     name: str  # as given
-    commit: str  # the last commit that both have
+    commit: str  # the last commit that the branch and the tree share
     folder: Path  # a copy of its baselines
-    changes: tuple[str, ...]  # old -> new, where this tree's differ
+    changes: tuple[str, ...]  # where this tree's baselines and waivers differ: old -> new
 
     def lines(self, most: int = 20) -> list[str]:
-        """Return what a reader must know first; empty if the tree changes no baseline."""
+        """Return a line that names the branch whose baselines judge, and at most ``most`` lines on
+        what the tree changes in them. Empty if it changes nothing.
+        """
         if not self.changes:
             return []
         judges = revision(self.name, self.commit)
@@ -47,8 +49,8 @@ class BaseBranch:
 def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
     """Return the branch ``rev``, with its baselines copied to the folder ``into``.
 
-    Raises TreeError if git cannot tell, FileError if one of its files or of this tree's cannot be
-    trusted.
+    Raises TreeError if git does not know the branch, FileError if a baseline file of the branch or
+    of this tree cannot be trusted.
     """
     main = main_branch(root, rev)
     for name, text in files_at(root, main.base, baselines).items():
@@ -59,13 +61,14 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
 
 
 def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
-    """Tell whether pytest was asked only for whole folders of tests. Each path must be below
-    `testpaths`, or, without them or if they are the whole project, below a folder of the project.
-    ``arguments`` are some of the paths that pytest got, instead of all.
+    """Tell whether pytest was asked only for whole folders of tests. A file is only a part, and so
+    is a folder inside a folder of `testpaths`. If `testpaths` is empty or names the whole project,
+    a folder inside any folder of the project is a part. ``arguments`` are the paths to check; by
+    default all that pytest got.
     """
     root = config.rootpath.resolve()
     folders = {(root / path).resolve() for path in config.getini("testpaths")}
-    # A path of the whole project does not say which of its folders was meant.
+    # `testpaths` that name the whole project do not say which of its folders has the tests.
     if not folders or folders & {root, *root.parents}:
         folders |= {*root.iterdir()}
         folders -= {root, *root.parents}
@@ -87,11 +90,13 @@ def whole_folders(config: pytest.Config) -> bool:
 def check_baselines(
     folder: Path, cases: Collection[str], whole: bool, commands: Commands
 ) -> tuple[Permission, ...]:
-    """Read the whole folder and return its waivers. Raises FileError if something cannot be
-    trusted, or if a waiver's case does not exist: a misspelt one must not stay unseen. ``cases``
-    are the collected ones, and ``whole`` says that they are all there are.
+    """Read the whole folder and return its waivers.
+
+    ``cases`` are the collected cases, and ``whole`` says that there are no others. Raises FileError
+    if a file cannot be trusted, or, with ``whole``, if a waiver's case does not exist: its name may
+    be misspelt.
     """
-    # Files of other machines, too: they will be read next, and the mistake is in this tree.
+    # Also files of other machines: otherwise a mistake in this tree would show only there.
     for path in files(folder):
         load(path)
     waivers = load_waivers(folder, today())
@@ -115,7 +120,8 @@ class Recorded:
 
 
 def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
-    """Return the baselines, by case, for this machine and the number of its GPUs.
+    """Return, by case, the baselines of this kind of machine. Cases that need more than ``gpus``
+    are left out.
 
     Raises FileError if a file cannot be trusted.
     """
@@ -147,8 +153,9 @@ def waiver_lines(
 
 
 def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Commands) -> list[str]:
-    """Return a line for each baseline entry that none of all ``cases`` has. A case without a
-    baseline and with a similar name may be its successor.
+    """Return a line for each baseline entry whose case is not among ``cases``, which are all cases
+    of the tree. The line names a new case with a similar name, if there is one: the case may have
+    been renamed.
     """
     lines = []
     new = [result.case.id for result in results if result.verdict.status is Status.NO_BASELINE]

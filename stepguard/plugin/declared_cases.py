@@ -17,8 +17,8 @@ NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case
 
 
 class _Declared(list[Any]):
-    """The parameters that cases() makes. Their class tells a test with @cases from one that is
-    parametrized over cases for its own reasons.
+    """The parameters that cases() makes. The class tells a test with @cases from one that is
+    parametrized over cases in another way.
     """
 
 
@@ -44,7 +44,9 @@ def case_of(item: pytest.Item) -> Case | None:
 
 
 def asks_for_perf(item: pytest.Item) -> bool:
-    """Tell whether a test has our fixture, not one of its own with that name."""
+    """Tell whether a test has stepguard's fixture perf, and not one of its own with that name. A
+    test that declares a case always counts.
+    """
     if "perf" not in _fixtures(item):
         return False
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
@@ -63,8 +65,8 @@ def lacks_perf(item: pytest.Item) -> bool:
 
 
 def refuse_without_perf(item: pytest.Item) -> None:
-    """Raise UsageError for a test that lacks_perf(): it would be green whatever its cases do. No
-    mark of its own, such as xfail, may hide that.
+    """Raise UsageError for a test with @cases but without the fixture perf: it would pass whatever
+    its cases do. At collection no mark of the test, such as xfail, can hide the error.
     """
     if lacks_perf(item):
         raise pytest.UsageError(

@@ -1,4 +1,4 @@
-"""The hooks of a run that has cases. The entry, plugin/__init__.py, registers them then.
+"""The hooks of a run that has cases. plugin/__init__.py registers them when they are needed.
 
 Exit codes are pytest's own. A verdict that fails the build fails its test. A verdict that could not
 decide is an error of its test. A run that selected cases and measured none of them fails.
@@ -35,7 +35,7 @@ from stepguard.storage.json_file import FileError
 
 _SESSION = pytest.StashKey[Session]()
 _RESULT = pytest.StashKey[Result]()
-_REFUSED = pytest.StashKey[str]()  # why nothing was measured: no trusted baseline, no other tree
+_REFUSED = pytest.StashKey[str]()  # why nothing was measured, e.g. a baseline file is damaged
 _PASSED = pytest.StashKey[bool]()
 
 
@@ -66,13 +66,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    """Name the machine, and where its baseline is."""
+    """Return lines on the machine and on what judges: the folder of baselines or a revision."""
     return [printable(line) for line in config.stash[_SESSION].header()]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Under xdist a case is refused when its test begins: earlier, xdist would hide the reason."""
+    """Refuse a case under xdist when its test begins. xdist hides the reason of earlier errors."""
     if not hasattr(item.config, "workerinput"):
         return
     refuse_without_perf(item)
@@ -85,13 +85,13 @@ def measuring(
 ) -> Iterator[Callable[[Case], None]]:
     """Yield what the fixture ``perf`` gives the test."""
     session = config.stash[_SESSION]
-    # The result of an earlier run of the test, which another plugin (--reruns) repeats.
+    # The result of the test's earlier run, if another plugin repeats the test (--reruns).
     before = node.stash.get(_RESULT, None)
     asked = False
 
     def measure(case: Case) -> None:
         nonlocal asked
-        # Stashed, too, so that a test that catches the failure does not pass.
+        # Also stashed: a test that catches this failure must not pass.
         if not isinstance(case, Case):
             node.stash[_REFUSED] = f"perf takes a Case: perf(case), not {printable(repr(case))}"
             pytest.fail(node.stash[_REFUSED], pytrace=False)
@@ -107,7 +107,7 @@ def measuring(
             pytest.fail(session.block(result), pytrace=False)
 
     yield measure
-    # Not if the test itself failed, which explains enough.
+    # A test that failed by itself needs no further error.
     if _RESULT not in node.stash and node.stash.get(_PASSED, False):
         pytest.fail(NOTHING_MEASURED, pytrace=False)
 
@@ -124,8 +124,8 @@ def _measured(node: pytest.Item, session: Session, case: Case, before: Result | 
         refused = printable(error)
     except (FileError, TreeError) as error:
         refused = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
-    # Not while the exception is handled: pytest would print that one as well. Stashed, too, so that
-    # a test that catches the failure does not pass.
+    # Failed outside of the except blocks: inside them pytest would print that exception as well.
+    # Also stashed: a test that catches this failure must not pass.
     node.stash[_REFUSED] = refused
     pytest.fail(refused, pytrace=False)
 
@@ -142,14 +142,15 @@ class Outcome:
 def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -> Outcome:
     """Return the outcome of a call that pytest says has "passed", "failed" or was "skipped".
 
-    ``verdict`` is the case's, if it was measured. ``refused``: it could not be measured, or a test
-    that declares a case measured none. A test that catches the verdict does not hide it. An
-    ``xfail`` mark does not hide that nothing was decided.
+    ``verdict`` is the case's, if it was measured. ``refused`` says that it could not be measured,
+    or that a test that declares a case measured none. A test that catches the failure of its
+    verdict fails all the same. An ``xfail`` mark hides a failing verdict, but not one that decided
+    nothing.
     """
     own = "error" if refused else "passed"
     if verdict is not None and not verdict.recorded:
         own = verdict.outcome
-    # xfail may expect a known regression, but never that nothing is known.
+    # xfail may expect a known regression, but not a measurement that decides nothing.
     decided = verdict is not None and own == "failed" and not verdict.gated("error")
     overridden = own != "passed" and call != "failed" and not (xfail and decided)
     failed = overridden or call == "failed"
@@ -157,7 +158,7 @@ def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -
     return Outcome(overridden, failed and own == "error", verdict is not None and shown)
 
 
-# The outermost wrapper: pytest's own xfail has already changed the report.
+# tryfirst makes this the outermost wrapper: it gets the report after pytest's own xfail.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -178,7 +179,7 @@ def pytest_runtest_makereport(
     shown = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
     if shown.overridden:
         report.outcome = "failed"
-        # With it pytest would count the failure as an expected one.
+        # With this attribute pytest would count the failure as an expected one.
         vars(report).pop("wasxfail", None)
     block = session.block(result) if result else refused
     if shown.overridden or why == block:
@@ -194,7 +195,7 @@ def pytest_runtest_makereport(
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Show the verdict's own word in -v output."""
     status = getattr(report, "perf_status", None)
-    # Another plugin has its own outcomes, such as "rerun".
+    # Outcomes of other plugins, such as "rerun", keep their own words.
     if status is None or report.outcome not in ("passed", "failed") or report.when == "teardown":
         return None
     if report.passed:
@@ -204,11 +205,11 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None]:
-    """Record what had to wait, and write the documents. Fail a run that measured no case, or could
-    not record what was asked. No later hook makes a strict run pass that fails.
+    """Record the results that waited, and write the documents. Fail a run that may not pass, see
+    Session.finish(). No later hook can make a failing strict run pass.
     """
     run = session.config.stash[_SESSION]
-    # Another status says more: an interrupt, or tests that failed.
+    # Any other status stays, since it says more: an interrupt, or tests that failed.
     if not run.finish(exitstatus) and exitstatus == pytest.ExitCode.OK:
         exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -216,14 +217,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
         if run.guard.strict and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = exitstatus
 
-    # After all hooks: a folder's conftest is registered later than this plugin, and wraps its
-    # hooks.
+    # A clean-up runs after all hooks. The hook of a folder's conftest could still change the
+    # status: the conftest is registered later, so its hook wraps this one.
     session.config.add_cleanup(keep)
     yield
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the table, and for all that did not pass what to do."""
+    """Print the table, and what to do about each case that did not pass."""
     if run := terminalreporter.config.stash[_SESSION].summary(terminalreporter.hasopt("skipped")):
         write_summary(terminalreporter, run)

@@ -1,4 +1,6 @@
-"""Options of the plugin. Every project of the environment has them, so little is imported."""
+"""Options of the plugin. pytest loads this module in every project of the environment, so it
+imports little.
+"""
 
 from typing import Any
 
@@ -6,13 +8,13 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.machine import inherited
 
 FLAGS = {
-    "--perf-update": "record what is measured now: every sound result, changed ones too",
+    "--perf-update": "record what is measured now: every valid result, changed levels included",
     "--perf-update-new": "record only the cases that have no baseline",
-    "--perf-append": "record what is `same` as one more recording; no new level",
+    "--perf-append": "add a recording for every case that is `same`; no new level",
     "--perf-no-confirm": "do not measure the baseline's commit when a time moved",
-    "--perf-fresh": "measure again what an earlier run called SLOWER in pairs; else that stays",
-    "--perf-strict": "fail for all that leaves a case unguarded; the default where CI is set",
-    "--perf-no-strict": "a run that gates nothing, also where CI is set",
+    "--perf-fresh": "measure pairs again after an earlier run's SLOWER, which otherwise stays",
+    "--perf-strict": "fail for whatever leaves a case unguarded; the default where CI is set",
+    "--perf-no-strict": "do not fail for unguarded cases, also where CI is set",
 }
 TEXTS = {
     "--perf-reason": (
@@ -22,8 +24,8 @@ TEXTS = {
     "--perf-baselines": ("DIR", "folder of the baseline files (baselines/)"),
     "--perf-base": (
         "REV",
-        "judge by the baselines and waivers of the branch that this tree is merged into, and say "
-        "what it changes in them",
+        "judge by the baselines and waivers of the merge base with this branch, and print what the "
+        "tree changes in them",
     ),
     "--perf-against": (
         "REV",
@@ -31,12 +33,12 @@ TEXTS = {
     ),
     "--perf-launcher": (
         "CMD",
-        "put CMD in front of every launch of several ranks: it starts its argument once on each "
+        "put CMD in front of every launch of several ranks; CMD starts the launch once on each "
         "node, as srun --nodes=2 --ntasks-per-node=1 does",
     ),
     "--perf-select": (
         "CASES",
-        "measure these cases alone, ids with commas between; * stands for any characters",
+        "measure only these cases: ids, separated by commas; * stands for any characters",
     ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
     "--perf-report": (
@@ -70,20 +72,21 @@ CI_BASES = (
 
 
 def value_of(name: str, config: Any) -> Any:
-    """Return the value of an option, by the name that is typed."""
+    """Return the value of an option, which is named as on the command line: "--perf-json"."""
     return getattr(config.option, name[2:].replace("-", "_"))
 
 
 def begins_at_once(option: Any) -> bool:
-    """Tell whether a run with these options has something to say even without a case."""
+    """Tell whether a run with these options must report or fail even if it has no case."""
     return bool(option.perf_json or option.perf_report or option.perf_strict)
 
 
 def is_strict(config: Any) -> bool:
-    """Tell whether a case that is not guarded fails the run. Only the command itself can switch
-    that off: settings and PYTEST_ADDOPTS need not be what the person who runs it wants.
+    """Tell whether a case that is not guarded fails the run. Only --perf-no-strict on the command
+    line switches that off: the user may not know what settings and PYTEST_ADDOPTS contain.
     """
-    # GitHub and most others set true, some 1. No conftest can undo it.
+    # Most CI services set CI=true, some CI=1. The value is that of pytest's start, so no conftest
+    # can change it.
     ci = inherited.STARTED.variables.get("CI", "").lower() not in ("", "0", "false")
     option = config.option
     loose = option.perf_no_strict and is_typed("--perf-no-strict", config)
@@ -91,8 +94,9 @@ def is_strict(config: Any) -> bool:
 
 
 def base_branch(config: Any) -> tuple[str, str]:
-    """Return the branch whose baselines judge, and what names it: the option --perf-base or, in a
-    strict run, a variable of CI. Both are empty if the tree's own baselines judge.
+    """Return the branch whose baselines judge, and the setting that names it: the option
+    --perf-base or, in a strict run, a variable of CI. Both are empty if the tree's own baselines
+    judge.
     """
     if rev := config.option.perf_base:
         return rev, f"--perf-base={rev}"
@@ -103,6 +107,6 @@ def base_branch(config: Any) -> tuple[str, str]:
 
 
 def is_typed(name: str, config: Any) -> bool:
-    """Tell whether the command itself has an option."""
+    """Tell whether an option is on the command line, and not only in settings."""
     arguments = config.invocation_params.args
     return any(str(argument).partition("=")[0] == name for argument in arguments)

@@ -1,8 +1,8 @@
-"""--perf-update in one pytest run: what is recorded at once, what at the end of the run, and what
-never.
+"""Record results of a pytest run with --perf-update, --perf-update-new or --perf-append.
 
-Counters are recorded as they come. Times wait for the last case: if all cases moved together, it
-was the machine, which a single case cannot show.
+A case that gates only counters is recorded as soon as it is measured. A case that gates a time
+waits for the end of the run: if the times of all cases moved together, the machine is the cause,
+and a single case cannot show that.
 """
 
 from collections.abc import Sequence
@@ -29,8 +29,8 @@ class Recorder:
     """Recordings of one run, and the results that still wait. ``option`` has the values of pytest's
     options.
 
-    ``refused`` are sentences on what could not be recorded; they fail the run. ``notices`` also
-    have them, and what was recorded.
+    ``refused`` are sentences on what could not be recorded; they fail the run. ``notices`` are the
+    same sentences, and lines on what was recorded.
     """
 
     def __init__(self, option: Any, commands: Commands) -> None:
@@ -50,7 +50,7 @@ class Recorder:
         if not (self._all or first or more):
             return
         if more and not self._all and _kernels_in_doubt(verdict):
-            # It passes, but the next runs would be compared with these kernels.
+            # The case passes, but later runs would be compared with these slower kernels.
             self.notices.append(
                 f"{case_id}: not recorded, its kernels take longer than the recorded ones, and no "
                 "pairs show that the step is as fast"
@@ -60,8 +60,8 @@ class Recorder:
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
         elif JUDGED_TIME in result.case.gates:
-            # Tried now, so that the test's own word already says if it is refused, not only the
-            # run's end.
+            # Tried now: if the recording is refused, the word beside the test already shows that,
+            # and not only the run's summary.
             if self._accept(result, dry=True):
                 self._waiting.append(result)
                 self._recorded.add(case_id)
@@ -69,7 +69,7 @@ class Recorder:
             self._recorded.add(case_id)
 
     def record_waiting(self, verdicts: Sequence[Verdict]) -> None:
-        """Record what had to wait. Record none of it if all the run's ``verdicts`` moved
+        """Record the results that waited. Record none of them if all ``verdicts`` of the run moved
         together.
         """
         waiting, self._waiting = self._waiting, []
@@ -83,13 +83,15 @@ class Recorder:
                 self._recorded.discard(result.case.id)
 
     def marked(self, result: Result) -> Result:
-        """Return the result with its verdict marked if it is recorded, or will be."""
+        """Return the result. Its verdict is marked if the result is recorded, or waits for that."""
         if result.case.id not in self._recorded:
             return result
         return replace(result, verdict=structs.replace(result.verdict, recorded=True))
 
     def word(self, result: Result) -> str:
-        """Return the verdict's word. A result that still waits is not called recorded."""
+        """Return the verdict's word for pytest's output. While a result waits, its word does not
+        say that it is recorded.
+        """
         verdict = result.verdict
         if all(waiting.case.id != result.case.id for waiting in self._waiting):
             return verdict.word
@@ -99,17 +101,20 @@ class Recorder:
         return "to be recorded" if first else f"{verdict.status.value} (to be recorded)"
 
     def _accept(self, result: Result, dry: bool = False) -> bool:
-        """Record a result. With ``dry`` only find out whether it would be refused."""
+        """Record a result; with ``dry`` only find out whether that is possible. Return whether it
+        was, or could be, recorded.
+        """
         first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
-        appends = not (self._all or first)  # to an existing level; it opens none
-        # Another card joins the epoch, but a machine's bad day never becomes the code's level.
+        appends = not (self._all or first)  # only adds to the level that exists
+        # Without a reason accept() opens no level. If only the machine moved, another card may join
+        # the code's level, and a bad day of a recorded card is refused.
         reason = "" if moved or appends else self._reason or ("" if first else DEFAULT_REASON)
         try:
             done = accept(result.baseline_path, result.evidence, reason, dry, machine_moved=moved)
         except FileError as error:
             why = "not recorded, the machine changed, not the code: " if moved else ""
             if appends and isinstance(error, Refused) and (moved or _unproven(result.verdict)):
-                # It passes, but does not belong to its level.
+                # The case passes, but this result does not belong to the recorded level.
                 self.notices.append(f"{why or 'not recorded: '}{error}")
             else:
                 self._refuse(f"{why}{error}")

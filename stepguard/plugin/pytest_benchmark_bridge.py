@@ -4,8 +4,8 @@ Its table, --benchmark-json, --benchmark-save and compare then work for our case
 samples through its own timer: a round of ``pedantic`` reads the timer twice and subtracts. Our
 timer answers 0 and then the sample, so round k lasts exactly sample k.
 
-There are two classes, of which one is registered when pytest is configured, so that ``-p
-no:benchmark`` works.
+When pytest is configured, one of two classes is registered: WithBenchmark, or WithoutBenchmark if
+pytest-benchmark is not active (``-p no:benchmark``).
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-# The value of a missing --benchmark-columns in 5.2 and older.
+# What pytest-benchmark 5.2 and older sets if --benchmark-columns is not given.
 _ALL = ["min", "max", "mean", "stddev", "median", "iqr", "outliers", "ops", "rounds", "iterations"]
-# Options that concern only its table, with their usual values.
+# Options of pytest-benchmark that concern only its table, with their defaults.
 ITS_TABLE: tuple[tuple[str, Any], ...] = (
     ("columns", None),
     ("compare", []),
@@ -28,14 +28,14 @@ ITS_TABLE: tuple[tuple[str, Any], ...] = (
     ("time_unit", None),
     ("verbose", False),
 )
-INFO = "stepguard"  # the key of our part of its documents
+INFO = "stepguard"  # the key of stepguard's part of pytest-benchmark's documents
 Groups = list[tuple[str | None, list[dict[str, Any]]]]
 # Samples in ms, and what describes them.
 Sink = Callable[[Sequence[float], Mapping[str, Any]], None]
 
 
 class ReplayTimer:
-    """A timer whose successive pairs of readings are one sample apart."""
+    """A timer whose two readings in a round differ by the round's sample."""
 
     __name__ = "stepguard-replay"  # pytest-benchmark prints a timer by this name
 
@@ -59,7 +59,10 @@ class WithBenchmark:
     """Used if pytest-benchmark is active."""
 
     def prepare(self, item: pytest.Item) -> None:
-        """Give the item's benchmark our timer. It is prepended, since the closest mark counts."""
+        """Give the item's benchmark the replay timer.
+
+        The mark that does so comes first, since pytest-benchmark reads only the closest mark.
+        """
         closest = item.get_closest_marker("benchmark")
         # Our mark hides the user's, so it takes over the user's values.
         options: dict[str, Any] = dict(closest.kwargs) if closest else {}
@@ -70,8 +73,9 @@ class WithBenchmark:
     def pytest_benchmark_group_stats(
         self, config: pytest.Config
     ) -> Generator[None, Groups, Groups]:
-        """Leave cases out of its table, since ours has them, unless the user asks for something
-        that only its table has. There cases have the same names as in ours.
+        """Leave cases out of pytest-benchmark's table, since stepguard's table has them. If the
+        user asks for something that only pytest-benchmark's table has, they stay, named by their
+        ids.
         """
         groups = yield
         wanted = is_asked_for(config)
@@ -94,15 +98,16 @@ class WithBenchmark:
             fed = True
             benchmark.extra_info.update(info)
             samples_s = [ms / 1e3 for ms in samples_ms]
-            # Without samples its table has no row. A disabled benchmark accepts that quietly.
+            # Without samples the case has no row in pytest-benchmark's table. A disabled benchmark
+            # needs none.
             benchmark.disabled = benchmark.disabled or not samples_s
             timer.load(samples_s)
             # No warm-up, and one iteration a round: then the timer is read exactly twice a sample.
             benchmark.pedantic(lambda: None, rounds=max(1, len(samples_s)), iterations=1)
 
         yield feed
-        # If nothing was measured, the test says so, and a warning about the unused fixture adds
-        # nothing.
+        # If nothing was measured, the test itself says so. Without this line pytest-benchmark would
+        # also warn of an unused fixture.
         benchmark.skipped = not fed
 
 

@@ -26,8 +26,8 @@ from stepguard.report.progress_line import (
 def progress_line(
     config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
 ) -> ProgressLine:
-    """Return the run's line on pytest's terminal. ``last_s``: what cases took last, also in
-    pairs.
+    """Return the run's line on pytest's terminal. ``last_s`` is how long each case took last time,
+    in seconds. ``pairs`` says that the cases are measured in pairs.
     """
     display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
     devices = {case.id: case.device for case in cases}
@@ -36,13 +36,15 @@ def progress_line(
 
 
 def _display(config: pytest.Config, reporter: Any) -> Display:
-    """Return pytest's terminal, past its capturing: a case runs inside its test."""
+    """Return a display that writes to pytest's terminal past pytest's capturing, which is on while
+    a test measures its case.
+    """
     capture = config.pluginmanager.getplugin("capturemanager")
     uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
     if reporter is None:
         return Display(lambda text: None)
     writer, file = reporter._tw, reporter._tw._file
-    with uncaptured():  # otherwise the file may be one that pytest captures in
+    with uncaptured():  # otherwise the file may be the one into which pytest captures
         terminal = has_cursor(file)
 
     def write(text: str) -> None:
@@ -83,8 +85,8 @@ def interrupted_line(cases: Sequence[Case], results: Sequence[Result]) -> str:
 
 
 class VerdictText:
-    """A verdict as pytest prints it among its failures. Of a plain text, or of a crash, pytest's
-    summary would show the first words.
+    """A verdict as pytest prints it among its failures. With a string or a crash in its place,
+    pytest's summary would repeat the first words.
     """
 
     def __init__(self, text: str) -> None:
@@ -94,13 +96,13 @@ class VerdictText:
         return self._text
 
     def toterminal(self, writer: Any) -> None:
-        """Print it. pytest calls this with its terminal writer."""
+        """Print the verdict. pytest calls this with its terminal writer."""
         writer.line(self._text)
 
 
 def write_summary(reporter: pytest.TerminalReporter, run: terminal_summary.Run) -> None:
-    """Write the table, and for all that did not pass what to do."""
+    """Write the table, and what to do about each case that did not pass."""
     reporter.section("performance")
-    width = reporter._tw.fullwidth if reporter.isatty else 0  # a log has any width
+    width = reporter._tw.fullwidth if reporter.isatty else 0  # 0: a log may have any width
     for text, markup in terminal_summary.lines(run, width):
         reporter.line(printable(text), **markup)

@@ -1,5 +1,5 @@
-"""Options that cannot be obeyed are refused here. Also the facts that the guard asks for before a
-run measures: its options and its tree.
+"""Refuse options that cannot be obeyed. Collect what the guard asks for before a run measures: the
+run's options and its tree.
 """
 
 import argparse
@@ -51,7 +51,9 @@ class Refused(Exception):
 
 @contextlib.contextmanager
 def usage_errors(front: str = "") -> Iterator[None]:
-    """Raise UsageError, which ends the run before it measures, for refused options and files."""
+    """Turn errors of options, files and the machine into UsageError, which ends the run before it
+    measures. ``front`` is put before the text.
+    """
     try:
         yield
     except (FileError, LauncherError, MachineError, TreeError) as error:
@@ -77,7 +79,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     option = config.option
     texts = {name: value_of(name, config) for name in TEXTS}
     for name, value in texts.items():
-        # An empty value would quietly choose another gate: --perf-against= the stored baseline.
+        # An empty value would quietly change the gate: after --perf-against= the baseline judges.
         if value is not None and not value.strip():
             yield f"{name}={value}: empty; is a variable not set?"
     if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
@@ -146,7 +148,9 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
 
 
 def _lacks(path: Path) -> str:
-    """Return the package that a page needs and that is not installed, with the command."""
+    """Return that a page needs jinja2, with the command that installs it. Empty if the page does
+    not need it, or if it is installed.
+    """
     if path.suffix != output_files.HTML or find_spec("jinja2"):
         return ""
     return "a page in HTML needs jinja2: pip install 'stepguard[report]'"
@@ -159,7 +163,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         yield f"--perf-against={rev}: {error}"
         return
     head = current(root, baselines)
-    # If it is spelled HEAD, it is meant: its pairs show how noisy this machine is.
+    # A user who writes HEAD means it: pairs of one tree show how noisy this machine is.
     if named.commit == head.commit and not head.dirty and rev != "HEAD":
         yield (
             f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "
@@ -168,7 +172,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
 
 
 def guarding_options(config: pytest.Config) -> list[Option]:
-    """Return the options that change what a run guards, by the names that are typed."""
+    """Return the options that change what a run guards, named as on the command line."""
     option = config.option
     shows = {
         "--collect-only": option.collectonly,
@@ -199,7 +203,7 @@ def tree_beside_commit(root: Path, baselines: Path) -> Tree:
     dirty = list(revision.dirty)
     judges = sorted(baselines.rglob("*.json"))  # waivers, too
     dirty += [os.path.relpath(path, root) for path in untracked(root, judges)]
-    # Nothing would report the absence of what they guard.
+    # Without the file of its baseline nothing reports that a case is missing.
     tracked = (git(root, "ls-files", "-z", "--", str(baselines)) or "").split("\0")
     gone = [path for path in tracked if path and not (root / path).exists()]
     left_out = [path for path in gone if path not in dirty]

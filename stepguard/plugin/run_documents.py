@@ -1,4 +1,4 @@
-"""The document of one pytest run: put together at its end, however it ended, and written."""
+"""Make and write the document of one pytest run, however the run ended."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ _ENDS = {
     pytest.ExitCode.INTERNAL_ERROR: End.FAILED,
 }
 _UNSET = (None, False, "", 0, BUDGET_MIN)
-REPORT_LIMIT_S = 300  # of the process that writes a page of 200 cases in seconds
+REPORT_LIMIT_S = 300  # for the process that writes the HTML page; 200 cases take it seconds
 
 
 def _end_of(exitstatus: int) -> End:
@@ -48,9 +48,9 @@ def _end_of(exitstatus: int) -> End:
 
 
 def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> list[Problem]:
-    """Return why a run does not pass, strict or not, apart from its verdicts: because of how it
-    ended, because something is ``unrecorded`` that should be, or because ``nothing`` that was
-    selected has a result.
+    """Return why a run does not pass, apart from its verdicts. These reasons hold whether the run
+    is strict or not. It did not end well; it should have recorded what ``unrecorded`` names; or
+    ``nothing`` that was selected has a result.
     """
     problems = [Problem(ProblemCode.NOT_RECORDED, text) for text in unrecorded]
     end = _end_of(exitstatus)
@@ -79,8 +79,8 @@ def run_document(
     waivers: Sequence[Permission],
     **others: Any,
 ) -> RunDocument:
-    """Return the document of a run that ends with ``exitstatus``, as pytest knows it by now.
-    ``gpus`` is None if the machine cannot be read. ``others`` are fields of the document.
+    """Return the document of a run that ends with ``exitstatus``. ``gpus`` is None if the machine
+    cannot be read. ``others`` are more fields of the document.
     """
     inside = Commands(config.rootpath, baselines=commands.baselines)
     machine = gpus[0].name if gpus else CPU_MACHINE
@@ -121,7 +121,7 @@ def _options(config: pytest.Config) -> Options:
 
 
 def forget_documents(config: pytest.Config) -> None:
-    """Remove the documents of the run before: if this run is killed, they must not seem to be its
+    """Remove the documents of the run before. If this run is killed, nobody can take them for its
     own.
     """
     option = config.option
@@ -137,7 +137,7 @@ def forget_documents(config: pytest.Config) -> None:
 def write(option: Any, folder: Path, document: RunDocument, root: Path) -> list[str]:
     """Write the documents that were asked for; return why one could not be, a sentence each.
 
-    ``root`` is the project's folder, from which the document names its files.
+    ``root`` is the project's folder. The document names files relative to it.
     """
     problems = []
     for name, put in {"json": _put_json, "report": _put_report}.items():
@@ -156,9 +156,9 @@ def _put_json(path: Path, document: RunDocument, root: Path) -> str:
 
 
 def _put_report(path: Path, document: RunDocument, root: Path) -> str:
-    """Write the run as a page; return why that failed, or nothing. One in HTML is the lab's."""
+    """Write the run as a page. Return why that failed; empty if it did not."""
     if path.suffix != output_files.HTML:
-        return output_files.put(path, f"{PAGE_MARK}\n\n{page(document)}")
+        return output_files.put(path, f"{PAGE_MARK}\n{page(document)}")
     with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
         run = Path(folder) / "run.json"
         if problem := _put_json(run, document, root):
@@ -167,7 +167,10 @@ def _put_report(path: Path, document: RunDocument, root: Path) -> str:
 
 
 def _html_of(run: Path, path: Path, baselines: str, root: Path) -> str:
-    """Have a process of its own write the page of a run's document; return why it could not."""
+    """Write the HTML page of a run's document. Return why that failed; empty if it did not.
+
+    The lab makes the page in another process, since the plugin does not import the lab.
+    """
     folder = ["--baselines", baselines] if (root / baselines).is_dir() else []
     command = [sys.executable, "-m", "stepguard", "report", str(run), "--html", str(path), *folder]
     sources = str(Path(stepguard.__file__).parents[1])

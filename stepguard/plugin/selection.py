@@ -49,7 +49,7 @@ class Selection:
         return any(self.collection.tests[node].case is None for node in self._kept)
 
     def refuse_unknown(self, recorded: Collection[str]) -> None:
-        """Raise UsageError if --perf-select names something that is no case, neither collected nor
+        """Raise UsageError if --perf-select names a case that is neither collected nor
         ``recorded``.
         """
         known = sorted({*self.collection.cases, *recorded})
@@ -90,11 +90,11 @@ class Selection:
     def states(
         self, recorded: Mapping[str, Recorded], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
-        """Return what became of every case, both collected and ``recorded`` for this machine.
-        ``unsuited`` tells why the machine is not for a case.
+        """Return what became of every case that is collected, or ``recorded`` for this machine.
+        ``unsuited`` returns why the machine is not for a case; empty if it is.
 
-        Guarded cases are those that are recorded, and new ones that are not extended. With an
-        explicit selection they are the named ones.
+        The recorded cases and the new ones that suit this machine are guarded, unless they are
+        extended. With --perf-select only the named cases are guarded.
         """
         core = {name for name, known in recorded.items() if not known.entry.extended}
         whole = self._whole(self._typed())
@@ -123,8 +123,9 @@ class Selection:
         return states
 
     def _whole(self, typed: Sequence[str]) -> bool:
-        """Tell whether all cases should be there. A user who names files or tests means only those.
-        A folder should have all its cases, even beside a file of other tests.
+        """Tell whether the run should have all cases. It should if the command names no path, only
+        folders, or a folder with cases beside files. A user who names only files or tests means
+        only those.
         """
         root = self._config.rootpath.resolve()
         files = [root / test.file for test in self.collection.tests.values()]
@@ -133,8 +134,8 @@ class Selection:
         return here or folders_alone(self._config, typed)
 
     def _typed(self) -> list[str]:
-        """Return the paths of the command itself. Those of `addopts`, `testpaths` and
-        PYTEST_ADDOPTS need not be what the person who runs it wants.
+        """Return the paths on the command line. The user may not know those that `addopts`,
+        `testpaths` and PYTEST_ADDOPTS add.
         """
         if self._config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
             return self._config.args
@@ -143,7 +144,7 @@ class Selection:
 
     def _unsaid(self) -> str:
         named = listed(sorted({*self._config.args} - {*self._typed()}))
-        return f"settings or PYTEST_ADDOPTS name {named}, and not the command"
+        return f"settings or PYTEST_ADDOPTS name {named}, the command line does not"
 
     def _left_out_by(self) -> str:
         if self.wanted.text is not None:

@@ -1,7 +1,7 @@
 """One pytest run: what is selected, measured and recorded, and what the summary says of it.
 
-The hooks call it. It starts the engine when the first case asks for it, so collecting tests costs
-nothing.
+The hooks call a Session. It starts the engine for the first case that is measured, so that
+collecting tests costs nothing.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ from stepguard.storage.kept_runs import Store
 
 
 class Session:
-    """The state of one pytest run. Raises UsageError for all that would switch the gate off."""
+    """The state of one pytest run. Methods raise UsageError for what would switch the gate off."""
 
     def __init__(self, config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
         self._config, self._option, self._bridge = config, config.option, bridge
@@ -87,7 +87,7 @@ class Session:
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # closed at the end
         self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
-        self._checked = False  # pytest goes on with refused options
+        self._checked = False  # whether check() passed; pytest calls plan() also if it did not
         self._whole = False  # all cases are known
         self._base: BaseBranch | None = None
         self._waivers: tuple[Permission, ...] = ()
@@ -103,14 +103,14 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Note that the run was interrupted. At a second interrupt, while pytest shows where the
-        first one was, the run would otherwise end as if all had passed.
+        """Note that the run was interrupted. A second interrupt may come while pytest shows where
+        the first one was. Without the note the run would then end as if all had passed.
         """
         self._interrupted = excinfo.errisinstance(KeyboardInterrupt)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Note the usage error that ends the run, since the document has it, too."""
+        """Keep the usage error that ends the run: the run's document reports it, too."""
         try:
             yield
         except pytest.UsageError as error:
@@ -135,8 +135,8 @@ class Session:
 
     @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
-        """Check tests, options and baselines before anything is deselected. Set the timers, and
-        leave out what --perf-select leaves out.
+        """Check tests, options and baselines before anything is deselected. Give each test its
+        timer for pytest-benchmark, and deselect cases that --perf-select does not name.
         """
         ours = [item for item in items if asks_for_perf(item)]
         # xdist hides a worker's usage errors: there each test is refused when it begins.
@@ -160,7 +160,7 @@ class Session:
             with usage_errors(f"{named[1]}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, named[0], into)
-        # Only of this tree: the base may still have what this change removes.
+        # Only this tree's folder: the base may still have calibrations that this change removes.
         refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
@@ -178,7 +178,7 @@ class Session:
     @usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
         """Note the tests that are left after deselection. Skip those not for this machine."""
-        # Those to be skipped count, too: a run that selects cases and skips all of them must fail.
+        # Tests that are skipped below count as selected: a run that skips all cases must fail.
         self.selection.kept(items)
         if not hasattr(self._config, "workerinput"):
             self.guard.plan(items, needed=bool(self._documents))
@@ -189,7 +189,7 @@ class Session:
             why = "ids are baseline keys; rename one of them"
             raise pytest.UsageError(f"two cases are called {twice[0]}: {why}")
         text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
-        # A launcher starts processes on every node: not for a listing, nor for cases of one rank.
+        # A launcher starts processes on every node. A listing and cases of one rank need none.
         if text and several and self._checked and not self._option.collectonly:
             with usage_errors(f"--perf-launcher={text}: "):
                 self._launcher = survey(text, self._root)
@@ -200,7 +200,7 @@ class Session:
                 continue
             self._cases.append(case)
             if nodes := spread(case, self._launcher):
-                # For its error, before anything is measured: nodes that cannot share the ranks.
+                # Called for its error before anything is measured: nodes may not fit the ranks.
                 nodes.per_node(case)
         if self._cases and not self._option.collectonly:
             require_torch()
@@ -216,7 +216,7 @@ class Session:
         last = None if self._tree else Store(self._root).last_evidence(case)
         with line.case(case.id, suite.longest_s(case)):
             result = suite.run(case, line.stage, self._after(case))
-        if not result.evidence.faults:  # such a case ended early, or waited for a deadline
+        if not result.evidence.faults:  # a faulty case ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
         if text := several_times_slower(result.evidence, last):
             self._notices.append(f"{case.id}: {text}")
@@ -230,7 +230,9 @@ class Session:
         return next(islice(behind, 1, None), None)
 
     def repeated(self, result: Result) -> Result:
-        """Return the result of a test that already has one: repeated until green, no gate works."""
+        """Return the result that a test already has, and note that the test was run again. A gate
+        that measured again would pass sooner or later.
+        """
         self._notices.append(
             f"{result.case.id}: its test was run again (--reruns?): the verdict stands, "
             "nothing was measured again"
@@ -280,7 +282,7 @@ class Session:
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
         path, verdict = self._commands.relative(result.evidence_path), result.verdict
-        fails = verdict.outcome != "passed" and not verdict.recorded  # otherwise nobody reads it
+        fails = verdict.outcome != "passed" and not verdict.recorded  # pytest prints only failures
         reference = self._reported.reference(verdict) if fails else ""
         first = commit_first(result.evidence)
         return verdict_text.block(verdict, path, self._commands, first, reference)
@@ -290,8 +292,9 @@ class Session:
         self._stack.close()
 
     def finish(self, exitstatus: int) -> bool:
-        """Record what had to wait, and write the documents. Return whether the run may pass: it
-        measured a case if it selected one, and recorded what it was asked to.
+        """Record the results that waited, and write the documents. Return whether the run may pass.
+        It may not if it has a problem, for example if it selected cases and measured none, or if a
+        recording or a document could not be written.
         """
         # Now, not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
@@ -301,7 +304,7 @@ class Session:
             self._settle(self._suite)
         if exitstatus == pytest.ExitCode.INTERRUPTED and self._cases:
             self._notices.append(interrupted_line(self._cases, self._results()))
-        # A listing is no run; a strict one was refused.
+        # A listing measures nothing. In a strict run it was refused.
         if self._option.collectonly and not self._refused:
             return True
         results = self._results()
@@ -321,7 +324,8 @@ class Session:
         problems += self.guard.problems
         unwritten = self._write(exitstatus, results, problems, states)
         self._notices += unwritten
-        return not problems and not unwritten  # a reader would find an older document
+        # If a document could not be written, a reader would find an older one.
+        return not problems and not unwritten
 
     def _settle(self, suite: Suite) -> None:
         """Note and record what only all results together decide."""
@@ -349,7 +353,7 @@ class Session:
         if not self._documents or hasattr(self._config, "workerinput"):
             return []
         gpus: tuple[Gpu, ...] | None = None
-        # The same error may have ended the run; then the document has the rest.
+        # If the GPUs cannot be read, the document is written without them.
         with contextlib.suppress(pytest.UsageError):
             gpus = self._gpus
         document = run_document(

@@ -1,6 +1,4 @@
-"""The run of this process, described to the guard. A strict run is refused for what the guard
-finds.
-"""
+"""Describe the run of this process to the guard. Refuse a strict run for what the guard finds."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -41,8 +39,8 @@ class StrictRun:
     """The run of this process, as the guard sees it.
 
     A strict run is refused for problems that are known before it measures, and fails for those that
-    are found later. A run that is not strict has no such problems. ``unsuited`` tells why this
-    machine is not for a case.
+    are found later. A run that is not strict has no such problems. ``unsuited`` returns why this
+    machine is not for a case; empty if it is.
     """
 
     def __init__(
@@ -56,20 +54,20 @@ class StrictRun:
         self.strict = is_strict(config)
         self.missed: list[Problem] = []  # found at the end of the run
         self.notices: dict[str, None] = {}  # of a run that is not strict
-        self._refused: list[Problem] = []  # the failures of tests that already report them
+        self._refused: list[Problem] = []  # problems that a failing test already reports
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
         self._selection, self._unsuited = selection, unsuited
-        self._expected: dict[str, Recorded] = {}  # by case: what judges on this machine
-        # Also with what this tree has recorded of cases that those lack.
+        self._expected: dict[str, Recorded] = {}  # by case: the baselines that judge here
+        # The same, and this tree's own baselines of cases that have no other.
         self._recorded = self._expected
-        self._branch = ""  # whose recordings judge; empty: this tree's own
-        self._began = Revision()  # the revision at the begin of a strict run
+        self._branch = ""  # whose baselines judge; empty: this tree's own, or named by CI
+        self._began = Revision()  # at the beginning of a strict run
 
     def begin(self, gpus: Sequence[Gpu], judges: Path, branch: str) -> None:
-        """Read what is recorded for this machine, here and in the baselines that judge (``judges``,
-        those of the ``branch``). Refuse options and tree of a strict run. Raises Refused,
-        UsageError, FileError.
+        """Read the baselines for this machine: this tree's, and those in ``judges``, which judge.
+        ``branch`` is what --perf-base named, or empty. Raises Refused if a strict run has options
+        or a tree that the guard does not accept. Also raises UsageError and FileError.
         """
         self._expected, self._branch = recorded_here(judges, gpus), branch
         self._recorded = recorded_here(self._baselines, gpus) | self._expected
@@ -82,8 +80,8 @@ class StrictRun:
             self._refuse(replace(self._run(), options=options, tree=tree))
 
     def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
-        """Refuse a strict run that would leave a case unguarded, as far as known before it
-        measures. If a case is ``needed``, a run without any is refused. Raises Refused.
+        """Refuse a strict run if it is known before it measures that it leaves a case unguarded. If
+        a case is ``needed``, refuse a run without any. Raises Refused.
         """
         if not self.strict:
             return
@@ -103,7 +101,7 @@ class StrictRun:
         self._refuse(replace(self._run(self.states()), cases=cases, open=undeclared))
 
     def refuse_case(self, own: Case | None, case: Case) -> None:
-        """Refuse, in a strict run, a case that guards less than it should. ``own`` is the case that
+        """Refuse a case of a strict run that guards less than it should. ``own`` is the case that
         the test declares. Raises Refused.
         """
         if not self.strict:
@@ -117,9 +115,9 @@ class StrictRun:
     def finish(
         self, states: Sequence[CaseState], results: Sequence[Result], collected: bool, passes: bool
     ) -> None:
-        """Add what a strict run missed: cases, verdicts, or the tree that it began with.
-        ``collected``: it knows its cases. ``passes``: it would end with status 0; otherwise pytest
-        itself says why not.
+        """Add the problems that only the end of a strict run shows: a case without a result, a
+        failing verdict, a tree that changed. ``collected`` says that the run knows its cases.
+        ``passes`` says that it would end with status 0; if not, pytest itself says why.
         """
         if not self.strict:
             return
@@ -199,8 +197,8 @@ def _changed() -> tuple[str, ...]:
 
 
 def left_out_line(states: Sequence[CaseState]) -> list[str]:
-    """Return a line on what an explicit selection left out. Extended cases are not part of a whole
-    run anyway.
+    """Return a line on the cases that the selection left out; empty if there are none. Extended
+    cases do not count, since a whole run does not measure them.
     """
     core = [state for state in states if not state.extended]
     left_out = [state for state in core if state.state is State.LEFT_OUT]
@@ -211,8 +209,8 @@ def left_out_line(states: Sequence[CaseState]) -> list[str]:
 
 
 def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
-    """Return why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty
-    if they are. ``markers`` is the expression that chose the tests.
+    """Return why a machine with ``gpus`` GPUs, or the launcher's nodes, do not suit the case; empty
+    if they do. ``markers`` is the -m expression that chose the tests.
     """
     need = f"needs {counted(case.world_size, 'GPU')}"
     if case.device == GPU and (nodes := spread(case, launcher)):

@@ -13,14 +13,14 @@ from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files
 from stepguard.storage.waiver_file import load_waivers, today
 
-FIGURES = 4  # shown for an entry; the diff has them all
+FIGURES = 4  # shown for an entry; git's diff has all of them
 NONE = "none"
 Kept = TypeVar("Kept")
 
 
 def changes(old: Path, new: Path) -> list[str]:
-    """Return what the folder of baselines ``new`` has different from ``old``, sorted by file and
-    case. Raises FileError if a file of either cannot be trusted.
+    """Return how the folder of baselines ``new`` differs from ``old``: a line for each entry,
+    sorted by file and case. Raises FileError if a file of either folder cannot be trusted.
     """
     lines: list[str] = []
     for name in _names(old, new):
@@ -79,8 +79,9 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
 
 
 def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
-    """Return how many of a level's recordings are gone, or were edited in what is judged: times are
-    compared with all of them. The newest one is left out, since its figures are shown.
+    """Return how many of a level's recordings are gone, or have edited figures. This matters since
+    times are compared with all recordings. Edits of the newest one do not count: its figures are
+    shown.
     """
 
     def origin(recording: Recording) -> object:
@@ -109,7 +110,7 @@ def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
 
 
 def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
-    """Yield what differs in the parts of counts, and between ranks: these are judged, too."""
+    """Yield the parts and the ranks of counts as name, old and new, since they are judged, too."""
     was, now = (entry.newest for entry in (old, new))
     ranks = was.differing_ranks(), now.differing_ranks()
     for name, row in METRICS.items():
@@ -124,7 +125,7 @@ def _listed(parts: Set[tuple[str, int]]) -> str:
 
 
 def _level(entry: Entry | None) -> str:
-    """Return the first figures of a baseline that is new or gone."""
+    """Return the first two figures of a baseline; NONE without one."""
     if entry is None:
         return NONE
     values = entry.newest.values()

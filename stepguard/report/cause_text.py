@@ -1,5 +1,5 @@
-"""A cause in words: what it is, what makes its time, and the figures of that; and why two profiles
-are not compared.
+"""A cause in words: what it is, what makes its time, and figures. Also why two profiles are not
+compared.
 """
 
 from collections.abc import Iterator, Sequence
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from stepguard.core.explanation import Cause, Kind, Refusal, Refused, Side
 from stepguard.core.text import listed
 from stepguard.explain.causes import LOST_AT_MOST
-from stepguard.report.kernel_names import short
+from stepguard.trace.kernel_classes import short
 
-# By kind: what it is, how, and what a page of its own adds.
+# By kind: what a cause is, what makes its time, and what only the full sentence adds.
 _WORDS = {
     Kind.IDLE: ("GPU idle, {idle}", "{calls} gaps", ""),
     Kind.CALLS: ("{what}", "{calls} launches", ""),
@@ -42,7 +42,7 @@ _REFUSED = {
 
 
 def named(cause: Cause) -> str:
-    """Return what a cause is: a kernel, "GPU idle, sync: cudaStreamSynchronize"."""
+    """Return what a cause is: a kernel's name, or "GPU idle, sync: cudaStreamSynchronize"."""
     return _word(cause, 0)
 
 
@@ -65,7 +65,7 @@ def _other_machine_code(cause: Cause) -> Iterator[str]:
 
 
 def sentence(cause: Cause) -> str:
-    """Return a cause in full: what, how often, by how much and where."""
+    """Return a cause in full: what it is, what makes its time, its figures and its place."""
     place = ", ".join(filter(None, (cause.phase, cause.place)))
     words = ", ".join(filter(None, (named(cause), how(cause), _word(cause, 2))))
     return words + (f" in {place}" if place else "")
@@ -79,7 +79,8 @@ def refused_because(refused: Refused) -> str:
 def _word(cause: Cause, column: int) -> str:
     before, after = cause.before, cause.after
     old, new = before.calls, after.calls
-    # If the longest kernel is still the same, the added ones count; otherwise those that are gone.
+    # If the longest kernel is still the same, only the added kernels are named, or, if there are
+    # none, those that are gone.
     stays = before.names[:1] == after.names[:1]
     come = [name for name in after.names if stays and name not in before.names]
     went = [name for name in before.names if stays and not come and name not in after.names]
@@ -106,7 +107,7 @@ def _word(cause: Cause, column: int) -> str:
 
 
 def _names(kernels: Sequence[str]) -> str:
-    """Return the first and longest of some kernels, and how many more there are."""
+    """Return the first of some kernels, which is the longest, and how many more there are."""
     return listed([short(name, 36) for name in kernels]) or "nothing"
 
 

@@ -26,7 +26,7 @@ from stepguard.report.permission_text import described
 
 
 def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
-    """Return the text of a verdict. ``steps`` are the next steps of a run's."""
+    """Return the text of a verdict. ``steps`` are the next steps, if a run just measured it."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
     return VerdictText(
@@ -99,7 +99,7 @@ def waiver_documents(
 
 
 def benchmark_info(result: Result) -> dict[str, Any]:
-    """Return what a document of pytest-benchmark has of a case beside its samples."""
+    """Return what pytest-benchmark's document says of a case beside its samples."""
     values = summarise(result.evidence).values()
     return {
         "stepguard": {
@@ -115,7 +115,7 @@ def benchmark_info(result: Result) -> dict[str, Any]:
 
 def as_json(document: Any, indent: int = 1) -> str:
     """Return a document as JSON. A number that is not finite becomes null, which most readers
-    accept. No text can steer whoever shows it. With a negative ``indent`` it is one line.
+    accept. No text in it can steer a terminal that shows it. A negative ``indent`` makes one line.
     """
     plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()

@@ -24,16 +24,16 @@ MOST_A_REQUEST = 50  # annotations; GitHub appends those of later requests, with
 TITLE_CHARACTERS = 255
 MESSAGE_CHARACTERS = 16_000  # GitHub takes 64 KiB, and a character may be four bytes
 Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
-_WAIVE = "If it is meant: a waiver lets it pass until a day"
-# What a pull request can do until a maintainer accepts what main measured. The first status that
-# the run has decides.
+_WAIVE = "If it is meant: a waiver lets it pass for some days"
+# What a pull request can do until a maintainer accepts what main measured. If the run has several
+# of these statuses, the first in this order decides.
 _UNTIL_ACCEPTED = {
     Status.SLOWER: _WAIVE,
     Status.CHANGED: _WAIVE,
     Status.NO_BASELINE: "No waiver passes a case without a recording: an owner merges it",
     Status.FASTER: "To keep the gain: merge it",
 }
-_REFUSED = "The gate did not accept what the run says of itself, below; its log: {log}"
+_REFUSED = "The gate did not accept what the run says of itself (below). The gate's log: {log}"
 
 
 def error(title: str, text: str, file: str = "", line: int = 0) -> str:
@@ -67,7 +67,7 @@ def annotated(document: RunDocument, problems: Sequence[Problem]) -> list[Annota
     """Return what is wrong with a run: first the ``problems`` that a gate has with it, then failing
     cases, worst first. Each is at the place of its cause, or else at the case's test.
     """
-    # A failing verdict is shown at its cause, below.
+    # A problem that only repeats a failing verdict is left out: _of_result shows the verdict.
     others = [item for item in problems if item.case or item.code is not ProblemCode.FAILED]
     tests = {case.case: (case.file, case.line) for case in document.cases}
     failing = (result for result in worst_first(document) if result.verdict.outcome != "passed")
@@ -101,7 +101,7 @@ def _of_result(result: ResultDocument, tests: Tests) -> Annotation:
 
 def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> str:
     """Return the comment on a pull request about the run with that number: the page, then commands
-    that work from a clone. ``conclusion`` is the run's, which its gate decided.
+    that work from a clone. ``conclusion`` is that of the workflow's run: its gate decided it.
     """
     below = _commands(document, run_id)
     # The document is only what the measuring job says of itself.
@@ -132,14 +132,14 @@ def _commands(document: RunDocument, run_id: str) -> str:
     if document.against and any(verdict.whole for verdict in failed):
         lines += [
             "",
-            "Other FLOPs or tokens are another step, which no commit declares and no waiver "
-            "passes: if that is meant, an owner merges it as it is, and main is recorded anew.",
+            "Other FLOPs or tokens are another step. No commit can declare that, and no waiver "
+            "lets it pass. If it is meant, an owner merges it as it is, and main is recorded anew.",
         ]
     if document.against and any(not verdict.whole for verdict in failed):
         lines += [
             "",
             "If it is meant: a commit of the pull request says so in its message, "
-            f"`{FORM}`, and who approves it approves that.",
+            f"`{FORM}`. Whoever approves the pull request approves that, too.",
         ]
     has = {result.verdict.status for result in document.results}
     until = next((words for status, words in _UNTIL_ACCEPTED.items() if status in has), "")
@@ -192,7 +192,7 @@ def _title(document: RunDocument, good: bool) -> str:
 
 
 def _split(bodies: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return parts of at most MOST_A_REQUEST; one of none where there are none."""
+    """Return parts of at most MOST_A_REQUEST bodies. Without bodies return one empty part."""
     starts = range(0, max(1, len(bodies)), MOST_A_REQUEST)
     return [bodies[start : start + MOST_A_REQUEST] for start in starts]
 

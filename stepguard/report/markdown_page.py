@@ -1,7 +1,6 @@
-"""A run's document as a page of Markdown: the verdict first, and below it as much as there is room
-for.
+"""A run's document as a page of Markdown: the verdict first, and below it what there is room for.
 
-The document may be anybody's, for example a fork's: every text in it is shown as it is.
+Anybody may have written the document, for example a fork. So no text in it acts as Markdown.
 """
 
 import re
@@ -19,9 +18,9 @@ from stepguard.report.verdict_text import ReportedCauses
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
-WORST = 3  # cases whose cause stands at the begin of a comment
-CAUSE = 300  # characters of it
-CHARTED = 20  # cases of the chart
+WORST = 3  # cases whose cause is at the top of a comment
+CAUSE = 300  # characters of such a cause
+CHARTED = 20  # cases in the chart
 UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
@@ -33,14 +32,15 @@ def page(
     for_comment: bool = False,
     refused: str = "",
 ) -> str:
-    """Return the page, with at most ``limit_bytes`` of UTF-8. ``refused`` says why a run does not
-    pass although it says that it does.
+    """Return the page, with at most ``limit_bytes`` of UTF-8. If the document says that the run
+    passes and a gate refuses it, ``refused`` says why.
 
     The page has, in this order: the verdict, baselines that the tree changes, the problems of the
-    run, the table, a chart of the times, a folded part for each case with more to say, cases that
-    were not measured, notices, and what was measured where. A comment has the causes of the worst
-    cases before the table, which is folded, and neither chart nor next steps: its readers do not
-    have the evidence.
+    run, the table, a chart of the times, a folded part for each case that has notices or is not
+    `same`, cases that were not measured, notices, and what was measured where.
+
+    A comment has the causes of the worst cases before the table, and folds the table. It has no
+    chart, and no next steps, since its readers do not have the evidence.
     """
     passed = document.passed and not refused
     parts = [_verdict(document, passed), *([refused] if refused else [])]
@@ -53,7 +53,7 @@ def page(
     reported = ReportedCauses()
     shown = filter(_speaks, worst_first(document))
     parts += [_details(result, not for_comment, reported) for result in shown]
-    # What each waiver did is among the notices.
+    # The effect of each waiver is among the notices.
     notices = _cut(_bullets(document.notices), "notices", folded="")
     parts += [*_unmeasured(document), *notices]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
@@ -61,7 +61,7 @@ def page(
 
 
 def _worst(document: RunDocument) -> Iterator[str]:
-    """Yield the first lines of the worst cases that do not pass, if any: each names its cause."""
+    """Yield the headlines of the worst cases that do not pass, as one text, if there are any."""
     failing = [result for result in worst_first(document) if result.verdict.outcome != "passed"]
     # As code, where neither "@" nor "#" is a link.
     lines = [f"* <code>{markdown(cut(result.text.headline, CAUSE))}</code>" for result in failing]
@@ -74,8 +74,8 @@ def _folded(title: str, text: str) -> str:
 
 
 def chart(document: RunDocument) -> Iterator[str]:
-    """Yield a Mermaid chart of the changes of gated step times, the largest slowdown first, where
-    there are two or more: GitHub draws it, and strips pictures.
+    """Yield a Mermaid chart of the changes of gated step times, the largest slowdown first, if
+    there are two or more. GitHub draws Mermaid, and strips pictures.
     """
     changes = [
         (metric.change_pct, result.case)
@@ -86,7 +86,7 @@ def chart(document: RunDocument) -> Iterator[str]:
     if len(changes) < 2:
         return
     shown = sorted(changes, reverse=True)[:CHARTED]
-    # What a name may hold besides could end its quotation, or the block.
+    # A character that UNPLAIN matches could end the name's quotation, or the block.
     names = ", ".join(f'"{re.sub(UNPLAIN, "?", case)}"' for _, case in shown)
     figures = ", ".join(f"{change:.2f}" for change, _ in shown)
     lines = ["xychart-beta horizontal", '  title "step time against the other side [%]"']
@@ -95,7 +95,7 @@ def chart(document: RunDocument) -> Iterator[str]:
 
 
 def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
-    """Yield the parts for which there is room, and how many had none."""
+    """Yield the parts for which there is room, and a line on how many are left out."""
     room, left_out = limit_bytes - 200, 0
     for part in parts:
         size = len(part.encode()) + 2
@@ -186,7 +186,7 @@ def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> s
     reference, next_steps = reported.reference(result.verdict), result.text.steps if steps else []
     lines = [reference, *next_steps[:1]] if reference else [*result.text.lines, *next_steps]
     body = printable_lines("\n".join(lines))
-    # Longer than any in the text: a docstring in a traceback may contain a fence.
+    # This fence is longer than any in the text: a docstring in a traceback may contain one.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" makes a link.
     headline = f"<code>{markdown(result.text.headline)}</code>"
@@ -197,7 +197,7 @@ def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> s
 
 
 def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, list[str]]]:
-    """Yield the cases that were not measured, of one state and for one reason together."""
+    """Yield the cases that were not measured, grouped by state and reason."""
     for state in NOT_MEASURED:
         its = [case for case in document.cases if case.state is state]
         for why, alike in grouped(its, lambda case: case.why).items():
@@ -219,7 +219,9 @@ def _bullets(lines: list[str]) -> list[str]:
 
 
 def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:
-    """Yield a list of at most LISTED lines, if there are any, under a title that folds it."""
+    """Yield a text of at most LISTED lines; nothing without lines. If ``folded`` is not None, the
+    text is folded, and ``folded`` and ``name`` are its title.
+    """
     if not lines:
         return
     text = "\n".join(first(lines, LISTED, "* "))

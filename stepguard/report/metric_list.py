@@ -24,9 +24,9 @@ from stepguard.report.table import aligned, figure
 from stepguard.report.verdict_text import change
 from stepguard.storage.accept_recording import Accepted, Action
 
-MOVES = 9  # lines; ten with the one above them
+MOVES = 9  # lines of a case; ten with accepted_line() above them
 PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
-PLACES = 3  # of what is recorded as normal, and of what informs
+PLACES = 3  # of a metric that is recorded as normal, or only informs
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -72,14 +72,14 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 
 def moves(done: Accepted) -> list[str]:
-    """Return old -> new of each metric whose level changed, causes first, in at most MOVES lines.
-    If nothing was compared, return what is recorded as normal that a good step does not have.
+    """Return "old -> new" of each metric whose level changed, causes first, in at most MOVES lines.
+    If nothing was compared, return the metrics of WASTE that are now recorded as normal.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
         return [_normal(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
     lines = [
-        # If the sum did not move, the parts that did.
+        # If the sum did not move, the parts that moved follow.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
         for m in moved
     ]
@@ -128,7 +128,8 @@ def lines(entry: Entry) -> Iterator[str]:
 
 def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
     times = recording.times_ms.get(JUDGED_TIME, [])
-    # The first one counts: a level may creep by steps that are each within the limit.
+    # The change is that from the epoch's first recording: a level may creep in small steps, each
+    # within the limit.
     first = epoch.recordings[0].times_ms.get(JUDGED_TIME, [])
     change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
     return (

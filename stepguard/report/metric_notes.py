@@ -30,8 +30,8 @@ from stepguard.core.verdict import (
 )
 from stepguard.judge.moved_places import EDITED
 
-FARTHEST_PCT = 10_000.0  # of an interval that is shown: beyond it nothing is known
-NOTE_PARTS = 3  # so many moved operators are named
+FARTHEST_PCT = 10_000.0  # an interval's end beyond it is shown as "more than" this
+NOTE_PARTS = 3  # moved operators that a note names
 PLACES_SHOWN = 5  # of operators and of bytes
 
 
@@ -43,7 +43,8 @@ def note(metric: MetricVerdict) -> str:
     if metric.reason is Reason.IDENTICAL_STEP:
         within += "the same kernels, generated code, operands and settings, bound by the GPU; "
     if metric.pairs and metric.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
-        # A few pairs outside the plan decided: its interval and its smallest slowdown did not.
+        # A few pairs outside the plan decided. The plan's interval and smallest detectable slowdown
+        # did not, so they are left out.
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
     if metric.pairs:
@@ -76,8 +77,8 @@ def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
 
 
 def _settings(moved: Iterable[PartMove]) -> list[str]:
-    """Return "get_float32_matmul_precision high -> default". A setting that a side lacks has the
-    value from before the workload.
+    """Return "get_float32_matmul_precision high -> default" for each setting. If a side lacks a
+    setting, the workload has not changed it there: "default".
     """
     sides: dict[str, tuple[str, str]] = {}
     for part in moved:
@@ -88,9 +89,7 @@ def _settings(moved: Iterable[PartMove]) -> list[str]:
 
 
 def pairs_text(measured: PairsFinding) -> str:
-    """Return a decision in words: the interval, the pairs, and the slowdown that could have been
-    found.
-    """
+    """Return a decision in words: the interval, the pairs, and the smallest detectable slowdown."""
     by = measured.decision
     return (
         f"{interval(by)} {_over(measured)}; smallest detectable slowdown "
@@ -99,7 +98,9 @@ def pairs_text(measured: PairsFinding) -> str:
 
 
 def _over(measured: PairsFinding) -> str:
-    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else matters."""
+    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", and what was special about the
+    pairs: disturbed ones, an older decision, launches one after the other.
+    """
     by, margins = measured.decision, measured.margins
     how = "" if measured.together else ", one launch after the other"
     most = f" of {measured.most} at most" if measured.most else ""
@@ -118,7 +119,9 @@ def _over(measured: PairsFinding) -> str:
 
 
 def interval(decision: Decision) -> str:
-    """Return "[-0.12, +0.20] %", without an end that a few pairs do not know."""
+    """Return "[-0.12, +0.20] %". A few pairs may not limit the upper end: it is then "more than
+    +10000".
+    """
     high = decision.high_pct
     known = f"{high:+.2f}" if high <= FARTHEST_PCT else f"more than {FARTHEST_PCT:+.0f}"
     return f"[{decision.low_pct:+.2f}, {known}] %"
@@ -140,7 +143,7 @@ def _confirmation(how: Confirmed) -> str:
 
 
 def _unconfirmed(how: Confirmed) -> str:
-    """Return why pairs, or the lack of them, leave an alarm as it is."""
+    """Return why an alarm is not confirmed: why there were no pairs, or what they did not show."""
     if how.why:
         return how.why.text
     if how.outcome is Confirmation.UNDECIDED:
@@ -156,8 +159,8 @@ def happens(site: Site, unit: str = "") -> str:
 
 
 def operator_move(metric: MetricVerdict) -> str:
-    """Return the operator that moved at the first place, and how often there: "+4 aten.clone"; or
-    "+4 aten.silu for aten.gelu", where its function calls as many fewer of another one.
+    """Return the operator that moved at the first place, with its count there: "+4 aten.clone". If
+    the same function calls another operator as many times less: "+4 aten.silu for aten.gelu".
     """
     if metric.sites:
         main, names = metric.sites[0], _names(metric.sites)
@@ -175,8 +178,8 @@ def operator_move(metric: MetricVerdict) -> str:
 
 
 def share_of_place(metric: MetricVerdict) -> str:
-    """Return ", 4 at", the part of a move that is of its first place; empty if it is the only one,
-    or nobody knows its part.
+    """Return ", 4 at": how much of a move belongs to its first place. Empty if there is no second
+    place, or if the share is not known.
     """
     places = [site for site in metric.sites if site.file]
     if len(places) < 2 or metric.metric == PEAK or METRICS[metric.metric].kind != "counter":
@@ -187,7 +190,7 @@ def share_of_place(metric: MetricVerdict) -> str:
 def place_lines(metric: MetricVerdict) -> list[str]:
     """Return where a metric moved, a line each."""
     unit = METRICS[metric.metric].unit
-    # Bytes belong to no single line: the longest-living tensor shares the peak with others.
+    # Several lines share the bytes of a peak, so no line is shown with bytes.
     if metric.metric == PEAK:
         known = ("" if site.what == EDITED else "called here now: " for site in metric.sites)
         lines = [f"{how}{happens(site)}" for how, site in zip(known, metric.sites, strict=True)]
@@ -206,8 +209,8 @@ def place_lines(metric: MetricVerdict) -> list[str]:
 
 
 def _with_count_before(metric: MetricVerdict) -> tuple[Site, ...]:
-    """Return the places. If the only one counts more than the counter rose by, its line was edited,
-    or replaced others: then it says how many there were.
+    """Return the places. If there is only one, and its count is larger than the counter's rise, the
+    line was edited or replaced others. It then also says how many there were before.
     """
     old, new = metric.old or 0, metric.new or 0
     if METRICS[metric.metric].kind != "counter" or len(metric.sites) != 1 or new <= old:
@@ -221,8 +224,8 @@ def _with_count_before(metric: MetricVerdict) -> tuple[Site, ...]:
 
 
 def _names(sites: Sequence[Site]) -> dict[str, str]:
-    """Return how to call each operator: "aten.clone" for "aten.clone.default". The overload stays
-    only if two operators differ in it alone.
+    """Return a short name for each operator: "aten.clone" for "aten.clone.default". The overload
+    stays if two operators differ only in it.
     """
     known = {site.what for site in sites}
     alike = Counter(map(_bare, known))

@@ -30,7 +30,7 @@ class Commands:
     baselines: str = ""  # the folder of baselines, unless it is the usual one
 
     def relative(self, path: Path) -> str:
-        """Return a path as it is typed."""
+        """Return a path as it is typed in the folder."""
         return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
 
     def in_folder(self, option: str = "--baselines ") -> str:
@@ -51,7 +51,7 @@ class Commands:
         return self.called(f"stepguard accept {shlex.quote(case_id)}{self.in_folder()}")
 
     def waive(self, verdict: Verdict) -> str:
-        """Return the command that waives all that fails, as large as it is, complete except for
+        """Return the command that waives all failing metrics at their present size. The reader adds
         reason and days. Empty if a failing metric cannot be waived.
         """
         if not suggested_sizes(verdict):
@@ -71,7 +71,7 @@ class Commands:
 
     @property
     def doctor(self) -> str:
-        """Return the step that examines the machine."""
+        """Return the next step that checks the machine."""
         return "see if the machine is fit: " + self.called("stepguard doctor")
 
 
@@ -80,9 +80,9 @@ def next_steps(
 ) -> list[str]:
     """Return what to do, the likeliest first: accept it, waive it, or look closer.
 
-    ``commit`` is what comes before accepting the evidence, as commit_first() returns it.
+    ``commit`` is what comes before the command that accepts the evidence; see commit_first().
     """
-    # Beside a revision there is no baseline, and the evidence cannot be accepted.
+    # A comparison with a revision has no baseline into which evidence could be accepted.
     if verdict.against and verdict.status is not Status.SAME:
         steps = _after_comparison(verdict, commands)
     elif verdict.status is Status.SAME:
@@ -118,7 +118,7 @@ def commit_first(evidence: Evidence) -> str:
 
 
 def _stays(verdict: Verdict) -> bool:
-    """Tell whether an earlier run's pairs decided, and nothing was measured again."""
+    """Tell whether the pairs of an earlier run decided, and were not measured again."""
     worst = verdict.worst
     pairs = worst and (worst.pairs or worst.confirmed and worst.confirmed.step)
     return bool(pairs and pairs.stays)
@@ -142,7 +142,7 @@ def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str
     if verdict.reason is Reason.COUNT_UNSTABLE:
         return _what_makes_steps_alike(verdict)
     if verdict.status is Status.BROKEN:
-        return []  # the machine is not the cause if a workload raises
+        return []  # a workload that raises is no reason to check the machine
     return [commands.doctor]
 
 
@@ -171,10 +171,10 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 
 
 def _what_makes_steps_alike(verdict: Verdict) -> list[str]:
-    """Return how steps with different counts become alike, if they are those of a loop."""
+    """Return how to make the steps of a loop alike; empty if the counts do not differ by step."""
     figures = verdict.figures
     if not isinstance(figures, Unstable) or not figures.why.startswith(STEPS_DIFFER):
-        return []  # it was not counted at all
+        return []  # counts differ for another reason, or there are none
     return [
         "if a loop logs or evaluates each 10th step: turn that off, or make 10 steps one: "
         "--every 10, in a test loop=Loop(every=10)"

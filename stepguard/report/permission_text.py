@@ -20,8 +20,8 @@ _OF_TRAILERS = {
 
 
 def described(permission: Permission) -> str:
-    """Return "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14", or
-    "step_ms, a1b2c3d4e5f6 by A. Author: a larger vocabulary" of a trailer.
+    """Return "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14". A
+    trailer is "step_ms, a1b2c3d4e5f6 by A. Author: a larger vocabulary".
     """
     by = f"by {permission.who}: {permission.reason}"
     if permission.is_trailer:
@@ -41,7 +41,7 @@ def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[st
 
 
 def of_trailers(verdict: Verdict) -> list[str]:
-    """Return the effect of each trailer of the range that is about the case, a sentence each."""
+    """Return the effect of each commit trailer that is about the case, a sentence each."""
     mine = [outcome for outcome in verdict.permissions if outcome.permission.is_trailer]
     return [f"{_OF_TRAILERS[outcome.effect]}: {described(outcome.permission)}" for outcome in mine]
 
@@ -61,7 +61,7 @@ def _effect(
 ) -> str:
     waiver, effect = outcome.permission, outcome.effect
     against = f" against {verdict.against}" if verdict.against else ""
-    # Not beside another revision: the recordings may still need the waiver.
+    # A comparison with a revision does not say to remove it: recordings may still need the waiver.
     remove = "" if against else f" (remove it: {commands.unwaive(waiver)})"
     if effect is Effect.ALLOWED:
         return "waived"

@@ -1,8 +1,8 @@
 """The progress line: what runs, for how long, and how much time is left.
 
-On a terminal one line is rewritten in place, at least once a second while somebody waits, and
-removed when the case is over. What was on the screen before stays, and so does the cursor. In a log
-each case has one line, and with -v each stage has one.
+On a terminal one line is rewritten in place, at least once a second while the engine waits for
+ranks, and removed when the case is over. The text that was there before stays, and the cursor
+returns to it. In a log each case has one line, and with -v each stage has one.
 """
 
 import contextlib
@@ -16,8 +16,7 @@ from typing import TextIO
 from stepguard.core.device import CPU, GPU
 from stepguard.core.text import printable, shortened
 
-# Seconds of a case if neither it nor another one has run here: alone, and in pairs with another
-# tree.
+# Expected seconds of a case, alone and in pairs with another tree, as long as no case has run here.
 GUESS_S = {GPU: 65.0, CPU: 20.0}
 PAIRS_GUESS_S = {GPU: 110.0, CPU: 100.0}
 ID_LEAST = 10  # columns that a case's id keeps
@@ -32,7 +31,7 @@ class Display:
     write: Callable[[str], None]  # past any capturing
     terminal: bool = False  # one whose cursor can be moved
     width: Callable[[], int] = lambda: 80  # columns
-    column: Callable[[], int] = lambda: 0  # of the cursor, in a line that another program has begun
+    column: Callable[[], int] = lambda: 0  # of the cursor, in a line that pytest has begun
 
 
 class ProgressLine:
@@ -49,7 +48,7 @@ class ProgressLine:
         self._guess_s = guess_s  # by device
         self._display, self._write, self._verbose = display, display.write, verbose
         self._terminal, self._column = display.terminal, 0
-        self._last_s = last_s  # that cases took last, by id
+        self._last_s = last_s  # how long cases took last time, by id
         self._took_s: dict[str, float] = {}  # in this run
         self._device, self._queue = devices, [*devices]
         self._done = 0
@@ -69,7 +68,9 @@ class ProgressLine:
             self.end()
 
     def begin(self, case_id: str, most_s: float | None = None) -> None:
-        """Begin a case. ``most_s`` is how long it may take if it goes on until it decides."""
+        """Begin a case. ``most_s`` is how long it may take, in seconds, if it is measured until it
+        is decided; else None.
+        """
         self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
@@ -80,10 +81,9 @@ class ProgressLine:
             self._write("\n")
 
     def stage(self, text: str) -> None:
-        """Show that the case's next stage begins. The same text once more says that the stage goes
-        on.
+        """Show that the case's next stage begins, or goes on, if the text is the same as before.
 
-        On a terminal the line then shows for how long. A log has each stage once.
+        On a terminal the line shows how long a stage has lasted. A log has each stage once.
         """
         text = printable(text)
         now, begins = time.monotonic(), text != self._stage
@@ -124,7 +124,9 @@ class ProgressLine:
         return [*then, longer, took]
 
     def _most(self, took_s: float) -> str:
-        """Return how long a case may take that goes on until it decides, if no more is known."""
+        """Return "up to about 5:00" for a case that is measured until it is decided. Empty if a
+        better estimate is known and not yet exceeded.
+        """
         known_s = self._known_s(self._case)
         if self._most_s is None or known_s is not None and took_s <= known_s:
             return ""
@@ -140,7 +142,7 @@ class ProgressLine:
         self._case, self._column = "", 0
 
     def learn(self, case_id: str, took_s: float) -> None:
-        """Learn from a case that came to its end how long others will take."""
+        """Note how long a complete case took, to estimate how long others will take."""
         self._took_s[case_id] = took_s
 
     def _position(self) -> str:
@@ -167,8 +169,8 @@ class ProgressLine:
 def expected_s(
     case_id: str, last_s: Mapping[str, float], took_s: Mapping[str, float]
 ) -> float | None:
-    """Return how long a case will take; None if nothing is known. By case id, ``last_s`` are the
-    times of the last run, ``took_s`` those of this run's cases that are over.
+    """Return how many seconds a case will take; None if nothing is known. ``last_s`` are the times
+    of the last run, by case id, and ``took_s`` those of this run's cases that are over.
 
     It is the case's last time, scaled by how this run's cases compare with their own last times.
     Without a last time it is the mean of this run's cases.

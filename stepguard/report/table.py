@@ -26,7 +26,7 @@ COLUMNS = (
     "verdict",
 )
 NARROW = tuple(name.replace(" [", "\n[") for name in COLUMNS)
-_LEAST_TEXT = 16  # the least columns of a shortened text; a name with fewer says nothing
+_LEAST_TEXT = 16  # columns that a shortened text keeps; a shorter name says nothing
 LOG_WIDTH = 120  # columns of a table in a file or a log, if its content allows
 CPU_NOTE = "Times are not gated on CPU."
 
@@ -80,8 +80,8 @@ def _counters(verdict: Verdict) -> str:
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
-    # Counters without an old value are only counted: without a baseline, if the case as a whole
-    # failed, or if they are newer than the recording.
+    # Counters without an old value are called "counted": there is no baseline, the case as a whole
+    # failed, or the recording is older than the counter.
     equal = sum(m.old is not None for m in counters)
     parts = {"equal": equal, "counted": len(counters) - equal}
     return ", ".join(f"{number} {word}" for word, number in parts.items() if number)
@@ -90,9 +90,9 @@ def _counters(verdict: Verdict) -> str:
 def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:
     """Yield the table as text, line by line. The status is None for the header.
 
-    If it is wider than ``width`` columns, headings get two lines and columns move closer. If that
-    is not enough, the cells are placed below each other. 0 is for a file or a log, where a table
-    may have any width.
+    If the table is wider than ``width`` columns, headings get two lines and columns move closer. If
+    that is not enough, the cells are placed below each other. A ``width`` of 0 is for a file or a
+    log, where a table may be wider than LOG_WIDTH.
     """
     left = (0, len(COLUMNS) - 1)
     for heading, gap in ((COLUMNS, 2), (NARROW, 1)):
@@ -152,7 +152,9 @@ def fitted(
     column: int = 0,
     left: Collection[int] = (0,),
 ) -> Iterator[str]:
-    """Yield a table in ``width`` columns, if shorter texts in one of its columns allow that."""
+    """Yield a table. If it is wider than ``width``, ``shorten`` makes the texts of one ``column``
+    shorter.
+    """
     lines = list(aligned(rows, left))
     excess = max(map(len, lines)) - width
     if excess > 0 and len(rows) > 1:

@@ -62,12 +62,12 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
 
 
 def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Markup]]:
-    """Yield a result's headline, and below it what no block of pytest's says."""
+    """Yield a result's headline, and below it what pytest shows nowhere else."""
     verdict = result.verdict
     markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
     head = verdict_text.headline(verdict, width)
     yield head, markup
-    # Its block, among pytest's failures, has everything.
+    # The case's block among pytest's failures has everything.
     if verdict.outcome != "passed" and run.blocks:
         return
     yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
@@ -79,7 +79,7 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
-    """Yield a line for all cases that have the same problem."""
+    """Yield a line for each problem, with the cases that have it."""
     for text, alike in grouped(problems, lambda problem: problem.text).items():
         shown = listed([problem.case for problem in alike], 3)
         yield f"{shown}: {text}" if shown else text, {"red": True}
@@ -88,7 +88,7 @@ def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
 def _beside(result: Result) -> Iterator[str]:
     """Yield what a reader should see beside the table."""
     case_id, verdict = result.case.id, result.verdict
-    # Deliberate syncs with their reasons, on every run.
+    # Allowed syncs are shown in every run, with their reasons.
     for name, sites in result.evidence.counted.sites.items():
         for site in (site for site in sites if site.allowed):
             what = metric_notes.happens(site, METRICS[name].unit)
@@ -96,14 +96,14 @@ def _beside(result: Result) -> Iterator[str]:
     yield from _equal_elsewhere(result)
     if problem := result.evidence.one_rank_problem:
         yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
-    # For `same` against another revision: how much slower it may be. A notice already says it.
+    # For `same` against a revision say how much slower the case may be, unless a notice says it.
     if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
         lines = verdict_text.times(verdict) or ["counters alone, its times are not gated"]
         yield from (f"{case_id} against {verdict.against}: {line}" for line in lines)
 
 
 def _equal_elsewhere(result: Result) -> Iterator[str]:
-    """Yield where counters are new although they are equal: one thing replaced another. Counters
+    """Yield the new places of counters whose numbers are equal: one call replaced another. Counters
     with the same places share a line.
     """
     equal = [metric for metric in result.verdict.metrics if metric.reason is Reason.EQUAL]
@@ -118,7 +118,7 @@ def _equal_elsewhere(result: Result) -> Iterator[str]:
 
 
 def colour(status: Status | None) -> Markup:
-    """Return a verdict's colour. It only helps: the word says everything. None is the header's."""
+    """Return a verdict's colour; for None the table header's. The word says the same."""
     if status is None:
         return {"bold": True}
     if status is Status.SAME:
@@ -129,6 +129,6 @@ def colour(status: Status | None) -> Markup:
 
 
 def _may_judge_times(result: Result) -> bool:
-    # Another revision, beside which a CPU's times are judged, too.
+    # In pairs with another revision a CPU's times are judged, too.
     beside = bool(result.verdict.against)
     return beside or is_gpu(result.case.device) or gates_times(result.case)

@@ -9,19 +9,20 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report.cause_text import how, named, refused_because
-from stepguard.report.kernel_names import is_generic
 from stepguard.report.metric_notes import on_ranks
+from stepguard.trace.kernel_classes import is_generic
 from stepguard.trace.kernel_operators import operator_in
 
-# A cause is named before the time if it makes up at least this share of the change. A kernel comes
-# before a wait that the source names from the next share on.
+# A cause is named before the time if it makes up at least NAMED_SHARE of the change. A kernel is
+# named in place of a counted wait if it makes up at least MAIN_SHARE.
 NAMED_SHARE = 0.25
 MAIN_SHARE = 0.5
-# Each side's profile is of one launch. Under a profiler one launch's host was 15 ms later in a step
-# of 72 ms than another's of the same tree. Pairs would have shown such a difference.
+# Idle time beyond this share of the change is not named as its cause. Each side's profile is of one
+# launch: under a profiler, the host of one launch was 15 ms later in a step of 72 ms than that of
+# another launch of the same tree. The pairs would have shown such a difference.
 MOST_IDLE_SHARE = 1.5
 SHOWN = 3
-# Costs whose line the host or the compiler knows, and which make a step slower by themselves.
+# Costs that make a step slower by themselves, and whose line the host or the compiler knows.
 _LINES = ("graph_breaks", "recompiles")
 _WAITS = (
     "host_syncs_per_step",
@@ -29,7 +30,7 @@ _WAITS = (
     "device_allocations_per_step",
     COLLECTIVES,
 )
-# Time between kernels; a wait explains it better.
+# Time between kernels. A counted wait explains it better.
 _BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
 
@@ -50,7 +51,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     with_it = [m for m in verdict.metrics if m.gated and _rise(m) * change_us > 0]
     lines = sorted((m for m in with_it if m.metric in _LINES), key=cause_first)
     waits = sorted((m for m in with_it if m.metric in _WAITS), key=cause_first)
-    # A setting that is another one is why, whatever kernels it makes another: TF32, threads.
+    # A changed setting (TF32, threads) is the cause, whatever kernels it changes.
     changed = next(
         (m for m in verdict.metrics if m.gated and m.metric == SETTINGS and m.moved), None
     )
@@ -67,7 +68,7 @@ def _rise(metric: MetricVerdict) -> float:
 
 
 def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
-    """Return the longest cause in the direction of the change, if it explains a good part of it."""
+    """Return the longest cause in the direction of the change, if it makes up NAMED_SHARE of it."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     most_idle_us = MOST_IDLE_SHARE * abs(change_us)
     of_work = (
@@ -97,8 +98,8 @@ def _operators(verdict: Verdict) -> MetricVerdict | None:
 
 
 def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
-    """Return the ranks that call the operators at a site more or less often, or the one that got
-    slower than before; empty if all did.
+    """Return the ranks that call the operators at a site more or less often, or else the one rank
+    that got slower; empty if all ranks did.
     """
     operators = _operators(verdict)
     if site and operators and operators.ranks:
@@ -108,11 +109,11 @@ def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
 
 def site_of(cause: Cause, verdict: Verdict) -> Site | None:
     """Return the line of the operator that a kernel runs, if only one function calls it more or
-    less often than before. For a kernel of the backward pass it is the forward operator's line, not
+    less often than before. A kernel of the backward pass gets the line of the forward operator, not
     the line that starts the pass.
     """
     operators = _operators(verdict)
-    # What fell does not explain why something got slower.
+    # An operator that is called less often does not explain a slower kernel.
     matching = [
         (site, common)
         for site in (operators.sites if operators else ())
@@ -126,8 +127,8 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
 
 
 def _where(cause: Cause) -> str:
-    """Return the phase and the place. An operator that the kernel's name already says is left
-    out.
+    """Return the phase and the place. The place is left out if it is an operator that the kernel's
+    name already tells.
     """
     is_needed = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
     place = cause.place if is_needed else ""

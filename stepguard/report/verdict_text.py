@@ -28,7 +28,6 @@ from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, listed, printable, shortened
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report import time_causes
-from stepguard.report.kernel_names import short
 from stepguard.report.metric_notes import (
     note,
     on_ranks,
@@ -39,10 +38,11 @@ from stepguard.report.metric_notes import (
 )
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import of_trailers, of_waivers
+from stepguard.trace.kernel_classes import short
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
-MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more
-# What operators make a device do. Its only known lines are the operators'.
+MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units
+# Counts of what operators make a device do. The only known lines are those of the operators.
 DONE_BY_OPERATORS = (
     "launches_per_step",
     "copies_per_step",
@@ -51,10 +51,10 @@ DONE_BY_OPERATORS = (
     "memsets_per_step",
 )
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
-ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
+ID_WIDTHS = (40, 20, 12)  # of a case's id in a headline; the verdict and the cause need the rest
 
-# Frames of a traceback between a rank's main() and the user's code, each with its source below: the
-# engine's, and those of an import.
+# Frames of a traceback between a rank's main() and the user's code, with their source lines: frames
+# of the engine, and frames of an import.
 _OURS = re.compile(
     r'^  File "(?:.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib).*\n?'
     r"(?:(?:    |  \[Previous line repeated ).*\n?)*",
@@ -63,8 +63,8 @@ _OURS = re.compile(
 
 
 def headline(verdict: Verdict, width: int = 0) -> str:
-    """Return a verdict as one line: case, verdict, cause. If it does not fit into ``width`` (0:
-    any), it loses, in this order: figures, folders, the case's name, the place, and last the cause.
+    """Return a verdict as one line: case, verdict, cause. A line that is longer than ``width`` (0:
+    any) loses, in this order: figures, folders, the case's name, the place, and last the cause.
     """
     waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
     causes = _causes(verdict)
@@ -79,11 +79,11 @@ def headline(verdict: Verdict, width: int = 0) -> str:
 
 
 def _causes(verdict: Verdict) -> list[str]:
-    """Return what a verdict is based on, in fewer and fewer words."""
+    """Return texts of what a verdict is based on, each with fewer words than the one before."""
     worst = verdict.worst
     if verdict.whole or worst is None:
         text = (verdict.message or verdict.reason.phrase).split("\n")[0]
-        # Other work: the operators that it consists of, and where they are called.
+        # For other work the operators that moved come first, with the place of their calls.
         calling = (m for m in _moved(verdict) if m.metric == OPERATORS and m.moved)
         calls = [words for metric in calling for words in _of_metric(metric)]
         return [*(f"{words}; {text}" for words in calls), *calls] or [text]
@@ -96,13 +96,15 @@ def _causes(verdict: Verdict) -> list[str]:
         operators, texts = _operator_of(worst, verdict), _of_metric(worst)
         calls = _of_metric(operators) if operators else []
         return [*(f"{texts[0]}, {words}" for words in calls), *texts]
-    # The cause before the time that it explains.
+    # The cause comes before the time that it explains.
     named = time_causes.moved(cause, verdict) if isinstance(cause, Cause) else _of_metric(cause)
     return [f"{named[0]}; {moved}", *(f"{words}; {bare}" for words in named), *named]
 
 
 def _of_metric(worst: MetricVerdict) -> list[str]:
-    """Return a metric that moved in fewer and fewer words, with its ranks and its place."""
+    """Return texts of a metric that moved, with its ranks and its place, each with fewer words than
+    the one before.
+    """
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
     here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
@@ -140,7 +142,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
 
 def _without_place(worst: MetricVerdict, moved: str) -> list[str]:
     """Return a metric that moved with what is known instead of its line, if anything is."""
-    # It was there before the steps whose lines are counted.
+    # No counted line made it: it existed before the counted steps.
     if worst.metric == BETWEEN_STEPS:
         return [f"{moved}: {BEFORE_THE_STEPS}"]
     if worst.metric in OF_KERNELS and worst.moved:
@@ -150,7 +152,9 @@ def _without_place(worst: MetricVerdict, moved: str) -> list[str]:
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
-    """Return the operators that moved together with what a device does more of, or less."""
+    """Return the operators that moved in the same direction as a count of what a device does; None
+    if the count has its own place.
+    """
     if worst.metric not in DONE_BY_OPERATORS or worst.place or worst.old is None:
         return None
     rises = (worst.new or 0) > worst.old
@@ -233,8 +237,8 @@ def change(metric: MetricVerdict, digits: int = 2) -> str:
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:
-    """Return what the verdict is based on, in lines of any width. A cause comes before what follows
-    from it, such as that no waiver applies.
+    """Return what the verdict is based on, in lines of any width. A cause comes before its effects,
+    such as a waiver that does not apply.
     """
     lines, moved = [], _moved(verdict)
     if verdict.libraries and moved:
@@ -255,8 +259,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
 
 
 def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:
-    """Return a metric that moved: its figures, its places, its parts, and its noise. What is said
-    of the one ``above`` is not repeated.
+    """Return lines on a metric that moved: its figures, its places, its parts, and its noise. What
+    the lines of the metric ``above`` say is not repeated.
     """
     row = METRICS[metric.metric]
     line = f"  {metric.metric} [{row.unit}]: {change(metric)[len(metric.metric) + 1 :]}"
@@ -265,7 +269,8 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     line += "" if follows else f", {metric.reason.phrase}"
     line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
     lines = [line, *(f"    {where}" for where in place_lines(metric))]
-    # No line of a collective has its size, and none of a kernel its instructions.
+    # The place of a collective does not tell its size, and that of a kernel does not tell its
+    # instructions, so the note is shown, too.
     text, placed = note(metric), metric.sites and metric.metric not in (COLLECTIVES, FP64)
     if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
@@ -296,13 +301,13 @@ def users_frames(traceback: str) -> str:
     has frames of the engine.
     """
     kept, dropped = _OURS.subn("", traceback)
-    # Without a frame of the user's only the exception is left, which the message already has.
+    # Without a user's frame only the exception would be left, which the message already has.
     return kept.rstrip("\n") if not dropped or '  File "' in kept else ""
 
 
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
-    # Of a case that was judged as a whole, what was compared all the same.
-    # Then the times are `same`, but what the pairs say of them is why.
+    # Of a case that was judged as a whole, only the metrics that were compared. If the machine
+    # moved, the times are `same`, and their notes say how that is known.
     moved_machine = verdict.reason is Reason.MACHINE_MOVED
     gated = [
         m
@@ -315,7 +320,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
 
 
 def remarks(evidence: Evidence) -> list[str]:
-    """Return how it was measured, as far as a verdict does not show it, a sentence each."""
+    """Return remarks on the measurement that a verdict does not show, a sentence each."""
     texts, lost = [], evidence.disturbances
     if lost:
         texts.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
@@ -335,8 +340,9 @@ def block(
     commit: str = "",
     reference: str = "",
 ) -> str:
-    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS. What
-    another block already says is a line of ``reference``; ``commit`` is that of next_steps().
+    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS. If another
+    block already shows the cause, the line ``reference`` stands in for it. ``commit`` is that of
+    next_steps().
     """
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, commit)]
     head, text = headline(verdict), verdict.message
@@ -366,7 +372,7 @@ class ReportedCauses:
 
 def _shared_cause(verdict: Verdict) -> Hashable:
     """Return what a verdict is based on: the places where counters moved, or a traceback. None if
-    each case has more to say, of its times or its waivers.
+    neither is known, or if times or permissions make each case different.
     """
     moved = verdict.moved
     places = {site.key for metric in moved for site in metric.sites}

@@ -1,4 +1,4 @@
-"""Accepting: evidence becomes a recording in a baseline file, or is refused.
+"""Accept evidence: make it a recording in a baseline file, or refuse it.
 
 stepguard/judge/refuse_recording.py says what must never be recorded.
 """
@@ -39,9 +39,9 @@ class Refused(FileError):
 
 
 class Action(Enum):
-    """What accepting evidence does, in words with the fields of Accepted."""
+    """What accepting evidence does. The values are sentences with fields of Accepted."""
 
-    # Only for a case that has nothing but counters.
+    # Only for a case without times.
     NOTHING_TO_ADD = "equal to what {path} holds, nothing to add"
     FIRST_RECORDING = "first recording in {path}"
     APPENDED = "recording {number} of its level in {path}"
@@ -58,7 +58,7 @@ class Accepted:
     path: Path  # the baseline file
     number: int = 1  # the number of the recording in its epoch, or of the new epoch
     reason: str = ""  # of a new epoch
-    # Gated metrics whose level this changes. They follow from the evidence.
+    # Gated metrics whose level this changes. Not compared, since they follow from the evidence.
     moved: tuple[MetricVerdict, ...] = field(default=(), compare=False)
 
 
@@ -82,10 +82,13 @@ def accept(
 ) -> Accepted:
     """Make the evidence a recording of its case in ``path``. Return what was done.
 
-    Evidence that is `same`, and the first under new software, joins the epoch. Another level, or
-    other parameters, open a new epoch. Raises Refused or FileError; the file is then unchanged.
-    With ``dry`` it is never changed. ``where`` is the command's option for the folder of baselines.
-    ``machine_moved``: pairs found that only the machine changed a time.
+    Evidence joins the epoch if it is `same`, if it is the first under new software, or if it only
+    adds metrics and has a ``reason``. Evidence of another level or with other parameters opens a
+    new epoch, and needs a ``reason``.
+
+    ``dry`` changes no file. ``where`` is the option for the folder of baselines, for the command in
+    an error. ``machine_moved`` says that pairs found the machine alone to have changed a time.
+    Raises Refused or FileError; the file is then unchanged.
     """
     recording, machine = recording_of(evidence), machine_of(evidence)
     content = _content(path, machine)
@@ -93,15 +96,12 @@ def accept(
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = _verdict(evidence, entry, machine_moved)
-    same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
-    # Counters are exact: an equal recording adds nothing, and every CPU run would add one.
-    exact = not (recording.times_ms or recording.differences_pct)
-    if exact and same and guards:
+    if guards and verdict.status is Status.SAME and _adds_nothing(recording, entry):
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
-    # With the newest parameters: only the last epoch is compared with.
+    # The entry has the newest parameters, since a run is compared only with the last epoch.
     fresh = Entry(case=evidence.case, epochs=epochs, **guard)
     if not dry:
         cases = content.cases | {evidence.case_id: fresh}
@@ -111,8 +111,18 @@ def accept(
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
 
 
+def _adds_nothing(recording: Recording, entry: Entry | None) -> bool:
+    """Tell whether a recording that is `same` has only metrics that its level has, and no times:
+    counters are exact. Else every run on a CPU would add one.
+    """
+    exact = not (recording.times_ms or recording.differences_pct)
+    return exact and entry is not None and recording.values().keys() <= _recorded(entry.level)
+
+
 def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
-    """Return a metric that nothing was compared with, with the places that are recorded of it."""
+    """Return the metric. If nothing was compared with it, it gets its recorded places, without the
+    allowed ones.
+    """
     if metric.old is not None:
         return metric
     sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
@@ -120,12 +130,12 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
 
 
 def _verdict(evidence: Evidence, entry: Entry | None, machine_moved: bool) -> Verdict:
-    """Return the verdict that the recording rests on: by the recordings alone, but for a time that
-    ``machine_moved`` says is `same`.
+    """Return the verdict by the recordings alone. With ``machine_moved`` a time that moved counts
+    as `same`, unless it moved on a card that has a recording.
     """
     verdict = judge(evidence, entry)
-    # Where a time moved on a card that was recorded, one more recording would be as far from the
-    # others, and widen their limit: it needs a reason, and is a level of its own.
+    # A recording that is far from the others of its own card would widen their limit. It needs a
+    # reason and opens a level of its own.
     if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
         answer = Answer(evidence.commit, same_code=True)
         return verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
@@ -166,7 +176,7 @@ def _place(
     reason: str,
     where: str,
 ) -> tuple[Action, int, list[Epoch]]:
-    """Return what is done, its number, and the case's epochs with the recording in its place."""
+    """Return the action, its number as in Accepted, and the case's epochs with the recording."""
     if entry is None:
         why = reason if has_words(reason) else "first recording"
         epoch = Epoch(reason=why, recordings=[recording])
@@ -175,11 +185,11 @@ def _place(
     last = entry.level
     known = alike(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
-    # The times still belong to the level that other cards and days confirmed.
+    # New metrics alone open no level: the times belong to one that other cards and days confirmed.
     more = has_words(reason) and _only_adds_metrics(verdict, last)
     joins = verdict.status is Status.SAME or not known or more
     if entry.case == evidence.case and joins and not drift:
-        # Places and parts are only compared with the newest recording.
+        # Places and parts are only compared with the newest recording, so older ones lose them.
         software = recording.software
         older = [_without_detail(r) if r.software == software else r for r in last.recordings]
         kept = [*_kept(older), recording]
@@ -193,7 +203,7 @@ def _place(
         )
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
         raise Refused(f"{why}; a new level needs a reason: {command}")
-    # Older epochs are never compared with, so the file changes only where something moved.
+    # No run is compared with an older epoch, so its recordings lose places and parts.
     older = [_without_detail(r) for r in last.recordings]
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
     epochs = [*before, Epoch(reason=reason, recordings=[recording])]
@@ -205,8 +215,7 @@ def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> No
     known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
     if (recording.date, recording.commit, recording.device_uuid) in known:
         raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
-    # Each metric is looked at: if another one is SLOWER or CHANGED, the case's verdict does not
-    # show that this one is undecided.
+    # Each metric is checked: a case that is SLOWER or CHANGED may have an undecided metric, too.
     undecided = [m.metric for m in verdict.moved if m.status is Status.INCONCLUSIVE]
     if undecided:
         what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
@@ -214,18 +223,22 @@ def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> No
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
-    """Tell whether the run only adds metrics: nothing that the epoch knows moved, and a metric is
-    new to all of its recordings. The newest recording alone may lack a metric that an older one has
-    at another value.
+    """Tell whether the run only adds metrics: no other metric moved, and no recording of the epoch
+    has the new ones. All recordings are checked, since the newest may lack a metric that an older
+    one has at another value.
     """
-    known = {name for recording in epoch.recordings for name in recording.values()}
     new = {m.reason for m in verdict.moved} == {Reason.METRIC_NOT_RECORDED}
-    return new and not known.intersection(m.metric for m in verdict.moved)
+    return new and not _recorded(epoch).intersection(m.metric for m in verdict.moved)
+
+
+def _recorded(epoch: Epoch) -> set[str]:
+    """Return the metrics that a recording of the epoch has."""
+    return {name for recording in epoch.recordings for name in recording.values()}
 
 
 def _moved(verdict: Verdict) -> str:
-    """Return what makes it another level, in figures. The run's own verdict may have been another
-    one.
+    """Return, in figures, what makes the evidence another level. ``verdict`` is _verdict()'s, which
+    may differ from the run's own.
     """
     worst = verdict.worst
     if verdict.whole or worst is None:
@@ -291,6 +304,6 @@ def _other_software(recording: Recording, last: Epoch) -> str:
 
 
 def _without_detail(recording: Recording) -> Recording:
-    """Return the recording without what is only read of the newest one."""
+    """Return the recording without the fields that are only read of the newest recording."""
     unset = dict.fromkeys(("operators", "callers", "profile"), msgspec.UNSET)
     return msgspec.structs.replace(recording, detail={}, sites={}, **unset)

@@ -21,8 +21,8 @@ from stepguard.storage.json_file import FileError, one_at_a_time, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
-WAIVERS = "waivers.json"  # lies among the baseline files, but is none
-# Tables of a recording, with the kind of metric that their keys must be.
+WAIVERS = "waivers.json"  # in the same folder as the baseline files, but not one of them
+# Tables of a recording, each with the kind that the metrics in it must have.
 _KINDS = {"times_ms": "time", "counters": "counter", "sites": "counter"}
 _KINDS |= {"differences_pct": "difference"}
 
@@ -30,7 +30,7 @@ _KINDS |= {"differences_pct": "difference"}
 def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) -> str:
     """Return the name of the file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json".
 
-    ``world_size`` is that of all ``nodes`` together.
+    ``world_size`` is the number of ranks on all ``nodes`` together.
     """
     over = f"-{nodes}-nodes" if nodes > 1 else ""
     if not is_gpu(device):
@@ -50,7 +50,7 @@ def path_of(folder: Path, evidence: Evidence) -> Path:
 
 
 def usual(root: Path) -> Path:
-    """Return the usual folder of baselines, as typed here."""
+    """Return the usual folder of baselines, relative to the current folder."""
     return Path(os.path.relpath(root / "baselines"))
 
 
@@ -72,8 +72,8 @@ def refuse_calibrations(folder: Path) -> None:
 
 
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
-    """Return the cases that belong into a file of this name. A copy under another name judges
-    nothing.
+    """Return the cases of a file's content that belong into a file of its name. So a copy under
+    another name judges nothing.
     """
     cases, machine = content.cases.items(), content.machine
     return {case_id: entry for case_id, entry in cases if name_of(entry.case, machine) == path.name}
@@ -95,8 +95,8 @@ def machine_of(evidence: Evidence) -> str:
 
 
 def load_for(path: Path, machine: str) -> BaselineFile | None:
-    """Return the file's content. Raises FileError as load() does. Also raises it for another
-    machine's file, which can neither be compared with nor recorded into.
+    """Return the file's content; None if there is no file. Raises FileError as load() does, and for
+    the file of another machine: nothing may be compared with it or recorded in it.
     """
     content = load(path)
     if content is not None:
@@ -123,7 +123,7 @@ def _problems_of_entry(entry: Entry) -> Iterator[str]:
         yield str(error)
         return
     ranks = entry.case.get("world_size", 1)
-    # Older recordings may lack it: they are from before ranks were counted apart.
+    # Only the newest recording must have by_rank: older ones may date from before it was counted.
     if ranks != 1 and entry.newest.by_rank is msgspec.UNSET:
         yield (
             "the newest recording lacks by_rank, without which a rank hides behind the busiest one"

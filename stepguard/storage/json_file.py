@@ -46,9 +46,9 @@ def read(
     """Return the file's content; None if there is no file.
 
     Raises FileError if the file has conflict markers, is no document of that kind and schema, or
-    ``check`` finds a problem. ``renew`` is a module with its arguments that makes the file anew,
-    once a file of another schema is removed. ``remedy`` is what mends all other errors; without one
-    it is restore(). ``older`` upgrades documents of older schemas.
+    ``check`` finds a problem. The error ends with ``remedy``. If that is empty, it ends with
+    restore(), or, for an older schema, with the command that removes the file and makes it anew:
+    ``renew``, a module with its arguments. ``older`` upgrades documents of older schemas.
     """
     data = contents(path, remedy)
     if data is None:
@@ -56,13 +56,13 @@ def read(
     try:
         return _parsed(path, data, kind, schema, check, older)
     except OtherSchema as error:  # restoring the file does not help then
-        # The command that makes it anew reads the old file first, and would be refused.
+        # The old file is removed first: the command that makes it anew would read and refuse it.
         anew = f"make it anew: rm {shlex.quote(str(path))} && {as_typed(renew)}"
-        # Removing it would lose all that it has.
+        # A newer file is not to be removed: all that it has would be lost.
         newer = "a newer version wrote it: update stepguard"
         raise FileError(f"{path}: {error}; {remedy or (newer if error.newer else anew)}") from None
     except ValueError as error:
-        # People's text is worth more than the last commit, which may be as wrong.
+        # Correcting comes first: restoring loses what somebody wrote, and the commit may be wrong.
         mend = remedy or f"correct it, or {restore(path)}"
         raise FileError(f"{path}: {error}; {mend}") from None
 
@@ -77,7 +77,7 @@ def _parsed(
 ) -> Content:
     """Return what the bytes of a file contain. Raises ValueError."""
     text = data.decode("utf-8")
-    # Before JSON is read: its error would name a column, and not the merge.
+    # Checked before the JSON is parsed, whose error would name a column and not the merge.
     _refuse_conflict(path, text)
     return parse(text, kind, schema, check, older)
 
@@ -124,7 +124,7 @@ def _refuse_conflict(path: Path, text: str) -> None:
 
 def restore(path: Path, typed: str = "") -> str:
     """Return the command that restores git's version of a file, or that moves away a file unknown
-    to git. ``typed`` is the path where the command is typed.
+    to git. ``typed`` is the path as the command has it, if it is not ``path``.
     """
     name = shlex.quote(typed or str(path))
     if is_tracked(path):
@@ -135,9 +135,9 @@ def restore(path: Path, typed: str = "") -> str:
 def one_at_a_time(
     update: Callable[Concatenate[Path, Arguments], Done],
 ) -> Callable[Concatenate[Path, Arguments], Done]:
-    """Make a function that reads a file, changes its content and saves it wait for others that do
-    the same. Otherwise the last one would write what it read before the first one saved. The first
-    argument is the file or its folder.
+    """Return ``update`` with a lock: only one process at a time runs it. ``update`` reads a file,
+    changes its content and saves it; its first argument is the file or the file's folder. Without
+    the lock a process could overwrite what another one saved after it had read the file.
     """
 
     @functools.wraps(update)
@@ -160,7 +160,7 @@ def save(
     """Write a file with sorted keys that read() accepts.
 
     Raises FileError, and leaves the old file, if read() would refuse the content, or if the folder
-    cannot be written. ``remedy`` then says what to do.
+    cannot be written. The error ends with the ``remedy``.
     """
     try:
         data = f"{layout(msgspec.to_builtins(content))}\n".encode()
@@ -199,7 +199,7 @@ def replace_file(path: Path, data: bytes) -> None:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
                 file.flush()
-                # Without it a crash of the machine after the rename could leave the file empty.
+                # Without fsync a crash of the machine after the rename could leave an empty file.
                 os.fsync(file.fileno())
             # mkstemp makes a file that only its owner can read.
             os.chmod(temporary, 0o644)

@@ -29,7 +29,8 @@ from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, contents, replace_file
 
 KEPT_RUNS = 20
-KEPT_EXTENSIONS = 4  # of this tree, and of other revisions'; no later run uses those trees
+# Folders of compiled extensions, one for each tree. No later run uses other revisions' trees.
+KEPT_EXTENSIONS = 4
 STAMP = "%Y%m%dT%H%M%S.%fZ"
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
@@ -45,7 +46,7 @@ def root_of(folder: Path) -> Path:
 
 
 def user_cache() -> Path:
-    """Return the folder for what is kept for a user, in all checkouts."""
+    """Return the folder for files that all checkouts of a user share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "stepguard")
 
 
@@ -54,15 +55,17 @@ def cache_of(folder: Path) -> Path:
     accepts that path, else in the user's cache, named by a digest of the path.
     """
     inside = folder.absolute() / "cache"
-    # The compiler's command line is not quoted: a blank, for example, would split it.
+    # The path is not quoted in the compiler's command line: a blank, for example, would split it.
     if re.fullmatch(r"[\w./+@,-]+", str(inside), re.ASCII):
         return inside
     return user_cache() / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
 
 
 def _used_at(extensions: Path) -> float:
-    """Return when a tree's extensions were last used: torch locks each by a file in its folder."""
-    with contextlib.suppress(OSError):  # another run removes it
+    """Return when a tree's extensions were last used, in seconds since 1970; 0 if unknown.
+    torch makes a lock file in an extension's folder at each use, which changes the folder's time.
+    """
+    with contextlib.suppress(OSError):  # another run may remove the folder
         return max(path.stat().st_mtime for path in (extensions, *extensions.iterdir()))
     return 0.0
 
@@ -79,7 +82,7 @@ class Store:
         """Make a folder for a new run. Remove the oldest runs beyond KEPT_RUNS, and all but the
         KEPT_EXTENSIONS last used extensions.
 
-        Raises FileError when the folder cannot be made.
+        Raises FileError if the folder cannot be made.
         """
         # Names sort by time; the process id separates two runs that begin together.
         fresh = self.runs / f"{self._stamp()}-{os.getpid()}"
@@ -97,8 +100,8 @@ class Store:
         return fresh
 
     def _stamp(self) -> str:
-        """Return the time, or a moment after the newest run where the clock went back since: that
-        run would stay the newest, and be what is accepted.
+        """Return the time. If the clock was set back since the newest run, return a moment after
+        that run: otherwise it would stay the newest, and be accepted in place of the new run.
         """
         now = datetime.now(UTC)
         for newest in self._runs()[-1:]:
@@ -110,14 +113,14 @@ class Store:
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
         """Write a case's evidence into its run, whole or not at all.
 
-        Raises FileError, with the values that would be lost, when it cannot be written.
+        Raises FileError, with the measured values, if it cannot be written.
         """
         return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
 
     def keep_comparison(self, run: Path, slug: str, comparison: Comparison) -> Path:
-        """Write what was measured in two trees beside the case's own evidence, as keep() does.
+        """Write a comparison of two trees into the folder of the case's evidence, as keep() does.
 
-        It cannot be accepted: the launches of pairs are not those of a usual run.
+        It cannot be accepted: the launches of pairs differ from those of a usual run.
         """
         return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
 
@@ -133,7 +136,7 @@ class Store:
 
     def newest(self) -> dict[str, Path]:
         """Return the newest readable evidence file of each case, by case id. A case's folder has
-        the same name in all runs, so older evidence need not be read.
+        the same name in all runs, so a case's older evidence is not read.
         """
         newest: dict[str, Path] = {}
         for path in (p for run in reversed(self._runs()) for p in evidence_files(run)):
@@ -168,8 +171,8 @@ class Store:
         return {*self.newest(), *(pairs.head.case_id for pairs in _pairs_alone(self.runs))}
 
     def last_against(self) -> tuple[str, Path]:
-        """If the run of last_run() left only comparisons, return its other revision and its folder;
-        else no revision, and the folder.
+        """Return the other revision that the run of last_run() was compared with, and the run's
+        folder. The revision is empty unless the run left only comparisons.
         """
         run = self.last_folder()
         if evidence_files(run):
@@ -184,7 +187,7 @@ class Store:
         return next(filter(None, sound), None)
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
-        """Return the seconds that each of these cases took last, alone or in ``pairs``."""
+        """Return how long each of these cases took last time, in seconds, alone or in ``pairs``."""
         runs, took_s = self._runs()[::-1], {}
         for case in cases:
             walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
@@ -203,7 +206,7 @@ def _sound(folder: Path, case: Case) -> Evidence | None:
 
 
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
-    """Return how long a case took; None if the run does not show it."""
+    """Return how long a case took, in seconds; None if the run does not show it."""
     try:
         if pairs:
             both = read_comparison(folder / COMPARISON)

@@ -1,4 +1,4 @@
-"""Files that options write: never in place of anything but an earlier document, and whole."""
+"""Write the files of options: whole or not at all, and only over an earlier document."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 
 
 class Kind(NamedTuple):
-    """What an option writes. It tells an earlier file of its own from one of the user's."""
+    """A kind of file that an option writes. It tells an earlier such file from the user's files."""
 
     suffixes: tuple[str, ...]
     begins: bytes = b""  # the beginning of each such file
@@ -47,7 +47,8 @@ def put(path: Path, text: str) -> str:
 
 def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
     """Return why a document may not replace the file at a path; empty if it may. It may replace an
-    earlier document, but not a device, a link (such as /dev/null), or a file of the user's.
+    empty file and an earlier document. It may not replace a device such as /dev/null, a link, or
+    any other file.
     """
     if not os.path.lexists(path):
         return ""
@@ -87,7 +88,7 @@ def _is_document(content: Any) -> bool:
             for item in content
         )
     keys = content.keys() if isinstance(content, dict) else set()
-    # One key is not enough to recognise a document, unless it has no other.
+    # The key "ranks" alone marks a document only if no other keys but "collectives" are there.
     return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
 
 
@@ -112,7 +113,7 @@ def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
         return "is a folder: name a file in it"
     if problem := kept_from(path, kind):
         return problem
-    # The folder, too: the new file is first written beside the old one.
+    # The folder must be writable, too: the new file is first written beside the old one.
     for target in (path, path.parent):
         if target.exists() and not os.access(target, os.W_OK):
             return f"no permission to write to {target}: make it writable, or name another file"

@@ -13,8 +13,8 @@ from stepguard.core.run_document import SCHEMA, RunDocument
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, read
 
-# Data here; in schema 2 they were sentences and rounded figures. The lines of its text say the
-# same.
+# Fields that are data in this schema and were sentences and rounded figures in schema 2. They are
+# dropped, since the lines of the text say the same.
 _TEXT_OF_SCHEMA_2 = ("waivers", "expectations", "explanation")
 
 
@@ -41,7 +41,7 @@ def _problems(document: RunDocument) -> Iterator[str]:
         if result.verdict.case_id != result.case:
             yield f"the verdict of {result.case!r} is of {result.verdict.case_id!r}"
         judged = [metric.metric for metric in result.verdict.metrics]
-        # The gate would believe the last one.
+        # Of two verdicts on one metric the gate would believe the last.
         yield from (f"{result.case!r} has two verdicts on {name!r}" for name in _twice(judged))
         figures, reason = result.verdict.figures, result.verdict.reason
         if figures and not isinstance(figures, (*reason.figures, Said)):
@@ -56,9 +56,8 @@ def _problems(document: RunDocument) -> Iterator[str]:
 
 
 def _of_schema_2(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a document of schema 2 in this schema, with its statuses, reasons and texts. In schema
-    2 a result's verdict had data and texts together, and the sentence of a whole case had no
-    figures.
+    """Return a document of schema 2 in this schema. Statuses, reasons and texts stay. In schema 2 a
+    result's verdict had data and texts together. The sentence on a case as a whole had no figures.
     """
     results = raw.get("results")
     if isinstance(results, list):

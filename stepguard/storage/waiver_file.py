@@ -45,7 +45,7 @@ class BadWaiver(FileError):
 
 
 def today() -> date:
-    """Return the day that waivers expire by. It is UTC's, the same on every machine."""
+    """Return today's date, by which waivers expire. It is in UTC, the same on every machine."""
     return datetime.now(UTC).date()
 
 
@@ -119,9 +119,9 @@ def _idle(folder: Path, waiver: Permission) -> str:
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
     """Remove the case's waiver of a metric from the folder's file, or all of its waivers if
-    ``metric`` is empty. An empty file stays.
+    ``metric`` is empty. The file stays, even without waivers.
 
-    Raises FileError if there is no such waiver, or the file is not sound.
+    Raises FileError if there is no such waiver, or if load_waivers() refuses the file.
     """
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
     kept = [row for row in waivers if (row.case, metric and row.metric) != (case_id, metric)]
@@ -136,8 +136,9 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
 def add_waiver(folder: Path, waiver: Permission, day: date, known: Collection[str] = ()) -> Path:
     """Write the waiver into the folder's file. It replaces an older one of the same metric.
 
-    Raises BadWaiver if it is not sound, or if neither a baseline has its case nor ``known``
-    contains it. Raises FileError if the file is not sound. The file is then unchanged.
+    Raises BadWaiver if the waiver breaks a rule, can never let anything pass, or is of a case that
+    is neither in a baseline nor in ``known``. Raises FileError if load_waivers() refuses the file.
+    After an error the file is unchanged.
     """
     path = folder / WAIVERS
     problem = problem_of(waiver, day)

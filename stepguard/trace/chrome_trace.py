@@ -70,7 +70,7 @@ _GPU = {
     "memset": FILL,
 }
 _NO_ARGS = Scalar()
-_MEMORY, _CUDA = "[memory]", 1  # an allocation's event, and its type of device
+_MEMORY, _CUDA = "[memory]", 1  # the event of an allocation, and its "Device Type" on a GPU
 
 
 class _Device(msgspec.Struct):
@@ -105,8 +105,8 @@ def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
 
 @dataclass(frozen=True)
 class Decoded:
-    """A file that was decoded once. A step's counts, identity and profile are made of it. It takes
-    1 KB an event, while columns take 60 to 100 bytes.
+    """The events of a file, decoded once for a step's counts, identity and profile. They take 1 KB
+    each, while columns take 60 to 100 bytes an event.
     """
 
     parts: list[list[DetailedEvent]]  # the lists of events, as read
@@ -228,7 +228,9 @@ class _Columns:
         _extend(self._gpu, columns)
 
     def _name_and_times(self, rows: list[Event]) -> tuple[list[int], list[float], list[float]]:
-        """Return the columns of name, begin and length."""
+        """Return the columns of name, begin and length. Raises TraceError if an event has no begin,
+        or a negative length.
+        """
         names = self._names
         begins, lengths = [row.ts for row in rows], [row.dur for row in rows]
         if None in begins or min(lengths) < 0:
@@ -310,7 +312,7 @@ def _sizes(value: Triple) -> tuple[int, ...]:
 
 
 def _number(value: Plain) -> int:
-    """Return a number, which may be written as another type; NONE if it is none."""
+    """Return a whole number, which the file may have as text or float; NONE if it is no number."""
     if isinstance(value, int | float):
         return int(value)
     return int(value) if value is not None and value.lstrip("-").isdigit() else NONE

@@ -27,7 +27,7 @@ NONE = -1  # no correlation, no operator, no stream
 
 
 class Numbers(dict[Any, int]):
-    """Numbers keys in the order in which they come."""
+    """A dict that gives each new key the next number, from 0 on."""
 
     def __missing__(self, key: Any) -> int:
         self[key] = number = len(self)
@@ -98,7 +98,7 @@ class Message:
     elements_in: int
     elements_out: int
     dtype: str
-    group: int  # ranks
+    group: int  # number of ranks; 0 or less if unknown
 
 
 @dataclass(frozen=True)

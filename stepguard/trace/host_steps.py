@@ -2,7 +2,7 @@
 
 API calls are counted, not the GPU's records of them: records get lost, while calls are exact over
 processes, ranks and steps. Only the direction and the bytes of a copy come from the GPU's record. A
-step with a copy whose record is missing says so (``lost_copies``).
+step counts its copies whose record is missing (``lost_copies``).
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ class StepCalls:
     # The trace does not have their bytes.
     unsized_collectives: Counter[str] = field(default_factory=Counter)
     api_us: float = 0.0  # host time inside CUDA calls
-    sync_us: float = 0.0  # ... of that inside calls that wait
+    sync_us: float = 0.0  # the part of api_us inside calls that wait
 
 
 def read_steps(events: Sequence[Event], mark: str, steps: int) -> list[StepCalls]:
@@ -100,8 +100,8 @@ def _begin(event: Event) -> float:
 
 
 def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[float, Event]:
-    """Return the GPU's records of these categories by the correlation of their call. Records come
-    later than calls.
+    """Return the GPU's records of these categories, by the correlation that each shares with its
+    call. A record may lie after the step of its call, so ``events`` are those of the whole trace.
     """
     return {
         e.args.correlation: e
@@ -117,7 +117,7 @@ def record_of(call: Event, records: Mapping[float, Event]) -> Event | None:
 
 @lru_cache(maxsize=1 << 12)  # a model has a few hundred kinds of operands
 def decoded(text: bytes) -> Any:
-    """Return an argument that stands undecoded in an event; None where there is none."""
+    """Return an argument of an event, decoded from JSON; None if the event does not have it."""
     return msgspec.json.decode(text) if text else None
 
 
@@ -157,7 +157,8 @@ def _sync(
     copies: Sequence[Event],
     records: Mapping[float, Event],
 ) -> Sync:
-    # Only operators of the same thread: the backward pass runs in autograd's thread, beside others.
+    # Only operators of the same thread: autograd's thread runs the backward pass, and operators of
+    # other threads may run at the same time.
     around = [e for e in operators if e.tid == wait.tid and _holds(e, wait)]
     # They are sorted by start, so the last one that contains the call is the innermost.
     inner = around[-1] if around else None

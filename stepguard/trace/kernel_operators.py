@@ -2,8 +2,8 @@
 
 import re
 
-# An operator's name, and the part that its kernels' names also have, in both passes: aten.addmm has
-# aten::mm, aten._scaled_dot_product_efficient_attention has aten::_efficient_attention_backward.
+# An operator's name, and the part of it that operators of both passes share: aten.addmm and
+# aten::mm, aten._scaled_dot_product_efficient_attention and aten::_efficient_attention_backward.
 _OPERATOR = re.compile(
     r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
     r"(?:_forward|(?:_dense)?_backward(?:_data)?)?)(?:\[.*\])?(?:\.\w+)?"
@@ -11,8 +11,9 @@ _OPERATOR = re.compile(
 
 
 def operator_in(place: str, operator: str) -> str:
-    """Return an operator, without its pass, if a kernel launched at a place runs it; else "". The
-    place is a kernel of the compiler's, or the operator that launched the kernel.
+    """Return the name of an ``operator``, without its pass, if the kernel with this ``place`` runs
+    it; else "". The place is an operator, or a kernel of the compiler, which is named after its
+    operators.
     """
     launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(operator)
     if not called:

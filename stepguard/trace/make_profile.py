@@ -81,7 +81,7 @@ def analyse(trace: Trace, classes: Classes) -> Analysis:
     # A record whose call is not in the file was launched before the file begins.
     passed = pass_at(passes, taken(windows.calls.start_us, windows.call_of_record, -1.0))
     phases = ("", *dict.fromkeys(span.path for span in passes))
-    # The last one is outside all passes.
+    # NONE, -1, selects the last item: it is for records outside all passes.
     of_pass = np.array([phases.index(span.path) for span in passes] + [0])
     kinds = (*dict.fromkeys(name for _, name in classes.kernels), OTHER, COPIES)
     of_name = np.full(len(trace.names), len(kinds) - 1)
@@ -172,15 +172,17 @@ def kernel_rows(analysis: Analysis) -> list[KernelRow]:
 
 
 def _grouped(key: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return the different columns, the first position of each, and the number of each column."""
+    """Return the different columns, where each of them comes first, and for every column of ``key``
+    the index of its group.
+    """
     groups, first, member = np.unique(key, axis=1, return_index=True, return_inverse=True)
     return groups, first, member.reshape(-1)
 
 
 def _works(analysis: Analysis, rows: Ints) -> tuple[list[Work], Ints]:
-    """Return the works that launches have, and the number of each record's work. The work of an
-    operator belongs to its longest kernel, since its others only prepare it. Lengths are averages:
-    in a single launch chance could make another kernel the longest.
+    """Return the works that launches have, and for each record the index of its work. The work of
+    an operator belongs to its longest kernel, since its other kernels only prepare that one.
+    Lengths are averages: in a single launch chance could make another kernel the longest.
     """
     gpu, known = analysis.windows.gpu, analysis.trace.work
     works = [Work(), *dict.fromkeys(known.values())]
@@ -211,8 +213,8 @@ def _operators(analysis: Analysis, records: Ints) -> list[str]:
 
 
 def _source(analysis: Analysis, call: int) -> str:
-    """Return the innermost frame around a CUDA call that is in no library; "" without a call or a
-    stack.
+    """Return the innermost frame outside of all libraries around a CUDA call; "" without a call or
+    a stack.
     """
     if call == NONE or not analysis.has_stack:
         return ""
@@ -228,7 +230,7 @@ def own_line(frames: Sequence[str]) -> str:
 
 
 def _place(analysis: Analysis, call: int) -> str:
-    """Return where a CUDA call is made: the function, or else the ranges and operators."""
+    """Return where a CUDA call is made: the function, or else the ranges and operators around."""
     around = [name for kind, name in _around(analysis, call) if kind in (OPERATOR, ANNOTATION)]
     return _source(analysis, call) or " > ".join(around[-3:])
 
@@ -239,7 +241,7 @@ def _around(analysis: Analysis, call: int) -> list[tuple[int, str]]:
     when, step = calls.start_us[call], 0.0
     if marks := np.flatnonzero(analysis.windows.mark_us <= when).tolist():
         step = float(analysis.windows.mark_us[marks[-1]])
-    # What began before the step is around all of it, so it does not tell a place in the step.
+    # What began before the step is around the whole step, so it does not tell a place in it.
     lo, hi = np.searchsorted(host.start_us, [step, when])
     rows = np.arange(lo + 1 if analysis.windows.has_marks else lo, hi)
     rows = rows[(host.end_us[rows] >= when) & (host.thread[rows] == calls.thread[call])]

@@ -25,7 +25,8 @@ from stepguard.trace.host_steps import (
 )
 from stepguard.trace.phases import LIBRARIES
 
-# Their versions are part of the software.
+# Operators of torch and NCCL. Their code changes only with these versions, which are part of the
+# software.
 _TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
@@ -41,7 +42,7 @@ def identity_of(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
 def _identity(events: Sequence[Event], mark: str, steps: int) -> StepIdentity:
     records, hosts = records_of(events, _RECORDS), host_steps(events, mark, steps)
     called = {e.args.correlation for e in events if e.cat in HOST and works(e.name)}
-    # A launch from before the file begins has a lower number.
+    # A launch from before the begin of the file has a lower correlation number.
     first_call = min((n for n in called if n is not None), default=0)
     if any(n > first_call and n not in called for n in records):
         return StepIdentity(problem="it launches by calls that are not known")
@@ -72,7 +73,7 @@ def _parts(host: Sequence[Event], records: Mapping[float, Event]) -> dict[str, s
         # One more wait between streams takes away an overlap, so such calls count.
         called = launches or name in SYNC_CALLS or orders(name)
         if not called and (not operator or LIBRARIES.search(name)):
-            continue  # the number of polls varies, and so do the threads that poll
+            continue  # such as polls, whose number and threads vary
         thread = threads.setdefault(event.tid, len(threads))
         if operator and name == "record_param_comms":
             messages.append([thread, *_message(event.args)])

@@ -13,9 +13,9 @@ import numpy as np
 from stepguard.trace.columns import NONE, Floats, Ints, Trace
 from stepguard.trace.kernel_classes import Classes
 
-# Ranges of libraries that are no phases. Those around an exchange: its kernels have their own
-# class. Those of the compiler: their names contain hashes and numbers, which differ where the code
-# does.
+# Ranges of libraries, which are no phases:
+# * around an exchange, whose kernels have a class of their own;
+# * of the compiler, whose names contain hashes and numbers that change with the code.
 LIBRARIES = re.compile(
     r"^(nccl|gloo|c10d|ucc):|^nccl[A-Z]|^## Call CompiledFxGraph|_inductor_wrapper_call$"
     r"|^Torch-Compiled Region|^(TorchDynamo|TORCHDYNAMO|AOTDispatcher|Pregraph)\b|\(dynamo_timed\)$"

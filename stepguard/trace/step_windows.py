@@ -45,9 +45,9 @@ class Windows:
     calls: Host  # all CUDA calls
     call_of_record: Ints  # row in ``calls``; NONE if the call is not in the file
     marked: int  # steps in the file that launch something
-    incomplete: int  # ... of those left out because launches have no record
+    incomplete: int  # of the marked steps, those left out because launches have no record
     launches: int  # of the complete steps
-    lost: int  # ... without a record
+    lost: int  # of these launches, those without a record
     has_marks: bool = True
 
     @property

@@ -2,11 +2,11 @@
 promise: nothing outlives the process that asked for the launch.
 
 Ranks are in sessions of their own, so a killed caller would leave them on the GPU. The kernel tells
-this process when its caller dies (PR_SET_PDEATHSIG). It then kills every process of the launch,
-found by the launch's token in the environment, and removes the launch's temporary folder.
+this process when its caller dies (PR_SET_PDEATHSIG). This process then kills every process of the
+launch, found by the launch's token in the environment, and removes the launch's temporary folder.
 
 With STEPGUARD_STANDBY it imports all that ranks need and says so with a file. It starts the ranks
-when a byte comes on its standard input. If the input ends instead, it ends, too.
+when a byte comes on its standard input. It ends if the input ends instead.
 
     STEPGUARD_TOKEN=... python -m stepguard.worker.agent '{"ranks": 2, "node": 0, ...}'
 """
@@ -30,7 +30,9 @@ STANDBY = "standby"  # in the scratch folder: a launch on standby has imported, 
 
 
 def main() -> None:
-    """Watch the caller, import, and run ranks. The first argument has the keywords of ranks.run."""
+    """Watch the caller, import, and run ranks. The command's first argument has the keywords of
+    ranks.run, as JSON.
+    """
     token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
 
     def end_launch(signum: int, frame: FrameType | None) -> None:
@@ -48,8 +50,7 @@ def main() -> None:
     # For the ranks, which ask the kernel to die with this process, their parent.
     os.environ["STEPGUARD_AGENT_PID"] = str(os.getpid())
     try:
-        # All that imports make stays, so looking for garbage meanwhile would only take time: a
-        # sixth.
+        # Imports make no garbage. Looking for some would take a sixth of their time.
         gc.disable()
         # Imported here, once for all ranks, since it imports torch.
         from stepguard.worker import rank_session, ranks
@@ -60,19 +61,19 @@ def main() -> None:
             Path(scratch, STANDBY).touch()
             if not sys.stdin.buffer.read(1):
                 end_launch(signal.SIGUSR1, None)
-        # So ranks, too, need not look through it to collect, and do not copy its pages.
+        # The ranks' collector does not search frozen objects, and so does not copy their pages.
         gc.freeze()
         gc.enable()
         status = ranks.run(**json.loads(sys.argv[1]))
-    finally:  # whoever started this may be killed before it can do this
+    finally:  # the caller may be killed before it can remove the folder
         shutil.rmtree(scratch, ignore_errors=True)
     os._exit(status)  # there is nothing to tear down
 
 
 def try_widest_instructions() -> None:
     """Limit the compiler, if it is imported, to the widest vector instructions of the CPU that
-    work. These are what it uses anyway. By itself it would compile ten programs, one after the
-    other, to try all the others, too.
+    work. It would use these anyway. But to find them it would try all others, too, by compiling ten
+    programs one after the other.
     """
     module: Any = sys.modules.get("torch._inductor.cpu_vec_isa")
     all_of_them = getattr(module, "valid_vec_isa_list", None)

@@ -31,16 +31,17 @@ class Collector:
     """Keeps Python's garbage collector out of timed blocks, unless their steps need it."""
 
     def __init__(self) -> None:
-        self.needed = False  # steps left enough to start a collection within a block
+        self.needed = False  # a block made enough new objects to start a collection
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Collect garbage, and then stop collecting, since a collection can last longer than a
         step. A workload that collects by itself, or never, finds the collector's setting unchanged.
 
-        If an earlier block left garbage, the collector stays on. The user's loop pays for that
-        work, too. And garbage of a whole block would take memory that the loop reuses, and would be
-        collected between this clock's last reading and the host's (5.7 s for 8,192 objects a step).
+        If an earlier block left garbage, the collector stays on, as the user's loop pays for it,
+        too. Without it, the garbage of a block would take memory that the loop reuses. It would be
+        collected after this clock's last reading and before the host's (5.7 s for 8,192 objects a
+        step).
         """
         collects = gc.isenabled()
         gc.collect()

@@ -1,14 +1,14 @@
-"""What the compiler keeps on disk: traces that must not be taken from there, and headers that may
-be.
+"""What the compiler keeps on disk. Traces of a workload's own code must not be taken from there;
+headers may be.
 
 torch keeps on disk what AOTAutograd made of a graph. The key names an operator or a class of
 tensors, but not its code. The kept trace contains what an operator is composed of, its backward,
-and what a class does in ``__torch_dispatch__``. Whoever edits these would measure the code from
-before the edit, on both sides of a comparison, whichever was compiled first.
+and what a class does in ``__torch_dispatch__``. If an edit changed one of these, both sides of a
+comparison would run the code that was compiled first.
 
 The key also lacks some settings that a trace depends on: those that choose the kernel of an
-attention, and in an older torch the type of an autocast around the compiled code. The kernels that
-follow from a trace are still found on disk, by their code.
+attention, and in an older torch the type of an autocast around the compiled code. Kernels are still
+taken from the disk, since their key is their code.
 """
 
 import contextlib
@@ -28,17 +28,17 @@ AUTOCAST = ("cpu", "cuda")
 
 
 def has_compiler() -> bool:
-    """Tell whether the compiler is imported, as the agent does it. A rank without it compiles
-    nothing, and would take a second to ask it for its folders.
+    """Tell whether the compiler is imported, which the agent does. A rank without it compiles
+    nothing. Importing it only to ask for its folders would take a second.
     """
     return "torch._inductor" in sys.modules
 
 
 def trace_own_code_anew() -> None:
-    """Keep graphs with the workload's own code out of the cache of traces, and graphs of other
-    settings apart. A torch that cannot be asked keeps no graph there. Does nothing while the
-    compiler is not imported. Call it before a workload is imported: what torch knows by then are
-    its own operators.
+    """Keep graphs with the workload's own code out of the cache of traces, and add torch's settings
+    to the key of all other graphs. If this torch lacks the functions for that, switch the cache
+    off. Do nothing if the compiler is not imported. Call this before a workload is imported: until
+    then torch knows only its own operators.
     """
     if not has_compiler():
         return
@@ -54,7 +54,8 @@ def trace_own_code_anew() -> None:
 
     def check_own_code(graph: Any) -> None:
         check(graph)
-        # Of one of torch's own operators, "aten/gelu.out/AutogradCPU": any graph may use it.
+        # The workload may register a kernel of one of torch's own operators,
+        # "aten/gelu.out/AutogradCPU". Any graph may use that operator.
         for kernel in torch.library._impls - kernels:
             if (name := _without_overload("::".join(kernel.split("/")[:2]))) in known:
                 raise bypass(f"another kernel of {name} is the workload's own")
@@ -69,8 +70,8 @@ def trace_own_code_anew() -> None:
 
 
 def _key_with_settings(details: Any) -> None:
-    """Add torch's settings to the attributes of ``details``, from all of which a graph's key is
-    made.
+    """Add torch's settings to the attributes of ``details``. torch makes a graph's key from all of
+    these attributes.
     """
     begin = details.__init__
 
@@ -90,8 +91,8 @@ def _operator(target: Any) -> str:
 
 
 def _foreign_class(node: torch.fx.Node) -> str:
-    """Return the class of a node's tensor, or of one of its tensors, that is not torch's own; else
-    empty.
+    """Return the first class among a node's tensors that is not torch's own; "" if there is
+    none.
     """
     values = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
     classes = {type(value) for value in values if isinstance(value, torch.Tensor)}
@@ -106,14 +107,16 @@ def _headers() -> tuple[Path, Path]:
     """Return the folders of precompiled headers: torch's own, and the one that outlasts the
     launch.
     """
-    # torch puts them beside TMPDIR's files, which end with the launch, and not into its cache.
+    # torch puts headers below TMPDIR, which ends with the launch, and not into its cache.
     folder = importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir()
     own = Path(folder, "precompiled_headers")
     return own, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], own.name)
 
 
 def take_kept_headers() -> None:
-    """Give torch the headers that earlier launches precompiled: on a CPU one takes it 5 s."""
+    """Give torch the headers that earlier launches precompiled: on a CPU torch needs 5 s for
+    one.
+    """
     with contextlib.suppress(Exception):  # private to torch; it saves seconds, or does nothing
         own, kept = _headers()
         own.mkdir(parents=True, exist_ok=True)

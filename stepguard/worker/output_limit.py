@@ -1,8 +1,8 @@
 """Limit what ranks print: a workload that prints a tensor in each step would fill a disk.
 
 A rank writes to its files directly, so printing costs what it costs without the engine. The agent
-looks at the files from time to time, and removes the middle of a file that is too large. Standard
-library.
+looks at the files from time to time, and removes the middle of a file that is too large. This
+module needs only the standard library.
 """
 
 import os
@@ -33,21 +33,23 @@ class Printed:
 
 
 def _cut(path: Path, size: int, before: int) -> int:
-    """Remove the middle of a file of so many bytes. Return how many of the rank's bytes that
-    were.
+    """Remove the middle of a file of ``size`` bytes. Return how many bytes of the rank's output
+    that removes. ``before``: how many were removed earlier.
     """
-    # The notice is in this place from the first time on.
+    # After the first time the middle begins with the notice, which is not the rank's output.
     said = len(_SAYS.format(before, MOST_BYTES)) if before else 0
     left_out = size - 2 * KEPT_BYTES - said
     with path.open("r+b") as file:
         file.seek(size - KEPT_BYTES)
         end = file.read(KEPT_BYTES)
         file.truncate(KEPT_BYTES)
-    with path.open("ab") as file:  # behind what the rank may have written since
+    with path.open("ab") as file:  # behind what the rank may have written in the meantime
         file.write(_SAYS.format(before + left_out, MOST_BYTES).encode() + end)
     return left_out
 
 
 def open_to_append(path: Path) -> int:
-    """Return the descriptor of a file that still ends where its middle was removed."""
+    """Return a descriptor that appends to a file: what is written goes to the file's end, also
+    after its middle was removed.
+    """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)

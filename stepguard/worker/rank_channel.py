@@ -1,9 +1,9 @@
 """Connect the ranks to the host: rank 0 has the socket, and passes commands to the other ranks.
 
-The host's end is launch/host_channel.py. Ranks have no standard input and sessions of their own. So
-commands come over a Unix socket in the abstract namespace, which has no file. Rank 0 broadcasts
-each command on a gloo group, where waiting costs nothing: a waiting NCCL call would spin on the
-GPU.
+The host's end is launch/host_channel.py. Ranks have no standard input, and run in sessions of their
+own. So commands come over a Unix socket in the abstract namespace, which has no file. Rank 0
+broadcasts each command on a gloo group, where waiting costs nothing: a waiting NCCL call would spin
+on the GPU.
 """
 
 import json
@@ -93,7 +93,9 @@ class Channel:
             self._group.barrier().wait()
 
     def begin(self) -> None:
-        """Tell the host that the command's work begins now: its own clock runs from here on."""
+        """Tell the host that the command's work begins now. The host's own clock for the command
+        starts when it hears this.
+        """
         self.reply({"begin": True})
 
     def reply(self, message: Message) -> None:

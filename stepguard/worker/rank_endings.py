@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGABRT, SIGTERM
 
-_FOLLOWING = (SIGABRT, SIGTERM)  # NCCL aborts; workloads and schedulers terminate
+# Signals that follow from another rank's end: NCCL aborts; workloads and schedulers terminate.
+_FOLLOWING = (SIGABRT, SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Ending:
 
     @property
     def killed(self) -> bool:
-        """Tell whether a signal ended it that does not follow from another rank's end."""
+        """Tell whether a signal ended the rank, other than those that follow another rank's end."""
         return self.status < 0 and -self.status not in _FOLLOWING
 
 
@@ -33,7 +34,7 @@ class Endings:
         self._path = folder / f"endings-{node}.jsonl"
 
     def note(self, ending: Ending) -> None:
-        """Add an ending."""
+        """Add an ending to the file."""
         with self._path.open("a") as file:
             file.write(json.dumps(asdict(ending)) + "\n")
 
@@ -47,8 +48,8 @@ class Endings:
 
 
 def first(endings: Collection[Ending]) -> Ending | None:
-    """Return the ending that the others follow from: of a rank that was killed, else the first one
-    noted.
+    """Return the ending that caused the others: that of a killed rank, or else the first one noted;
+    None if there is none.
     """
     own = [ending for ending in endings if not ending.victim]
     return min(own, key=lambda ending: not ending.killed, default=None)

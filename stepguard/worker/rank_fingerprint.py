@@ -42,8 +42,8 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
 
 
 def read_once() -> dict[str, str]:
-    """Return the variables that torch and its compiler read on import, in the agent. If a rank sets
-    one of them, nothing reads it any more.
+    """Return the variables that torch and its compiler read on import. The agent imports both
+    before it forks the ranks. So nothing reads a variable that a rank sets.
     """
     return _variables(_READ_ONCE)
 
@@ -64,14 +64,16 @@ def _version(package: str) -> str:
 
 
 def modules(package: str) -> dict[str, dict[str, str]]:
-    """Return the files of modules, by module name, with links resolved. "installed": modules from
-    folders of packages. "sources": all others, and those of ``package``. Also return all other
-    libraries, whoever loaded them (torch.ops.load_library, ctypes).
+    """Return the files that code was loaded from, by module name, with links resolved.
 
-    Python's own modules are left out. A link or a path that leads out of the folders of packages
-    does not count as installed: an editable install shows its source. A module without a file
-    (built in, a namespace, or torch.ops, which names a file that does not exist) has no code of its
-    own. Python code that was run without an import is not seen.
+    "installed": modules in folders of packages. "sources": all other modules, all modules of
+    ``package``, and libraries in other folders, whoever loaded them (torch.ops.load_library,
+    ctypes), as "library PATH".
+
+    Python's own modules are left out. So are modules without a file: those built in, namespaces,
+    and torch.ops, which names a file that does not exist. An editable install is not "installed",
+    since its links or paths lead to a source elsewhere. Python code that was run without an import
+    is not seen.
     """
     packages = _packages()
     with_python = (*_folders("stdlib", "platstdlib"), *packages)
@@ -89,7 +91,7 @@ def modules(package: str) -> dict[str, dict[str, str]]:
 
 
 def _loaded() -> Iterator[tuple[str, str]]:
-    """Yield every module that has a file, or a place in an archive, with that path resolved."""
+    """Yield the name and the resolved path of every module in a file or in an archive."""
     real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)

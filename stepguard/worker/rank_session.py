@@ -1,4 +1,5 @@
-"""A rank's session: runs the host's commands one at a time on a workload that it keeps.
+"""A rank's session. It keeps a workload, and runs the commands that the measuring process sends,
+one at a time.
 
     prepare     build the workload: import and call a factory, or run a loop's first steps
     first_step  run one step and wait for it: compilation
@@ -82,7 +83,7 @@ class Session:
     def __init__(self, note: Note) -> None:
         self._frozen, self._read_once = gc.get_freeze_count(), read_once()
         self._settings = everywhere()
-        trace_own_code_anew()  # before the workload is imported, and not in an agent that forks
+        trace_own_code_anew()  # in each rank, not in its agent; before the workload is imported
         preload("STEPGUARD_PRELOAD")
         self.note = note
         self.phases = Phases(note.phase)
@@ -111,7 +112,7 @@ class Session:
             replies = self.channel.gather(handler(**message) | self.machine.since())
             self.channel.reply({"reply": name, "ranks": replies})
             self.note.command("idle")
-        if dist.is_initialized():  # in order, so that no rank waits for another
+        if dist.is_initialized():  # each rank leaves the group, so that none waits for another
             dist.destroy_process_group()
         if has_compiler():
             keep_headers()
@@ -124,15 +125,15 @@ class Session:
         if has_compiler():
             take_kept_headers()
         self.package = wanted.module.partition(".")[0]
-        if wanted.loop is None:  # a loop joins by itself
+        if wanted.loop is None:  # a loop's own code joins the group
             join_process_group(torch_device.backend(self.device))
-        compiler.install()  # if it is already imported: a loop compiles before its first stop
-        # On a GPU tensors know where they are.
+        compiler.install()  # before workload_of, where a loop already compiles
+        # On a GPU a tensor's device is known.
         watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
         with watched:
             self.workload = workload_of(wanted, self.device.type, timed_s)
         refuse_set_too_late(self._read_once, read_once())
-        compiler.install()  # not earlier: only a workload that compiles has imported the compiler
+        compiler.install()  # once more: the workload may have been the first to import the compiler
         if hasattr(self.workload, "on_phase"):
             self.workload.on_phase = self.phases
         return {
@@ -150,8 +151,8 @@ class Session:
         return modules(self.package)
 
     def do_first_step(self) -> dict[str, Any]:
-        """Run the first step, with its compilation. Return the seconds to the synchronization, and
-        whether something was compiled that no cache had.
+        """Run the first step, with its compilation, until the device is done. Return its seconds,
+        and whether it compiled something that no cache had.
         """
         torch_device.synchronize(self.device)
         began = perf_counter()
@@ -162,7 +163,9 @@ class Session:
         return {"compile_s": took_s, "compiled_afresh": compiler.compiled_afresh()}
 
     def do_block(self, steps: int) -> dict[str, Any]:
-        """Time one block. Return its times, and what would show that it was not steady."""
+        """Time one block. Return its times, and the rank's graphs and device allocations so far:
+        if they grew, the block was not steady.
+        """
         block = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
         block["compiled_graphs"] = compiler.unique_graphs()
         block["compiled_afresh"] = compiler.compiled_afresh()
@@ -177,7 +180,7 @@ class Session:
         self.channel.barrier()
 
     def do_alternate(self, variants: list[str], order: list[int], steps: int) -> dict[str, Any]:
-        """Time segments of the named variants, in the order of their indices."""
+        """Time segments of the named variants. ``order`` has the index of each one's variant."""
         try:
             chosen = [VARIANTS[name](self.workload, self.device) for name in variants]
         except ValueError as error:
@@ -244,8 +247,9 @@ def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None
 
 
 def preload(variable: str) -> None:
-    """Import the modules that an environment variable lists, while nobody waits for them: the next
-    launch starts early. A failure here occurs again in ``prepare``, which reports it.
+    """Import the modules that an environment variable lists. A launch does so while the launch
+    before it is measured, so it costs no time. If an import fails, it fails once more in
+    ``prepare``, which reports it.
     """
     for name in os.environ.get(variable, "").split():
         with contextlib.suppress(Exception):

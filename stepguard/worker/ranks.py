@@ -1,4 +1,4 @@
-"""Run ranks under torch elastic, torchrun's engine, as forks of the process that it runs in.
+"""Run ranks under torch elastic, torchrun's engine, as forks of the process that runs the engine.
 
 The agent imports what ranks need, once, so a rank starts at once. A fork is safe here since the
 agent only imports and waits: CUDA, autograd and OpenMP are first used in a rank, and no Python
@@ -63,8 +63,8 @@ def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
 
 
 class OneNode(StaticTCPRendezvous):  # type: ignore[misc]  # torch is untyped here
-    """The rendezvous of a single node, in memory. Others listen on all interfaces, whatever address
-    they are given, and unpickle what comes.
+    """The rendezvous of a single node, in memory. torch's other rendezvous listen on all
+    interfaces, whatever address they are given, and unpickle what comes.
     """
 
     use_agent_store = False
@@ -177,7 +177,7 @@ def _leave_the_agent(folder: Path, rank: int) -> None:
 
 def serve() -> None:
     """Serve the host until ``exit``, in a rank; never returns. Errors are written to a file of the
-    rank, since any rank may fail and only rank 0 can talk.
+    rank, since any rank may fail, and only rank 0 has a socket to the host.
     """
     if not die_with_parent(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL):
         os._exit(1)

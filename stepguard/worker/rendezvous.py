@@ -26,14 +26,16 @@ def _store() -> dist.Store:
 
 
 def meet(name: str) -> Meeting:
-    """Return how ranks make the group of that name; each name is for one group."""
+    """Return what a rank needs to make the group ``name``: the store, this rank, and the number of
+    ranks. Use each name for one group only.
+    """
     ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return dist.PrefixStore(name, _store()), *ranks
 
 
 def join_process_group(backend: str) -> None:
-    """Join the other ranks, if there are any. A single rank of a case with several joins, too: its
-    workload may reduce without asking how many ranks there are.
+    """Join the other ranks, if there are any. If a case with several ranks runs with one, this rank
+    joins a group of one: its workload may reduce without asking how many ranks there are.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "STEPGUARD_ONE_OF_SEVERAL" not in os.environ:
         return
@@ -44,7 +46,7 @@ def join_process_group(backend: str) -> None:
 
 def let_script_join() -> None:
     """Have a script that calls init_process_group() meet in the launch's own store."""
-    _store()  # by torch's own handler, if it is not on this node's disk
+    _store()  # opened first, since the store of several nodes needs torch's own handler
     numbers = itertools.count()  # a group that was destroyed leaves its keys
 
     def by_launch(url: str, *others: Any, **more: Any) -> Iterator[Meeting]:

@@ -1,4 +1,5 @@
-"""Variants of a step, by name. A difference measures what two of them differ in.
+"""Variants of a step, by name. The difference of two variants' times is the cost of what only one
+of them does.
 
 pipelined         the step as it is
 synced            the host waits for the device after every step
@@ -73,7 +74,7 @@ def _no_gradient_sync(workload: Any, device: torch.device) -> Step:
         finally:
             workload.gradient_sync = True
 
-    # An attribute that nothing reads would give a difference of zero, and FASTER for ever after.
+    # If nothing read the attribute, the difference would be zero: FASTER, for no reason.
     if calls := _exchanges(run):
         raise ValueError(
             f"with gradient_sync False the step still calls {', '.join(calls)}: it would be "

@@ -1,4 +1,5 @@
-"""torch's interface to the rank's device. In worker/ only this module names a vendor's.
+"""torch's interface to the rank's device. In worker/ only this module calls torch.cuda, apart from
+cuda_stamp.py, which serves other suites.
 
 Functions without a device argument are only for GPUs.
 """
@@ -20,7 +21,7 @@ _synchronize, _Event = torch.cuda.synchronize, torch.cuda.Event
 _record, _elapsed_time = _Event.record, _Event.elapsed_time
 
 SYNC_KINDS = ("stream", "device", "event")
-HISTORY_EVENTS = 1_000_000  # of the allocator, at most: a step has some ten thousand
+HISTORY_EVENTS = 1_000_000  # the most that torch keeps; a step has some ten thousand
 # What tensors asked for; what the caching allocator has taken.
 REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"
 
@@ -169,8 +170,8 @@ def empty_cache() -> None:
 
 @contextlib.contextmanager
 def heard_empty_cache(callback: Callable[[], object]) -> Iterator[None]:
-    """Call back whenever somebody empties the cache inside the block: torch.cuda's function and
-    torch.accelerator's, whatever name they were imported by.
+    """Call ``callback`` whenever the cache is emptied inside the block, by torch.cuda or by
+    torch.accelerator. It does not matter under which name their function was imported.
     """
     names = ("_cuda_emptyCache", "_accelerator_emptyCache")
     before = {name: getattr(torch._C, name) for name in names if hasattr(torch._C, name)}
@@ -205,13 +206,13 @@ def allocator_calls() -> dict[str, int]:
 def call_on_sync(callback: Callable[[str], None]) -> None:
     """Call ``callback`` with the kind of each synchronization that torch makes from now on.
 
-    The module is private to torch (it serves the CUDA sanitizer), and a registration stays. A torch
-    without it never calls.
+    A registration cannot be undone. The module is private to torch (it serves the CUDA sanitizer):
+    if torch does not have it, ``callback`` is never called.
     """
     with contextlib.suppress(ImportError, AttributeError):
         trace: Any = importlib.import_module("torch.cuda._gpu_trace")
         torch._C._activate_gpu_trace()
         for kind in SYNC_KINDS:
             register = getattr(trace, f"register_callback_for_{kind}_synchronization")
-            # torch passes on a stream or an event, and for a device nothing.
+            # torch passes the stream or the event. For a device it passes nothing.
             register(lambda *stream, kind=kind: callback(kind))

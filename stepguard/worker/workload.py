@@ -24,11 +24,11 @@ from stepguard.core.text import meant
 NO_DEVICE = "has no parameter 'device', with which every factory is called"
 REQUIRED = ("step", "tokens_per_step")
 _INSTALLED = {"site-packages", "dist-packages"}  # large, and nobody edits it
-_ENGINE = Path(__file__).resolve().parents[1]  # in this project's tree, too, it is not measured
+_ENGINE = Path(__file__).resolve().parents[1]  # never measured, not even in its own tree
 
 
 class BadWorkload(Exception):
-    """A factory that is none, cannot be called like this, or did not return a workload."""
+    """A factory that does not exist, does not take these parameters, or returned no workload."""
 
 
 def build(factory: str, params: dict[str, Any], device: str) -> Any:
@@ -47,11 +47,11 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
             raise BadWorkload(f"{factory} {NO_DEVICE}") from None
         possible = [n for n in signature.parameters if n != "device"]
         unknown = {name: meant(name, possible) for name in params if name not in possible}
-        # Python names the missing one first, although another one may be misspelt.
+        # If a parameter is misspelt, Python's error names the one that is missing instead.
         misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
         why, its = ", ".join(misspelt) or error, ", ".join(possible) or "none but device"
         raise BadWorkload(f"{factory}: {why}; its parameters: {its}") from None
-    with _saying_where():  # of an import within the factory
+    with _saying_where():  # the factory may import modules, too
         workload = function(device=device, **params)
     missing = [name for name in REQUIRED if not hasattr(workload, name)]
     if missing or not callable(workload.step):
@@ -99,7 +99,7 @@ def find_function(factory: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _saying_where() -> Iterator[None]:
-    """Add to the error of a missing module where it lies, if that is known."""
+    """If a module is missing, add to the error in which folder it lies, if that is known."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -108,8 +108,8 @@ def _saying_where() -> Iterator[None]:
 
 
 def where_else(name: str, root: Path = Path()) -> str:
-    """Return how to find a module that lies in a folder of ``root``, such as ``src``. Ranks do not
-    have what pytest's own setting adds to its path.
+    """Return how to find a module that lies in a folder of ``root``, such as ``src``; empty if none
+    has it. Ranks do not get the folders that pytest's setting ``pythonpath`` adds.
     """
     for inner in sorted(root.glob(f"*/{name}")) + sorted(root.glob(f"*/{name}.py")):
         if inner.suffix == ".py" or inner.is_dir():
@@ -140,7 +140,7 @@ def import_from_source(folder: Path) -> None:
     finder = FileFinder.path_hook(
         (ExtensionFileLoader, EXTENSION_SUFFIXES),
         (_FromSource, SOURCE_SUFFIXES),
-        (SourcelessFileLoader, BYTECODE_SUFFIXES),  # its file is the source, as git sees it
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),  # for git the bytecode itself is the source
     )
 
     def of_the_tree(path: str) -> Any:

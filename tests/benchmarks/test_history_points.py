@@ -5,8 +5,9 @@ import random
 import pytest
 
 from benchmarks.history_points import drawn, in_order, judged, kept_launches, planted, rates
+from stepguard.lab.change_points import has_ruptures
 
-pytest.importorskip("ruptures")
+pytestmark = pytest.mark.skipif(not has_ruptures(), reason="ruptures is not installed")
 
 
 def test_launches_are_kept_of_several_cards():

@@ -27,6 +27,7 @@ from some import smaller
 
 
 def test_smaller():
+    print("FAILED another.py::test_in_a_pytest_that_it_ran")
     assert smaller(1, 2) and not smaller(2, 2)
 """
 

@@ -16,15 +16,9 @@ from stepguard.trace.make_profile import analyse, profile
 
 @pytest.fixture
 def trace(tmp_path):
-    """Three complete steps of which the GPU is busy for 600 of 1000 us, 100 of them exchanging."""
-    made = kineto.Kineto()
-    for number in range(4):
-        began = 1000.0 * number
-        made.step(number, began, began + 999)
-        made.kernel(began + 10, began + 100, began + 600, "nvjet")
-        made.kernel(began + 20, began + 700, began + 800, "ncclDevKernel_AllReduce")
+    """A file of three complete steps."""
     path = tmp_path / "short.json"
-    path.write_bytes(made.text())
+    path.write_bytes(kineto.three_steps())
     return path
 
 

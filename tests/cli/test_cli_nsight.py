@@ -105,7 +105,7 @@ def test_no_kernel_of_that_name(tools, tmp_path):
     (tmp_path / "bin" / "ncu.csv").write_text("==WARNING== No kernels were profiled.\n")
     done = tools("ncu", "w:f", "--kernel", "x", "--phase", "y")
     assert done.status == 1
-    assert "ncu found no kernel of the asked name, or none of them in the asked range" in done.err
+    assert "no kernel of the name asked for, or none of them in the range asked for" in done.err
 
 
 def test_the_command_alone(tools):

@@ -6,16 +6,16 @@ import os
 import pty
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from quick_launches import BUSY_LIMIT_S
 
 from stepguard.cli.workload_arguments import parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = (sys.executable, "-m", "quick_stepguard", "run")
+RUN = (*QUICK_PYTHON, "-m", "quick_stepguard", "run")
 OWN = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 REAL = {
     "sound": ("factories:linear", "n=16", "k=2", "--device", "cpu", "--json=-"),

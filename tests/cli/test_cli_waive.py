@@ -68,7 +68,7 @@ def test_all_that_failed_is_waived_as_it_was_measured(shell):
     }
     assert shell("judge", "linear[a]").status == 0
     for case, words in (
-        ("linear[a]", "it passes, nothing is to be waived"),
+        ("linear[a]", "it passes, so there is nothing to waive"),
         ("linear[c]", "nothing was measured of linear[c] (did you mean linear[b] or linear[a]?)"),
     ):
         done = shell("waive", case, *WHY)

@@ -1,5 +1,6 @@
 """Kernels at a card's power cap: what follows its clock is compared at one pace, phase by phase."""
 
+import math
 import random
 
 import pytest
@@ -8,6 +9,8 @@ from builders import replace
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import KernelRow, Parts, Profile, added
 from stepguard.explain.causes import explain
+from stepguard.explain.clock_changes import Pace
+from stepguard.explain.match_kernels import match
 
 STEPS = 6
 # class, phase, us a step, how far it follows the clock, its own scatter: as on an H200
@@ -67,6 +70,25 @@ def test_another_clock_is_the_clock(clock):
         for s in range(20)
     ]
     assert sum(one == {Kind.CLOCK} for one in kinds) >= 16
+
+
+@pytest.mark.parametrize(("triton_us", "pace_pct"), [(29, 0.0), (31, 2.0)])
+def test_a_class_counts_for_the_pace_from_three_percent_of_a_phase(triton_us, pace_pct):
+    """GEMMs keep their time, attention takes 4 % longer and Triton 2 %. Three classes have Triton's
+    pace, the median. If Triton is under 3 % of the phase, the largest class gives the pace.
+    """
+    shares = [("GEMM", 700 / 3, 0.0)] * 3 + [("attention", (300 - triton_us) / 2, 0.04)] * 2
+    shares.append(("Triton", triton_us, 0.02))
+
+    def side(after):
+        return [
+            KernelRow(f"kernel_{i}", f"kernel_{i}", kind, "forward", (1.0,) * STEPS,
+                      tuple(us * math.exp(after * longer + 0.02 * (-1) ** n) for n in range(STEPS)))
+            for i, (kind, us, longer) in enumerate(shares)
+        ]  # fmt: skip
+
+    pace = Pace(match(side(0), side(1)), (STEPS, STEPS))
+    assert 100 * (pace.ratio("GEMM") - 1) == pytest.approx(pace_pct, abs=0.1)
 
 
 def test_a_pace_that_hardly_moves_tells_little():

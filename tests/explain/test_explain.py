@@ -221,10 +221,13 @@ def test_what_is_planted_comes_first(planted, seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_scatter_is_no_cause(seed):
-    """Two profiles of one program: steps differ by per cents, and nothing is blamed."""
+    """Two profiles of one program: steps differ by per cents, and nothing is blamed. The parts of
+    the scatter add up to it.
+    """
     found = explain(profile(seed=seed), profile(seed=seed + 100))
     assert found.causes == ()
     assert found.scatter_us == pytest.approx(found.change_us)
+    assert sum(us for _, us in found.scatter_parts) == pytest.approx(found.scatter_us)
 
 
 SERIES = st.tuples(*[st.floats(0, 1e4)] * 2)
@@ -278,6 +281,42 @@ def test_every_row_is_in_one_match(before, after):
     assert all(one.how == How.ALONE or (one.before and one.after) for one in found)
 
 
+@pytest.mark.parametrize(("factor", "kinds"), [(1.0, []), (1.5, [Kind.TIME])])
+def test_a_kernel_with_another_number_is_compared_with_itself(factor, kinds):
+    """The compiler numbers its kernels anew. The number alone is no cause, and a kernel that got
+    slower is slower, not replaced.
+    """
+    us = 12 * 65.0
+
+    def side(number, longer, seed):
+        gelu = row(f"triton_poi_gelu_{number}", "Triton", "forward", 12, us * longer / 12,
+                   canonical="triton_poi_gelu")  # fmt: skip
+        return profile([*rows(), gelu], seed=seed)
+
+    found = explain(side(3, 1.0, seed=1), side(4, factor, seed=7))
+    assert [cause.kind for cause in found.causes] == kinds
+    assert all(cause.what == "triton_poi_gelu_4" for cause in found.causes)
+
+
+@pytest.mark.parametrize(("gone", "kinds"), [(11, [Kind.MOVED]), (10, [Kind.CALLS] * 2)])
+def test_what_nearly_cancels_is_moved(gone, kinds):
+    """16 launches came and 11 went: the net change is 19 % of both, at most 20 % is a move. With
+    10 that went it is 23 %: two causes.
+    """
+    moved = {"GEMM_forward_1": 16, "GEMM_forward_2": -gone}
+
+    def side(seed, more):
+        kernels = [
+            replace(one, calls=(24.0 + more * moved[one.name],) * STEPS,
+                    us=(170.0 * (24 + more * moved[one.name]),) * STEPS)
+            if one.name in moved else one
+            for one in rows()
+        ]  # fmt: skip
+        return profile(kernels, seed=seed)
+
+    assert [cause.kind for cause in explain(side(1, 0), side(5, 1)).causes] == kinds
+
+
 def test_attention_in_steps_replaces_the_fused_one():
     """Though the compiler calls all of them otherwise; the loss's softmax is no part of it."""
     loss = row("triton_red_fused__log_softmax_3", "Triton", "forward", 2, 800)
@@ -299,6 +338,20 @@ def test_a_replacement_is_at_the_operator_that_came():
     fmha = row("fmha_cutlassF", "attention", "forward", 2, 2000, operator="aten::_efficient")
     (cause,) = explain(profile(), profile([*without(name), fewer, fmha], seed=7)).causes
     assert (cause.kind, cause.what, cause.place) == (Kind.REPLACED, name, "aten::_efficient")
+
+
+def test_a_cause_shows_the_first_of_its_launches():
+    """Where to look in a file is the earliest launch of all kernels of that side."""
+    name = "attention_forward_0"
+    (old,) = (one for one in rows() if one.name == name)
+    parts = [
+        row("softmax", "softmax", "forward", 12, 700, operator="aten::attention", begin_us=30.0),
+        row("gemm_qk", "GEMM", "forward", 12, 400, operator="aten::attention", begin_us=20.0),
+    ]
+    before = profile([*without(name), replace(old, begin_us=10.0)])
+    (cause,) = explain(before, profile([*without(name), *parts], seed=7)).causes
+    assert len(cause.after.names) == 2
+    assert (cause.before.begin_us, cause.after.begin_us) == (10.0, 20.0)
 
 
 @pytest.mark.parametrize(("flops", "kind"), [(1e9, Kind.TIME), (1.25e9, Kind.SHAPE)])

@@ -8,11 +8,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from interrupts import heed_interrupts
 from leftovers import leftovers, processes
 
@@ -90,10 +90,11 @@ class GateRun:
             "TMPDIR": str(self.tmpdir),
             "PYTHONPATH": os.pathsep.join(paths),
             "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONUNBUFFERED": "1",
         }
         self.env = env = env | variables
         self.output = folder / "output.txt"
-        command = [sys.executable, "-u", "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+        command = [*QUICK_PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         command += ["--perf-json=run.json", "--perf-baselines=.", *options]
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
@@ -127,7 +128,7 @@ class GateRun:
         while not condition():
             assert self.process.poll() is None, f"ended before {what}:\n{self.text}"
             assert time.monotonic() < until, f"no {what} in {LIMIT_S} s:\n{self.text}"
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def wait_for_change(self, condition) -> None:
         """Poll until the condition holds or the run has ended."""

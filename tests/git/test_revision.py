@@ -77,7 +77,7 @@ RUN = '{\n "schema": 3,\n "date": "2026-11-25T10:00:00+00:00"'
     ("name", "text", "is_change"),
     [
         ("out.html", PAGE, False),
-        ("out.md", "<!-- stepguard report -->\n\n# same", False),
+        ("out.md", "<!-- stepguard report -->\n**same**", False),
         ("out.json", RUN, False),
         ("out.html", "<!DOCTYPE html>\n<html>", True),
         ("out.json", '{"schema": 3, "lr": 0.1}', True),

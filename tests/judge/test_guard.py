@@ -151,6 +151,15 @@ def test_both_doors_say_the_same(door, changes, code):
     assert problem.code.value == code
 
 
+def test_a_base_that_expects_no_case_guards_nothing():
+    """A base without a recording for this machine is a problem, and the text names the machine."""
+    base = replace(BASE, against="b" * 40)
+    run = replace(RUN, door=Door.GATE, base=base, expected={}, must_measure=[], machine="NVIDIA X")
+    (problem,) = guard(run)
+    assert problem.code is ProblemCode.NO_CASES
+    assert problem.text.startswith("the base has no recording for NVIDIA X")
+
+
 def test_before_the_end_only_what_is_certain_is_missing():
     """A case that waits for its turn, or that another test may still measure, is not; at the end
     it is.

@@ -376,6 +376,22 @@ def test_one_launch_alone_shows_no_pattern():
     assert of_launches((odd,)) is None
 
 
+@pytest.mark.parametrize(("least", "found"), [(0.6, True), (0.4, False)])
+def test_each_launch_has_at_least_half_of_what_is_late(least, found):
+    """Nine launches are slower by 20 % from step 150 on. The tenth has a share of that."""
+    all_but_one, shared = (launches(10, late=(150, by)) for by in (0.2, least * 0.2))
+    assert (of_launches((*all_but_one[:9], shared[9])) is not None) is found
+
+
+@pytest.mark.parametrize(("by", "found"), [(0.075, False), (0.08, True)])
+def test_what_returns_is_clear_by_eight_standard_errors(by, found):
+    """One step in 32 of two launches whose steps scatter by 2.5 %: 7.5 % more are 7.6 standard
+    errors, 8 % more are 8.1.
+    """
+    every = launches(2, seed=2, every=(32, 5, by), cv=0.025, follows=0.0)
+    assert (of_launches(every) is not None) is found
+
+
 def test_pairs_that_confirm_find_it_where_the_mean_does_not():
     """The screen says SLOWER by the level that lasts; pairs whose mean moved by less than the
     margin do not blame the machine when HEAD's steps alone become slower.

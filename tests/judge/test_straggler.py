@@ -42,6 +42,14 @@ def test_ranks_that_move_together_have_no_straggler(all_ranks, noise, more):
     assert straggler(before, after) is None
 
 
+@pytest.mark.parametrize(("slower_pct", "named"), [(1.7, False), (1.9, True)])
+def test_a_straggler_is_slower_by_four_standard_errors(slower_pct, named):
+    """Six steps that scatter by 0.5 %, of two ranks on both sides: four errors are 1.79 %."""
+    before = [rank(230e3, noise=0.005) for _ in range(2)]
+    after = [before[0], rank(230e3 * (1 + slower_pct / 100), noise=0.005)]
+    assert (straggler(before, after) is not None) is named
+
+
 @pytest.mark.parametrize("ranks", [0, 1])
 def test_without_ranks_to_compare_there_is_none(ranks):
     """One rank is no straggler; other numbers of ranks are another case."""

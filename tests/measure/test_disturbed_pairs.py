@@ -90,6 +90,18 @@ def test_a_pair_out_of_line_is_replaced_and_kept(side):
     assert [one.index for one in run.sides[0].launches] == [1]
 
 
+@pytest.mark.parametrize(
+    ("within_pct", "out"),
+    [((1.5, 0.0), False), ((0.0, 1.6), True), ((1.05, 1.05), False), ((1.15, -1.15), True)],
+)
+def test_a_pair_is_out_of_line_beyond_1_1_percent(within_pct, out):
+    """The root of the sum of squares of what the blocks of each side differ by, over the square
+    root of two.
+    """
+    sides = [launch(blocks=(block(250.0), block(250.0 * np.exp(pct / 100)))) for pct in within_pct]
+    assert out_of_line(*sides) is out
+
+
 def test_a_pair_that_compiled_is_marked():
     """So that what later pairs take from the cache is held against nobody."""
     run = Run()

@@ -10,8 +10,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +17,9 @@ from typing import Any
 
 import pytest
 import torch
+from forks import torchrun
 from killed_runs import RUN, differing, killed_often, leaves
-from training_runs import TINY, run_two_ranks, short_run
+from training_runs import START, TINY, run_two_ranks, short_run
 
 from model.checkpoint import CheckpointError, Checkpoints, load
 from model.config import SIZES
@@ -265,7 +264,7 @@ def test_another_state_is_found(trained: Path, tmp_path: Path):
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """SIGTERM: the line under way is finished, what it did is saved, and the status is 0."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("forkserver")
+    context = multiprocessing.get_context(START)
     arguments = ["--out", str(tmp_path), *RUN, "--steps", "100000", "--save-every", "100000"]
     process = context.Process(target=main, args=(arguments,))
     process.start()
@@ -279,14 +278,14 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pyte
 
 def test_torchrun_trains_with_two_ranks(tmp_path: Path):
     """The command as it stands in the documentation; one log, one checkpoint, both ranks' data."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "model.train", "--out", str(tmp_path), *RUN, "--steps", "2", "--resume"]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("step 2/2  loss") == done.stdout.count("beginning at step 0") == 1
-    content = load(Checkpoints(tmp_path).paths()[-1])
+    arguments = ["--standalone", "--nproc-per-node=2", "-m", "model.train"]
+    arguments += ["--out", str(tmp_path / "out"), *RUN, "--steps", "2", "--resume"]
+    log, root = tmp_path / "log", Path(__file__).resolve().parents[2]
+    found = torchrun(arguments, log, root, OMP_NUM_THREADS="1")
+    assert found == {"is": None}, log.read_text()
+    printed = log.read_text()
+    assert printed.count("step 2/2  loss") == printed.count("beginning at step 0") == 1
+    content = load(Checkpoints(tmp_path / "out").paths()[-1])
     assert (content["step"], len(content["rng"])) == (2, 2)
     assert content["state"]["position"] == 2 * 2 * 16  # steps, ranks, tokens of a batch
 

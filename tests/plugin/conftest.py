@@ -14,8 +14,10 @@ import pytest
 import pytest_benchmark.plugin
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 import scipy.stats  # noqa: F401
+from agent_forks import QUICK_PYTHON
 from builders import replace
 from counts import counted
+from quick_launches import BUSY_LIMIT_S
 
 import stepguard.measure.beside_base
 import stepguard.measure.launches
@@ -271,6 +273,11 @@ class Gate:
         if outcomes:
             result.assert_outcomes(**outcomes)
         return Run(result)
+
+    def run_apart(self, *arguments: str) -> pytest.RunResult:
+        """pytest in this folder, as a process of its own: for xdist, whose workers are."""
+        command = [*QUICK_PYTHON, "-m", "pytest", "--basetemp", self.path.parent / "apart"]
+        return self.pytester.run(*command, *arguments, timeout=BUSY_LIMIT_S)
 
     def git(self, *arguments: str) -> str:
         """A git command in the folder."""

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from quick_launches import BUSY_LIMIT_S
 
 CASE = 'Case("nano", "factories:linear", device="cpu", launches=1)'
 PARAMETRIZED = f"@cases({CASE})\n"
@@ -55,7 +54,7 @@ def test_cases_without_perf_are_refused(unchanged, mark, declared):
 def test_cases_without_perf_fail_under_xdist(gate):
     """There, where a usage error would hide its reason, each of them is an error with the same."""
     gate.tests(f"{PARAMETRIZED}def test_forgot(case):\n    pass\n")
-    result = gate.pytester.runpytest_subprocess("-n", "1", timeout=BUSY_LIMIT_S)
+    result = gate.run_apart("-n", "1")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*has @cases but not the fixture perf*"])
 

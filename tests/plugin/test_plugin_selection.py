@@ -3,7 +3,6 @@
 import os
 
 import pytest
-from quick_launches import BUSY_LIMIT_S
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_xdist_is_refused(recorded, arguments):
     """Cases cannot share a machine: under xdist each is an error at its set-up, with the reason, so
     that the exit is 1 and not a refusal's 4; no measurement.
     """
-    result = recorded.pytester.runpytest_subprocess(*arguments, timeout=BUSY_LIMIT_S)
+    result = recorded.run_apart(*arguments)
     assert result.ret == 1
     words = "\n".join(result.outlines + result.errlines)
     assert "performance cases cannot share a machine: run without -n" in words
@@ -97,7 +96,7 @@ def test_xdist_is_refused(recorded, arguments):
 def test_other_suites_may_use_xdist(gate):
     """With the plugin loaded and no case, -n works as ever."""
     gate.tests("@pytest.mark.parametrize('n', range(4))\ndef test_unit(n):\n    pass\n")
-    result = gate.pytester.runpytest_subprocess("-n", "1", timeout=BUSY_LIMIT_S)
+    result = gate.run_apart("-n", "1")
     result.assert_outcomes(passed=4)
     assert result.ret == 0
 

@@ -124,7 +124,7 @@ def test_other_work_is_not_advised_to_be_declared():
     figures = OtherWork(metric="flops_per_step", other="main", old=1, new=2)
     whole = replace(CHANGED, verdict=replace(CHANGED.verdict, figures=figures))
     text = comment(replace(run_document(whole), against="main"), "1")
-    assert "no commit declares" in text and "Perf-Expect" not in text
+    assert "No commit can declare" in text and "Perf-Expect" not in text
     text = comment(replace(run_document(CHANGED), against="main"), "1")
     assert "no commit declares" not in text and "Perf-Expect" in text
 

@@ -45,7 +45,7 @@ def test_an_unknown_scatter_is_said():
     cause = Cause(Kind.IDLE, 5e4, "host late", "", "", OLD, NEW)
     page = list(lines(Explanation((), 1e5, 1.5e5, (cause,), 7.0, scatter_known=False)))
     text = " ".join(" ".join(page).split())
-    assert "A side has one step, so how much steps differ is not known: profile several." in text
+    assert "One step on a side does not show how much steps differ: profile several." in text
     assert "scatter" not in text and "the other +0.007 ms is in differences of at most 1 us" in text
 
 

@@ -34,18 +34,20 @@ class Judged(datetime):
 
 @pytest.fixture(scope="session")
 def judged():
-    """What was shown of scenarios so far, by name: each is judged once."""
+    """What was shown of scenarios so far, and the folder, by name: each is judged once."""
     return {}
 
 
 @pytest.fixture
 def found(scenario, judged, tmp_path, monkeypatch):
-    """What is shown of a scenario, judged in a folder of its own on that day."""
+    """What is shown of a scenario, judged on that day in a folder of its own, which is entered."""
     if scenario.name not in judged:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", Judged)
-        judged[scenario.name] = shown(scenario)
-    return judged[scenario.name]
+        judged[scenario.name] = shown(scenario), tmp_path
+    found, folder = judged[scenario.name]
+    monkeypatch.chdir(folder)
+    return found
 
 
 @pytest.fixture

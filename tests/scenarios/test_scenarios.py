@@ -5,19 +5,22 @@ says why. A text that differs is written anew (see conftest.py) and reviewed as 
 """
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
 from confirmed_scenarios import CONFIRMED
 from counted_scenarios import COUNTED
 from fault_scenarios import FAULTS
+from html_pages import Page, what_runs_or_loads
 from paired_scenarios import PAIRED
 from paired_work_scenarios import PAIRED_WORK
 from recorded_scenarios import RECORDED
-from scenario import GOLDEN, KEPT, Files
+from scenario import BASELINES, GOLDEN, KEPT, RUN, Files
 from unsound_scenarios import UNSOUND
 from waived_scenarios import WAIVED
 
+from stepguard.cli.main import main
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import JudgedDocument
 from stepguard.core.status import Status
@@ -25,6 +28,7 @@ from stepguard.lab.run_schema import schema
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)
+FILES = [one for one in SCENARIOS if not callable(one.inputs)]
 EACH = pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])
 # Reasons that no verdict and no gated metric has.
 WITHOUT_SCENARIO = {
@@ -75,10 +79,13 @@ def test_texts(scenario, found, write):
 
 
 @EACH
-def test_documents(scenario, found):
+def test_documents(scenario, found, validator):
     """What judge --json writes is read by the types that the gate reads, and is the same again; and
-    what judge prints says the same. Figures and statuses are those of the reason's row.
+    what judge prints says the same. Figures and statuses are those of the reason's row. Other
+    programs read a verdict by the published schema.
     """
+    problems = [error.message for error in validator.iter_errors(found.document["verdict"])]
+    assert problems == []
     read = msgspec.convert(found.document, JudgedDocument)
     assert json.loads(msgspec.json.encode(read)) == found.document
     verdict, headline = read.verdict, read.text.headline
@@ -91,11 +98,19 @@ def test_documents(scenario, found):
         assert verdict.status is Status.SAME or headline in found.printed
 
 
-@EACH
-def test_verdicts_fit_the_schema(scenario, found, validator):
-    """What other programs read a verdict by is the published schema."""
-    problems = [error.message for error in validator.iter_errors(found.document["verdict"])]
-    assert problems == []
+@pytest.mark.parametrize("scenario", FILES, ids=[one.name for one in FILES])
+def test_pages(scenario, found):
+    """Of what judge reads, report makes a page of HTML: whole, with the headline of judge and the
+    status beside it; all evidence has a part.
+    """
+    assert main(["report", str(RUN), "--baselines", str(BASELINES)]) == 0
+    page = Page(Path("report.html").read_text())
+    assert page.problems == [] and what_runs_or_loads(page) == []
+    status = found.document["verdict"]["status"]
+    case, _, cause = found.document["text"]["headline"].partition(f": {status}")
+    cause = cause.removeprefix(" (waived)")
+    assert f"{case}{' '.join(cause.split())}" in page.text
+    assert status in page.text and "Environment" in page.text
 
 
 def test_every_status_and_reason_has_a_scenario():

@@ -8,11 +8,11 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from builders import replace
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
@@ -194,7 +194,7 @@ def starting(root, *arguments):
     """pytest in a repository, as it starts."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.Popen(
         command,
         cwd=root,

@@ -53,7 +53,7 @@ def test_the_figures_are_of_both(pair):
 
 
 def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench):
-    """A second of garbage on rank 1: rank 0 does not wait for it in its first exchange."""
+    """Rank 1 collects for COLLECT_S: rank 0 does not wait for it in its first exchange."""
     found = measured(bench, "littered")
     assert not found.faults, found.faults
     (first,) = found.launches

@@ -53,11 +53,11 @@ def plain(*, device):
     return Work()
 
 
-def compiled(*, device):
-    return Work(compile=True)
+def compiled(*, compile, device):
+    return Work(compile)
 
 
-def composed(*, device):
+def composed(*, compile, device):
     own = torch.library.Library("own", "DEF")
     own.define("products(Tensor x) -> Tensor")
     own.impl("products", products, "CompositeImplicitAutograd")
@@ -176,7 +176,8 @@ def test_the_compiler_works_in_the_tree(run, monkeypatch):
     """
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # for a kernel or two
-    found = run("compiled")
+    shorten_launches(monkeypatch, compiler=True)
+    found = run("compiled", {"compile": True})
     assert not found.faults and products(found) == 2, found.faults
     assert found.counts.values["unique_graphs"] == 1
     assert found.counts.values["generated_kernels"] >= 1
@@ -188,7 +189,7 @@ def test_the_compiler_knows_no_operator_of_the_other_tree(run, monkeypatch):
     """
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     shorten_launches(monkeypatch, compiler=True)
-    found = [run("composed", old=old) for old in (True, False)]
+    found = [run("composed", {"compile": True}, old=old) for old in (True, False)]
     assert not any(one.faults for one in found), [one.faults for one in found]
     # A product has two in its backward. By the other one's trace both would call six.
     called = [one.counts.detail["compiled_operator_calls_per_step"] for one in found]

@@ -10,11 +10,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from quick_launches import BUSY_LIMIT_S, CONFTEST
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,7 +133,7 @@ def gate(folder, *options):
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"CUDA_VISIBLE_DEVICES": ""}
     env |= {"PYTHONPATH": str(Path(__file__).parents[1])}  # quick_launches
-    command = [sys.executable, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
+    command = [*QUICK_PYTHON, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     run = subprocess.run(command, cwd=folder, env=env, timeout=BUSY_LIMIT_S, **pipes)
     return run.returncode, run.stdout

@@ -2,11 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, CONFTEST
+from agent_forks import QUICK_PYTHON
+from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
@@ -66,7 +66,7 @@ def gate(folder, *options):
     ours = ("PYTEST_", "CI", "GITHUB_ACTIONS")
     env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
+    command = [*QUICK_PYTHON, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
     run = subprocess.run(
         command, cwd=folder, env=env, timeout=BUSY_LIMIT_S, capture_output=True, text=True
     )
@@ -78,7 +78,7 @@ def outputs(tmp_path_factory):
     """What pytest says of a recorded script after each of the changes, by its name."""
     folder = tmp_path_factory.mktemp("script")
     (folder / "perf_tests").mkdir()
-    files = {"train.py": TRAIN, "network.py": NETWORK, "conftest.py": CONFTEST}
+    files = {"train.py": TRAIN, "network.py": NETWORK, "conftest.py": WITH_OPTIMIZERS}
     files |= {".gitignore": "__pycache__/\n", "pytest.ini": "[pytest]\n"}
     files |= {"perf_tests/test_train.py": SUITE}
     for name, text in files.items():

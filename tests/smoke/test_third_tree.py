@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from git_repositories import commit, git, repository
 from quick_launches import BUSY_LIMIT_S, CONFTEST
 
@@ -49,6 +50,7 @@ def make(*, device):
     return Work()
 """
 LATE = TRAIN.replace("        for _", "        import mypkg.late  # noqa: F401\n\n        for _")
+LATE = LATE.replace("import torch\n", "import mypkg\nimport torch\n\n{finds}\n", 1)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +94,7 @@ def gate(root, path, *arguments, **variables):
         "PYTHONPATH": os.pathsep.join([path, str(ROOT), str(ROOT / "tests")]),
         "PYTHONDONTWRITEBYTECODE": "1",
     } | variables
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, cwd=root, env=env, text=True, timeout=BUSY_LIMIT_S, **pipe)
     return done.returncode, done.stdout
@@ -134,17 +136,11 @@ def test_a_copy_that_is_imported_late_is_a_fault(clones, tmp_path):
     """A module that only a step imports is looked at when the launch ends."""
     git(tmp_path, "clone", "-q", str(clones[1]), "late")
     tree = tmp_path / "late"
-    (tree / "src" / "mypkg" / "train.py").write_text(LATE.format(products=1))
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import sys, types\n"
-        f"sys.path.append({str(tree / 'src')!r})\n"
-        "import mypkg\n"
-        f"mypkg.__path__.insert(0, {str(tmp_path / 'copies')!r})\n"
-    )
+    finds = f"mypkg.__path__.insert(0, {str(tmp_path / 'copies')!r})"
+    (tree / "src" / "mypkg" / "train.py").write_text(LATE.format(products=1, finds=finds))
     (tmp_path / "copies").mkdir()
     (tmp_path / "copies" / "late.py").write_text("")
-    code, printed = gate(tree, str(tmp_path / "site"))
+    code, printed = gate(tree, "src")
     assert code == 1 and f"mypkg.late ({tmp_path}/copies/late.py)" in printed, printed
     assert faults(tree) == [("OTHER_TREE", "launch 1, end")]
 

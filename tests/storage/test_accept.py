@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import json
 import os
 import threading
 
@@ -452,6 +453,22 @@ def test_cpu_counters_that_are_equal_add_nothing(path):
     recorded = content.cases["forward[nano-cpu]"].epochs[0].recordings[0]
     assert content.machine == "CPU"
     assert recorded.times_ms == {} and recorded.information == {}
+
+
+def test_a_counter_that_no_recording_has_joins_its_level(path):
+    """On a CPU, too, once: a run is then compared with it, and says no more that it is not."""
+
+    name = "leaked_graph_nodes_per_step"
+    accept(path, cpu_evidence(date="run 1"), "")
+    older = json.loads(path.read_text())  # as it was before there was such a counter
+    del older["cases"]["forward[nano-cpu]"]["epochs"][0]["recordings"][0]["counters"][name]
+    path.write_text(json.dumps(older))
+    assert accept(path, cpu_evidence(date="run 2"), "").action is Action.APPENDED
+    before = path.read_bytes()
+    assert accept(path, cpu_evidence(date="run 3"), "").action is Action.NOTHING_TO_ADD
+    assert path.read_bytes() == before
+    (epoch,) = load(path).cases["forward[nano-cpu]"].epochs
+    assert [name in recording.counters for recording in epoch.recordings] == [False, True]
 
 
 @pytest.mark.parametrize("gates", [(), evidence().gates])

@@ -444,6 +444,30 @@ def test_a_huge_file_is_refused(path, monkeypatch):
     assert load(path) is not None
 
 
+@pytest.mark.parametrize(("size", "too_large"), [(64 << 20, False), ((64 << 20) + 1, True)])
+def test_at_most_64_mib_are_read(path, size, too_large):
+    """A file of 64 MiB is read, and refused for its content; one more byte is too large."""
+    path.write_bytes(b"\xff")  # no UTF-8: it is refused at its first byte
+    with path.open("r+b") as file:
+        file.truncate(size)
+    with pytest.raises(FileError) as raised:
+        load(path)
+    assert ("bytes, at most" in str(raised.value)) is too_large
+
+
+def test_no_file_is_written_that_would_be_too_large_to_read(path, monkeypatch):
+    """A file of the most bytes is written. One byte more is refused, and the old file stays."""
+    content, data = load(path), path.read_bytes()
+    path.write_bytes(b"")
+    monkeypatch.setattr(json_file, "MAX_BYTES", len(data) - 1)
+    with pytest.raises(FileError, match="not written: .* bytes, at most"):
+        save(path, content)
+    assert path.read_bytes() == b""
+    monkeypatch.setattr(json_file, "MAX_BYTES", len(data))
+    save(path, content)
+    assert path.read_bytes() == data
+
+
 def test_many_keys_are_read_in_linear_time(path):
     """600 KiB of keys: compared with each other in pairs they would take minutes."""
     document = plain()

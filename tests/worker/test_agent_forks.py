@@ -20,7 +20,7 @@ from stepguard.measure import case_workers
 
 # Imported by the agent before it forks a rank, and again by the rank.
 FACTS = """
-import gc, json, os, random, signal, sys, tempfile, threading
+import gc, json, os, random, re, signal, sys, tempfile, threading
 from pathlib import Path
 
 import numpy.random
@@ -28,6 +28,9 @@ import torch
 
 def read(name):
     return Path(f"/proc/self/{name}").read_text()
+
+def is_random(path):  # torch 2.8 makes such a folder on import, and puts it on the import path
+    return re.search(r"/tmp\\w{8}(/|$)", path)
 
 MASKS = ("SigBlk", "SigIgn", "SigCgt", "Umask", "Cpus_allowed")
 shown = [line for line in read("environ").split("\\0") if line]
@@ -42,7 +45,7 @@ facts = {
     "told": int(os.environ["STEPGUARD_HOST_PID"]) == os.getppid(),
     "folder": os.getcwd(),
     "arguments": [sys.argv, sys.orig_argv],
-    "path": sys.path,
+    "path": [path for path in sys.path if not is_random(path)],
     "flags": str(sys.flags),
     "main": [sys.modules["__main__"].__file__, sys.modules["__main__"].__name__],
     "modules": sorted(sys.modules),
@@ -55,7 +58,8 @@ facts = {
     "nice": os.nice(0),
     "temporary": tempfile.gettempdir(),
     "paths": {f"{module} {name}": value for module, names in everything for name, value in
-              names.items() if type(value) is str and value.startswith("/")},
+              names.items() if type(value) is str and value.startswith("/")
+              and not is_random(value)},
     "collects": gc.isenabled(),
     "frozen": gc.get_freeze_count() > 0,
     "threads": [threading.active_count(), torch.get_num_threads()],

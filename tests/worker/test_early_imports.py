@@ -22,7 +22,7 @@ def test_a_command_begins_at_once():
     most runs of it can do without.
     """
     heavy = ("matplotlib", "ruptures", "scipy.special", "scipy.stats", "torch")
-    commands = "stepguard.cli.main; stepguard.cli.main.every_command()"
+    commands = "stepguard.cli.main; [*stepguard.cli.main.every_command()]"
     assert imported(f"stepguard.plugin.session, {commands}", heavy) == "[]"
 
 

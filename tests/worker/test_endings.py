@@ -1,8 +1,13 @@
 """How ranks ended, as their agent noted it, and whom the others follow from."""
 
+import signal
+import subprocess
+from types import SimpleNamespace
+
 import pytest
 
 from stepguard.worker.rank_endings import Ending, Endings, first
+from stepguard.worker.ranks import Ranks
 
 
 def test_what_was_noted_is_read(tmp_path):
@@ -35,3 +40,18 @@ def test_whom_the_others_follow_from(endings, cause):
     """Of ranks that their agent did not end: one that was killed before who ended by itself."""
     found = first(endings)
     assert (found.pid if found else None) == cause
+
+
+def test_a_rank_that_does_not_end_is_killed_and_noted_as_a_victim(tmp_path):
+    """Once the agent shuts down, no rank of it is left."""
+    rank = subprocess.Popen(["sleep", "600"])
+    agent = object.__new__(Ranks)
+    agent._alive, agent._endings = [rank.pid], Endings(tmp_path, 0)
+    agent._printed = SimpleNamespace(bound=lambda: None)
+    try:
+        agent._shutdown()
+        assert agent._alive == []
+        assert Endings(tmp_path, 0).read() == [Ending(rank.pid, -signal.SIGKILL, victim=True)]
+    finally:
+        rank.kill()
+        rank.wait()

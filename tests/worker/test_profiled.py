@@ -12,6 +12,7 @@ from stepguard.trace.host_steps import read_steps
 from stepguard.worker.count import profiled_steps
 from stepguard.worker.count.profiled_steps import MARK, ProfiledSteps
 from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.rank_position import MICRO_STEP
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,16 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
     counted = RankStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
     profiled_steps.count_profiled(Tally(), counted)
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None
+
+
+def test_a_phase_is_a_range_and_a_micro_step_is_none():
+    """Kernels of all micro-steps share a row of the profile, one for each phase."""
+    with torch.profiler.profile() as profiled:
+        for name in (f"{MICRO_STEP}0", "forward"):
+            with profiled_steps._phase(name):
+                torch.ones(1).add(1)
+    names = {event.name for event in profiled.events()}
+    assert "forward" in names and f"{MICRO_STEP}0" not in names
 
 
 def counted_of(text, monkeypatch):

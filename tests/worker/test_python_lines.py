@@ -55,6 +55,19 @@ def test_a_loop_over_what_steps_add_to_grows():
     assert [(site.function, site.count) for site in tally.sites[GROWING_LINES]] == [("scan", 2)]
 
 
+def test_lines_of_a_module_are_not_those_of_its_first_line(tmp_path, monkeypatch):
+    """As of a script whose loop is in no function: the module is named, and no import."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import sys\nfor one in range(10):\n    sys.path\n")
+    code = compile((tmp_path / "train.py").read_text(), str(tmp_path / "train.py"), "exec")
+
+    def step():
+        exec(code, {})
+
+    (site,) = (s for s in counted(step).sites[PYTHON_LINES] if s.function == "<module>")
+    assert site.described() == "lines of Python in <module> (train.py)"
+
+
 def test_what_runs_as_garbage_is_collected_is_no_line_of_the_step():
     """A library's callback, for one: when the collector comes is chance."""
     numbers, called = list(range(10)), []

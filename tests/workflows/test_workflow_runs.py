@@ -10,8 +10,11 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
+from agent_forks import VARIABLE, interpreter, served
 from builders import cpu_evidence
 from workflow_runner import GitHub, git, share_bytecode
 
@@ -56,6 +59,7 @@ def test_step(perf, case):
     perf(case)
 """
 # All jobs run on this machine, which is looked at once for each workflow.
+LANG = "C.UTF-8"
 LOOKS, FIT = ("the machine", "what reading a document needs"), set[str]()
 ACCEPT = "python -m stepguard accept --evidence evidence/runs --reason '...'"
 QUICK = """
@@ -73,13 +77,34 @@ pytest_plugins = ["stepguard.plugin"]
 
 
 @pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """What jobs and developers call: an interpreter whose pytest and stepguard are forked, and the
+    variable that names the server.
+    """
+    folder = tmp_path_factory.mktemp("python")
+    files = [yaml.safe_load(one.read_text()) for one in ROOT.glob(".github/workflows/*.yml")]
+    free = {name for file in files for name in names(file)}
+    (folder / "server").mkdir()
+    with served({"LANG": LANG}, folder / "server", free) as name:
+        yield SimpleNamespace(path=interpreter(folder / "bin"), variables={VARIABLE: name})
+
+
+def names(part):
+    """Yield the variables that a part of a workflow file sets."""
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    for one in inner:
+        yield from names(one)
+    yield from part.get("env", ()) if isinstance(part, dict) else ()
+
+
+@pytest.fixture(scope="module")
 def memory(tmp_path_factory):
     """Where runs find what the launches of runs before them counted."""
     return tmp_path_factory.mktemp("memory")
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory, memory):
+def origin(tmp_path_factory, memory, python):
     """The repository on GitHub: a project of one case, recorded on main, and a pull request, number
     7, that adds a sync; also as GitHub merges it.
     """
@@ -110,7 +135,7 @@ def origin(tmp_path_factory, memory):
     compiled = ["-m", "compileall", "-q", "--invalidation-mode=checked-hash", "stepguard"]
     subprocess.run([sys.executable, *compiled], cwd=made, check=True)
     record = ["-m", "pytest", "-q", "perf_tests", "--perf-update-new"]
-    done = command(made, sys.executable, *record)
+    done = command(made, python, str(python.path), *record)
     assert done.returncode == 0, done.stdout
     commit(made, "record")
     git(made, "switch", "--quiet", "-c", "slow")
@@ -128,9 +153,9 @@ def commit(folder, message):
     git(folder, "commit", "--quiet", "--message", message)
 
 
-def command(folder, *words):
+def command(folder, python, *words):
     """A developer's command there, outside CI and this test."""
-    plain = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8"}
+    plain = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": LANG} | python.variables
     return subprocess.run(words, cwd=folder, env=plain, capture_output=True, text=True, check=False)
 
 
@@ -177,7 +202,7 @@ def said(who, body, number):
     return {"id": number, "user": {"login": who}, "body": body}
 
 
-def in_a_clone(hub, script):
+def in_a_clone(hub, python, script):
     """What somebody's clone of main answers to a script; gh gets an artifact from the hub."""
     clone = hub.folder / f"clone-{len(list(hub.folder.glob('clone-*')))}"
     git(hub.folder, "clone", "--quiet", str(hub.repository), str(clone))
@@ -190,8 +215,8 @@ def in_a_clone(hub, script):
         f'cp -r "{hub.folder}/artifacts/$5" "$7"\n'
     )
     stand_in.chmod(0o755)
-    path = f"PATH={stand_in.parent}:{Path(sys.executable).parent}:$PATH\n"
-    return command(clone, "bash", "-e", "-c", path + script)
+    path = f"PATH={stand_in.parent}:{python.path.parent}:$PATH\n"
+    return command(clone, python, "bash", "-e", "-c", path + script)
 
 
 @pytest.fixture
@@ -210,11 +235,12 @@ def api(origin):
 
 
 @pytest.fixture
-def hub(origin, tmp_path, api):
+def hub(origin, tmp_path, api, python):
     """GitHub, where a CPU takes the GPU's place."""
     url = f"http://127.0.0.1:{api.server_port}"
-    replaced = {"PYTHON": sys.executable, "GPUS": "0"}
-    return GitHub(origin, tmp_path, url, replaced=replaced, looks=LOOKS, fit=FIT)
+    jobs = {"python": python.path, "variables": python.variables}
+    jobs |= {"replaced": {"PYTHON": str(python.path), "GPUS": "0"}}
+    return GitHub(origin, tmp_path, url, looks=LOOKS, fit=FIT, **jobs)
 
 
 def pull_request(hub, repository="OWNER/REPO", head="slow", merged="merged", base="main"):
@@ -244,7 +270,7 @@ def comment_on(hub, started, owner="OWNER"):
     return hub.run(COMMENT, follows, at="main")
 
 
-def test_a_pull_request_that_adds_a_sync(hub, api):
+def test_a_pull_request_that_adds_a_sync(hub, api, python):
     """Measured from its merge, red, the line named; one comment, which the next run replaces and
     whose commands work.
     """
@@ -275,11 +301,11 @@ def test_a_pull_request_that_adds_a_sync(hub, api):
     assert f"tiny.py:{LINE}" in body
     (look_closer,) = re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
     assert "`Perf-Expect: CASE METRIC: reason`" in body
-    looked = in_a_clone(hub, look_closer)
+    looked = in_a_clone(hub, python, look_closer)
     assert "step[tiny]: CHANGED" in looked.stdout, looked.stderr
     # What a branch measured in pairs is nothing to accept; what main measured is.
     fetch = "gh run download 4711 --name perf-evidence --dir evidence\n"
-    refused = in_a_clone(hub, fetch + ACCEPT)
+    refused = in_a_clone(hub, python, fetch + ACCEPT)
     assert refused.returncode == 1 and "no evidence.json" in refused.stderr
 
 
@@ -341,7 +367,7 @@ def test_a_merge_group(hub):
         assert results == {"perf / measure": result, "perf / gate": result}, jobs
 
 
-def test_a_commit_of_main(hub, memory):
+def test_a_commit_of_main(hub, memory, python):
     """Green, and what it compiled is kept for others."""
     for note in memory.iterdir():
         note.unlink()  # to be launched
@@ -356,7 +382,7 @@ def test_a_commit_of_main(hub, memory):
     assert "the gate passes: 1 case, all that the base has" in jobs["perf / gate"].log
     assert set(hub.caches) == {f"compile-{main}"}
     accept = "gh run download 4711 --name perf-evidence --dir evidence\n" + ACCEPT
-    done = in_a_clone(hub, accept)
+    done = in_a_clone(hub, python, accept)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -501,5 +527,6 @@ def test_the_projects_own_tests_and_the_smoke_cases(hub):
     event = hub.event("push", main, "refs/heads/main")
     (job,) = hub.run(TESTS, event, at="main", only="tests").values()
     assert job.result == "success", job.log
+    assert "set-up: installing" not in job.log
     assert "Success: no issues found in 1 source file" in job.log
     assert "1 passed" in job.log and job.summary.startswith("**Performance passed:** 1 same")

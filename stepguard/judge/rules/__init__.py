@@ -1,6 +1,6 @@
-"""Rules for a step time that pairs of two trees measured. Each is a module. They are asked in
-order, and the first that returns a decision decides. docs/judge.md has a table of their order, of
-what each may say, and of how often it errs.
+"""Rules for a step time that pairs of two trees measured. Each rule is a module. Rules are asked in
+order, and the first decision counts. docs/judge.md has a table: their order, what each may say, and
+how often it errs.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ RULES = (
         "a step that is the same",
         identical_step.rule,
         (Status.SAME,),
-        "of slowdowns as large as the matter margin that its identity hides, at most 31 % pass: "
-        "studies/judge_power",
+        "a slowdown that shows in no identity and is as large as the matter margin passes in at "
+        "most 31 %: studies/judge_power",
     ),
     Rule(
         "several times as long",
@@ -53,7 +53,7 @@ RULES = (
         "a pattern of HEAD alone",
         pattern_of_head.rule,
         (Status.SLOWER, Status.INCONCLUSIVE),
-        "unchanged code is SLOWER, or waits, in none of 2,700 simulated comparisons: "
+        "unchanged code is SLOWER, or needs more pairs, in none of 2,700 simulated comparisons: "
         "benchmarks/judge_rates.py",
     ),
     Rule(
@@ -67,15 +67,14 @@ RULES = (
         "the sequential plan",
         mean_of_pairs.rule,
         (Status.SLOWER, Status.FASTER, Status.SAME, Status.INCONCLUSIVE),
-        "SLOWER of nothing in 0.1 %, each margin missed in 5 %: "
-        "tests/judge/ab/test_pair_statistics.py",
+        "0.1 % and 5 %, see Error rates: tests/judge/ab/test_pair_statistics.py",
     ),
 )
 
 
 def decision(comparison: Comparison) -> Decision | None:
-    """Decide the step time by the pairs so far. None if the time is not judged, or a launch has
-    none.
+    """Decide the step time by the pairs so far. None if the step time is not gated, if there is no
+    pair, or if a launch has no times.
     """
     launches = (*comparison.head.launches, *comparison.base.launches)
     timed = comparison.pairs and all(launch.has_times() for launch in launches)

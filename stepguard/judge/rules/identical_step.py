@@ -1,9 +1,9 @@
 """The step that did not change: if all kernels are the same, a few pairs are enough.
 
 This rule says `same` if every rank's step is known to be that of the other tree, and if the GPU
-bounds it. It takes one pair, or more where pairs are noisy (``enough``). These pairs must look,
-step by step, as pairs of unchanged code do; otherwise the other rules decide. docs/judge.md says
-what an identity has, and what it lacks.
+bounds it. One pair is enough, or a few if pairs are noisy (``enough``). Step by step, these pairs
+must look like pairs of unchanged code; otherwise the other rules decide. docs/judge.md says what an
+identity contains, and what it lacks.
 """
 
 import math
@@ -22,23 +22,25 @@ from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.slow_step_patterns import of_pairs
 
-# The GPU may wait for a host that needs more than this share of the step for its launches. With
-# more than some 1,000 launches the host waits for room in the queue: on H200s it needs 0.09 of a
-# step for `forward`, 0.48 for a train step of 1,500 launches, 0.72 with two and four ranks.
+# If the host needs more than this share of a step to launch it, the GPU may wait for the host. On
+# H200s the share is 0.09 for `forward`, 0.48 for a train step of 1,500 launches, and 0.72 with two
+# and four ranks. With more than some 1,000 launches it is high because the host itself waits, for
+# room in the queue.
 HOST_SHARE = 0.8
-PAIR_SDS = 2.0  # the mean of the pairs may be so many of its standard deviations away from zero
-# The matter margin must be at least so many standard deviations of the pairs' mean away from zero.
-# One pair is enough for that up to a standard deviation of 0.2 %. Of slowdowns as large as the
-# matter margin that show in no identity, at most 31 % then pass.
+PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
+# The matter margin must be at least so many standard deviations of the pairs' mean. One pair is
+# enough for that if its standard deviation is 0.2 % at most. Of slowdowns as large as the matter
+# margin that no identity shows, at most 31 % then pass.
 MARGIN_SDS = 2.5
-MOST_ALIKE = 4  # the most pairs that `enough` asks for
+MOST_ALIKE = 4  # the most pairs for which `enough` asks
 # A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
-# train steps on H200s (studies/judge_power) its standard deviation was 0.45 %, the largest 0.96 %.
-# In seven of `forward` it was 0.8 and 1.1 %.
+# train steps on H200s (studies/judge_power) its standard deviation was 0.45 %, and the largest rise
+# 0.96 %. In seven pairs of `forward` these were 0.8 and 1.1 %.
 RISE_LIMIT = 0.02
-# The tails are the eighth of the steps that are slowest beside the base's, and the eighth that are
-# fastest. The slow tail may lie further from the median than the fast one by at most this limit. Of
-# 212 pairs made anew of launches of unchanged code, one is beyond it (studies/judge_power).
+# The tails of a pair are the eighth of its steps with the highest log-ratios, and the eighth with
+# the lowest. The slow tail may be further from the median than the fast one, by this limit at most.
+# Launches of unchanged code were put together to 212 new pairs: one of these is beyond the limit
+# (studies/judge_power).
 TAIL, TAIL_LIMIT = 1 / 8, 0.025
 # Other files (data, libraries, settings) may change what a later step does.
 _CODE = (".py", ".pyi", ".md", ".rst")
@@ -46,7 +48,7 @@ _CODE = (".py", ".pyi", ".md", ".rst")
 
 def rule(comparison: Comparison) -> Decision | None:
     """Say `same` if there are exactly ``enough`` pairs, the steps are the same, and the pairs look
-    so.
+    like pairs of unchanged code.
     """
     if not identical(comparison):
         return None
@@ -54,10 +56,8 @@ def rule(comparison: Comparison) -> Decision | None:
 
 
 def why_not_identical(comparison: Comparison) -> str:
-    """Return why the two steps are not known to be the same; empty if they are. Times are not
-    looked at.
-
-    Anything unknown is such a reason.
+    """Return why the two steps are not known to be the same; empty if they are known to be. Times
+    do not matter here. Anything unknown is such a reason.
     """
     head, base = comparison.head, comparison.base
     if not head.on_gpu:
@@ -96,7 +96,7 @@ def _why_counts_differ(head: Counts, base: Counts) -> str:
 
 
 def enough(comparison: Comparison) -> int:
-    """Return how many pairs of an unchanged step show that nothing slowed it down. With so many,
+    """Return how many pairs of an unchanged step are enough to show that nothing slowed it down:
     MARGIN_SDS standard deviations of their mean fit into the matter margin. 0 if that takes more
     than MOST_ALIKE pairs.
     """
@@ -107,15 +107,15 @@ def enough(comparison: Comparison) -> int:
 
 def identical(comparison: Comparison) -> bool:
     """Tell whether there are exactly ``enough`` pairs, the steps are the same, and the pairs look
-    so.
+    like pairs of unchanged code.
     """
     just = 0 < comparison.pairs == enough(comparison)
     return just and not why_not_identical(comparison) and not _unusual_in_pairs(comparison)
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why a few pairs were not enough on a GPU. Empty if they never are: it is not known
-    which files differ, or a commit is compared with itself and all pairs are wanted.
+    """Return why a few pairs were not enough on a GPU. Empty if they were, or if they cannot be: it
+    is not known which files differ, or a commit is compared with itself and all pairs are wanted.
     """
     few = enough(comparison)
     possible = comparison.files is not None and comparison.head.on_gpu
@@ -132,7 +132,7 @@ def not_enough(comparison: Comparison) -> str:
 
 
 def _unusual_in_pairs(comparison: Comparison) -> str:
-    """Return what the pairs show that pairs of unchanged code hardly ever do; empty if nothing."""
+    """Return what these pairs show, and pairs of unchanged code hardly ever do; empty if none."""
     if comparison.again:
         return "an earlier pair was disturbed"
     pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))
@@ -150,15 +150,13 @@ def _unusual_in_pairs(comparison: Comparison) -> str:
         return "the last block is slower"
     if not all(tail_excess(*pair) <= TAIL_LIMIT for pair in pairs):
         return "some steps are slower"
-    # The level is that of a single case: a stricter one would let more pass here.
+    # The level is that of a single case: with a stricter level more patterns would pass here.
     slower = of_pairs(replace(comparison, alpha=ALPHA), least=1)
     return "steps get slower" if slower else ""
 
 
 def _ahead(launch: Launch) -> bool:
-    """Tell whether the host launches a step well before the GPU finishes it, on the slowest
-    rank.
-    """
+    """Tell whether even the slowest host launches a step well before the GPU finishes it."""
     return all(
         block.enqueue_ms is not None and block.enqueue_ms <= HOST_SHARE * block.mean_ms
         for block in launch.blocks
@@ -172,9 +170,9 @@ def _rise(head: Launch, base: Launch) -> float:
 
 
 def tail_excess(head: Launch, base: Launch) -> float:
-    """Return by how much the slow tail of a pair's steps lies further from their median than the
-    fast tail, as a log-ratio. A cause that slows only some steps down is in one tail; scatter is in
-    both.
+    """Return by how much the slow tail of a pair's steps is further from their median than the fast
+    tail, as a log-ratio. A cause that slows only some steps down lengthens one tail; scatter
+    lengthens both.
     """
     blocks = zip(head.blocks, base.blocks, strict=False)
     steps = (zip(block.step_ms, other.step_ms, strict=False) for block, other in blocks)

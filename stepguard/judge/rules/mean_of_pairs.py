@@ -1,7 +1,7 @@
 """The sequential plan: the mean of all pairs, compared with the margins at the plan's analyses.
 
-It always decides: INCONCLUSIVE while it wants more pairs. SLOWER and FASTER need six pairs, or four
-if the profiles of both sides explain the change.
+This rule always returns a decision: INCONCLUSIVE while it wants more pairs. SLOWER and FASTER need
+six pairs, or four if the profiles of both sides explain the change.
 """
 
 import math
@@ -17,7 +17,7 @@ from stepguard.judge.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS
 
 
 def rule(comparison: Comparison) -> Decision:
-    """Decide by the sequential plan alone."""
+    """Decide by the sequential plan."""
     return decide(measured(comparison), last=comparison.out_of_time)
 
 
@@ -36,6 +36,6 @@ def measured(comparison: Comparison) -> Figures:
 
 
 def explanation(comparison: Comparison) -> Explanation | None:
-    """Return why HEAD's step takes longer; None if a side has no profile."""
+    """Return what the two sides' profiles say about the change; None if a side has no profile."""
     before, after = comparison.base.counted.profile, comparison.head.counted.profile
     return explain(before, after) if before and after else None

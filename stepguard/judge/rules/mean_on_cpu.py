@@ -1,8 +1,9 @@
-"""The mean on a CPU, for a case that gates no time: it fails only for a slowdown beyond doubt.
+"""The mean on a CPU, for a case that gates no time. Such a case fails only for a slowdown beyond
+doubt.
 
-This rule only says `same`, so it adds no false alarm. It ends the comparison early, once more pairs
-could hardly show such a slowdown. Pairs that scatter by more than what matters show little, so then
-it waits for DOUBTED_PAIRS.
+This rule only says `same`, so it adds no false alarm. It ends the comparison once more pairs would
+hardly show such a slowdown. If pairs scatter by more than the matter margin, it waits for
+DOUBTED_PAIRS.
 """
 
 import math
@@ -14,14 +15,14 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
 
-# With LEAST_PAIRS or more it ends if they agree and their mean shows no slowdown. With
-# DOUBTED_PAIRS it ends in doubt, too.
+# From LEAST_PAIRS on the rule says `same` if the pairs agree and their mean shows no slowdown. From
+# DOUBTED_PAIRS on it also does so in doubt.
 LEAST_PAIRS, DOUBTED_PAIRS = 2, 8
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """Say `same` if the mean of the pairs is within the ignore margin. After DOUBTED_PAIRS say it
-    also up to the matter margin. Else return None: then the sequential plan goes on.
+    """Say `same` if the mean of the pairs is not above the ignore margin. After DOUBTED_PAIRS also
+    say it up to the matter margin. Return None otherwise, and if the sequential plan decides.
     """
     if not comparison.glance:
         return None
@@ -38,8 +39,8 @@ def rule(comparison: Comparison) -> Decision | None:
 
 
 def own_sd_pct(comparison: Comparison) -> float:
-    """Return the standard deviation of the pairs alone, of 100 * log(head / base); without the
-    prior, which is that of a quiet machine. inf with fewer than two pairs.
+    """Return the standard deviation of 100 * log(head / base) over the pairs; inf with fewer than
+    two. The prior does not count, since it is a quiet machine's.
     """
     ratios = comparison.log_ratios()
     return 100 * stdev(ratios) if len(ratios) > 1 else math.inf

@@ -1,7 +1,7 @@
-"""A pattern that HEAD's launches have and the other tree's have not: never `same`.
+"""A pattern of slow steps that HEAD's launches have, and the other tree's launches do not.
 
-HEAD's own launches scatter less than pairs do, so they can show a pattern that nobody would find in
-the pairs. Where it is known, the pairs only have to confirm its size.
+The launches of one tree scatter less than pairs do. So HEAD's launches can show a pattern that a
+search in the pairs would miss. The pairs then only have to confirm the size of this pattern.
 """
 
 from stepguard.core.comparison import Comparison
@@ -13,9 +13,12 @@ from stepguard.judge.slow_step_patterns import LEAST_PAIRS, REASONS, of_head_alo
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """Say SLOWER where HEAD alone has a pattern, the pairs confirm its size and HEAD is slower on
-    average, by more than the ignore margin. Else say INCONCLUSIVE, unless the plan says SLOWER,
-    FASTER, or that HEAD as a whole is none the slower.
+    """Say SLOWER if HEAD alone has a pattern, the pairs confirm its size, and HEAD's mean step is
+    slower by more than the ignore margin. If HEAD alone has a pattern but the rest fails, say
+    INCONCLUSIVE.
+
+    Return None without such a pattern. Also return None if the plan says SLOWER or FASTER, or
+    `same` with an upper bound within the ignore margin.
     """
     pattern = of_head_alone(comparison)
     if pattern is None:

@@ -1,5 +1,5 @@
-"""Late and periodic slowdowns: HEAD is SLOWER because of some steps of its launches, whatever the
-mean of all steps says.
+"""Slow steps within launches: HEAD is SLOWER because of some of its steps, whatever the mean of all
+steps says.
 """
 
 import math
@@ -12,9 +12,9 @@ from stepguard.judge.slow_step_patterns import REASONS, of_pairs
 
 
 def rule(comparison: Comparison) -> Decision | None:
-    """Say SLOWER if HEAD's steps are slower from some step on, or at every n-th step, and the other
-    tree's are not. If the mean is SLOWER by more than the slow steps add to it, the mean is the
-    reason.
+    """Say SLOWER if HEAD's steps are slower from some step on, at every n-th step, or more with
+    each step, and the other tree's are not. If the mean is slower by more than the slow steps add
+    to it, the mean is the reason.
     """
     slow = of_pairs(comparison)
     if slow is None:

@@ -6,8 +6,8 @@
 
 A node's part of a launch is an agent with the node's ranks. Beside it this process samples the
 node's GPUs into a file. The first of the ranks reads the file after each block and sends it with
-its answer. This process ends with the agent, at a signal, or when the process that started it is
-gone. Then all processes of the part are killed; a token of the node finds them.
+its answer. This process ends when the agent ends, at a signal, or when the process that started it
+is gone. It then kills all processes of its part, which it finds by the token in their environment.
 """
 
 import contextlib
@@ -48,7 +48,9 @@ SAMPLES = "samples.jsonl"  # in the scratch folder; each line is a poll of all G
 
 
 def describe(proof: Path) -> None:
-    """Print what this node is. ``proof`` is a file in the project's folder."""
+    """Print a description of this node. ``proof`` is a file in the project's folder: if this node
+    has it, the nodes share their files.
+    """
     rank, nodes = node_of(os.environ)
     gpus, problem, unreadable = [], "", ""
     try:
@@ -86,12 +88,13 @@ def run(path: Path) -> int:
     address = shared.address or os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or shared.host
     part = Part(rank, nodes, address, shared.port)
     token = f"{shared.token}-{rank}" if rank else shared.token
-    # On pytest's node the folder is inside one that pytest removes, since this process may be
-    # killed before it can remove its own.
+    # On pytest's node the folder lies in one that pytest removes: this process may be killed before
+    # it can remove the folder itself.
     scratch = Path(tempfile.mkdtemp(prefix="stepguard-", dir=None if rank else shared.scratch))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave)
-    # Variables that steer are the same on all nodes; otherwise the ranks would not run the same.
+    # Variables that change what runs have pytest's values on all nodes. Otherwise the nodes' ranks
+    # would run different steps.
     own = {name: value for name, value in os.environ.items() if not steers(name)}
     environment = own | shared.steering | {"PYTHONPATH": shared.python_path}
     agent = None
@@ -113,8 +116,8 @@ def run(path: Path) -> int:
 
 
 def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
-    """Ask the agent to end its part and to remove its scratch folder. The agent goes on even if
-    this process is killed: launchers send SIGKILL soon after SIGTERM.
+    """Ask the agent to end its part and to remove its scratch folder. The agent does so even if
+    this process is killed meanwhile: launchers send SIGKILL soon after SIGTERM.
     """
     agent.send_signal(signal.SIGUSR1)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -144,7 +147,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
-    """Do what the first argument says with the file that the second one names."""
+    """Run an action. The first argument is "describe" or "run", the second its file."""
     action, path = sys.argv[1], Path(sys.argv[2])
     try:
         if action == "run":

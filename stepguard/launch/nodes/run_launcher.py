@@ -2,9 +2,9 @@
 
     STEPGUARD_TOKEN=... python -m stepguard.launch.nodes.run_launcher srun --nodes=2 ...
 
-A killed launcher leaves processes on other nodes. So it is asked to end first (SIGTERM: srun and
-mpirun then kill what they started), both when the run closes the launch and when the kernel reports
-that pytest is gone.
+A launcher that is killed leaves processes on other nodes. So it first gets SIGTERM, on which srun
+and mpirun kill what they started. This happens when the run closes the launch, and when the kernel
+reports that pytest is gone.
 """
 
 import contextlib
@@ -24,7 +24,9 @@ ASK_LIMIT_S = 8.0
 
 
 def end_launcher(token: str, spare: int = 0) -> None:
-    """Ask all processes with the launcher's token to end. Then kill those that are left here."""
+    """Ask all processes with the launcher's token to end. After ASK_LIMIT_S kill those that are
+    left on this host. The process ``spare`` is left alone.
+    """
     for pid in pids_by_token(token):
         if pid != spare:
             with contextlib.suppress(ProcessLookupError):
@@ -36,7 +38,7 @@ def end_launcher(token: str, spare: int = 0) -> None:
 
 
 def main() -> None:
-    """Run the command that the arguments are. End with its status."""
+    """Run the command in the arguments. Exit with its status, or with 128 plus its signal."""
     token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
 
     def caller_died(signum: int, frame: FrameType | None) -> None:
@@ -48,8 +50,8 @@ def main() -> None:
     if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
         caller_died(signal.SIGUSR1, None)
     if os.environ.pop("STEPGUARD_STANDBY", ""):
-        # At once: this process imports nothing, and on several nodes no launch starts ahead of
-        # time.
+        # The file says that the imports are done. It is made at once: on several nodes nothing is
+        # imported ahead of time.
         Path(scratch, STANDBY).touch()
         if not sys.stdin.buffer.read(1):
             caller_died(signal.SIGUSR1, None)

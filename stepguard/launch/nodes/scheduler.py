@@ -1,10 +1,10 @@
-"""A launcher: a command that starts its argument once on each node of a job. srun, mpirun, a
-script.
+"""A launcher: a command that starts its arguments once on each node of a job, such as srun, mpirun
+or a script.
 
-It comes before every launch of a case of several ranks, and starts on_node.py. That finds its
-node's rank in the environment that the scheduler made. Node 0 must be this host, since rank 0 talks
-to this process. The project must be on a file system that all nodes share. Before anything is
-measured, each node describes itself.
+Every launch of a case of several ranks is started through it. On each node it starts on_node.py,
+which finds the node's rank in the environment that the scheduler made. Node 0 must be this host,
+since rank 0 talks to this process. The project must be on a file system that all nodes share.
+Before anything is measured, each node describes itself.
 """
 
 import contextlib
@@ -33,14 +33,14 @@ SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
 MARK = "stepguard-node "  # before what a node prints about itself
 PORTS = range(29400, 1 << 16)  # from torchrun's own port on
-# The ports that the kernel gives away.
+# The range from which the kernel assigns ports.
 KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
-# Variables with the number of processes and this one's rank, where a process is started on each
-# node.
+# Variables with the number of nodes and this node's rank, if the launcher starts one process on
+# each node.
 SIZE_AND_RANK = (
-    # In this order, since the process that started this one knows best. mpirun's processes in a
-    # SLURM job also have SLURM's variables, and a step may have fewer nodes than its job.
+    # The first pair that is set counts. mpirun's variables come before SLURM's, since its processes
+    # in a SLURM job have both. A step's come before its job's, since the job may have more nodes.
     ("STEPGUARD_NODES", "STEPGUARD_NODE_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
@@ -87,8 +87,8 @@ class Launcher:
         return case.world_size // count
 
     def preflight(self) -> str:
-        """Return why GPUs of another node are not fit to measure on; else empty. Raises
-        MachineError.
+        """Return why GPUs of another node are not fit to measure on; empty if all are. Raises
+        MachineError if a node's GPUs cannot be checked.
         """
         for node in self.nodes[1:]:
             if node.unreadable:
@@ -103,24 +103,24 @@ class Launcher:
         return min(len(node.gpus) for node in self.nodes)
 
     def gpus(self, per_node: int) -> tuple[Gpu, ...]:
-        """Return the GPUs by rank if each node has so many ranks."""
+        """Return the GPUs in rank order, if each node has ``per_node`` ranks."""
         return tuple(gpu for node in self.nodes for gpu in node.gpus[:per_node])
 
 
 def spread(case: Case, launcher: Launcher | None) -> Launcher | None:
-    """Return the launcher for a case of several ranks. A single rank runs here, without one."""
+    """Return the launcher for a case of several ranks. None for a single rank: it runs here."""
     return launcher if case.world_size > 1 else None
 
 
 def identity(case: Case, launcher: Launcher | None) -> dict[str, Any]:
-    """Return what the case's figures depend on: the case itself, and the number of its nodes."""
+    """Return the case as its recording has it: its fields, and ``nodes`` if a launcher is used."""
     shared = spread(case, launcher)
     return case.as_dict() | ({"nodes": len(shared.nodes)} if shared else {})
 
 
 def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Return this node's rank and the number of nodes. Raises LauncherError if no variable tells
-    them.
+    """Return this node's rank and the number of nodes. Raises LauncherError if no variable has
+    them, or if their values are wrong.
     """
     for size, rank in SIZE_AND_RANK:
         if size in environment and rank in environment:
@@ -165,7 +165,7 @@ def describe_nodes(text: str, root: Path) -> Launcher:
         status, output, errors = _run([*command, *on_each_node("describe", proof)])
     finally:
         proof.unlink(missing_ok=True)
-    # A launcher may put a label before each line, which is cut off.
+    # A launcher may put a label before each line. It is cut off.
     lines = [line.partition(MARK)[2] for line in output.splitlines() if MARK in line]
     if status or not lines:
         last = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-1]
@@ -175,8 +175,8 @@ def describe_nodes(text: str, root: Path) -> Launcher:
 
 
 def on_each_node(*arguments: object) -> list[str]:
-    """Return the command line of on_node.py. It uses ``env``, since a launcher may not pass on the
-    environment.
+    """Return the command line of on_node.py. It begins with ``env``, since a launcher may not pass
+    on the environment.
     """
     path = f"PYTHONPATH={callers_engine.ENGINE.parent}"
     return [
@@ -197,7 +197,7 @@ def _run(command: list[str]) -> tuple[int, str, str]:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
+            start_new_session=True,  # a Ctrl-C at the terminal reaches only this process
         )
     except OSError as error:
         raise LauncherError(f"{command[0]} cannot be started: {error.strerror}") from None
@@ -257,7 +257,7 @@ def unfit(nodes: Sequence[Node], here: str) -> str:
 
 
 def differing_node(nodes: Sequence[Node]) -> str:
-    """Return how a node differs from the first one where it must not; empty if none does."""
+    """Return how a node's software or GPUs differ from the first node's; empty if none do."""
     first = nodes[0]
     for node in nodes[1:]:
         for other in comparable(*({Tag.SOFTWARE: _facts(side)} for side in (first, node))):
@@ -276,21 +276,21 @@ def _facts(node: Node) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SharedLaunch:
-    """What every node of a launch has to know, as a file in the launch's folder."""
+    """What every node of a launch has to know. It is a file in the launch's folder."""
 
     spec: LaunchSpec
     token: str
-    address: str  # of this host, if the user gives it
-    host: str  # its name, if the scheduler gives no address either
+    address: str  # this host's, if the user gives one
+    host: str  # this host's name, used if neither user nor scheduler gives an address
     scratch: Path  # a folder of this host that is removed at the end
     port: int  # where node 0's agent lets the others join
-    steering: dict[str, str]  # the variables that steer, as on this host
+    steering: dict[str, str]  # this host's variables that change what runs (steers())
     python_path: str  # the caller's own
 
     FILE = "launch.json"
 
     def write(self) -> Path:
-        """Write the file for all nodes."""
+        """Write the file for all nodes, and return its path."""
         path = self.spec.folder / self.FILE
         path.write_bytes(msgspec.json.encode(self, enc_hook=str))
         return path
@@ -306,10 +306,10 @@ class SharedLaunch:
 def start(
     spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
 ) -> "subprocess.Popen[bytes]":
-    """Start the launcher on a launch, under run_launcher.py, which ends it if this process dies."""
+    """Start a launch's launcher under run_launcher.py, which ends it if this process dies."""
     theirs = environment.get("PYTHONPATH", "")
     shared = SharedLaunch(
-        spec=replace(spec, standby=False),  # the supervisor handles standby
+        spec=replace(spec, standby=False),  # run_launcher.py handles standby
         token=token,
         address=environment.get(ADDRESS, ""),
         host=socket.gethostname(),
@@ -332,8 +332,9 @@ def start(
 
 
 def free_port() -> int:
-    """Return a free port. Every node must know it seconds before node 0 listens on it, so it is
-    outside of the range from which the kernel gives ports away.
+    """Return a free port. Every node knows it seconds before node 0 listens on it. So it is outside
+    of the range from which the kernel assigns ports, unless none is free there. Raises
+    LauncherError if no port is free at all.
     """
     low, high = 32768, 60999  # Linux' default, if the range cannot be read
     with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ def origin(root: Path) -> str:
 
 
 def pages_of(remote: str) -> str:
-    """Return the pages of a remote, "https://host/owner/name"; empty for a path on a disk.
+    """Return the address of a remote's web pages, "https://host/owner/name"; empty for a path.
 
     A user, a password or a token in the address is left out.
     """
@@ -37,6 +37,6 @@ def pages_of(remote: str) -> str:
 
 
 def name_on_github(remote: str) -> str:
-    """Return "owner/name" of a remote on GitHub; empty for another one."""
+    """Return "owner/name" of a remote; empty if it is not on GitHub."""
     match = _GITHUB.fullmatch(pages_of(remote))
     return match[1] if match else ""

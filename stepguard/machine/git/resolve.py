@@ -1,4 +1,4 @@
-"""From a revision's name to its commit, and which commit a slowdown is judged against."""
+"""Find the commit that a name means, and the commit that a slowdown is judged against."""
 
 import re
 import shutil
@@ -43,7 +43,7 @@ class Chosen:
 
     commit: str  # the full hash; empty if there is none
     how: str
-    own: bool = False  # it is the recording's own commit, not one in its place
+    own: bool = False  # whether it is the recording's own commit, and not a substitute
 
 
 def resolve(root: Path, rev: str) -> Named:
@@ -61,11 +61,11 @@ def resolve(root: Path, rev: str) -> Named:
 
 @dataclass(frozen=True)
 class Main:
-    """The branch that a tree will be merged into, and the last commit that both have."""
+    """The branch that HEAD will be merged into, and the last commit that both have."""
 
     name: str  # the name as git shows it
-    tip: str  # the full hash, as for the base
-    base: str
+    tip: str  # the full hash of the branch's newest commit
+    base: str  # the full hash of the merge base of HEAD and the branch
 
 
 def main_branch(root: Path, rev: str = "") -> Main:
@@ -121,9 +121,9 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
     SLOWER.
 
     It is the recording's own commit if HEAD and the main branch (or ``rev``) both have it. A commit
-    that only this branch has may be as slow as HEAD, and would prove nothing. After a squash, or in
-    a shallow clone, it is the merge base of the two. It is never HEAD itself, which would prove
-    nothing either.
+    that only this branch has may be as slow as HEAD, and would prove nothing. If the recording's
+    commit cannot be used, for example after a squash or in a shallow clone, it is the merge base of
+    HEAD and the main branch. A merge base that is HEAD itself is not used: it is the same code.
     """
     head = _commit(root, "HEAD")
     if not head:
@@ -163,8 +163,8 @@ def has_commit(root: Path, tip: str, commit: str) -> bool:
 
 
 def left_behind(root: Path, rev: str, commit: str) -> str:
-    """Return a sentence if HEAD lacks commits of another revision, for example because main went
-    on. Empty if it has them all, or if the two share nothing.
+    """Return a sentence if HEAD lacks commits of another revision, for example because main has
+    newer ones. Empty if HEAD has them all, or if the two share no commit.
     """
     both = (git(root, "merge-base", "HEAD", commit) or "").strip()
     if both in ("", commit):
@@ -198,7 +198,7 @@ def _commit(root: Path, name: str) -> str:
 
 def _refuse_two_meanings(root: Path, rev: str) -> None:
     """Raise TreeError if the name is that of a tag and of a branch with another commit. git would
-    take the tag, which may belong to the branch that is judged.
+    take the tag, which may name a commit of the branch that is judged.
     """
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
@@ -226,7 +226,7 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
     if not known and not _commit(root, "HEAD"):
         return f"{top} has no commit yet, so no revision {rev!r}: git commit"
     names = dict.fromkeys([*known, *(name.partition("/")[2] for name in known)])
-    # The repository's main branch may have another name than the page says.
+    # The repository's main branch may have another name than in the docs' examples.
     hint = meant(rev, filter(None, names)) or (f" (it has: {listed(known, 5)})" if known else "")
     start = re.split("[~^]", rev)[0]
     # In "HEAD~3" the name is right, but the commit does not exist.
@@ -238,7 +238,7 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
 
 
 def is_shallow(root: Path) -> bool:
-    """Tell whether a clone lacks older commits. git may then take one of main's commits for the
-    branch's.
+    """Tell whether a clone lacks older commits. In such a clone git may count a commit of main
+    among the branch's own.
     """
     return (git(root, "rev-parse", "--is-shallow-repository") or "").strip() == "true"

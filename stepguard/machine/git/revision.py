@@ -1,4 +1,4 @@
-"""Asks git about the tree that is measured."""
+"""Ask git about the tree that is measured."""
 
 import contextlib
 import hashlib
@@ -20,7 +20,7 @@ _NOT_TAKEN = (
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
     "GIT_OBJECT_DIRECTORY",
-    # With these git would read our patterns, or the attributes of files, differently.
+    # These change how git reads path patterns and the attributes of files.
     "GIT_LITERAL_PATHSPECS",
     "GIT_GLOB_PATHSPECS",
     "GIT_NOGLOB_PATHSPECS",
@@ -28,7 +28,7 @@ _NOT_TAKEN = (
     "GIT_ATTR_SOURCE",
 )
 # git must look at the files itself: a monitor that died reports no changes, and an edit may keep a
-# file's size and mtime. A missing order file would be an error.
+# file's size and mtime. If a configured order file is missing, git fails.
 _SETTINGS = (
     "core.fsmonitor=false",
     "core.trustctime=true",
@@ -51,7 +51,8 @@ class Revision:
 
     commit: str = ""
     dirty: tuple[str, ...] = ()
-    # Of all files. If it changes, a file was written, even with the same content.
+    # A digest of all files' sizes and times. It changes if a file is written, even if the content
+    # stays the same.
     state: str = field(default="", compare=False)
 
 
@@ -68,7 +69,8 @@ def no_commit(root: Path) -> str:
     inside = run_git(root, "rev-parse", "--is-inside-work-tree")
     if inside is None or "not a git repository" in inside.stderr:
         return f"{root} is in no git repository: git init && git add -A && git commit -m 'Begin'"
-    # Another user's repository, as in a container; git's answer has the command.
+    # The repository may belong to another user, as in a container. git's answer has the command
+    # that allows it.
     if inside.returncode:
         return f"git refuses the repository of {root}: {complaint(inside.stderr)}"
     if git(root, "rev-parse", "--verify", "HEAD") is None:
@@ -79,35 +81,42 @@ def no_commit(root: Path) -> str:
 def current(root: Path, baselines: Path | None) -> Revision:
     """Return the revision of ``root``; an empty one if there is no repository or no git.
 
-    Files of ``baselines`` may differ from the commit; if it is None, none of them may. A document
-    of a run that git does not have is no part of the tree, wherever an option had it written.
+    Baseline files in ``baselines`` may differ from the commit; if it is None, no file may. An
+    untracked document of a run is not part of the tree, wherever it lies.
     """
-    commit = git(root, "rev-parse", "HEAD")
+    # One process for both: this is asked five times in a run, and a process takes 3 ms.
+    both = git(root, "rev-parse", "HEAD", "--show-toplevel")
+    commit, _, folder = (both or git(root, "rev-parse", "HEAD") or "").partition("\n")
     if not commit:
         return Revision()
-    commit, folder = commit.strip(), git(root, "rev-parse", "--show-toplevel")
-    # A rename would be two entries. A configuration may hide untracked files and submodules. A
-    # folder listed in place of its files would not show which of them are baselines.
+    # git would list a rename as two entries. By default it lists an untracked folder in place of
+    # its files, which hides the baselines among them. A configuration may hide untracked files and
+    # submodules.
     asked = ("--no-renames", "--untracked-files=all", "--ignore-submodules=none")
     status = git(root, "status", "--porcelain", "-z", *asked)
-    if folder is None or status is None:  # it is not known to be clean
+    if not folder or status is None:  # it is not known to be clean
         return Revision(commit, ("git status failed",))
     top = Path(folder.removesuffix("\n"))
     entries = [(entry[:2], entry[3:]) for entry in status.split("\0") if entry]
     paths = [path for how, path in entries if how != "??" or not _is_document(top / path)]
-    paths += _unwatched(top)
+    listed = _listed(top)
+    paths += _unwatched(top, listed)
     dirty = [path for path in paths if not _is_baseline(top / path, baselines)]
-    tracked = (git(top, "ls-files", "-z") or "").split("\0")
-    watched = {path for path in tracked if path and not _is_baseline(top / path, baselines)}
+    watched = {path for _, path in listed if not _is_baseline(top / path, baselines)}
     return Revision(commit, tuple(sorted(dirty)), _state(top, watched.union(dirty)))
 
 
-def _unwatched(top: Path) -> list[str]:
-    """Return the files that git does not look at (assume-unchanged, skip-worktree): they may have
-    changed, or be gone. Files that a sparse checkout leaves out are not among them.
+def _listed(top: Path) -> list[tuple[str, str]]:
+    """Return the files in git's index, each with the letter of how git looks at it."""
+    lines = (git(top, "ls-files", "-v", "-z") or "").split("\0")
+    return [(line[:1], line[2:]) for line in lines if line]
+
+
+def _unwatched(top: Path, listed: Collection[tuple[str, str]]) -> list[str]:
+    """Return the files that git does not look at (assume-unchanged, skip-worktree). They may have
+    changed, or be gone. Files that a sparse checkout leaves out are not returned.
     """
-    listed = (git(top, "ls-files", "-v", "-z") or "").split("\0")
-    marked = [line[2:] for line in listed if line[:1] == "S" or line[:1].islower()]
+    marked = [path for how, path in listed if how == "S" or how.islower()]
     if not marked or (git(top, "config", "--bool", "core.sparseCheckout") or "").strip() != "true":
         return marked
     return [path for path in marked if (top / path).exists()]
@@ -115,8 +124,7 @@ def _unwatched(top: Path) -> list[str]:
 
 def _state(top: Path, paths: Collection[str]) -> str:
     """Return a digest of the sizes, times and inodes of these files. It changes even if another
-    commit was checked out for a while and the first one restored: the content is then the same, the
-    times are not.
+    commit was checked out for a while and the first one was restored: then only the times differ.
 
     A tool can restore a file's mtime, but not its ctime.
     """
@@ -135,10 +143,10 @@ def is_tracked(path: Path) -> bool:
 
 
 def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
-    """Return the files whose content is in no commit: git ignores them, or knows only a link."""
+    """Return the files that git does not track, or of which it tracks only a link."""
     if not paths:
         return []
-    # The commit of a submodule is part of the commit that names it: another one is a change.
+    # A submodule's files count as tracked: the outer commit names the submodule's commit.
     listed = git(root, "ls-files", "-z", "--recurse-submodules", "--", *map(str, paths))
     known = (listed or "").split("\0")
     there = {(root / path).resolve() for path in known if path}
@@ -146,8 +154,8 @@ def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
 
 
 def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None:
-    """Return the files, without baselines, in which the tree at ``top`` differs from a commit, as
-    git names them. Files in no commit count, too. None if git does not say.
+    """Return the files, as git names them, in which the tree at ``top`` differs from a commit.
+    Untracked files count, too. Baselines and untracked documents of runs do not. None if git fails.
     """
     changed = git(
         top, "diff", "--name-only", "-z", "--no-renames", "--ignore-submodules=none", commit, "--"
@@ -156,14 +164,14 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
     if changed is None or others is None:
         return None
     new = [path for path in others.split("\0") if path and not _is_document(top / path)]
-    paths = {path for path in changed.split("\0") if path} | {*new, *_unwatched(top)}
+    paths = {path for path in changed.split("\0") if path} | {*new, *_unwatched(top, _listed(top))}
     return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
 
 
 def same_files(root: Path, commit: str, other: str) -> bool:
     """Tell whether two commits, given by their hashes, have the same files. Messages and parents do
-    not matter. False if git does not know one of them. Names are not accepted: a file of the tree
-    could name HEAD, but cannot contain HEAD's hash, which depends on the file.
+    not matter. False if git does not know one of them. Names are not accepted: a committed file
+    could claim to be of HEAD, but it cannot contain the hash of its own commit.
     """
 
     def files(rev: str) -> str | None:
@@ -183,8 +191,8 @@ def _is_baseline(path: Path, baselines: Path | None) -> bool:
 
 
 def _is_document(path: Path) -> bool:
-    """Tell whether a file that git does not have is the document of a run, or its page. A report
-    that an earlier run wrote beside the sources is no change of them.
+    """Tell whether an untracked file is the document of a run, or its page. A report that an
+    earlier run wrote beside the sources does not change the sources.
     """
     if path.suffix not in SUFFIXES or path.is_symlink() or not path.is_file():
         return False
@@ -206,9 +214,9 @@ def run_git(
 ) -> "subprocess.CompletedProcess[str] | None":
     """Run git in ``root`` to its end; None without git, or if it takes more than ``limit_s``.
 
-    The environment cannot point it to another repository. It never asks for a password. It has a
-    session of its own, so that a Ctrl-C at the terminal is ours to handle. Replacements and grafts
-    are ignored: commits are what their hashes say.
+    The environment cannot point git to another repository. git never asks for a password. It runs
+    in a session of its own, so a Ctrl-C at the terminal reaches only this process. It ignores
+    replacements and grafts, so a hash always names the same commit.
     """
     own = {key: value for key, value in os.environ.items() if key not in _NOT_TAKEN}
     settings = [part for setting in _SETTINGS for part in ("-c", setting)]
@@ -218,7 +226,7 @@ def run_git(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            # Names of files need not be UTF-8.
+            # File names may be no UTF-8.
             errors="surrogateescape",
             timeout=limit_s,
             check=False,

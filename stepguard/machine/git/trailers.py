@@ -1,4 +1,4 @@
-"""Permissions in the messages of commits: the trailers ``Perf-Expect`` of a range."""
+"""Read permissions from the messages of commits: the trailers ``Perf-Expect`` of a range."""
 
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -10,8 +10,8 @@ from stepguard.core.text import short_hash
 from stepguard.machine.git.resolve import DEEPEN, MAIN, TreeError, is_shallow
 from stepguard.machine.git.revision import git
 
-# A line that is meant as a trailer, wherever it is in a message: GitHub's squash moves it to the
-# middle.
+# A line that is meant as a trailer, wherever it is in a message: GitHub's squash can move it to
+# the middle.
 _MEANT = re.compile(rf"^{KEY}:(.*)", re.IGNORECASE | re.MULTILINE)
 # As git revert writes it. With --reference the hash is short.
 _REVERTS = re.compile(r"^This reverts commit ([0-9a-f]{7,64})\b", re.MULTILINE)
@@ -36,10 +36,11 @@ def trailers(
     A line is wrong if it is malformed, names an unknown metric, names a case that is not among
     ``cases`` (None: any), or is not in a trailer's place. If the main branch lacks the commit, this
     raises TreeError with the commit, the line and the right form. A commit of the main branch
-    cannot be amended any more: its wrong lines give a ``notice``, and lines in another place count.
+    cannot be amended any more. So its wrong lines only give a ``notice``, and its lines outside of
+    a trailer's place count.
 
-    Also raises TreeError if the range or a message cannot be read. In a shallow clone the range may
-    seem to contain older commits of the base.
+    Also raises TreeError if the range or a message cannot be read, or if a shallow clone's range
+    has a permission: such a range may contain older commits of the base.
     """
     own = _not_on_main(root, base, head)
     permissions, reverted = [], list[str]()
@@ -63,14 +64,14 @@ def trailers(
 
 def _commits(root: Path, base: str, head: str) -> Iterator[tuple[str, str, str, str]]:
     """Yield hash, author, values of trailers and message of the commits ``base..head``, the newest
-    first. Raises TreeError for what cannot be read.
+    first. Raises TreeError if the range or a message cannot be read.
     """
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
     commits = f"{short_hash(base)}..{short_hash(head)}"
     if text is None:
         raise TreeError(f"the commits {commits} cannot be read for {KEY}")
     for entry in filter(str.strip, text.split("\x02")):
-        # A message may hold the separators, too, where nobody sees them.
+        # A message may contain the separators, too: they are invisible.
         fields = entry.lstrip("\n").split("\x00")
         if len(fields) != _FIELDS or "\x01" in fields[3]:
             raise TreeError(
@@ -94,10 +95,11 @@ def _lines(values: str, message: str) -> list[tuple[str, bool]]:
     """Return the values of a message's lines, each with whether git takes it for a trailer."""
     known = [value.strip() for value in values.split("\x01") if value.strip()]
     meant = [value.strip() for value in _MEANT.findall(message)]
-    # git joins a folded line, so that its first line is only a part of git's value. A line without
-    # a value is no trailer to git.
+    # git joins the lines of a folded value, so the line found here may be only the beginning of
+    # git's value. git does not take a line without a value for a trailer.
     others = [line for line in meant if not line or not any(v.startswith(line) for v in known)]
-    # If a line repeats a trailer, the first of the two is not in a trailer's place.
+    # If the message has a line twice and git knows it once, the first one is not in a trailer's
+    # place.
     others = others or meant[: max(0, len(meant) - len(known))]
     return [*((value, True) for value in known), *((value, False) for value in others)]
 
@@ -123,7 +125,7 @@ def parse(value: str, commit: str, author: str) -> Permission:
     parts = _VALUE.fullmatch(value.strip())
     if parts is None:
         raise ValueError("not of that form, or without a reason")
-    # Whoever approves the change reads it in a terminal or a comment.
+    # The reason is shown, in a terminal or a comment, to whoever approves the change.
     if not parts["reason"].isprintable() or not any(map(str.isalnum, parts["reason"])):
         raise ValueError("its reason is no line of words")
     if parts["metric"] not in GATEABLE:

@@ -1,11 +1,11 @@
 """Check out another revision's tree beside this one, for as long as it is measured.
 
-    .stepguard/trees/4f2a91c0d3e7-1b6c/       a worktree of git's, detached at the revision
-    .stepguard/trees/4f2a91c0d3e7-1b6c.lock   locked by flock by the process that uses it
-    .stepguard/trees/lock                     locked while trees are claimed and given up
+    .stepguard/trees/4f2a91c0d3e7-1b6c/       a git worktree, detached at the revision
+    .stepguard/trees/4f2a91c0d3e7-1b6c.lock   locked (flock) by the process that uses the tree
+    .stepguard/trees/lock                     locked while a process claims or gives up a tree
 
-The kernel releases a process' lock however it dies, and the next process removes its tree. Such a
-tree has only what git knows: ignored and untracked files are missing.
+The kernel releases a process' lock however the process dies. The next run removes the tree that was
+left. A worktree has only tracked files: ignored and untracked files are missing.
 """
 
 import contextlib
@@ -32,12 +32,13 @@ CHECKOUT_LIMIT_S = 600.0
 LOCK_LIMIT_S = 60.0
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 COLLISION_PAUSES_S = (0.05, 0.2, 1.0)
-# When the last worktree is removed, the folder of all entries goes, too.
+# What git prints if another git removes an entry that this one reads. With the last worktree git
+# also removes the folder of all entries.
 _COLLIDED = re.compile(
     r"(failed to read|Invalid path) .*worktrees/"
     r"|could not create directory of .*worktrees/.*No such file"
 )
-# Hooks and submodules are not asked for, and might outlive this process.
+# Neither hooks nor submodules are needed, and their processes might outlive this one.
 PLAIN = ("core.hooksPath=/dev/null", "submodule.recurse=false")
 
 Notice = Callable[[str], None]
@@ -49,7 +50,7 @@ class Tree:
 
     rev: str  # as given
     commit: str  # the full hash
-    root: Path  # corresponds to the caller's root: launches start here
+    root: Path  # the counterpart of the caller's root; launches start here
     top: Path  # the whole checkout, which contains root
     base: Path  # the caller's own repository
 
@@ -58,8 +59,8 @@ class Tree:
 def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterator[Tree]:
     """Check out the tree of ``rev`` beside ``root``. It is removed at the end, whatever happens.
 
-    ``notice`` gets a sentence on what a killed run had left and was removed, and on what could not
-    be removed. Raises TreeError.
+    ``notice`` gets a sentence for each tree of a killed run that was removed, and for all that
+    could not be removed. Raises TreeError if the tree cannot be checked out, or is incomplete.
     """
     named = resolve(root, rev)
     folder = root.resolve() / FOLDER / "trees"
@@ -84,7 +85,9 @@ def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterato
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from claiming or giving up trees."""
+    """Keep other processes from claiming or giving up trees during the block. Raises TreeError if
+    another process has the lock for more than LOCK_LIMIT_S.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         keep_out_of_git(folder.parent)
@@ -109,7 +112,7 @@ def _not_made(path: Path, error: OSError) -> str:
 
 
 def _locked(file: TextIO) -> bool:
-    """Take the lock, unless somebody has it."""
+    """Lock the file. Return False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -194,8 +197,8 @@ def _remove(root: Path, path: Path) -> str:
 def _worktree(
     root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
 ) -> "subprocess.CompletedProcess[str] | None":
-    """Run git worktree. Repeat it if it trips over an entry that another process is writing or
-    removing: git reads all entries, and locks none.
+    """Run git worktree. Repeat it if it fails because another process is writing or removing an
+    entry: git reads all entries, and locks none.
     """
     plain = [part for setting in PLAIN for part in ("-c", setting)]
     for pause_s in (*COLLISION_PAUSES_S, None):
@@ -222,10 +225,10 @@ def _check_out(named: Named, path: Path) -> None:
 
 
 def _check_complete(named: Named, path: Path) -> None:
-    """Raise TreeError if this tree lacks what the caller's tree has: submodules, git-lfs files, and
-    targets of absolute links into the caller's tree.
+    """Raise TreeError if this tree lacks submodules or git-lfs files that the caller's tree has, or
+    if its absolute links lead into the caller's tree.
 
-    Without them the step could silently do other work. If both trees lack them, they are alike.
+    The step could silently do other work then. What both trees lack makes no difference.
     """
     listed = _files(path, "--stage")
     modules = _of_mode("160000", listed)
@@ -256,16 +259,16 @@ def _of_mode(mode: str, listed: Sequence[str]) -> list[str]:
 
 
 def _leads_back(link: Path, top: Path) -> bool:
-    """Tell whether a link in another revision's tree ends in the tree at ``top``."""
-    if not link.is_symlink():  # with core.symlinks=false a file holds the path
+    """Tell whether an absolute link in another revision's tree ends in the tree at ``top``."""
+    if not link.is_symlink():  # with core.symlinks=false git writes a file with the path
         return False
     target, own = os.readlink(link), os.path.realpath(top)
     return os.path.isabs(target) and Path(os.path.realpath(target)).is_relative_to(own)
 
 
 def _files(path: Path, *arguments: str) -> list[str]:
-    """Return what git lists of a tree. Raises TreeError if git fails, since that is no empty
-    list.
+    """Return what git lists of a tree. Raises TreeError if git fails: an empty list would mean that
+    nothing is there.
     """
     done = run_git(path, "ls-files", "-z", *arguments, limit_s=CHECKOUT_LIMIT_S)
     if done is None or done.returncode != 0:
@@ -285,6 +288,7 @@ def _is_pointer(path: Path) -> bool:
 def keep_out_of_git(folder: Path) -> None:
     """Make git ignore an existing folder, so that its content does not make the tree dirty."""
     path, text = folder / ".gitignore", "*\n"
-    # Rewritten, it would be empty for a moment, and another run's tree would be dirty.
+    # The file is not rewritten: it would be empty for a moment, and another run could see a dirty
+    # tree.
     if not path.is_file() or path.read_bytes() != text.encode():
         path.write_text(text)

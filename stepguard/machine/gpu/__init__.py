@@ -1,1 +1,1 @@
-"""GPUs, by NVML."""
+"""The GPUs of this host: NVML, their lock, their telemetry and their peaks."""

@@ -1,12 +1,12 @@
 """One measurement on a GPU at a time: each GPU has a lock that all users of the machine share.
 
     /tmp/stepguard-<uuid>.lock     locked while a case is measured; names the process
-    /tmp/stepguard-<uuid>.queue    locked by whoever is next, so that runs take turns case by case
+    /tmp/stepguard-<uuid>.queue    locked by the run that is next, so that runs take turns by case
 
-The kernel releases both when the process ends, however it ends. The files stay, empty. A container
-with a /tmp of its own does not see them; its process on the GPU is noticed nevertheless. This is
-our own code because no package of locks queues, names the holder, or safely opens a file of all
-users.
+The kernel releases both locks when the process ends, however it ends. The files stay, empty. A
+container with a /tmp of its own does not see the files, but its process on the GPU is noticed
+(nvml.py). No package of locks queues, names the holder, and safely opens a file that all users
+share: so the lock is written here.
 """
 
 import contextlib
@@ -36,9 +36,10 @@ def exclusive(
     folder: Path = FOLDER,
     limit_s: float = WAIT_LIMIT_S,
 ) -> Iterator[None]:
-    """Lock the GPUs, in an order that all runs share. Wait for at most ``limit_s``.
+    """Lock the GPUs during the block. Wait ``limit_s`` seconds at most.
 
-    Raises GpuLocked, which names the holder, if that was not enough or a lock file cannot be used.
+    Raises GpuLocked if another process, which it names, still has a lock then, or if a lock file
+    cannot be used.
     """
     until = time.monotonic() + limit_s
     with contextlib.ExitStack() as stack:
@@ -90,7 +91,7 @@ class _Waiting:
             # If the file was removed before it was locked, others now open another file.
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
-        except (BlockingIOError, FileNotFoundError):  # locked; or somebody removed it
+        except (BlockingIOError, FileNotFoundError):  # another process locked or removed the file
             pass
         except BaseException:
             os.close(handle)
@@ -100,8 +101,9 @@ class _Waiting:
 
 
 def _opened(path: Path) -> int:
-    """Open the file. If it is missing, make it, readable and writable for all users. A link is not
-    followed, since anybody could have put one there. Anything but a plain file is refused.
+    """Open the file and return its descriptor. If it is missing, make it, readable and writable for
+    all users. A link is not followed, since anybody could have put one there. Raises OSError, also
+    for anything but a plain file.
     """
     # O_NONBLOCK: otherwise opening a FIFO would wait for its other end.
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -121,7 +123,7 @@ def _opened(path: Path) -> int:
 
 @contextlib.contextmanager
 def _noted(handle: int, command: str) -> Iterator[None]:
-    """Write who has the lock, for those who wait."""
+    """Write into the file which process has the lock, for the processes that wait."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     note = f"process {os.getpid()} since {since} ({command})"
     os.ftruncate(handle, 0)

@@ -1,7 +1,7 @@
 """Find, check and sample the GPUs of this host through NVML.
 
-Everything is read by GPU UUID, and nothing is ever set. NVML starts no CUDA context. So the calling
-process, which is idle and is not timed, can sample while a worker is timed.
+Everything is read by GPU UUID, and nothing is ever set. NVML starts no CUDA context. So this
+process, which is not timed, can sample while a worker is timed.
 """
 
 import os
@@ -18,7 +18,7 @@ from stepguard.machine.gpu.telemetry import Expected, Poll, Ranks, Sample, annot
 
 SAMPLE_S = 0.05
 GONE_LIMIT_S = 10.0
-HIDDEN_MEMORY_BYTES = 2 << 30  # more memory than this in use, by no process that can be seen
+HIDDEN_MEMORY_BYTES = 2 << 30  # if more is in use, there is a process that NVML does not show
 
 
 class MachineError(Exception):
@@ -98,7 +98,7 @@ class Sampler:
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = tuple(gpus)
-        # By UUID: CUDA_VISIBLE_DEVICES chose these GPUs, and an index counts all GPUs.
+        # By UUID: an index of NVML also counts the GPUs that CUDA_VISIBLE_DEVICES hides.
         self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
         self._next = 0.0
 
@@ -124,8 +124,8 @@ class Sampler:
         return ""
 
     def poll(self) -> list[Sample | None]:
-        """Return a sample of every GPU, None for one that cannot be read. Empty before a sample is
-        due.
+        """Return a sample of every GPU, None for one that cannot be read. Empty if the last poll
+        was less than SAMPLE_S ago.
         """
         now = time.monotonic()
         if now < self._next:
@@ -148,14 +148,14 @@ class Monitor:
         self._expected: Expected = ()
 
     def preflight(self) -> str:
-        """Return why a GPU of this host is not fit to measure on; else empty. Raises
-        MachineError.
+        """Return why a GPU of this host is not fit to measure on; empty if all are. Raises
+        MachineError if the machine cannot be asked.
         """
         return self._sampler.preflight()
 
     def expect(self, *groups: Sequence[int]) -> None:
-        """Set the processes that may be on the GPUs from now on: those of each worker group, by
-        rank.
+        """Set which processes may be on the GPUs from now on. Each group has the process ids of one
+        worker group, by rank.
         """
         self._expected = groups
 
@@ -194,5 +194,5 @@ def _sample(handle: Any) -> Sample | None:
             slowdown=slowdown(bits),
             pids=tuple(sorted({process.pid for process in processes})),
         )
-    except pynvml.NVMLError:  # then the block has no samples and does not count
+    except pynvml.NVMLError:  # a block without samples does not count
         return None

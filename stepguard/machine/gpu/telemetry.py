@@ -1,7 +1,8 @@
 """Tell what a case's GPUs did during a block, on every node, and whether the block counts. Pure.
 
 Ranks are numbered node after node, ``per_node`` on each. Rank i of a node is on its GPU i. Every
-node has its own clock: its samples are cut by the times that its own ranks give for a block.
+node has its own clock. So a node's own ranks say when the block began and ended. Only the samples
+between these two times count.
 """
 
 from collections.abc import Sequence, Set
@@ -56,8 +57,8 @@ def _stranger(pids: Sequence[int], expected: Expected, node: range) -> int | Non
     """Return a process on the GPUs of ``node`` (a range of ranks) that belongs to no expected
     group; None if there is none.
 
-    In a container NVML may show pids of the host, and ours are not among them. Then only the number
-    of processes is compared: a GPU has one rank of each group.
+    In a container NVML may show the pids of the host, which are not the ones known here. Then only
+    the number of processes is compared: a GPU has one rank of each group.
     """
     ours = {pid for group in expected for pid in group[node.start : node.stop]}
     if not ours:
@@ -92,9 +93,9 @@ def annotate(
     block: Block, ranks: Ranks, local: Sequence[Poll], expected: Expected, per_node: int
 ) -> Block:
     """Return the block with the telemetry of all nodes that ran it. ``local`` are the polls of this
-    host. Those of other nodes come with the answers of their first ranks.
+    host. The polls of another node come with the answer of its first rank.
 
-    A ``disturbance`` says why the block must be measured again.
+    The block's ``disturbance``, if it has one, says why the block must be measured again.
     """
     gpus: list[_Gpu] = []
     for first in range(0, len(ranks), per_node):

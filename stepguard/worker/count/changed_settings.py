@@ -1,8 +1,9 @@
 """What steers a step beside its code: settings of libraries, threads, processes, the interpreter.
 
-Any code may set them, and what is launched need not show it: another precision of products, or a
-thread that now and then takes the interpreter's time. All of them are part of the identity of a
-GPU's step. Those that mean the same on every machine are counted if the workload changed them.
+Any code may set them, and the launched kernels need not show it: for example another precision of
+products, or a thread that now and then takes the interpreter's time. All of them are part of the
+identity of a GPU's step. Those that mean the same on every machine are counted if the workload
+changed them.
 """
 
 import gc
@@ -91,7 +92,7 @@ def count_settings(tally: Tally, counted: RankStep) -> None:
 
 def everywhere() -> dict[str, object]:
     """Return by name the settings that every machine has, whatever its GPUs."""
-    # "none" means what unset means, so it is no change.
+    # An unset precision is "none", and means "ieee": from one to the other is no change.
     unset = {"none": "ieee"}
     # Asking a GPU would open its context, which a rank on standby must not do.
     asked = (name for name in _FLAGS if not name.startswith("cuda."))
@@ -107,18 +108,18 @@ def everywhere() -> dict[str, object]:
 
 
 def _flushes_denormals() -> bool:
-    """Tell whether the CPU treats the smallest numbers as zero. torch can only set this."""
+    """Tell whether the CPU treats the smallest numbers as zero. torch can set this, not tell it."""
     return sys.float_info.min / 2 == 0.0
 
 
 def _is_reordered(thing: Any) -> bool:
-    # Parameters ask objects of other classes for attributes, and some classes warn.
+    # isinstance() with Parameter asks other objects for attributes, and some of them warn.
     tensor = issubclass(type(thing), torch.Tensor)
     return tensor and isinstance(thing, torch.nn.Parameter) and not thing.is_contiguous()
 
 
 def settings() -> dict[str, Any]:
-    """Return all that steers, by name."""
+    """Return all settings that steer a step, by name."""
     return {
         **flags(),
         **everywhere(),

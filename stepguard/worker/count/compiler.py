@@ -42,7 +42,8 @@ _REWORDED = {  # torch's own words name its internals
     "step_unsupported": "instruction that cannot be traced",
 }
 _GIVEN_UP = "where the function cannot be resumed (in a loop, try or with)"
-# Splits the graph by gradient bucket on purpose; no line of the user's.
+# Such a reason is not counted: DDP splits the graph by gradient bucket on purpose, at no line of
+# the user's.
 _DDP_BUCKETS = "DDPOptimizer"
 
 
@@ -88,7 +89,7 @@ def uncached_graphs() -> int:
     asked = (f"fxgraph_cache_{answer}" for answer in ("hit", "miss", "bypass"))
     if any(counters.get(name, 0) for name in asked) or traces.get("autograd_cache_hit", 0):
         return counters.get("fxgraph_cache_bypass", 0)
-    # With the cache switched off nothing is counted.
+    # If the cache is switched off, its counters are all zero.
     return unique_graphs() if generated_kernels() else 0
 
 
@@ -99,7 +100,7 @@ def compiled_afresh() -> bool:
     counters, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
     if counters.get("fxgraph_cache_miss", 0) or counters.get("fxgraph_cache_bypass", 0):
         return True
-    # With the cache switched off nothing is counted.
+    # If the cache is switched off, its counters are all zero.
     return generated_kernels() > 0 and not counters.get("fxgraph_cache_hit", 0) + hits
 
 
@@ -129,7 +130,7 @@ def recompile_limits() -> list[Site]:
 
 
 class Recompiles:
-    """Every compilation inside a block; in steady steps there should be none.
+    """Collects every compilation inside a block. In steady steps there should be none.
 
     When the block is left, ``compilations`` is their number and ``sites`` has one Site for each:
     ``recompile: <guard that failed>``, ``recompile limit reached: <guard>`` when torch gives the
@@ -202,7 +203,7 @@ def _is_limit(record: Any) -> bool:
 def _is_given_up(record: Any) -> bool:
     """Return whether an older torch gave the frame up, which leaves neither an error nor guards.
 
-    A frame in which nothing was to be compiled has a count of its instructions.
+    A frame with nothing to compile was not given up: its record has an ir_count.
     """
     seen = (getattr(record, name, 0) for name in ("fail_type", "guard_count", "ir_count"))
     return record.is_forward is True and all(value is None for value in seen)

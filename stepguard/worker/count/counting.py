@@ -1,6 +1,7 @@
 """The counting pass: exact counts of what a step does, never inside a timed block.
 
-The order of its parts matters. All that the compiler does during the compiled steps is a recompile.
+The order of its parts matters. Every compilation in the steps that run compiled is a recompile, so
+the steps without the compiler come last.
 """
 
 from collections import Counter
@@ -74,7 +75,8 @@ def count_compiler(tally: Tally) -> None:
 def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
     """Count compilations while ``seen`` was active, and functions that torch gave up compiling.
 
-    Such a function no longer recompiles, which must not look steady.
+    A function that torch gave up runs eagerly and no longer recompiles. So it counts here:
+    otherwise it would look steady.
     """
     given_up = [site for site in compiler.recompile_limits() if site not in seen.sites]
     sites = merge([*seen.sites, *given_up])

@@ -26,7 +26,7 @@ _CAST = "aten._to_copy.default"  # also a copy to another device
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
     """Counts every ATen operator that reaches the dispatcher's Python key, with those of the
-    backward pass. ``by_form`` adds the form that its arguments choose to its name.
+    backward pass. With ``by_form`` an operator's name has the form that its arguments choose.
     """
 
     def __init__(self, by_form: bool = True) -> None:
@@ -35,12 +35,12 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         self.calls: Counter[str] = Counter()
         self._placed: Counter[tuple[str, Place]] = Counter()
         self._phases: dict[tuple[str, Place], set[str]] = {}
-        self._callers: dict[str, Counter[str]] = {}  # of a function of the tree
+        self._callers: dict[str, Counter[str]] = {}  # by file and function of the tree
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = str(func)
-        # What it costs and how it rounds depends on the new type.
+        # The cost and the rounding of a cast depend on the new type.
         if name == _CAST and result.dtype != args[0].dtype:
             name = f"aten._to_copy[{str(result.dtype).removeprefix('torch.')}].default"
         elif self._by_form and (form := _form(func, args, kwargs or {})):
@@ -49,7 +49,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         self.calls[name] += 1
         stack = frames(sys._getframe())
         called = name, locate(stack)
-        self._note_caller(called[1], locate(stack))  # which goes on where the first one ended
+        self._note_caller(called[1], locate(stack))  # ``stack`` goes on where the first call ended
         self._placed[called] += 1
         self._phases.setdefault(called, set()).add(torchs_phase(sys._getframe()))
         return result
@@ -60,12 +60,14 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             callers[f"{caller.function} ({caller.file}:{caller.line}): {caller.text}"] += 1
 
     def callers(self) -> dict[str, dict[str, int]]:
-        """Return, by file and function, who calls it, and how many operators it calls for each."""
+        """Return the callers of each "file function", with how many operators the function calls
+        for each of them.
+        """
         return {function: dict(counts) for function, counts in self._callers.items()}
 
     def sites(self) -> tuple[Site, ...]:
-        """Return a Site for each operator and line. For a backward pass it is the line that started
-        it. An operator that only a backward pass or an optimizer calls has that as its phase.
+        """Return a Site for each operator and line. The line of a backward pass is the one that
+        starts it. An operator that only a backward pass or an optimizer calls has that phase.
         """
         return merge(
             site_at(name, place, min(self._phases[name, place]), count)

@@ -1,7 +1,7 @@
 """Count what steps leave to Python's garbage collector, and find who makes it.
 
-Only the collector frees objects that refer to each other. It stops the step while it searches. In
-most timed blocks it is off (worker/block_timer.py), so no time shows it.
+Only the collector frees objects that refer to each other. The collector stops the step while it
+searches. Most timed blocks run without it (worker/block_timer.py), so no time shows this cost.
 """
 
 import gc
@@ -21,7 +21,7 @@ from stepguard.worker.count.memory_counters import PERIOD
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
-# With 1,400 new objects a step one full collection, which comes after some 70,000.
+# Enough for one full collection, which comes after some 70,000 new objects, at 1,400 a step.
 PAUSED_STEPS = 50
 PLACES = 5  # those that leave most
 _FRAMES = 40  # of an allocation: a loader's line is below the lines of the loader's machinery
@@ -42,13 +42,13 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
     """Add where the garbage was made, if any was counted, and gc_pause_ms_per_step. The step runs
     without the compiler.
     """
-    per_step = tally.values.get(GARBAGE, 1)  # if it differs between steps, there is some
+    per_step = tally.values.get(GARBAGE, 1)  # no value: the count differs between steps, so not 0
     if not counted.any_rank(per_step > 0):
         return
     tally.information["gc_pause_ms_per_step"] = _pause_ms(counted) / PAUSED_STEPS
     with torch.compiler.set_stance("force_eager"), _own_collections(), _traced():
-        # Python keeps the memory of freed objects. What it kept before tracing has no place, so
-        # steps run first.
+        # Python reuses the memory of freed objects, and memory from before the tracing has no
+        # place. A step runs first to use that up.
         counted.step()
         gc.collect()
         counted.step()
@@ -76,8 +76,8 @@ def _left_by(steps: int, counted: RankStep) -> int:
 
 
 def _pause_ms(counted: RankStep) -> float:
-    """Return for how many ms the collector stops PAUSED_STEPS steps, with the workload's setting,
-    and with all of the process' objects to look at.
+    """Return how many ms the collector takes in PAUSED_STEPS steps, with the workload's settings
+    and with all objects of the process.
     """
     began, pauses_ns = 0, 0
 
@@ -89,7 +89,8 @@ def _pause_ms(counted: RankStep) -> float:
         else:
             pauses_ns += now - began
 
-    # A plain run also looks at what the engine hid before the ranks were forked (worker/agent.py).
+    # The engine hid objects before it forked the ranks (worker/agent.py). Without the engine the
+    # collector would search them, too.
     hidden = gc.get_freeze_count() == counted.frozen
     if hidden:
         gc.unfreeze()

@@ -25,22 +25,22 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
 
 def count_graph_nodes(tally: Tally, counted: RankStep) -> None:
-    """Count leaked_graph_nodes_per_step: by how many nodes a step the graphs that living tensors
-    reach grow.
+    """Count leaked_graph_nodes_per_step: the growth of the graphs that living tensors lead to, in
+    nodes a step.
     """
-    for _ in range(PERIOD):  # a step may keep the graph of the one before it
+    for _ in range(PERIOD):  # a step may keep the graph of the step before
         counted.step()
     before = len(_reachable(counted.frozen))
     for _ in range(LEAK_STEPS):
         counted.step()
     grown = len(_reachable(counted.frozen)) - before
-    # One in four steps still counts as one.
+    # Rounded up: a single node in LEAK_STEPS steps counts as one a step.
     tally.add(GRAPH_NODES, [-(-max(0, grown) // LEAK_STEPS)])
 
 
 def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
-    """Add the lines that made what keeps the graphs, if a growth was counted. A Site's count is the
-    nodes a step that it keeps. The step runs without the compiler.
+    """Add the lines that made the kept graphs, if they grow. A Site's count is in nodes a step. The
+    steps run without the compiler.
     """
     if not counted.any_rank(tally.values.get(GRAPH_NODES, 0) > 0):
         return
@@ -50,7 +50,7 @@ def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
                 counted.step()
             for node in _reachable(counted.frozen).values():
                 node.metadata.setdefault(_STEP, number)
-        for _ in range(PERIOD):  # then all that is only replaced later is gone
+        for _ in range(PERIOD):  # they replace what is not kept for good
             counted.step()
     kept = [n for n in _reachable(counted.frozen).values() if _MADE_AT in n.metadata]
     if sites := _places(kept):
@@ -58,8 +58,8 @@ def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
 
 
 def _reachable(frozen: int) -> dict[int, Any]:
-    """Return, by identity, the nodes that can be reached from living tensors and from nodes in
-    Python.
+    """Return, by id(), the nodes that living tensors lead to, and those that living Python objects
+    of nodes lead to.
     """
     nodes: dict[int, Any] = {}
     waiting = list(_held(live_objects(frozen)))
@@ -88,9 +88,9 @@ def _following(node: Any) -> list[Any]:
 
 
 def _places(kept: Sequence[Any]) -> list[Site]:
-    """Return where the last node of each step's graph was made, with the number of nodes of its own
-    step that it leads to. For a sum over steps it is the line that adds; for a list of losses, the
-    loss.
+    """Return where the last node of each step's graph was made. A Site's count is in nodes a step:
+    those of its own step that the last node leads to. In a sum over steps the last node is the
+    addition. In a list of losses it is the loss.
     """
     counts: Counter[Site] = Counter()
     of_steps: dict[int, list[Any]] = {}
@@ -106,7 +106,9 @@ def _places(kept: Sequence[Any]) -> list[Site]:
 
 
 def _take(last: Any, inside: set[int]) -> int:
-    """Return how many nodes of ``inside`` it leads to. They are removed from ``inside``."""
+    """Return how many nodes of ``inside`` the node ``last`` leads to, with itself. They are removed
+    from ``inside``.
+    """
     waiting, taken = [last], 0
     while waiting:
         node = waiting.pop()

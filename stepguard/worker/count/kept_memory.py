@@ -1,5 +1,7 @@
-"""Find where bytes that outlive their step were allocated: all that is alive at its end, and for a
-leak the storages of some steps that outlive later ones.
+"""Find where bytes that outlive their step were allocated.
+
+Between steps these are all bytes that are alive at the end of a step. For a leak they are the
+storages of some steps that outlive the steps after them.
 
 The compiler is off, since a dispatch mode cannot see into its regions. What torch's operators did
 not allocate has no line.
@@ -32,15 +34,16 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
     """Add the lines of what lives between steps, and of a leak that was counted. A Site's count is
     bytes, for a leak bytes a step.
     """
-    if BETWEEN_STEPS not in tally.values:  # then there is no leak either: several ranks on a CPU
+    if BETWEEN_STEPS not in tally.values:  # several ranks on a CPU: a leak is not counted either
         return
     leaked = tally.values.get(LEAK, 0)
     any_leaked = counted.any_rank(leaked > 0)
-    # A rank without memory must not leave the others waiting for its exchanges.
+    # With several ranks the error is raised: otherwise the other ranks would wait for this one.
     quiet = () if counted.world_size > 1 else (torch.OutOfMemoryError,)
     with contextlib.suppress(*quiet), torch.compiler.set_stance("force_eager"):
         of_one_step = _made_by(1, counted)
-        # Gradients do not count, wherever a step drops them. No variable here keeps them alive.
+        # Gradients do not count, since a step may drop them at its end or its begin. Only their
+        # keys are kept here, which keeps no gradient alive.
         kind = counted.device.type
         excluded = {storage._cdata for storage in gradients(counted.frozen, kind).values()}
         if sites := of_one_step.by_operator(excluded, len(counted.phases.micro_steps)):
@@ -48,7 +51,7 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
         if not any_leaked:
             return
         made = _made_by(LEAK_STEPS, counted)
-        for _ in range(PERIOD):  # after them two buffers that alternate are different ones
+        for _ in range(PERIOD):  # they replace buffers that alternate between steps
             counted.step()
         gc.collect()
         if leaked and (sites := made.left(len(counted.phases.micro_steps))):
@@ -71,7 +74,7 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, phases: Phases, device: str) -> None:
         super().__init__()
         self._phases, self._device = phases, device
-        # The weak reference prevents that the address is given to another storage.
+        # The weak reference keeps the address from being given to another storage.
         self._made: dict[int, tuple[StorageWeakRef, Site]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,7 +98,7 @@ class _Made(TorchDispatchMode):  # type: ignore[misc]
 
     def by_operator(self, without: Collection[int], micro_steps: int) -> list[Site]:
         """Return the places of what still lives, ``without`` some storages. Each operator of a line
-        has its own site, so that one more operator of autograd's does not change the whole line's.
+        has a site of its own, so one more operator of autograd's does not change the others.
         """
         operators: dict[str, list[Site]] = {}
         for site in self._alive(without):

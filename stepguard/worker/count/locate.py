@@ -20,10 +20,10 @@ from stepguard.core.site import Site
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_ENGINE = str(Path(__file__).parents[2]) + os.sep  # the link through which it was imported
+_ENGINE = str(Path(__file__).parents[2]) + os.sep  # with links, as the files of frames are named
 _INSTALLED = ("site-packages", "dist-packages")
-# torch code that calls operators for a line of its caller's. A change at another place shows here,
-# too.
+# Parts of torch that call the operators of a whole phase for one line, such as loss.backward(). A
+# change of the model shows at this line, too.
 _FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
 _BACKWARD = f"{TORCH}autograd/graph.py", "_engine_run_backward"
 _FORWARD = f"{TORCH}nn/modules/module.py", "Module._call_impl"
@@ -41,13 +41,13 @@ def keep_tree() -> None:
 
 
 class Place(NamedTuple):
-    """A line of source. ``file`` is relative to the working directory if it lies below it."""
+    """A line of source. ``file`` is relative to the measured tree if its repository has it."""
 
     file: str = ""
     line: int = 0
     function: str = ""
     text: str = ""
-    via: str = ""  # the library's line that is called from there: "name/file.py:3 in function"
+    via: str = ""  # the library's line that this line calls: "name/file.py:3 in function"
 
 
 def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
@@ -59,8 +59,8 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def torchs_phase(innermost: FrameType | None) -> str:
-    """Return the part of a step in which torch makes calls for the located line; "" if the line
-    makes them itself.
+    """Return "backward" or "optimizer" if that part of torch makes the calls for the located line;
+    "" if the line makes them itself.
     """
     within = itertools.takewhile(lambda frame: is_machinery(frame[0]), frames(innermost))
     for file, _, _ in within:
@@ -71,8 +71,8 @@ def torchs_phase(innermost: FrameType | None) -> str:
 
 
 def phase_at(innermost: FrameType | None) -> str:
-    """Return the phase that runs now: "backward", also if it computes the forward pass again,
-    "optimizer", or "forward" inside of a module. Return "" outside of them.
+    """Return the phase that runs now: "backward", "optimizer", "forward" inside of a module, or ""
+    outside of all. A backward pass that computes the forward pass again is "backward".
     """
     if phase := torchs_phase(innermost):
         return phase
@@ -106,7 +106,7 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
 
 
 def site_at(what: str, place: Place, phase: str = "", count: int = 1, allowed: str = "") -> Site:
-    """Return what happens at a place."""
+    """Return the Site of what happens at a place."""
     file, line, function, text, via = place
     return Site(what, file, line, function, text, phase, count, allowed, via or msgspec.UNSET)
 
@@ -138,7 +138,7 @@ def _in_tree(file: str, root: str) -> tuple[bool, str]:
 
 @lru_cache(maxsize=16)
 def _top(folder: str) -> Path:
-    """Return the repository's folder: a script may run in one below, beside what it imports."""
+    """Return the repository's folder: a script may run in a folder below it."""
     above = (Path(folder), *Path(folder).parents)
     return next((path for path in above if (path / ".git").exists()), Path(folder))
 
@@ -156,8 +156,8 @@ def is_machinery(file: str) -> bool:
 
 
 def call_sources(innermost: FrameType | None) -> Iterator[str]:
-    """Yield the source of a call, with all its lines, from a frame outwards: torch's own calls,
-    then the first one that is not torch's.
+    """Yield the source of the calls that run now, innermost first: torch's own calls, and then the
+    first call outside of torch. The source of a call has all of its lines.
     """
     while innermost is not None:
         file = innermost.f_code.co_filename
@@ -170,7 +170,7 @@ def call_sources(innermost: FrameType | None) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _source(code: CodeType, instruction: int) -> str:
-    # An entry is a code unit of two bytes, and f_lasti counts bytes.
+    # co_positions() has an entry for each code unit of two bytes, and f_lasti counts bytes.
     first, last, start, end = list(code.co_positions())[instruction // 2]
     if first is None or last is None:
         return ""
@@ -202,7 +202,7 @@ def enclosing(file: str, line: int) -> Function | None:
 def qualified(file: str, line: int, name: str) -> str:
     """Return ``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``.
 
-    Without readable source it is the bare name. Without a name it is that of the function around
+    Without readable source return the bare name. Without a name return that of the function around
     the line.
     """
     resumed = _RESUMED.match(name)

@@ -1,9 +1,9 @@
 """Memory of a steady step: its peak by phase, what lives between steps, what each step leaves
 behind, the device allocator's calls.
 
-The peak counts the bytes that tensors ask for. What the caching allocator gives them depends on
-which blocks are free, and so on all that ran before, even the compiler's trials: on an H200 the
-same step read 1.7 MB apart with a cold and a warm compile cache.
+The peak counts the bytes that tensors ask for. The caching allocator may give them more: that
+depends on which blocks are free. Everything that ran before decides that, even the compiler's
+trials. On an H200 the same step differed by 1.7 MB between a cold and a warm compile cache.
 """
 
 import gc
@@ -24,8 +24,8 @@ from stepguard.worker import torch_device
 from stepguard.worker.count.syncs import site_here
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
-PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
-LEAK_STEPS = 2 * PERIOD  # with so many steps two alternating buffers are no growth
+PERIOD = 2  # steps until a step repeats itself, if two buffers alternate
+LEAK_STEPS = 2 * PERIOD  # whole periods, so that alternating buffers do not count as growth
 _BY_ROW = ("crow_indices", "col_indices", "values")
 _BY_COLUMN = ("ccol_indices", "row_indices", "values")
 _PARTS = {  # the methods that return a sparse tensor's dense ones
@@ -35,7 +35,7 @@ _PARTS = {  # the methods that return a sparse tensor's dense ones
     torch.sparse_csc: _BY_COLUMN,
     torch.sparse_bsc: _BY_COLUMN,
 }
-# A subclass of a tensor may refuse a question, or note it.
+# Inside this block a subclass of torch.Tensor cannot refuse or record what is asked of its tensors.
 _unheard = torch._C.DisableTorchFunctionSubclass
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
@@ -51,7 +51,7 @@ def count_memory(tally: Tally, counted: RankStep) -> None:
     gpu = torch_device.on_gpu(counted.device)
     on_gpu = (_gpu_between, _gpu_peaks, _gpu_growth)
     between, peaks_of, growth = on_gpu if gpu else (_cpu_between, _cpu_peaks, _cpu_growth)
-    # This is first: on a CPU frees of what was made before the first profile are not seen.
+    # This comes first: on a CPU no profile sees frees of what was made before the first profile.
     kept_bytes = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
     tally.add(BETWEEN_STEPS, [kept_bytes])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
@@ -69,8 +69,8 @@ def count_memory(tally: Tally, counted: RankStep) -> None:
 
 @contextmanager
 def _device_calls(tally: Tally, counted: RankStep) -> Iterator[None]:
-    """Count device_allocations_per_step over the LEAK_STEPS inside the block. A line is known of
-    those that a call of empty_cache() makes.
+    """Count device_allocations_per_step over the LEAK_STEPS inside the block. Only those that a
+    call of empty_cache() causes have a line.
     """
     emptied: list[Site] = []
     what, before = "torch.cuda.empty_cache()", torch_device.allocator_calls()
@@ -84,7 +84,7 @@ def _device_calls(tally: Tally, counted: RankStep) -> Iterator[None]:
 
 
 def _per_step(count: int) -> int:
-    return -(-count // LEAK_STEPS)  # one in four steps is still one
+    return -(-count // LEAK_STEPS)  # rounded up: one in four steps counts as one
 
 
 def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[str, int]:
@@ -157,7 +157,7 @@ def _cpu_growth(counted: RankStep) -> int:
     autograd or a bare storage.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        # These do not count yet: frees of what was made before the profile are not seen.
+        # These steps do not count: the profile does not see frees of what was made before it.
         for _ in range(PERIOD):
             counted.step()
         gc.collect()
@@ -192,7 +192,9 @@ def _events(profiled: Any) -> Any:
 
 
 def running_peaks(events: Any, live: int) -> dict[str, int]:
-    """Return the highest ``live`` plus running sum of "[memory]" events, by phase."""
+    """Return the peak bytes by phase: the highest sum of ``live`` and the "[memory]" events so
+    far.
+    """
     peaks: dict[str, int] = {}
     now, running = _OUTSIDE, live
     peaks[now] = live
@@ -257,7 +259,8 @@ def live_objects(frozen: int) -> list[Any]:
     A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more than
     ``frozen`` objects are frozen, they are unfrozen, and frozen again.
     """
-    if hidden := gc.get_freeze_count() > frozen:
+    hidden = _hides_more(frozen)
+    if hidden:
         gc.unfreeze()
     gc.collect()
     things = gc.get_objects()
@@ -266,9 +269,28 @@ def live_objects(frozen: int) -> list[Any]:
     return things
 
 
+def _hides_more(frozen: int) -> bool:
+    """Tell whether more than ``frozen`` objects are frozen. Only the first call counts them, which
+    takes 30 ms: afterwards, whatever was frozen since the last call was frozen with its mark.
+    """
+    if mark := _marks.get(frozen):
+        hidden = all(thing is not mark for thing in gc.get_objects())
+    else:
+        hidden = gc.get_freeze_count() > frozen
+    _marks[frozen] = _Mark()  # the caller, too, may freeze it
+    return hidden
+
+
+class _Mark:
+    """An object that ``gc.freeze`` hides with all others."""
+
+
+_marks: dict[int, _Mark] = {}  # by ``frozen``
+
+
 def _has_bytes(kind: Any) -> bool:
-    """Tell whether tensors of a class have the bytes that they state. One that dispatches by itself
-    wraps other tensors, or has none (FakeTensor).
+    """Tell whether tensors of a class have the bytes that they report. A class with its own
+    __torch_dispatch__ wraps other tensors, or has no bytes (FakeTensor).
     """
     plain = torch.Tensor.__torch_dispatch__
     return issubclass(kind, torch.Tensor) and kind.__torch_dispatch__ is plain

@@ -1,8 +1,8 @@
 """Refuse a step that profiles itself: a process has one profiler of torch's at a time, and the
 counting pass needs it.
 
-A second one takes the first one's place, or raises. Then the counting pass would have a part of the
-step, or nothing.
+A second profiler takes the first one's place, or raises. Then the counting pass would see a part of
+the step, or nothing.
 """
 
 from torch._C._autograd import _profiler_enabled
@@ -11,7 +11,7 @@ from torch.autograd.profiler import profile
 from stepguard.worker.block_timer import Step
 from stepguard.worker.workload import BadWorkload
 
-# What each profiler of torch's calls when it begins, first to warm up.
+# The methods that every profiler of torch calls when it begins: to warm up, and to record.
 _BEGINNINGS = ("_prepare_trace", "_start_trace")
 PROFILES_ITSELF = (
     "the step turns on torch's profiler, which a process has once, and which stepguard needs to "
@@ -20,8 +20,8 @@ PROFILES_ITSELF = (
 
 
 def unprofiled(step: Step) -> Step:
-    """Return the step as the counting pass runs it: raises BadWorkload if its code begins to
-    profile. Raises BadWorkload at once if its code has begun earlier.
+    """Return the step as the counting pass runs it: the step raises BadWorkload if its code starts
+    a profiler. Raises BadWorkload at once if a profiler already runs.
     """
     if _profiler_enabled():
         raise BadWorkload(PROFILES_ITSELF)

@@ -1,8 +1,8 @@
-"""Finds which call of the forward pass a part of a backward pass belongs to.
+"""Find the call of the forward pass to which an operator of the backward pass belongs.
 
 The whole backward pass runs for one line, the one that starts it. But autograd numbers the nodes of
-its graph. It makes a node right before it dispatches the node's operator, so that the newest number
-is the operator's.
+its graph. It makes a node right before it dispatches the node's operator, so the newest number is
+that of the operator.
 """
 
 import sys
@@ -21,7 +21,7 @@ class Origins:
     def note(self, operator: str) -> None:
         """Note an operator that is being dispatched, "aten.mul.Tensor"."""
         if torch._C._current_autograd_node() is None:
-            # An operator without gradient sees the number of an earlier one, which keeps it.
+            # An operator without gradient gets no number: the newest one is of an earlier operator.
             number = torch.autograd._get_sequence_nr() - 1
             if number not in self._made:
                 self._made[number] = operator, locate(frames(sys._getframe()))

@@ -1,8 +1,8 @@
 """Refuse a step whose work runs in another thread than the one that calls it.
 
-All that counts operators, FLOPs, waits or bytes listens to the step's thread, as torch's modes and
-profiler do. If the step gives work to another thread and waits for it, only the time would show it,
-and every counter of it would be zero.
+The counters of operators, FLOPs, waits and bytes see only the step's thread, as torch's modes and
+profiler do. If the step gave work to another thread and waited for it, all counters of this work
+would be zero, and only the time would show it.
 """
 
 import re
@@ -24,8 +24,8 @@ _PRODUCT = re.compile(r"^aten::(\w*mm\w*|linear|matmul|\w*convolution\w*|_?scale
 
 
 def refuse_work_elsewhere(counted: RankStep) -> None:
-    """Run a step. Raises BadWorkload if its thread calls no operator, or if other threads
-    multiply.
+    """Run a step. Raises BadWorkload if other threads call products, or if the step's own thread
+    calls no operator on a CPU.
     """
     config = _ExperimentalConfig(profile_all_threads=True)
     host = [ProfilerActivity.CPU]
@@ -43,11 +43,13 @@ def refuse_work_elsewhere(counted: RankStep) -> None:
 
 
 def _elsewhere(events: Iterable[Any], gpu: bool) -> str:
-    """Return what a step does in other threads than its own, as the beginning of a sentence."""
+    """Return what a step does in other threads than its own, as the beginning of a sentence; "" if
+    nothing is wrong.
+    """
     seen = list(events)
     own = next(event.start_thread_id() for event in seen if event.name() == _MARK)
     calls = [(e.start_thread_id(), e.name()) for e in seen if not e.is_user_annotation()]
-    # A GPU's step may replay a graph. Its launches are counted, whoever makes them.
+    # On a GPU a step that replays a graph calls no operator. Launches of all threads are counted.
     if not gpu and all(thread != own for thread, _ in calls):
         return "step() takes time, but calls no operator of torch's in its own thread"
     # On a GPU backward passes run in a thread of autograd's, and are counted.

@@ -29,8 +29,8 @@ from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
 TRIES = 3  # profiles taken until one has the GPU's record of every copy
 MARK = "stepguard.step"
-# On a GPU: six whole steps; the seventh shows where the sixth ends. There a class of kernels
-# scatters by 0.5 to 1.3 % from step to step, so the mean is right to half a percent.
+# On a GPU. Six of them are whole: the seventh shows where the sixth ends. The time of a class of
+# kernels scatters by 0.5 to 1.3 % from step to step, so the mean of six is right to half a percent.
 PROFILED_STEPS = 7
 KEPT_KERNELS = 200  # GPT-2's step has 90 to 105
 
@@ -82,7 +82,7 @@ def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
         ],
     }
     if lost := sum(calls.lost_copies for calls in steps):
-        reason = f"the trace lacks the GPU's record of {lost} copies, in {TRIES} profiles"
+        reason = f"copies without the GPU's record, also after {TRIES} profiles: {lost}"
         tally.missing(reason, *copies)
         return
     for metric, by_step in copies.items():
@@ -94,8 +94,9 @@ def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
     tally.add_parts("collectives_per_step", [calls.collectives for calls in steps])
     if unsized := {name for calls in steps for name in calls.unsized_collectives}:
         tally.missing(
-            f"the trace has no size of {', '.join(sorted(unsized))} (gloo: of one length and "
-            "several types); take the metric out of the case's gates, or use another length",
+            f"the trace has no size of {', '.join(sorted(unsized))} (gloo: if messages of several "
+            "types have one length); take the metric out of the case's gates, or use another "
+            "length",
             "collective_bytes_per_step",
         )
         return
@@ -116,11 +117,13 @@ def count_syncs(
 
 
 def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> ProfiledSteps:
-    """Run a step, then profile ACTIVE_STEPS, on a GPU PROFILED_STEPS."""
+    """Run one step, then ACTIVE_STEPS that count, or PROFILED_STEPS on a GPU. Return what their
+    trace says.
+    """
     seen: list[list[Site]] = []
     gpu = on_gpu(counted.device)
     steps = PROFILED_STEPS if gpu else ACTIVE_STEPS
-    # Shapes are needed for the bytes of messages, and for the code of each kernel.
+    # With shapes the trace also has the bytes of collectives, and what identifies a GPU's step.
     shapes = gpu or counted.world_size > 1
     ranges = Ranges(_phase)
     with (

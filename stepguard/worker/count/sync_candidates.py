@@ -45,7 +45,7 @@ _TO_HOST = {
 }
 # Calls that read the numbers in a list of tensors, without an operator that a dispatch mode sees.
 _FROM_NUMBERS = ("tensor", "as_tensor", "new_tensor")
-# What a step reads was made in this step or the ones before, all of them followed.
+# After so many steps, all that a step reads was made in a step that was followed.
 SETTLING_STEPS = 2
 CANDIDATE_STEPS = 10  # a loop that logs every tenth step is seen, wherever the counting begins
 
@@ -109,8 +109,8 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _fills(values: Any, accumulate: bool = False) -> bool:
-    """Return whether torch makes a masked_fill of it on a GPU, as of ``x[mask] = 0.0``, and does
-    not wait.
+    """Return whether an assignment by mask, ``x[mask] = 0.0``, is a masked_fill on a GPU, which
+    does not wait.
     """
     return values.dim() == 0 and not accumulate
 

@@ -1,8 +1,8 @@
 """Find where the host waits for the device: the line, the phase and the reason.
 
-torch tells Python about its synchronizations (torch_device.py). Their number is never taken from
-that: the profiler's trace has all calls, also those of other libraries. This module gives the calls
-their lines.
+torch tells Python about its synchronizations (torch_device.py), but not about those of other
+libraries. So all are counted in the profiler's trace, which has every call. This module gives the
+calls their lines.
 
 Listening slows down every allocation and cannot be undone, so no timing follows in the same
 process.
@@ -36,7 +36,7 @@ _BY_COPY = {  # ... or by the beginning of the name of the copy that is waited f
 
 
 def site_here(what: str, phases: Phases) -> Site:
-    """Return the line that runs now, outside of torch and this engine, with its phase: the one that
+    """Return the line that runs now, outside of torch and this engine. Its phase is the one that
     the workload names, or else the one that torch's frames show.
     """
     here = sys._getframe()
@@ -50,7 +50,7 @@ class SyncListener:
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
-        self._sites: list[Site] | None = None  # of the block that listens now
+        self._sites: list[Site] | None = None  # of the block that listens now; None outside of all
         call_on_sync(self._note)
 
     def _note(self, kind: str) -> None:
@@ -71,10 +71,10 @@ class SyncListener:
 
 
 def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -> list[Site]:
-    """Return the trace's calls with their lines. Of each kind, the n-th call is the n-th that torch
-    reported with that kind in ``what``.
+    """Return the trace's calls with their lines. The n-th call of a kind gets the line of the n-th
+    of ``seen`` with this kind in ``what``.
 
-    If the two disagree on the number of a kind, its calls keep their operators and get no lines.
+    If the numbers of a kind differ, its calls keep their operators and get no lines.
     """
     sites: list[Site] = []
     # A blocking cudaMemcpy ("copy") never has a line: torch's hook does not report it.
@@ -99,8 +99,8 @@ def what_waits(sync: Sync) -> str:
 
 
 def _nodes(sync: Sync) -> list[str]:
-    """Return the nodes of autograd's graph around it, "IndexBackward0"; none outside of a backward
-    pass.
+    """Return the nodes of autograd's graph around a call, "IndexBackward0"; none outside of a
+    backward pass.
     """
     return [name.removeprefix(_AUTOGRAD) for name in sync.chain if name.startswith(_AUTOGRAD)]
 
@@ -120,12 +120,12 @@ def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
     """Return one Site for each line: ``print(loss)`` waits eight times in four ways, but is one
     line to mend.
 
-    Phases are joined: "forward, each micro-step" if it happens in all ``micro_steps``.
+    Phases are joined: "forward, each micro-step" if the line waits in all ``micro_steps``.
     """
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
         place = site.key[1:] if site.file else ("", site.what)
-        # Otherwise, without a line, an allowed sync and another one would be one site.
+        # Syncs without a line have one place. An allowed one must not be joined with the others.
         groups.setdefault((*place, site.allowed), []).append(site)
     return [
         replace(

@@ -30,13 +30,13 @@ class RankStep:
     device: torch.device
     phases: Phases = field(default_factory=Phases)  # the phases that the step enters
     world_size: int = 1
-    any_rank: Callable[[bool], bool] = bool  # returns, on all ranks, whether it is true on any
-    frozen: int = 0  # objects that gc.freeze() hid before the workload was there; no tensors
+    any_rank: Callable[[bool], bool] = bool  # returns on all ranks whether a value is true on any
+    frozen: int = 0  # number of objects that gc.freeze() hid before the workload came; no tensor
     placement: Placement = field(default_factory=Placement)  # it saw the workload being built
     settings: Mapping[str, object] = field(default_factory=dict)  # before the workload was imported
 
 
-Differs = tuple[str, int, int]  # how steps differ, and which have less and more
+Differs = tuple[str, int, int]  # how steps differ; the index of one with less, of one with more
 
 
 @dataclass
@@ -60,8 +60,9 @@ class Tally:
         detail: Mapping[str, int] | None = None,
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Take the value if all of ``seen`` agree, with the first of ``sites``. Else note what was
-        seen, and where the largest count is above the smallest.
+        """Take the value if all of ``seen`` agree, with the first of ``sites``. Otherwise the count
+        is unstable: note what was seen, and the sites that the largest count has and the smallest
+        lacks.
         """
         self._take(metric, seen[0], _differ(seen), detail, sites)
 
@@ -72,8 +73,8 @@ class Tally:
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
         """Add the sum of each step's parts, with the first step's parts as detail. If parts are
-        judged, steps with equal sums must also agree in them; otherwise chance would choose the
-        parts that are compared.
+        judged, steps with equal sums must also agree in their parts; otherwise chance would choose
+        the parts that are compared.
         """
         seen = [sum(parts.values()) for parts in by_step]
         differs = _differ(seen)
@@ -131,6 +132,6 @@ def _differ_in_parts(by_step: Sequence[Mapping[str, int]]) -> Differs | None:
 
 
 def _moved(one: Mapping[str, int], other: Mapping[str, int]) -> str:
-    """Return the parts of which two steps do not have as many, "aten.add.Tensor and 2 more"."""
+    """Return the parts whose counts differ between two steps, "aten.add.Tensor and 2 more"."""
     names = sorted(one.keys() | other.keys())
     return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)

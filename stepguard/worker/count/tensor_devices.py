@@ -1,16 +1,17 @@
 """Find out, on a CPU, where tensors would live on a machine with a GPU.
 
 A tensor belongs to the device if it was made there (``device=`` of the workload's device), was sent
-there (``.to(device)``), is a parameter, or was computed from such a tensor. It belongs to the host
-if it was made without a device, as torch.tensor(0.0) and a loaded batch are, or with "cpu" in the
-call, or was computed only from such tensors.
+there (``.to(device)``), is a parameter, or was computed from such a tensor. All others belong to
+the host: tensors made without a device, such as torch.tensor(0.0) and a loaded batch, tensors made
+with "cpu" in the call, and what was computed only from these.
 
-So an optimizer's own counter belongs to the host. The same counter of a fused optimizer belongs to
-the device, since its kernel writes it beside the parameters. A batch that is never sent, since on a
-CPU that is not needed, belongs to the device from the second step on: in the first one it was used
-beside a parameter.
+So the step number of an optimizer belongs to the host. That of a fused optimizer belongs to the
+device, since the fused kernel writes it together with the parameters. A batch that the code never
+sends, as a CPU does not need it, belongs to the device from the second step on: the first step
+shows that an operator uses it together with a parameter.
 
-Storages are followed, since a view, or what autograd saved, is another tensor with the same bytes.
+Storages are followed, not tensors: a view, or a tensor that autograd saved, is another tensor with
+the same bytes.
 """
 
 import re
@@ -29,34 +30,35 @@ from torch.utils._pytree import tree_iter
 
 from stepguard.worker.count.locate import call_sources, frames, locate
 
-# It must not match `"cpu" if ... else device`, which is the device on a machine with a GPU.
+# This must not match `"cpu" if ... else device`, which is the device on a machine with a GPU.
 _CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["'](?!\s+if\b)""")
 _COPIES = ("aten.copy_.default", "aten._foreach_copy_.default")  # between devices, by design
 _INDEX = "aten.index.Tensor"
 _INDEXED = (_INDEX, "aten.index_put.default", "aten.index_put_.default")
-# Operators whose result may be what would be sent to the device. Their input need not be sent.
+# The result of these operators may be what code sends to a GPU. So if the result belongs to the
+# device, the input may still belong to the host.
 _STANDS_FOR_TRANSFER = re.compile(r"^aten\.(_to_copy|cat|clone|lift_fresh|stack)\.")
 Origin = tuple[str, str, int, int]  # operator, file, line, and the number of its call in a step
 
 
 class Placement:
-    """Knows for each storage that it saw being made whether it would belong to the GPU."""
+    """Knows where each storage that it saw being made would live: on the GPU or on the host."""
 
     def __init__(self) -> None:
-        # The weak reference prevents that the address is given to another storage.
+        # The weak reference keeps the address from being given to another storage.
         self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
-        # For storages made on the host: the call that made each, and what that call was given.
+        # The call that made each storage of the host, and the calls that made its inputs.
         self._made_by: dict[int, Origin] = {}
         self._given: dict[Origin, set[Origin]] = {}
-        self._sent: set[Origin] = set()  # calls whose results are used beside the device's tensors
+        self._sent: set[Origin] = set()  # calls whose results are used with the device's tensors
         self._calls: Counter[tuple[str, str, int]] = Counter()
 
     @contextmanager
     def observed(self, copies: bool = False) -> Iterator[None]:
         """Follow all that is made and computed inside the block, which runs eagerly.
 
-        With ``copies`` a move between host and device makes a copy, as it would there; otherwise
-        both would be one tensor.
+        With ``copies`` a move between host and device makes a copy, as on a machine with a GPU.
+        Without, both are one tensor.
         """
         self._calls.clear()
         with _eagerly(), _Moves(self, copies), _Follows(self):
@@ -87,7 +89,7 @@ class Placement:
                 self._known[storage._cdata] = StorageWeakRef(storage), on_device
 
     def forget_freed(self) -> None:
-        """Forget what no longer exists."""
+        """Forget storages that were freed."""
         self._known = {key: known for key, known in self._known.items() if not known[0].expired()}
         self._made_by = {key: maker for key, maker in self._made_by.items() if key in self._known}
 
@@ -101,16 +103,16 @@ class Placement:
             joined = [*_joined(func, args, kwargs)]
             self._learn(storages(joined))
             self.put(joined, True)
-        # Key by key: the difference of two views would go through all that are known, for each of
-        # the thousand small tensors that a script makes of its data.
+        # Key by key: the difference of two key views goes through all known storages. A script may
+        # make a thousand small tensors of its data, and this runs for each.
         elif made := [key for key in storages(result) if key not in self._known]:
             on_device = self._note(made, name, (args, kwargs))
-        # The storage of a view is already known; the tensor that it views counts.
+        # A view has the storage of its input, so it lives where its input does.
         self.put(result, on_device)
 
     def _note(self, made: Iterable[int], name: str, given: Any) -> bool:
-        """Note which call made these storages of the host. Return whether, in an earlier step, what
-        it made was used beside the device's tensors.
+        """Note which call made these storages of the host. Return whether an operator of an earlier
+        step used the results of this call together with the device's tensors.
         """
         place = locate(frames(sys._getframe()))
         call = name, place.file, place.line
@@ -123,8 +125,8 @@ class Placement:
         return origin in self._sent
 
     def _learn(self, joined: Iterable[int]) -> None:
-        """Note that what made these storages, and what they were computed from, belongs to the
-        device.
+        """Note that the calls that made these storages, and the calls that made their inputs, make
+        tensors of the device.
         """
         waiting = [self._made_by[key] for key in joined if key in self._made_by]
         new: set[Origin] = set()
@@ -135,24 +137,24 @@ class Placement:
                 new.add(origin)
                 waiting += self._given.get(origin, ())
         for key, origin in self._made_by.items() if new else ():
-            if origin in new and key in self._known:  # the next batch, which already exists
+            if origin in new and key in self._known:  # such as the next batch, loaded ahead
                 self._known[key] = self._known[key][0], True
 
 
 def _masks(given: Any) -> bool:
-    """Tell whether the tensors of an index contain a mask, and no number of a row."""
+    """Tell whether an index contains a boolean mask, and not only row numbers."""
     return any(tensor.dtype == torch.bool for tensor in _tensors(given))
 
 
 def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that must be on the same device as an operator's others: those that it
-    writes, and all that are more than a number. Only a number may come from the host.
+    """Yield the tensors of a call that must all be on one device: those that the operator writes,
+    and those with a dimension. Only a tensor without one, a number, may come from the host.
     """
     by_name = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    fused = "_fused_" in str(func)  # such a kernel accepts no number from the host in its lists
+    fused = "_fused_" in str(func)  # a fused kernel accepts no number from the host in its lists
     for argument in func._schema.arguments:
         written = argument.alias_info is not None and argument.alias_info.is_write
-        if argument.name == "indices" and str(func) in _INDEXED:  # it copies these to the device
+        if argument.name == "indices" and str(func) in _INDEXED:  # torch copies these to the device
             continue
         given = by_name.get(argument.name)
         whole = written or fused and isinstance(given, list | tuple)
@@ -160,8 +162,8 @@ def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
 
 
 def _eagerly() -> AbstractContextManager[None]:
-    """Switch the compiler off, if it was imported (measure/case_workers.py): it never again
-    compiles a frame that it meets under a dispatch mode.
+    """Switch the compiler off if it was imported. Otherwise a frame that it meets under a dispatch
+    mode would stay uncompiled in all later steps.
     """
     there = "torch._dynamo" in sys.modules
     return torch.compiler.set_stance("force_eager") if there else nullcontext()
@@ -186,7 +188,7 @@ class _Follows(TorchDispatchMode):  # type: ignore[misc]
 
 
 class _Moves(TorchFunctionMode):  # type: ignore[misc]
-    """Follows calls that name a device, which no operator shows on a CPU."""
+    """Follows calls that name a device. On a CPU no operator shows such a move."""
 
     def __init__(self, placement: Placement, copies: bool) -> None:
         super().__init__()
@@ -195,7 +197,7 @@ class _Moves(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if func is torch.Tensor.__deepcopy__:  # no operator shows what it copies
+        if func is torch.Tensor.__deepcopy__:  # no operator shows this copy
             self._placement.put(result, self._placement.on_device(args[0]))
             return result
         wanted = target(func, args, kwargs)
@@ -224,7 +226,7 @@ def target(func: Any, args: Any, kwargs: Any) -> bool | None:
 
 
 def _made_on_default_device(name: str, args: Any, kwargs: Any) -> bool:
-    """Return whether a tensor is made where torch.set_default_device() says."""
+    """Return whether a call makes its tensor on the device of torch.set_default_device()."""
     makers = _device._device_constructors() if _device.CURRENT_DEVICE is not None else ()
     return any(getattr(maker, "__name__", "") == name for maker in makers)
 

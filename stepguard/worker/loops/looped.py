@@ -21,12 +21,13 @@ from stepguard.worker.workload import BadWorkload, build, find_function
 
 # Steps of a launch that are not timed: the counting pass, and what settles before it.
 COUNTED_STEPS = 50
-NO_LINE = "EOF when reading a line"  # of input(), and of nothing else
+NO_LINE = "EOF when reading a line"  # the message of input()'s EOFError, and of no other
 NO_STEP = (
     "no optimizer of torch stepped twice outside of a compiled function: mark the end of each step "
     "with stepguard.step(), or name a function that ends one, --step-at module:function"
 )
-# Leaving it would leave the mode that counts, and nothing would be counted.
+# torch keeps modes in a stack. A loop that left its mode would remove the counting mode above it,
+# and nothing would be counted.
 INSIDE_OF_MODE = (
     "{name} ends its step inside of a mode of torch that each step enters and leaves, such as "
     "torch.device(...) or FlopCounterMode: mark the end of each step outside of it, with "
@@ -35,9 +36,10 @@ INSIDE_OF_MODE = (
 
 
 def workload_of(case: Case, device: str, timed_s: float = 0.0) -> Any:
-    """Return the case's workload for a rank: what its factory makes, or its loop after a step.
+    """Return the case's workload for a rank: what its factory makes, or its loop after one step.
 
-    ``timed_s``: how long a launch's timed steps take together. Raises BadWorkload in one line.
+    ``timed_s``: how many seconds a launch's timed steps take together. Raises BadWorkload, whose
+    message is one line.
     """
     if case.loop is None:
         return build(case.workload, dict(case.params), device)
@@ -65,7 +67,7 @@ class LoopedWorkload:
         self.step()
 
     def step(self) -> None:
-        """Run the loop to the next border. Raises BadWorkload if it ends, or asks for something."""
+        """Run the loop to the next border. Raises BadWorkload if it ends, or asks for input."""
         began, outside = perf_counter(), modes()
         try:
             rests = self._loop.run_to_border()
@@ -146,8 +148,8 @@ def _runner(case: Case, device: str) -> Callable[[], object]:
 
 
 def _asks(error: Exception) -> bool:
-    """Tell whether input() or getpass() raised it, since nobody answers. A file that is cut off
-    raises EOFError, too.
+    """Tell whether input() or getpass() raised the error: nobody answers them. Reading a file that
+    is cut off also raises EOFError.
     """
     if not isinstance(error, EOFError):
         return False

@@ -16,7 +16,7 @@ from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-NO_THREAD = 0  # the number of none
+NO_THREAD = 0  # no thread has this number
 
 
 class RestingLoop:
@@ -26,15 +26,15 @@ class RestingLoop:
         self._home, self._thread = getcurrent(), threading.get_ident()
         self._loop = greenlet(run)
         self._resting = self._loop
-        # The greenlet that is certainly the loop's, for callers that save themselves is_here().
+        # The loop's first greenlet. Callers compare it first, and so mostly do without is_here().
         self.here: greenlet | None = self._loop
         self._traced = False
-        # To ask for the process at each step would be to call the kernel.
+        # Asking for the process id at each step would be a system call.
         os.register_at_fork(after_in_child=self._be_nowhere)
 
     def _be_nowhere(self) -> None:
-        """Have no loop, in a process that the loop forked. Its copy of the loop would go on as the
-        one that measures.
+        """Be nowhere in a process that the loop forked. Otherwise its copy of the loop would rest
+        at borders, and go on as if it were the process that measures.
         """
         self.here, self._thread = None, NO_THREAD
 
@@ -64,7 +64,7 @@ class RestingLoop:
             frame = frame.f_back
 
     def is_here(self) -> bool:
-        """Tell whether the caller is inside of the loop, in its own thread and process. It may rest
-        only there. The loop may use greenlets of its own.
+        """Tell whether the caller is inside of the loop, in the loop's thread and process. The loop
+        may rest only there. It may use greenlets of its own.
         """
         return getcurrent() is not self._home and threading.get_ident() == self._thread

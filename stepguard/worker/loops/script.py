@@ -45,8 +45,8 @@ def run_script(path: str, args: Sequence[str]) -> None:
     )
     sys.modules["__main__"] = main
     sys.argv = [path, *args]
-    # Python puts the script's folder first. The working directory comes after it, where ranks have
-    # it: a project is often on PYTHONPATH.
+    # Python puts the script's folder first. Ranks have the working directory in their path, too, as
+    # if it were on PYTHONPATH, where a project often is.
     sys.path.insert(0, str(file.parent))
     exec(code, main.__dict__)
 

@@ -25,13 +25,14 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
     _len_torch_dispatch_stack,
 )
+from torch.utils.hooks import RemovableHandle
 
 from stepguard.core.case import BY_OPTIMIZER, Loop
 from stepguard.core.source_marks import hear_steps
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.workload import BadWorkload
 
-# An optimizer that was made and never stepped is waited for until another one has stepped so often.
+# An optimizer that was made but has not stepped is given up once another one has stepped so often.
 PATIENCE = 8
 
 
@@ -50,6 +51,7 @@ class Cycle:
 
     def __init__(self) -> None:
         self.missed = 0  # steps that ended before all optimizers of a step were known
+        self.only: int | None = None  # the optimizer, once it is known that no other one steps
         self._steps: Counter[int] = Counter()
         self._stepped: set[int] = set()  # since the last border
         self._steppers: set[int] | None = None  # None: not known yet
@@ -65,6 +67,8 @@ class Cycle:
         ``made`` returns the optimizers that may step; it is called only until it is known which
         ones do.
         """
+        if stepped == self.only:
+            return True
         if self._steppers is None:
             self._steps[stepped] += 1
             steps = self._steps[stepped]
@@ -74,6 +78,7 @@ class Cycle:
             self._steppers, self._stepped = set(self._steps), set()
             self._steps[stepped] -= 1
             self.missed = min(self._steps.values())
+            self.only = stepped if len(self._steppers) == 1 else None
         self._stepped.add(stepped)
         if not self._steppers <= self._stepped:
             return False
@@ -84,8 +89,8 @@ class Cycle:
 class StepBorders:
     """Lets a loop rest at the borders of steps, each ``every``-th of them.
 
-    What runs in every step asks ``getcurrent() is here or is_here()``, and calls little else: code
-    that runs once a step is not in the CPU's caches, and a call takes half a microsecond.
+    Code of every step asks ``getcurrent() is here or is_here()``, and calls little else. Code that
+    runs once a step is not in the CPU's caches, so a call takes half a microsecond.
     """
 
     def __init__(self, loop: Loop, resting: RestingLoop) -> None:
@@ -98,6 +103,7 @@ class StepBorders:
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._inner: set[int] = set()  # optimizers that stepped within another one's step
         self._stepping: list[int] = []
+        self._hear_begins: RemovableHandle | None = None
 
     @property
     def has_one_optimizer_step(self) -> bool:
@@ -149,7 +155,8 @@ class StepBorders:
             made(optimizer, *args, **kwargs)
 
         torch.optim.Optimizer.__init__ = make
-        torch_optimizer.register_optimizer_step_pre_hook(self._step_begins)
+        register = torch_optimizer.register_optimizer_step_pre_hook
+        self._hear_begins = register(self._step_begins)
         torch_optimizer.register_optimizer_step_post_hook(self._step_ends)
 
     def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -163,21 +170,30 @@ class StepBorders:
             return
         if getcurrent() is not self._resting.here and not self._resting.is_here():
             return
-        if id(optimizer) in self._stepping:  # later steps that never ended have raised
-            del self._stepping[self._stepping.index(id(optimizer)) :]
-        if self._stepping:
-            self._inner.add(id(optimizer))
+        stepped, stepping = id(optimizer), self._stepping
+        if stepped in stepping:  # steps that began later and did not end have raised
+            del stepping[stepping.index(stepped) :]
+        if stepping:
+            self._inner.add(stepped)
+            return
         # In a backward pass torch's own frames are around the step, and more steps will follow.
-        elif not self._marked and torch._C._current_graph_task_id() == -1:
-            if self._cycle.ends_with(id(optimizer), self._outermost):
-                self._border()
+        if self._marked or torch._C._current_graph_task_id() != -1:
+            return
+        if self._cycle.ends_with(stepped, self._outermost):
+            if self._hear_begins and stepped == self._cycle.only and not self._inner:
+                # Begins matter only if optimizers step within others, and there are no others.
+                self._hear_begins.remove()
+                self._hear_begins = None
+            self._border()
 
     def _outermost(self) -> set[int]:
-        """Return the optimizers of the loop that no other one's step is around."""
+        """Return the optimizers of the loop, without those that step within another one's step."""
         return {id(optimizer) for optimizer in self._optimizers} - self._inner
 
     def _mark(self) -> None:
-        """Take a mark that the loop set by ``stepguard.step()``."""
+        """End a step that the loop marks by ``stepguard.step()``. Raises BadWorkload if steps have
+        already ended at the optimizer.
+        """
         if not self._resting.is_here():
             return
         if not self._marked and self.seen:

@@ -1,4 +1,4 @@
-"""Run a workload for a profiler that starts it and records between two marks of CUDA's.
+"""Run a workload for a profiler that starts this process and records between CUDA's two marks.
 
     nsys profile --capture-range=cudaProfilerApi ... \
         python -m stepguard.worker.profilers.for_nsight '{"case": {...}, "warmup": 3, ...}'
@@ -28,7 +28,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     case: dict[str, Any]  # as Case.as_dict() returns it
     warmup: int
     steps: int
-    one_thread: bool = False  # autograd launches from the thread that has the workload's ranges
+    one_thread: bool = False  # backward passes launch from the thread with the workload's ranges
 
 
 def main() -> str:

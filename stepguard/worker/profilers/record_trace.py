@@ -28,8 +28,9 @@ def record_trace(
     with_stack: bool = False,
     shapes: bool = False,
 ) -> dict[str, Any]:
-    """Run ``plan``'s steps: unprofiled, as the profiler's warm-up, and recorded. Write the recorded
-    ones to ``path`` (.json.gz). Return the file's name, its size in bytes, and its steps.
+    """Run steps and record some of them. ``plan`` has three numbers of steps: unprofiled, for the
+    profiler's warm-up, and recorded. Write the recorded ones to ``path`` (.json.gz). Return the
+    file's name, its size in bytes, and its steps.
     """
     device, (wait, warmup, active) = rank.device, plan
     ranges = Ranges(record_function)

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
-from stepguard.lab.bottleneck import Bound, bottleneck
 from stepguard.lab.trace_page import bound
+from stepguard.lab.trace_summary import Bound, bottleneck
 from stepguard.trace.idle_causes import Idle
 
 
