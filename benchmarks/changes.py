@@ -251,6 +251,9 @@ HIDDEN: dict[str, Change] = {
     "a sleep in every 16th step": _before_each_step(
         "        time.sleep(0.6 if self._ran % 16 == 0 else 0)\n"
     ),
+    "a sleep in every 11th step": _before_each_step(
+        "        time.sleep(0.35 if self._ran % 11 == 0 else 0)\n"
+    ),
     "a sleep from step 30 on": _before_each_step(
         "        time.sleep(0.2 if self._ran > 30 else 0)\n"
     ),

@@ -16,14 +16,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = "model/workloads.py"
 # A line, and what is put behind it. The host waits in each micro-step: on a CPU, where a sync waits
-# for nothing, it sleeps.
+# for nothing, it sleeps. The forward pass keeps its batch, which takes memory and no time.
 STEP = "            loss = self._forward(*self._loader.next()) / count\n"
 WAITS = {
     "cuda": "            self.last_loss = loss.item()\n",
     "cpu": "            __import__('time').sleep(0.1)\n",
 }
 FORWARD = "        return self._forward(*self._loader.next())\n"
-SCALED = "        return self._forward(*self._loader.next()) * 1.0\n"
+KEPT = "        self.batch = self._loader.next()\n        return self._forward(*self.batch)\n"
 NAMES = {"cuda": "124m-bf16", "cpu": "nano-cpu"}
 WORKLOADS = ("forward", "forward_backward", "train_step")
 
@@ -42,7 +42,7 @@ def plant(clone, device):
     for line in (STEP, FORWARD):
         if text.count(line) != 1:
             sys.exit(f"{TARGET} has changed: the line to plant at is gone: {line.strip()}")
-    text = text.replace(STEP, STEP + WAITS[device]).replace(FORWARD, SCALED)
+    text = text.replace(STEP, STEP + WAITS[device]).replace(FORWARD, KEPT)
     (clone / TARGET).write_text(text)
     who = ("-c", "user.name=example", "-c", "user.email=example@localhost")
     run("git", *who, "commit", "-qam", "Two planted lines", "--no-verify", cwd=clone)

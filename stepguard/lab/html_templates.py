@@ -3,6 +3,8 @@
 Needs jinja2, which is an extra: import this where a page is made, not at the top of a command.
 """
 
+import re
+
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -10,7 +12,9 @@ from stepguard.core.text import bounded, printable_lines
 from stepguard.lab.charts import short
 
 MOST_TEXT = 20_000  # characters of one text on a page
-UNBROKEN_CHARACTERS = 40
+# A long name breaks behind the signs between its parts, and not into shorter pieces than this.
+PIECE_CHARACTERS = 10
+_BETWEEN_PARTS = re.compile(r"(?<=[_/.:])(?=\w)")
 
 
 def _shown(value: object) -> object:
@@ -22,10 +26,14 @@ def _shown(value: object) -> object:
 
 
 def _breakable(text: str) -> object:
-    """Return a text that may break at the slashes of a long path."""
-    if len(text) <= UNBROKEN_CHARACTERS:
-        return text
-    return Markup("/<wbr>").join(printable_lines(text).split("/"))
+    """Return a text whose long names of kernels, operators and files may break."""
+    pieces = [""]
+    for part in _BETWEEN_PARTS.split(printable_lines(text)):
+        if len(pieces[-1].rpartition(" ")[2]) < PIECE_CHARACTERS:
+            pieces[-1] += part
+        else:
+            pieces.append(part)
+    return Markup("<wbr>").join(pieces)
 
 
 TEMPLATES = Environment(

@@ -10,13 +10,12 @@ from stepguard.lab.charts import Bar, bar_chart
 from stepguard.lab.report_input import MeasuredCase
 from stepguard.lab.report_model import Section, Table, charts, signed, table
 from stepguard.lab.time_sections import sides_of
-from stepguard.report.cause_text import named, refused_because, sentence
+from stepguard.report.cause_text import named, place, refused_because, what
 from stepguard.trace.kernel_classes import short
 
 MOST_BARS = 12
 MOST_KERNELS = 15
-_CAUSE = ("cause", "phase, place", "change [ms]", "before [ms]", "now [ms]", "calls before",
-          "calls now")  # fmt: skip
+_CAUSE = ("cause", "phase, place", "change [ms]", "before [ms]", "now [ms]")
 _PARTS = (
     ("GPU: compute", "compute_us"),
     ("GPU: exposed comm.", "exposed_communication_us"),
@@ -68,7 +67,7 @@ def _causes(explanation: Explanation | None) -> Section:
     rows = [_cause_row(cause) for cause in explanation.causes]
     if explanation.scatter_us:
         text = signed(explanation.scatter_us / 1e3, 3)
-        rows.append(["within the scatter of steps", "", text, "", "", "", ""])
+        rows.append(["within the scatter of steps", "", text, "", ""])
     note = (
         f"The profiled steps take {_ms(explanation.before_us)} -> {_ms(explanation.after_us)} ms; "
         f"causes explain {signed(explanation.explained_us / 1e3, 3)} ms of "
@@ -83,13 +82,11 @@ def _change_text(us: float) -> str:
 
 def _cause_row(cause: Cause) -> list[str]:
     return [
-        sentence(cause),
-        ", ".join(filter(None, (cause.phase, cause.place))),
+        what(cause),
+        place(cause),
         signed(cause.us / 1e3, 3),
         _ms(cause.before.us),
         _ms(cause.after.us),
-        f"{cause.before.calls:g}",
-        f"{cause.after.calls:g}",
     ]
 
 

@@ -66,9 +66,18 @@ def _other_machine_code(cause: Cause) -> Iterator[str]:
 
 def sentence(cause: Cause) -> str:
     """Return a cause in full: what it is, what makes its time, its figures and its place."""
-    place = ", ".join(filter(None, (cause.phase, cause.place)))
-    words = ", ".join(filter(None, (named(cause), how(cause), _word(cause, 2))))
-    return words + (f" in {place}" if place else "")
+    where = place(cause)
+    return what(cause) + (f" in {where}" if where else "")
+
+
+def what(cause: Cause) -> str:
+    """Return what a cause is, what makes its time, and its figures."""
+    return ", ".join(filter(None, (named(cause), how(cause), _word(cause, 2))))
+
+
+def place(cause: Cause) -> str:
+    """Return the phase and the place of a cause; "" if neither is known."""
+    return ", ".join(filter(None, (cause.phase, cause.place)))
 
 
 def refused_because(refused: Refused) -> str:

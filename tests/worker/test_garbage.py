@@ -6,8 +6,9 @@ import tracemalloc
 import pytest
 import torch
 
-from stepguard.core.metrics import GARBAGE
-from stepguard.worker.count.garbage import count_garbage, locate_garbage
+from stepguard.core.metrics import GARBAGE, GRAPH_NODES
+from stepguard.worker.count.garbage import locate_garbage
+from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.tally import RankStep, Tally
 
 
@@ -15,7 +16,11 @@ def counted(step):
     """A tally of a program's garbage, with its places: (count, what, source)."""
     tally, program = Tally(), RankStep(step, torch.device("cpu"), frozen=-1)
     step()
-    count_garbage(tally, program)
+    left = LeakSteps(program)
+    left.settle()
+    left.run()
+    left.add_to(tally)
+    tally.values.pop(GRAPH_NODES)
     locate_garbage(tally, program)
     places = [(site.count, site.what, site.text) for site in tally.sites.get(GARBAGE, ())]
     return tally, places

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from stepguard.core.metrics import GRAPH_NODES
-from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
+from stepguard.worker.count.graph_nodes import locate_graph_nodes
+from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.tally import RankStep, Tally
 
 CPU = torch.device("cpu")
@@ -19,7 +20,10 @@ def counted(step):
     """The nodes a step of a program, and their places: (count, source)."""
     tally = Tally()
     step()
-    count_graph_nodes(tally, RankStep(step, CPU))
+    left = LeakSteps(RankStep(step, CPU))
+    left.settle()
+    left.run()
+    left.add_to(tally)
     locate_graph_nodes(tally, RankStep(step, CPU))
     places = [(site.count, site.text) for site in tally.sites.get(GRAPH_NODES, ())]
     return tally.values[GRAPH_NODES], places

@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.worker import torch_device
-from stepguard.worker.count import memory_counters
+from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.memory_counters import (
+    _PHASE,
     count_memory,
     live_objects,
     live_tensor_bytes,
     running_peaks,
 )
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 from stepguard.worker.rank_position import Phases
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -37,6 +38,11 @@ def empty(units):
     return torch.empty(units * N)
 
 
+def count_beside_leaks(tally, program):
+    """Count the memory of a program as the counting pass does, in the steps of all leaks."""
+    count_memory(tally, program, LeakSteps(program).run)
+
+
 @pytest.fixture
 def counted():
     """Counts a step made by ``make(phases)``: (tally, its values and detail in units of UNIT).
@@ -49,7 +55,7 @@ def counted():
         tally, phases = Tally(), Phases()
         step = make(phases)
         step()
-        count_memory(tally, RankStep(step, CPU, phases))
+        count_beside_leaks(tally, RankStep(step, CPU, phases))
         assert phases.listener is None
         peak = (tally.values[PEAK] - held) / UNIT if PEAK in tally.values else None
         detail = {name: (peak - held) / UNIT for name, peak in tally.detail.get(PEAK, {}).items()}
@@ -408,7 +414,7 @@ def test_a_failing_step_leaves_no_listener():
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        count_memory(Tally(), RankStep(step, CPU, phases))
+        count_beside_leaks(Tally(), RankStep(step, CPU, phases))
     assert phases.listener is None
 
 
@@ -449,7 +455,7 @@ def test_peaks_of_known_events():
         Event(1, size=50),
         Event(9, "aten::mm", 999),
         Event(2, size=-20),
-        Event(3, memory_counters._PHASE + "backward"),
+        Event(3, _PHASE + "backward"),
     ]
     assert running_peaks(events, 100) == {OUTSIDE: 150, "backward": 160}
 
@@ -463,7 +469,7 @@ def test_peaks_of_known_events():
 def test_the_highest_phase_is_the_highest_prefix(changes, live, border):
     """Wherever a phase begins, the highest peak is live plus the highest prefix sum, or live."""
     events = [Event(2 * at, size=size) for at, size in enumerate(changes)]
-    events.append(Event(2 * border - 1, memory_counters._PHASE + "forward"))
+    events.append(Event(2 * border - 1, _PHASE + "forward"))
     prefixes = [sum(changes[: index + 1]) for index in range(len(changes))]
     assert max(running_peaks(events, live).values()) == live + max(0, *prefixes, 0)
 
@@ -509,10 +515,10 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
         phases("backward")
         gpu.add(-30)
         gpu.add(5)
-        gpu.mallocs += len(steps) % memory_counters.LEAK_STEPS == 0
+        gpu.mallocs += len(steps) % LEAK_STEPS == 0
         gpu.add(-25)
 
-    count_memory(tally, RankStep(step, GPU, phases))
+    count_beside_leaks(tally, RankStep(step, GPU, phases))
     assert tally.values == {BETWEEN: 100, PEAK: 150, LEAK: 0, "device_allocations_per_step": 1}
     assert tally.detail[PEAK] == {OUTSIDE: 100, "forward": 150, "backward": 150}
     calls = {"cudaFree": 0, "cudaMalloc": 1, "retries": 0}
@@ -532,7 +538,7 @@ def test_a_cache_that_a_step_empties_has_its_line(monkeypatch):
         torch._C._cuda_emptyCache()
         gpu.mallocs += 3
 
-    count_memory(tally, RankStep(step, GPU))
+    count_beside_leaks(tally, RankStep(step, GPU))
     assert tally.values["device_allocations_per_step"] == 3
     sites = tally.sites["device_allocations_per_step"]
     assert {site.what for site in sites} == {"torch.cuda.empty_cache()"}
@@ -547,10 +553,10 @@ def test_a_cache_that_a_step_empties_has_its_line(monkeypatch):
 def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     """7 bytes a step are 7, and the peak is the last step's."""
     gpu, tally = FakeGpu(monkeypatch), Tally()
-    count_memory(tally, RankStep(lambda: gpu.add(7), GPU))
+    count_beside_leaks(tally, RankStep(lambda: gpu.add(7), GPU))
     assert tally.values == {
-        BETWEEN: 7 * memory_counters.PERIOD,
-        PEAK: 7 * (memory_counters.PERIOD + memory_counters.ACTIVE_STEPS),
+        BETWEEN: 7 * PERIOD,
+        PEAK: 7 * (PERIOD + ACTIVE_STEPS),
         LEAK: 7,
         "device_allocations_per_step": 0,
     }
@@ -579,7 +585,7 @@ def hidden_leaks(whole_heap):
     leaks = {}
     for step in (storage, graph, frozen):
         tally = Tally()
-        count_memory(tally, RankStep(step, torch.device("cpu"), frozen=hidden))
+        count_beside_leaks(tally, RankStep(step, torch.device("cpu"), frozen=hidden))
         leaks[step.__name__] = tally.values["leaked_bytes_per_step"]
     live_tensor_bytes(hidden)
     # What is frozen is in no generation of the collector's.

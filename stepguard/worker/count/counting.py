@@ -13,10 +13,11 @@ from stepguard.core.site import merge
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import count_settings
 from stepguard.worker.count.eager import count_eager
-from stepguard.worker.count.garbage import count_garbage, locate_garbage
+from stepguard.worker.count.garbage import locate_garbage
 from stepguard.worker.count.generated_kernels import count_machine_code, locate_machine_code
-from stepguard.worker.count.graph_nodes import count_graph_nodes, locate_graph_nodes
+from stepguard.worker.count.graph_nodes import locate_graph_nodes
 from stepguard.worker.count.kept_memory import locate_kept
+from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
@@ -32,16 +33,18 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     count_settings(tally, counted)
     progress("count: compiler")
     count_compiler(tally)
+    left = LeakSteps(counted)
     with compiler.Recompiles() as recompiles:
         # Not on several CPU ranks: gloo's threads free tensors there, which no profile shows.
         if METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size):
             # Before the profiler, whose records lie in memory between live tensors.
             progress("count: memory")
-            count_memory(tally, counted)
-        progress("count: graph nodes")
-        count_graph_nodes(tally, counted)
-        progress("count: garbage")
-        count_garbage(tally, counted)
+            count_memory(tally, counted, left.run)
+        else:
+            progress("count: what steps leave")
+            left.settle()
+            left.run()
+        left.add_to(tally)
         refuse_work_elsewhere(counted)
         # After memory: on a GPU this listens for syncs, which slows down allocations for good.
         progress("count: profiled steps")

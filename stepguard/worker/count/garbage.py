@@ -1,4 +1,4 @@
-"""Count what steps leave to Python's garbage collector, and find who makes it.
+"""Find who makes the objects that steps leave to Python's garbage collector.
 
 Only the collector frees objects that refer to each other. The collector stops the step while it
 searches. Most timed blocks run without it (worker/block_timer.py), so no time shows this cost.
@@ -16,26 +16,15 @@ import torch
 
 from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
+from stepguard.worker.count.leak_steps import own_collections
 from stepguard.worker.count.locate import Place, locate, qualified, site_at
-from stepguard.worker.count.memory_counters import PERIOD
 from stepguard.worker.count.syncs import by_place
-from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 
 # Enough for one full collection, which comes after some 70,000 new objects, at 1,400 a step.
 PAUSED_STEPS = 50
 PLACES = 5  # those that leave most
 _FRAMES = 40  # of an allocation: a loader's line is below the lines of the loader's machinery
-
-
-def count_garbage(tally: Tally, counted: RankStep) -> None:
-    """Count garbage_objects_per_step: the objects that are collected after PERIOD steps, divided by
-    these steps and rounded up.
-    """
-    with _own_collections():
-        counted.step()  # it may free what an earlier part of the counting made
-        gc.collect()
-        left = [_left_by(PERIOD, counted) for _ in range(ACTIVE_STEPS)]
-    tally.add(GARBAGE, [-(-each // PERIOD) for each in left])
 
 
 def locate_garbage(tally: Tally, counted: RankStep) -> None:
@@ -46,7 +35,7 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
     if not counted.any_rank(per_step > 0):
         return
     tally.information["gc_pause_ms_per_step"] = _pause_ms(counted) / PAUSED_STEPS
-    with torch.compiler.set_stance("force_eager"), _own_collections(), _traced():
+    with torch.compiler.set_stance("force_eager"), own_collections(), _traced():
         # Python reuses the memory of freed objects, and memory from before the tracing has no
         # place. A step runs first to use that up.
         counted.step()
@@ -55,24 +44,6 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
         sites = _places()
     if sites:
         tally.sites[GARBAGE] = tuple(sites)
-
-
-@contextmanager
-def _own_collections() -> Iterator[None]:
-    """Let only this module collect inside the block."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-
-
-def _left_by(steps: int, counted: RankStep) -> int:
-    for _ in range(steps):
-        counted.step()
-    return gc.collect()
 
 
 def _pause_ms(counted: RankStep) -> float:

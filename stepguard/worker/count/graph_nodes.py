@@ -1,4 +1,4 @@
-"""Count the nodes of autograd's graph that outlive their step, and find who keeps them.
+"""Find the nodes of autograd's graph that outlive their step, and who keeps them.
 
 ``total = total + loss`` keeps the graph of every step so far. The backward pass frees its tensors,
 so no byte of a tensor leaks. But the nodes take host memory, which nothing else counts.
@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from stepguard.core.metrics import GRAPH_NODES
 from stepguard.core.site import Site
 from stepguard.worker.count.locate import locate, qualified, site_at
-from stepguard.worker.count.memory_counters import LEAK_STEPS, PERIOD, live_objects
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.count.memory_counters import live_objects
+from stepguard.worker.count.tally import LEAK_STEPS, PERIOD, RankStep, Tally
 
 PLACES = 5  # those that keep most
 # Attributes of a node: torch's record of where it was made (in anomaly mode), and ours.
@@ -24,18 +24,11 @@ _MADE_AT, _STEP = "traceback_", "stepguard.step"
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 
 
-def count_graph_nodes(tally: Tally, counted: RankStep) -> None:
-    """Count leaked_graph_nodes_per_step: the growth of the graphs that living tensors lead to, in
-    nodes a step.
+def nodes_alive(frozen: int) -> int:
+    """Return the number of nodes that living tensors and living Python objects lead to, after a
+    collection. ``frozen`` is that of RankStep.
     """
-    for _ in range(PERIOD):  # a step may keep the graph of the step before
-        counted.step()
-    before = len(_reachable(counted.frozen))
-    for _ in range(LEAK_STEPS):
-        counted.step()
-    grown = len(_reachable(counted.frozen)) - before
-    # Rounded up: a single node in LEAK_STEPS steps counts as one a step.
-    tally.add(GRAPH_NODES, [-(-max(0, grown) // LEAK_STEPS)])
+    return len(_reachable(frozen))
 
 
 def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:

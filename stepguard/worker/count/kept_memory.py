@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.core.site import Site
-from stepguard.worker.count.memory_counters import LEAK_STEPS, PERIOD, gradients
+from stepguard.worker.count.memory_counters import gradients
 from stepguard.worker.count.syncs import by_place, site_here
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.count.tally import LEAK_STEPS, PERIOD, RankStep, Tally
 from stepguard.worker.count.tensor_devices import storages
 from stepguard.worker.rank_position import Phases
 

@@ -7,7 +7,7 @@ trials. On an H200 the same step differed by 1.7 MB between a cold and a warm co
 """
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -22,10 +22,8 @@ from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.core.site import Site, merge
 from stepguard.worker import torch_device
 from stepguard.worker.count.syncs import site_here
-from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 
-PERIOD = 2  # steps until a step repeats itself, if two buffers alternate
-LEAK_STEPS = 2 * PERIOD  # whole periods, so that alternating buffers do not count as growth
 _BY_ROW = ("crow_indices", "col_indices", "values")
 _BY_COLUMN = ("ccol_indices", "row_indices", "values")
 _PARTS = {  # the methods that return a sparse tensor's dense ones
@@ -41,9 +39,9 @@ _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(tally: Tally, counted: RankStep) -> None:
+def count_memory(tally: Tally, counted: RankStep, leak_steps: Callable[[], None]) -> None:
     """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
-    GPU, device_allocations_per_step.
+    GPU, device_allocations_per_step. ``leak_steps`` runs LEAK_STEPS steps.
 
     On a CPU only this thread's frees are seen. With several ranks gloo's threads free, too, so none
     of these would be exact (metrics.Scope.EXACT_MEMORY).
@@ -56,7 +54,7 @@ def count_memory(tally: Tally, counted: RankStep) -> None:
     tally.add(BETWEEN_STEPS, [kept_bytes])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     with _device_calls(tally, counted) if gpu else nullcontext():
-        leaked = max(0, growth(counted)) // LEAK_STEPS
+        leaked = max(0, growth(counted, leak_steps)) // LEAK_STEPS
     tally.add("leaked_bytes_per_step", [leaked])
     if leaked:  # then each step's peak is higher than the last one's; the leak shows that better
         del peaks[:-1]
@@ -108,18 +106,23 @@ def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[st
     return peaks
 
 
-def _gpu_between(counted: RankStep, steps: int = PERIOD) -> int:
+def _gpu_between(counted: RankStep) -> int:
     """Return the bytes that live tensors asked for, after some more steps."""
-    for _ in range(steps):
+    for _ in range(PERIOD):
         counted.step()
+    return _gpu_bytes(counted)
+
+
+def _gpu_growth(counted: RankStep, leak_steps: Callable[[], None]) -> int:
+    before = _gpu_bytes(counted)
+    leak_steps()
+    return _gpu_bytes(counted) - before
+
+
+def _gpu_bytes(counted: RankStep) -> int:
     gc.collect()
     torch_device.synchronize(counted.device)
     return torch_device.live_bytes()
-
-
-def _gpu_growth(counted: RankStep) -> int:
-    before = _gpu_between(counted, steps=0)
-    return _gpu_between(counted, LEAK_STEPS) - before
 
 
 def _cpu_between(counted: RankStep) -> int:
@@ -152,7 +155,7 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
-def _cpu_growth(counted: RankStep) -> int:
+def _cpu_growth(counted: RankStep, leak_steps: Callable[[], None]) -> int:
     """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them: Python,
     autograd or a bare storage.
     """
@@ -162,8 +165,7 @@ def _cpu_growth(counted: RankStep) -> int:
             counted.step()
         gc.collect()
         _mark()
-        for _ in range(LEAK_STEPS):
-            counted.step()
+        leak_steps()
         gc.collect()
     events = list(_events(profiled))
     began = next(event.start_ns() for event in events if event.name() == _PHASE)

@@ -20,6 +20,9 @@ from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.rank_position import Phases
 
 ACTIVE_STEPS = 2  # a count is accepted if so many steps agree
+PERIOD = 2  # steps until a step repeats itself, if two buffers alternate
+# For what grows from step to step. Whole periods, so that alternating buffers are no growth.
+LEAK_STEPS = ACTIVE_STEPS * PERIOD
 
 
 @dataclass(frozen=True)

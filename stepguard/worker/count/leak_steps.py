@@ -1,0 +1,63 @@
+"""The steps after which bytes, nodes of autograd's graph and garbage are counted that steps left.
+
+The three counters share these steps: on a GPU each step takes a part of a second.
+"""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stepguard.core.metrics import GARBAGE, GRAPH_NODES
+from stepguard.worker.count.graph_nodes import nodes_alive
+from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
+
+
+class LeakSteps:
+    """LEAK_STEPS steps, and the nodes and the garbage that they leave."""
+
+    def __init__(self, counted: RankStep) -> None:
+        self._counted = counted
+        self._collected: list[int] = []
+        self._nodes = 0
+
+    def settle(self) -> None:
+        """Run PERIOD steps, since a step may keep the graph of the step before. Whoever has counted
+        memory has run them.
+        """
+        for _ in range(PERIOD):
+            self._counted.step()
+
+    def run(self) -> None:
+        """Run the steps. Python's collector runs after each period only. What is garbage before is
+        not counted.
+        """
+        frozen = self._counted.frozen
+        with own_collections():
+            before = nodes_alive(frozen)  # it collects
+            self._collected = [self._left() for _ in range(ACTIVE_STEPS)]
+            self._nodes = nodes_alive(frozen) - before
+
+    def _left(self) -> int:
+        for _ in range(PERIOD):
+            self._counted.step()
+        return gc.collect()
+
+    def add_to(self, tally: Tally) -> None:
+        """Add garbage_objects_per_step, the objects that are collected after PERIOD steps, and
+        leaked_graph_nodes_per_step, the growth of the graphs that living tensors lead to. Both are
+        divided by the steps and rounded up, so that a single one counts as one a step.
+        """
+        tally.add(GARBAGE, [-(-count // PERIOD) for count in self._collected])
+        tally.add(GRAPH_NODES, [-(-max(0, self._nodes) // LEAK_STEPS)])
+
+
+@contextmanager
+def own_collections() -> Iterator[None]:
+    """Let Python's collector run only where it is called inside the block."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
