@@ -169,6 +169,28 @@ def empty_cache() -> None:
 
 
 @contextlib.contextmanager
+def growing_segments() -> Iterator[None]:
+    """Let the allocator's segments grow inside the block, so that it leaves no fragments. A step
+    that just fits into the memory could not run between them.
+    """
+    if torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]:
+        yield
+        return
+    empty_cache()
+    _set_allocator("expandable_segments:True")
+    try:
+        yield
+    finally:
+        _set_allocator("expandable_segments:False")
+
+
+def _set_allocator(setting: str) -> None:
+    # torch 2.8 has only the older name, which warns in later versions.
+    newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (newer or torch.cuda.memory._set_allocator_settings)(setting)
+
+
+@contextlib.contextmanager
 def heard_empty_cache(callback: Callable[[], object]) -> Iterator[None]:
     """Call ``callback`` whenever the cache is emptied inside the block, by torch.cuda or by
     torch.accelerator. It does not matter under which name their function was imported.

@@ -6,6 +6,7 @@ the steps without the compiler come last.
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from stepguard.core.metrics import METRICS
@@ -22,7 +23,7 @@ from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.own_thread import refuse_work_elsewhere
 from stepguard.worker.count.profiled_steps import count_profiled
 from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.torch_device import on_gpu
+from stepguard.worker.torch_device import growing_segments, on_gpu
 
 
 def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
@@ -55,10 +56,12 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     count_recompiles(tally, recompiles)
     # Last, since a step without the compiler leaves other buffers behind.
     progress("count: eager operators")
-    count_eager(tally, counted)
-    locate_kept(tally, counted)
-    locate_graph_nodes(tally, counted)
-    locate_garbage(tally, counted)
+    # It takes more memory than the compiled step.
+    with growing_segments() if on_gpu(counted.device) else nullcontext():
+        count_eager(tally, counted)
+        locate_kept(tally, counted)
+        locate_graph_nodes(tally, counted)
+        locate_garbage(tally, counted)
     locate_machine_code(tally)
     return tally.as_dict()
 

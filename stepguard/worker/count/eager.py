@@ -19,7 +19,7 @@ from stepguard.worker.count.locate import Place, frames, locate, site_at, torchs
 from stepguard.worker.count.python_lines import TracedStep, count_python
 from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.torch_device import empty_cache, on_gpu
+from stepguard.worker.torch_device import on_gpu
 
 _CAST = "aten._to_copy.default"  # also a copy to another device
 
@@ -99,8 +99,6 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
     one without.
     """
     gpu = on_gpu(counted.device)
-    if gpu:
-        empty_cache()
     counters: list[OperatorCounter] = []
     step = TracedStep(counted.step)
     try:
