@@ -32,7 +32,6 @@ KEPT = (
 STEPS_PCT = (0.0, 0.5, 1.0, 2.0)
 POINTS, AT = 60, 40
 LAUNCHES = 3  # of a point, as the core cases have them
-NEAR = 3  # points by which a step may be missed and still be found
 SEED = 47
 
 
@@ -60,12 +59,12 @@ def drawn(launches: Sequence[float], draw: random.Random, points: int) -> list[f
 
 
 def judged(values: Sequence[float], pct: float, at: int) -> tuple[bool, bool]:
-    """Return whether a planted step was found near its point, and whether a point is false."""
+    """Return whether a planted step was found at its point, and whether a point is false."""
     points = [
         change.at for change in level_changes(planted(values, pct, at), LEAST_CHANGE_PCT[GPU])
     ]
-    near = [point for point in points if pct and abs(point - at) <= NEAR]
-    return bool(near), len(points) > bool(near)
+    found = bool(pct) and at in points
+    return found, len(points) > found
 
 
 def rates(series: int, points: int = POINTS, at: int = AT) -> Iterator[dict[str, Any]]:

@@ -5,10 +5,10 @@
     python scripts/requirements.py pins          # constraints.txt, with the torch for this machine
     python scripts/requirements.py oldest        # the same, with the oldest that may be installed
 
-`perf` is what the suite needs; `test` adds what the project's own tests and linters need; `browser`
-adds what tests of the HTML report in a browser need; `gate` is the part of it that reading
-documents needs, without torch. `history` is `gate` and what the history needs; `docs` is what the
-site of docs/ is made with. `oldest` is `test` without linters and charts, whose own needs are
+`perf` is what the suite needs; `test` adds what the project's own tests and linters need; `gate` is
+the part of it that reading documents needs, without torch. `history` is `gate` and what the history
+needs; `browser` is what tests of the HTML report in a browser need, without torch; `docs` is what
+the site of docs/ is made with. `oldest` is `test` without linters and charts, whose own needs are
 newer.
 
 A GPU's recordings are compared under the torch that they were made with alone. So `pins` names the
@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SUITE = ("torch", "traces", "report", "model")
 GROUPS = {"perf": SUITE, "test": (*SUITE, "history", "test", "lint", "plot"), "gate": ()}
 GROUPS |= {"history": ("history",), "docs": ("docs",), "oldest": (*SUITE, "history", "test")}
-GROUPS["browser"] = (*GROUPS["test"], "browser")
+GROUPS["browser"] = ("report", "browser")
 # What a driver says of its cards, a file each: "Model:   NVIDIA H100 80GB HBM3".
 CARDS = Path("/proc/driver/nvidia/gpus")
 GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")

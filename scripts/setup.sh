@@ -3,13 +3,12 @@
 #
 #     scripts/setup.sh perf     what the suite needs
 #     scripts/setup.sh test     and what the project's own tests and linters need
-#     scripts/setup.sh browser  and what tests of the HTML report in a browser need
 #     scripts/setup.sh oldest   what the tests need, at the oldest versions allowed, in .venv-oldest
 #
 # On a machine with a GPU whose kind has recordings in baselines/ torch is theirs, since figures are
 # compared under one torch alone. For another one: make perf PYTHON=python3.
 #
-# Nothing is done while .venv/.stepguard-perf (-test, -browser) is newer than its inputs and names the
+# Nothing is done while .venv/.stepguard-perf (-test) is newer than its inputs and names the
 # torch that is wanted. A .venv that an interrupted set-up left, or whose interpreter does not run, is made
 # anew; one that somebody else made is installed into. pip's own configuration decides where packages
 # come from.
@@ -19,11 +18,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-what=${1:?usage: scripts/setup.sh perf|test|browser|oldest}
+what=${1:?usage: scripts/setup.sh perf|test|oldest}
 venv=.venv
 versions=pins
 [ "$what" != oldest ] || venv=.venv-oldest versions=oldest
 python=$venv/bin/python
+pip=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
 unfinished=$venv/.stepguard-unfinished
 inputs=(constraints.txt pyproject.toml scripts/setup.sh scripts/requirements.py)
 
@@ -67,19 +67,21 @@ make_venv() {
     mkdir "$venv"
     touch "$unfinished"
     "$interpreter" -m venv "$venv"
+    # That of Python 3.11 takes four times as long to choose versions, but would do.
+    "${pip[@]}" -c constraints.txt --upgrade pip || say "pip stays as it came with Python"
 }
 
 install() {
-    local pip=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
-    local pinned built
+    local pinned built compiling
     [ ! -e "$venv/.stepguard-perf" ] || touch "$unfinished" # it is ours, so it may be made anew
     pinned=$(pinned_torch)
     say "installing for $1, $pinned among it"
-    if [ -n "${TORCH_INDEX_URL:-}" ]; then
-        "${pip[@]}" --no-deps --index-url "$TORCH_INDEX_URL" "$pinned"
-    fi
+    "${pip[@]}" --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$pinned"
+    compile & # torch, while pip keeps one core busy with all else
+    compiling=$!
     "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
         -r <("$python" scripts/requirements.py list "$1")
+    wait "$compiling"
     compile
     if [ "${CI:-}" = true ] && ! has_gpu; then
         built=$("$python" -c 'import torch; print(torch.version.cuda or "")')
@@ -94,11 +96,12 @@ install() {
 # file for a newer Python does not compile. Not left to the first import: where Python is told to
 # write no bytecode, every launch would compile torch.
 compile() {
-    "$python" -m compileall -q -q -j 0 -x '/(tests?|transformers/models)/' "$venv/lib" || true
+    local unused='tests?|transformers/models|pip|fontTools|pygments/lexers|mypyc?|pytorch_lightning'
+    "$python" -m compileall -q -q -j 0 -x "/($unused)/" "$venv/lib" || true
 }
 
 [ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"
-case $what in perf | test | browser | oldest) ;; *) die "perf, test, browser or oldest, not '$what'" ;; esac
+case $what in perf | test | oldest) ;; *) die "perf, test or oldest, not '$what'" ;; esac
 if ! is_ready "$what"; then
     mkdir -p .stepguard
     exec 9>.stepguard/setup.lock

@@ -2,7 +2,7 @@
 
 from dataclasses import replace as changed
 
-from builders import CASE_ID, entry, evidence, replace
+from builders import CASE, CASE_ID, entry, evidence, recording, replace
 from comparisons import simulated
 from run_documents import COMMIT, measured, run_document
 
@@ -10,6 +10,9 @@ from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.site import Site
 from stepguard.judge.judge_pairs import judge_ab
+from stepguard.lab.history_page import page as history_page
+from stepguard.lab.history_store import measurement_of, series_of
+from stepguard.lab.history_view import Anchor, view_of
 from stepguard.lab.html_page import page
 from stepguard.lab.report_input import MeasuredCase, ReportedRun
 from stepguard.lab.source_links import Repository
@@ -149,3 +152,20 @@ def hostile_report():
     """A page whose every text is markup, in a case for each kind."""
     cases = [paired(f"a[{text}]", text) for text in HOSTILE]
     return page([run_of(*cases, text=text) for text in HOSTILE], PAGES, {})
+
+
+def history():
+    """A history's page: a time that crept, by a step that came with another level and torch."""
+    points = []
+    for number in range(24):
+        late = number >= 12
+        found = recording(
+            (250.0, 260.0)[late] + number % 3 / 10,
+            number,
+            commit=f"{number:040x}",
+            software={"torch": ("2.11.0", "2.13.0")[late]},
+        )
+        reason = "fused <b>" if number == 12 else ""
+        points.append(measurement_of(found, CASE_ID, "NVIDIA H200", CASE, reason))
+    anchor = Anchor("v1", "v1", {f"{number:040x}" for number in range(6)})
+    return history_page([view_of(one, anchor) for one in series_of(points)], anchor)

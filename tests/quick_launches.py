@@ -113,8 +113,9 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     def spec(case: Case, bench: Bench, label: str, *how: bool) -> LaunchSpec:
         # The agent imports once for all ranks, and in half the time that it takes while what builds
         # the workload is observed. To time a step of a pair needs nothing.
-        shared = ["late_compiler"]
-        if (compiler or case.workload.startswith("model.")) and not label.startswith("pair"):
+        shared = ["quick_ranks"]
+        trains = compiler or case.workload.startswith(("model.", "factories:ranks"))
+        if trains and not label.startswith("pair"):
             shared += ["torch._dynamo", "torch._functorch._aot_autograd.autograd_cache"]
             shared += ["torch._inductor.compile_fx"] if case.params.get("compile") else []
         return replace(whole(case, bench, label, *how), shared=tuple(shared))

@@ -161,11 +161,16 @@ def test_a_gate_that_the_case_cannot_have(device, gate, says):
 @pytest.mark.parametrize("gate", ["peak_allocated_bytes", "leaked_bytes_per_step"])
 def test_memory_of_several_cpu_ranks_is_not_exact(gate):
     """gloo's threads free what a CPU's profile does not see: refused there, gated elsewhere."""
-    with pytest.raises(ValueError, match=f"{gate}.*or of one rank on a CPU.*world_size 2"):
+    with pytest.raises(
+        ValueError, match=f"{gate}.*or of one rank without torchrun on a CPU.*world_size 2"
+    ):
         Case("a", FACTORY, device="cpu", world_size=2, gates=(gate,))
     assert gate not in Case("a", FACTORY, device="cpu", world_size=2).gates
     assert gate in Case("a", FACTORY, device="cpu").gates
     assert gate in Case("a", FACTORY, world_size=2).gates
+    group = Loop(torchrun=True)
+    assert gate not in Case("a", "train.py", device="cpu", launches=1, loop=group).gates
+    assert gate in Case("a", "train.py", loop=group).gates
 
 
 def test_a_forgotten_tuple():
@@ -193,6 +198,7 @@ def test_margins_are_the_devices_unless_the_case_has_its_own():
         ({"every": True}, "every"),
         ({"every": 1.5}, "every"),
         ({"tokens_per_step": -1}, "tokens_per_step"),
+        ({"torchrun": 1}, "torchrun"),
     ],
 )
 def test_a_malformed_loop_is_named(fields, named):

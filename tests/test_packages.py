@@ -62,6 +62,16 @@ def test_the_second_name_is_the_same_release():
     assert alias["tool"]["setuptools"] == {"packages": []}
 
 
+def test_an_index_shows_where_the_project_is():
+    """The repository that the pages are of, and a page to begin with."""
+    site = (ROOT / "mkdocs.yml").read_text()
+    (repository,) = re.findall("^repo_url: (.+)$", site, re.MULTILINE)
+    urls = project()["urls"]
+    assert urls["Repository"] == repository
+    folder, name = urls["Documentation"].removeprefix(f"{repository}/blob/main/").split("/")
+    assert (ROOT / folder / name).is_file()
+
+
 def test_types_are_told():
     """Whoever checks types finds the marker beside the package."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]

@@ -233,6 +233,12 @@ def test_the_commands_of_stepguard_are_there(command, rest, monkeypatch, capsys)
     )
 
 
+def test_a_script_of_ones_own_takes_five_lines():
+    """From the installation to the comparison with main."""
+    lines = next(block for block in blocks("sh") if "-- train.py" in block).splitlines()
+    assert len(lines) == 5, lines
+
+
 def test_make_knows_the_commands_of_the_readme():
     """Every "make something" is a target."""
     makefile = (ROOT / "Makefile").read_text()

@@ -54,7 +54,7 @@ def installed_torch(project, gpu=""):
     subprocess.run(["scripts/setup.sh", "perf"], cwd=project, env=env, check=True)
     if not log.is_file():
         return None
-    (line,) = [line for line in log.read_text().splitlines() if line.startswith("torch==")]
+    (line,) = {line for line in log.read_text().splitlines() if line.startswith("torch==")}
     return line.removeprefix("torch==")
 
 

@@ -33,7 +33,7 @@ def _comment(options: argparse.Namespace) -> int:
     try:
         document = load_document(options.document)
         text = github.comment(document, run_id, options.conclusion)
-        bodies = list(github.check_run(document, head, options.conclusion))
+        bodies = list(github.check_run(document, run_id, options.conclusion, head))
     except FileError as error:
         text = github.no_document(str(error), run_id)
         bodies = [github.unread_check_run(head, str(error))]

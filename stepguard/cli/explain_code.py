@@ -1,6 +1,8 @@
-"""The command explain-code: what the code of a reason means, and what to do about it.
+"""The command explain-code: what the code of a reason means, and what to do about it. Of a metric:
+how it is measured.
 
 python -m stepguard explain-code NOT_STEADY
+python -m stepguard explain-code graph_breaks
 python -m stepguard explain-code CHANGED
 python -m stepguard explain-code
 python -m stepguard explain-code --page > docs/reason-codes.md
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
+from stepguard.core.metrics import METRICS
 from stepguard.core.reason_help import OF_REASONS
 from stepguard.core.reasons import FORMER_CODES, Reason
 from stepguard.core.run_document import FORMER_PROBLEM_CODES, ProblemCode
@@ -57,8 +60,10 @@ class Code:
 
 
 def add_command(commands: Any, root: Path) -> None:
-    command = commands.add_parser("explain-code", help="what a reason means, and what mends it")
-    command.add_argument("code", nargs="?", metavar="REASON", help="default: a list of all")
+    command = commands.add_parser("explain-code", help="what a reason or a metric means")
+    command.add_argument(
+        "code", nargs="?", metavar="REASON", help="or a metric; default: all reasons"
+    )
     command.add_argument("--page", action="store_true", help="print all as a page of Markdown")
     command.set_defaults(call=_explain, root=root)
 
@@ -114,19 +119,43 @@ def _read_more(page: str) -> str:
     Empty if the installation has no pages.
     """
     name, _, section = page.partition("#")
-    # The last two are for pip's --user and --target.
-    parents = (sys.prefix, site.getuserbase(), _ABOVE)
-    folders = [_ABOVE / "docs", *(Path(parent, _INSTALLED) for parent in parents)]
-    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    path = _path_of(name)
     if path is None:
         return ""
     shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
     return f"{shown}: {section.replace('-', ' ')}" if section else shown
 
 
+def _path_of(page: str) -> Path | None:
+    """Return where a page of docs/ is on this machine; None if the installation has no pages."""
+    # The last two are for pip's --user and --target.
+    parents = (sys.prefix, site.getuserbase(), _ABOVE)
+    folders = [_ABOVE / "docs", *(Path(parent, _INSTALLED) for parent in parents)]
+    return next((folder / page for folder in folders if (folder / page).is_file()), None)
+
+
+def _metric(name: str) -> list[str]:
+    """Return how a metric is judged and measured: its row of docs/method.md. Without the page
+    return its kind and unit.
+    """
+    metric, path = METRICS[name], _path_of("method.md")
+    begin = f"| `{name}` | "
+    lines = path.read_text().splitlines() if path else ()
+    row = next((line for line in lines if line.startswith(begin)), "")
+    kind, _, measured = row.removeprefix(begin).removesuffix(" |").partition(" | ")
+    if not measured:
+        return [f"{name} ({metric.kind}), in {metric.unit}"]
+    text = _LINK.sub(r"\1", measured).replace("`", "")
+    more = f"  more: {_read_more('method.md#metrics')}"
+    return [f"{name} ({kind})", *_wrapped("measured", text), more]
+
+
 def _explain(options: argparse.Namespace) -> int:
     if options.page:
         say(*page().splitlines())
+        return 0
+    if options.code in METRICS:
+        say(*_metric(options.code))
         return 0
     known = codes()
     if not options.code:

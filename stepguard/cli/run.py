@@ -59,14 +59,16 @@ def _run(options: argparse.Namespace) -> int:
     line = progress_line(options.root, [case])
     with line.case(case.id):
         result = suite.run(case, line.stage)
-    say(*figures(result))
+    commands = Commands(python=interpreter(Path.cwd()))
+    if shown := list(figures(result)):
+        explain = commands.called("stepguard explain-code METRIC")
+        say(*shown, f"how a metric is measured: {explain}")
     # The exit status depends only on the measurement: a baseline's verdict does not count here.
     measured = measurement_problem(result.evidence) is None
     evidence = os.path.relpath(result.evidence_path)
     if measured:
         say(f"evidence: {evidence}")
     else:
-        commands = Commands(python=interpreter(Path.cwd()))
         sys.stderr.write(verdict_text.block(result.verdict, evidence, commands) + "\n")
     put_json(result_document(result, Commands(options.root)), options.json)
     return 0 if measured else 1

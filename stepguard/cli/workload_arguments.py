@@ -30,7 +30,7 @@ from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
 from stepguard.worker.workload import NO_DEVICE, where_else
 
-LOOP_OPTIONS = ("step_at", "every", "tokens")
+LOOP_OPTIONS = ("step_at", "every", "tokens", "torchrun")
 RUNS_AS_IT_IS = "{workload} runs unchanged: it writes its usual files, such as checkpoints, too"
 RUNNERS = ("python", "python3", "torchrun", "accelerate")
 
@@ -60,17 +60,20 @@ def add_parameters(command: argparse.ArgumentParser) -> None:
     loop.add_argument("--every", type=int, metavar="N", help=text)
     text = "of a step on one rank, for tokens a second"
     loop.add_argument("--tokens", type=int, metavar="N", help=text)
+    text = "give one rank torchrun's variables (RANK and others), too; several have them anyway"
+    loop.add_argument("--torchrun", action="store_true", default=None, help=text)
     command.set_defaults(script=())  # what follows --, see main.py
 
 
 def loop_of(options: argparse.Namespace) -> Loop | None:
     """Return what a step of a loop is; None without an option of a loop. Raises UsageError."""
-    step_at, every, tokens = (getattr(options, name, None) for name in LOOP_OPTIONS)
-    if (step_at, every, tokens) == (None, None, None):
+    given = [getattr(options, name, None) for name in LOOP_OPTIONS]
+    if all(value is None for value in given):
         return None
+    step_at, every, tokens, torchrun = given
     try:
         every = 1 if every is None else every
-        return Loop(step_at or BY_OPTIMIZER, every, tokens or 0)
+        return Loop(step_at or BY_OPTIMIZER, every, tokens or 0, bool(torchrun))
     except ValueError as error:
         raise UsageError(str(error)) from None
 
@@ -87,7 +90,7 @@ def script_of(options: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
     elif path.startswith("-") or path.rpartition("/")[2] in RUNNERS:
         raise UsageError(
             f"-- {path}: write the script and its arguments alone, -- train.py --steps=500; "
-            "--gpus N before it starts N ranks"
+            "--gpus N before it starts N ranks, --torchrun one rank with torchrun's variables"
         )
     else:
         script = os.path.relpath(Path.cwd() / path, options.root)

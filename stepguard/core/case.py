@@ -44,6 +44,7 @@ class Loop:
     step_at: str = BY_OPTIMIZER
     every: int = 1  # so many steps of the loop count as one: 10 if every tenth step is logged
     tokens_per_step: int = 0  # of one rank; 0 if unknown: then no table shows tokens
+    torchrun: bool = False  # one rank, too, finds torchrun's variables and makes a process group
 
     def __post_init__(self) -> None:
         if self.step_at != BY_OPTIMIZER and not _STEP_AT.fullmatch(self.step_at):
@@ -54,11 +55,15 @@ class Loop:
             value = getattr(self, name)
             if type(value) is not int or value < least:
                 raise ValueError(f"Loop.{name} {value!r}: a number from {least} is needed")
+        if type(self.torchrun) is not bool:
+            raise ValueError(f"Loop.torchrun {self.torchrun!r}: True or False")
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields that must equal those of the baseline."""
-        given = {"tokens_per_step": self.tokens_per_step} if self.tokens_per_step else {}
-        return {"step_at": self.step_at, "every": self.every} | given
+        given = {"tokens_per_step": self.tokens_per_step, "torchrun": self.torchrun}
+        return {"step_at": self.step_at, "every": self.every} | {
+            name: value for name, value in given.items() if value
+        }
 
 
 @dataclass(frozen=True)
@@ -128,7 +133,8 @@ class Case:
         if isinstance(self.gates, str):
             raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
         untold = self.loop is not None and not self.loop.tokens_per_step
-        usual = default_gates(self.device, self.world_size)
+        where = self.device, self.world_size, self.needs_torchrun
+        usual = default_gates(*where)
         gates = tuple(self.gates) or tuple(g for g in usual if not (untold and g == TOKENS))
         if untold and TOKENS in gates:
             raise ValueError(f"Case.gates {TOKENS!r}: say how many, loop=Loop({TOKENS}=...)")
@@ -136,7 +142,7 @@ class Case:
             if gate not in GATEABLE:
                 known = ", ".join(GATEABLE)
                 raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
-            if not METRICS[gate].exists(self.device, self.world_size):
+            if not METRICS[gate].exists(*where):
                 raise ValueError(
                     f"Case.gates {gate!r}: only {METRICS[gate].scope.value} has this metric; "
                     f"{self.id} has world_size {self.world_size} and device {self.device!r}"
@@ -167,6 +173,11 @@ class Case:
     def is_script(self) -> bool:
         """Tell whether the workload is a script."""
         return ":" not in self.workload
+
+    @property
+    def needs_torchrun(self) -> bool:
+        """Tell whether the workload finds torchrun's variables: of several ranks it always does."""
+        return self.world_size > 1 or (self.loop is not None and self.loop.torchrun)
 
     @property
     def function(self) -> str:
@@ -205,10 +216,10 @@ class Case:
         return parameters | arguments | (self.loop.as_dict() if self.loop else {})
 
 
-_OF_A_LOOP = ("step_at", "every", "tokens_per_step")
+_OF_A_LOOP = ("step_at", "every", "tokens_per_step", "torchrun")
 
 
-def says_tokens(parameters: Mapping[str, Any]) -> bool:
+def says_tokens(parameters: Mapping[str, object]) -> bool:
     """Tell whether the number of tokens in a step is known of the case that as_dict() described. A
     factory's workload always says it; a loop or a script need not.
     """

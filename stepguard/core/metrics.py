@@ -45,9 +45,9 @@ class Scope(Enum):
     GPU = "a case on a GPU"
     CPU = "a case on a CPU"
     SEVERAL_RANKS = "a case of several ranks"
-    # On a CPU the profile shows only frees of the profiling thread. With several ranks the threads
+    # On a CPU the profile shows only frees of the profiling thread. In a process group the threads
     # of gloo free tensors, too.
-    EXACT_MEMORY = "a case on a GPU, or of one rank on a CPU,"
+    EXACT_MEMORY = "a case on a GPU, or of one rank without torchrun on a CPU,"
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,17 @@ class Metric:
         """Return whether the counter may rise and still be `same`."""
         return bool(self.slack_pct or self.floor)
 
-    def exists(self, device: str, world_size: int) -> bool:
-        """Return whether a case on ``world_size`` ranks of ``device`` can have it."""
+    def exists(self, device: str, world_size: int, in_group: bool = False) -> bool:
+        """Return whether a case on ``world_size`` ranks of ``device`` can have it. ``in_group``
+        tells whether even one rank may be in a process group.
+        """
         gpu, several = is_gpu(device), world_size > 1
         return {
             Scope.ANY: True,
             Scope.GPU: gpu,
             Scope.CPU: not gpu,
             Scope.SEVERAL_RANKS: several,
-            Scope.EXACT_MEMORY: gpu or not several,
+            Scope.EXACT_MEMORY: gpu or not (several or in_group),
         }[self.scope]
 
 
@@ -183,15 +185,16 @@ def not_gateable(metric: str) -> str:
     return f"{metric!r} is no metric that can be gated{hint}"
 
 
-def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
+def default_gates(device: str, world_size: int = 1, in_group: bool = False) -> tuple[str, ...]:
     """Return what a case gates by default: counters everywhere, times on GPUs.
 
     A time on a shared CPU should not stop a merge. A difference costs as many blocks as a launch,
-    so a case has to ask for it.
+    so a case has to ask for it. ``in_group`` is that of Metric.exists().
     """
     times = (JUDGED_TIME,) if is_gpu(device) else ()
+    where = device, world_size, in_group
     counters = (metric for metric in METRICS.values() if metric.kind == "counter")
-    return (*times, *(metric.name for metric in counters if metric.exists(device, world_size)))
+    return (*times, *(metric.name for metric in counters if metric.exists(*where)))
 
 
 def setting(name: str, value: object) -> str:

@@ -122,7 +122,7 @@ class ProblemCode(StrEnum):
         "DIRTY",
         "What was measured is in no commit: files differ from the commit, or there is no git, no "
         "repository or no commit. Or a file in `baselines/` is not committed, or is a link.",
-        "Commit it. What is no source, let git ignore. The message names the files, or has the "
+        "Commit it, or add outputs to `.gitignore`. The message names the files, or has the "
         "command.",
     )
     TREE_CHANGED = (

@@ -32,7 +32,7 @@ def other_variables(was: str, now: str, recording: str) -> str:
 def uncommitted(files: Sequence[str]) -> str:
     """Return what differs from a tree's commit, and what mends it; empty if nothing does."""
     text = f"uncommitted changes ({listed(files, 3)})"
-    return f"{text}: commit them, or let git ignore what is no source" if files else ""
+    return f"{text}: commit them, or add outputs to .gitignore" if files else ""
 
 
 def margins_text(margins: Margins) -> str:

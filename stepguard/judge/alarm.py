@@ -179,9 +179,10 @@ def _settled(time: MetricVerdict) -> MetricVerdict:
     proven = time.confirmed is not None and time.confirmed.outcome is Confirmation.CONFIRMED
     if time.status not in _MOVED or proven or abs(time.change_pct or 0) > LEVEL_LIMIT_PCT:
         return time
+    status, reason = Status.INCONCLUSIVE, Reason.UNCONFIRMED
     if time.status is Status.FASTER:  # `same`, so that nobody records it as a gain
-        return structs.replace(time, status=Status.SAME, reason=Reason.WITHIN_LEVEL)
-    return structs.replace(time, status=Status.INCONCLUSIVE, reason=Reason.UNCONFIRMED)
+        status, reason = Status.SAME, Reason.WITHIN_LEVEL
+    return structs.replace(time, status=status, reason=reason)
 
 
 def _answered(time: MetricVerdict, judged: _Judged) -> MetricVerdict:

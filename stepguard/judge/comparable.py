@@ -36,7 +36,7 @@ class Tag(Enum):
     LIBRARIES = "libraries"  # they explain a change, and never forbid a comparison
 
 
-Conditions = Mapping[Tag, Mapping[str, Any]]
+Conditions = Mapping[Tag, Mapping[str, object]]
 SOFTWARE = (Tag.SOFTWARE, Tag.ENVIRONMENT)  # these must be equal for stored figures to be compared
 
 
@@ -115,7 +115,7 @@ def _software(key: Mapping[str, str]) -> Conditions:
     }
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+def _changes(old: Mapping[str, object], new: Mapping[str, object]) -> tuple[Change, ...]:
     """Return the keys whose values differ; "unset" stands for a value that one side lacks."""
     then, now = _flat(old), _flat(new)
     return tuple(
@@ -126,7 +126,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ..
     )
 
 
-def _flat(case: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(case: Mapping[str, object]) -> dict[str, Any]:
     params = case.get("params")
     flat = {key: value for key, value in case.items() if key != "params"}
     for key, value in params.items() if isinstance(params, Mapping) else ():

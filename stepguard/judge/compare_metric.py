@@ -37,8 +37,7 @@ def compare(
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
     known = any(metric in recording.counters for recording in past)
     if recorded and METRICS[metric].new and not known:
-        lacks = Status.SAME, Reason.METRIC_NOT_RECORDED
-        return MetricVerdict(metric, *lacks, new=new, gated=gated)
+        return _not_recorded(metric, new, gated, Status.SAME)
     if metric == JUDGED_TIME:
         return _compare_time(new, screen_of(now, past), gated)
     if kind == "difference":
@@ -147,10 +146,11 @@ def _change_pct_of(old: float | None, new: float) -> float | None:
     return 100 * (new / old - 1) if old else None
 
 
-def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
+def _not_recorded(
+    metric: str, new: float, gated: bool, status: Status = Status.NO_BASELINE
+) -> MetricVerdict:
     """Return the verdict on a metric that the recordings lack."""
-    lacks = Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED
-    return MetricVerdict(metric, *lacks, new=new, gated=gated)
+    return MetricVerdict(metric, status, Reason.METRIC_NOT_RECORDED, new=new, gated=gated)
 
 
 @dataclass(frozen=True)

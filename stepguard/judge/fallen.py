@@ -29,6 +29,14 @@ _EQUAL_WORK = ("flops_per_step", "tokens_per_step")
 # The operators that .item() calls, by the dispatcher's and the profiler's names. An operator that
 # computes the number (a sum, a norm) is not one of them.
 _READS = ("aten._local_scalar_dense", "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")
+# The operators that .cpu() calls on a GPU. A cast has its type in its name, and is none of them.
+_COPIES_TO_HOST = (
+    "aten._to_copy",
+    "aten::_to_copy",
+    "aten::copy_",
+    "aten::empty_strided",
+    "aten::to",
+)
 _FILLS = ("aten.fill_", "aten::fill_")
 _ALL_REDUCES = ("c10d.allreduce_.default", "c10d::allreduce_")
 _MAP = re.compile(r"allreduce (\d+) B")
@@ -76,7 +84,10 @@ def with_fallen(metrics: Sequence[MetricVerdict]) -> tuple[MetricVerdict, ...]:
         metric.metric: metric for metric in metrics if METRICS[metric.metric].kind == "counter"
     }
     search, syncs = _search(counters), _fallen_syncs(counters)
-    along = {name for name in OPERATOR_METRICS if _went_along(counters.get(name), search, syncs)}
+    to_host = min(syncs, _fallen_copies_to_host(counters))
+    along = {
+        name for name in OPERATOR_METRICS if _went_along(counters.get(name), search, syncs, to_host)
+    }
     # The missing bytes are those of a search only if its operators fell, too.
     if search.times and OPERATORS in along:
         along.add(COLLECTIVE_BYTES)
@@ -109,6 +120,17 @@ def _fallen_syncs(counters: Mapping[str, MetricVerdict]) -> float:
     return max((_fall(counters[name]) for name in SYNCS if name in counters), default=0.0)
 
 
+def _fallen_copies_to_host(counters: Mapping[str, MetricVerdict]) -> float:
+    """Return by how many a step's copies from a GPU to the host fell; 0 if other copies rose: then
+    the data may go another way.
+    """
+    copies = counters.get("copies_per_step")
+    parts = copies.moved if copies else ()
+    if any(part.new > part.old for part in parts):
+        return 0.0
+    return sum(part.old - part.new for part in parts if part.name.startswith("DtoH"))
+
+
 def _fall(metric: MetricVerdict) -> float:
     return max(0.0, (metric.old or 0) - (metric.new or 0))
 
@@ -127,9 +149,12 @@ def _search(counters: Mapping[str, MetricVerdict]) -> _Search:
     return _Search()
 
 
-def _went_along(metric: MetricVerdict | None, search: _Search, syncs: float) -> bool:
+def _went_along(
+    metric: MetricVerdict | None, search: _Search, syncs: float, to_host: float
+) -> bool:
     """Tell whether every operator that moved fell, on every rank, and is a view, a read of one of
-    the ``syncs`` that are gone, or an operator of the ``search``.
+    the ``syncs`` that are gone, one of the ``to_host`` copies that were waited for, or an operator
+    of the ``search``.
     """
     if metric is None or metric.reason is not Reason.WORK_MOVED or not metric.moved:
         return False
@@ -138,8 +163,15 @@ def _went_along(metric: MetricVerdict | None, search: _Search, syncs: float) -> 
         falls[packet(part.name)] += part.old - part.new
     if search.times and not all(any(name in falls for name in kind) for kind in (_READS, _FILLS)):
         return False  # the exchange that is gone was no search
+    # Each .item() makes such a copy, too.
+    copies = to_host - max(falls[name] for name in _READS)
     explained = all(
-        fall > 0 and (is_view(name) or search.explains(name, fall, syncs))
+        fall > 0
+        and (
+            is_view(name)
+            or (name in _COPIES_TO_HOST and fall <= copies)
+            or search.explains(name, fall, syncs)
+        )
         for name, fall in falls.items()
     )
     return explained and all(0 <= old - new <= falls.total() for old, new in metric.failing_ranks)

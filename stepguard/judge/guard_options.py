@@ -118,7 +118,7 @@ def _foreign_commit(run: Run) -> Problems:
 def _dirty(run: Run) -> Problems:
     tree = run.tree or Tree("")
     for path in tree.dirty:
-        text = f"{path} differs from the commit: commit it, or let git ignore it if it is no source"
+        text = f"{path} differs from the commit: commit it, or add an output to .gitignore"
         yield Problem(ProblemCode.DIRTY, text, file=path)
     for path in tree.left_out:
         text = f"{path} is in the commit, and a sparse checkout leaves it out: "

@@ -292,10 +292,12 @@ def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
         return metric
     as_many = metric.new == metric.old and all(new <= old for old, new in metric.failing_ranks)
     if METRICS[metric.metric].role == "work" or metric.metric == GENERATED or as_many:
-        return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
-    if time is Status.FASTER:
-        return replace(metric, status=Status.SAME, reason=Reason.PAID_FOR)
-    return metric
+        reason = Reason.TIME_DECIDES
+    elif time is Status.FASTER:
+        reason = Reason.PAID_FOR
+    else:
+        return metric
+    return replace(metric, status=Status.SAME, reason=reason)
 
 
 def _time(
@@ -321,7 +323,10 @@ def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]
     """
     if decided.status not in (Status.SLOWER, Status.INCONCLUSIVE) or decided.estimate_pct <= 0:
         return ()
-    return risen_python(comparison.head.counted, comparison.base.counted)
+    # What makes some steps slow may be one line in the others, for example an ``if``.
+    some_steps = decided.reason in REASONS.values()
+    sides = comparison.head.counted, comparison.base.counted
+    return risen_python(*sides, any_number=some_steps)
 
 
 def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:

@@ -24,6 +24,7 @@ from stepguard.judge.pattern_search import (
     Pattern,
     Series,
     contrast,
+    far_slower_steps,
     growth,
     levelled,
     search,
@@ -62,13 +63,18 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     have. None if it costs HEAD no more than the ignore margin, or if there are fewer than ``least``
     pairs. By default (0) a verdict's LEAST_PAIRS are needed.
     """
-    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
+    both = [*zip(comparison.head.launches, comparison.base.launches, strict=False)]
     series = [timed for head, base in both if (timed := _of_pair(head, base))]
-    if len(series) < (least or LEAST_PAIRS[comparison.head.case["device"]]):
+    device = comparison.head.case["device"]
+    if len(series) < (least or LEAST_PAIRS[device]):
         return None
     margins = comparison.margins
     sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
     pattern = search(series, series, sd_pct, ALPHA * level_share(comparison.alpha))
+    if pattern is None and device == GPU:
+        # One of them may be the first step of a block.
+        series = [timed for head, base in both if (timed := _of_pair(head, base, first=0))]
+        pattern = far_slower_steps(series)
     if pattern is None:
         return None
     # The cost of a late slowdown is measured from its begin on. Before, HEAD may have been faster.
@@ -152,26 +158,26 @@ def lasting_ms(launch: Launch, begin: int) -> float:
     return math.fsum(times) / len(times) if times else launch.step_ms
 
 
-def _of_launch(launch: Launch) -> Series | None:
+def _of_launch(launch: Launch, first: int = 1) -> Series | None:
     """Return a launch's series; None if its blocks do not say which steps they timed.
 
-    The first step of each block is left out. In that step a GPU waits for its host, so its time
-    includes host delays that are hidden in all other steps.
+    Each block begins at step ``first``: its first step is left out. In that step a GPU waits for
+    its host, so its time includes host delays that are hidden in all other steps.
     """
     blocks = [block for block in launch.blocks if block.steps > 1]
     if not (blocks and launch.has_times()) or any(block.ran is None for block in blocks):
         return None
-    ms = np.array([ms for block in blocks for ms in block.step_ms[1:]])
-    steps = np.concatenate([np.array(block.timed_steps[1:]) for block in blocks])
-    number = np.repeat(np.arange(len(blocks)), [block.steps - 1 for block in blocks])
+    ms = np.array([ms for block in blocks for ms in block.step_ms[first:]])
+    steps = np.concatenate([np.array(block.timed_steps[first:]) for block in blocks])
+    number = np.repeat(np.arange(len(blocks)), [block.steps - first for block in blocks])
     return Series(steps, number, np.log(ms), float(np.median(ms)))
 
 
-def _of_pair(head: Launch, base: Launch) -> Series | None:
+def _of_pair(head: Launch, base: Launch, first: int = 1) -> Series | None:
     """Return the series of log-ratios of the steps that both launches timed; None if there are
-    none.
+    none. ``first`` is that of _of_launch().
     """
-    own, other = _of_launch(head), _of_launch(base)
+    own, other = _of_launch(head, first), _of_launch(base, first)
     if own is None or other is None:
         return None
     steps, mine, its = np.intersect1d(own.steps, other.steps, return_indices=True)

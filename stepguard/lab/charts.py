@@ -16,6 +16,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 10.0, 8.0, 20.0  # of charts with an axis of va
 HEIGHT = 150.0  # of these charts
 LABELS, FIGURES = 128.0, 74.0  # widths of a bar's name and of its figure
 LABEL_CHARACTERS = 20
+TICK_CHARACTERS = 8  # that fit into LEFT
 HEAD, BASE = "head", "base"  # the two sides; their colours are in the style sheet
 MIDDLE, END = "m", "e"  # which part of a text is at its coordinate
 MOST_COLUMNS = 90  # of a side's series; a column shows its least and its greatest value
@@ -99,8 +100,14 @@ def _padded(values: Sequence[float], share: float = 0.06) -> tuple[float, float]
 
 
 def _figure(value: float, step: float) -> str:
-    digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{round(value, digits) + 0.0:,.{digits}f}"
+    """Return the text of a tick: "1.12e14" if that is shorter, where the figure has no room."""
+    last = math.floor(math.log10(step) + 1e-9)
+    digits = max(0, -last)
+    plain = f"{round(value, digits) + 0.0:,.{digits}f}"
+    if len(plain) <= TICK_CHARACTERS or not round(value, digits):
+        return plain
+    power = math.floor(math.log10(abs(value)) + 1e-9)
+    return min(plain, f"{value / 10.0**power:.{max(0, power - last)}f}e{power}", key=len)
 
 
 def slots_chart(title: str, unit: str, slots: Sequence[Slot]) -> Chart | None:
@@ -182,7 +189,7 @@ def short(value: float) -> str:
 
 def _value_axis(scale: Scale, borders: str) -> Iterator[Shape]:
     marks = ticks(scale.low, scale.high)
-    step = min((b - a for a, b in pairwise(marks)), default=1.0)
+    step = min((b - a for a, b in pairwise(marks)), default=(scale.high - scale.low) / 4)
     lines = [f"M{LEFT:g} {short(scale.at(value))}H{WIDTH - RIGHT:g}" for value in marks]
     yield Shape("path", "grid", path="".join(lines) + borders)
     for value in marks:

@@ -5,7 +5,6 @@ them.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
-from typing import Any
 
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.profile import Profile, by_class, mean
@@ -38,7 +37,7 @@ class Side:
     environment: Mapping[str, str]
     cases: Mapping[str, Mapping[str, float]]  # metrics by case
     launches_ms: Mapping[str, Sequence[float]]  # step_ms of each launch, by case
-    declared: Mapping[str, Mapping[str, Any]]  # what each case runs
+    declared: Mapping[str, Mapping[str, object]]  # what each case runs
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by case
     calls: Mapping[str, float] = field(default_factory=dict)  # CUDA call -> % of their time
     label: str = ""

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording
@@ -50,7 +49,7 @@ class Measurement:
     card: str  # its UUID; empty for a CPU
     date: str  # UTC, ISO 8601
     commit: str
-    parameters: Mapping[str, Any]  # of the case
+    parameters: Mapping[str, object]  # of the case
     environment: Mapping[str, str]  # versions of software, driver and libraries
     values: Mapping[str, float] = field(default_factory=dict)  # by metric
     level_reason: str = ""  # why a baseline's level begins with it; empty if none does
@@ -60,7 +59,7 @@ def measurement_of(
     recording: Recording,
     case_id: str,
     machine: str,
-    parameters: Mapping[str, Any],
+    parameters: Mapping[str, object],
     reason: str = "",
 ) -> Measurement:
     """Return a recording as a measurement. ``reason``: why a level begins with it, if one does."""
@@ -226,5 +225,5 @@ def _anew(path: Path) -> str:
     return f"remove it, and import again: rm {path}"
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _json(value: Mapping[str, object]) -> str:
     return json.dumps(value, sort_keys=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import METRICS
@@ -130,6 +129,6 @@ def _marks(points: Sequence[Measurement]) -> Iterator[Mark]:
             yield Mark(at, f"new level: {point.level_reason}")
 
 
-def _moved(tag: Tag, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def _moved(tag: Tag, before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """Return "torch 2.11.0 -> 2.13.0" of each value that differs."""
     return changed(comparable({tag: before}, {tag: after})).text

@@ -13,7 +13,7 @@ from stepguard.lab.charts import short
 
 MOST_TEXT = 20_000  # characters of one text on a page
 # A long name breaks behind the signs between its parts, and not into shorter pieces than this.
-PIECE_CHARACTERS = 10
+PIECE_CHARACTERS = 14
 _BETWEEN_PARTS = re.compile(r"(?<=[_/.:])(?=\w)")
 
 

@@ -152,13 +152,13 @@ def ncu_commands(case: Case, folder: Path, options: argparse.Namespace) -> list[
 
 
 def _worker(case: Case, options: argparse.Namespace) -> list[str]:
-    """Return the command of our own worker. torchrun starts several of them."""
+    """Return the command of our own worker. torchrun starts several, or one that needs it."""
     run: dict[str, Any] = {"case": case.as_dict()}
     # A range belongs to its thread, and ncu looks for it on the thread that launches.
     run |= {"warmup": options.warmup, "steps": options.steps, "one_thread": options.tool == "ncu"}
     module, ranks = "stepguard.worker.profilers.for_nsight", case.world_size
     python = callers_engine.command(module)
-    if ranks > 1:
+    if case.needs_torchrun:
         python = callers_engine.command("torch.distributed.run")
         python += [f"--nproc-per-node={ranks}", "--standalone", "-m", module]
     return [*python, msgspec.json.encode(run).decode()]

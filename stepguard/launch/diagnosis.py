@@ -45,10 +45,12 @@ _LOST_PEER = re.compile(
 )
 RankError = tuple[int, dict[str, Any]]  # a rank and the error that it wrote
 Cause = tuple[int, str]  # a rank and how it ended
-# A script's first steps are a part of its preparation: they may load data, and compile.
+# A script's first steps are a part of its preparation: they may load data, and compile. Or it may
+# train without end, and by no optimizer that is seen.
 LONG_PREPARATION = (
     ", before its first step had ended; if it loads or compiles for so long, give the case a "
-    "larger time_limit_s"
+    "larger time_limit_s; if a loop trains already, mark the end of each step with "
+    "stepguard.step(), or name a function that ends one, --step-at module:function"
 )
 LAST_WORDS_S = 0.3  # time for a failed rank to finish its error file
 ENDINGS_S = 5.0  # for agents to note how a rank ended

@@ -238,7 +238,6 @@ class Suite:
         # ``==`` ignores the states of two revisions (machine/git/revision.py).
         if (now, now.state) == (then, then.state):
             return evidence
-        # Files that the script itself wrote are named, too, so that the user can let git ignore
-        # them.
+        # Files that the script itself wrote are named, too: the user adds them to .gitignore.
         dirty = tuple(sorted({*evidence.dirty, *now.dirty}))
         return replace(evidence, tree_changed=True, dirty=dirty)

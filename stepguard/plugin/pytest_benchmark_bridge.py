@@ -31,7 +31,7 @@ ITS_TABLE: tuple[tuple[str, Any], ...] = (
 INFO = "stepguard"  # the key of stepguard's part of pytest-benchmark's documents
 Groups = list[tuple[str | None, list[dict[str, Any]]]]
 # Samples in ms, and what describes them.
-Sink = Callable[[Sequence[float], Mapping[str, Any]], None]
+Sink = Callable[[Sequence[float], Mapping[str, object]], None]
 
 
 class ReplayTimer:
@@ -93,7 +93,7 @@ class WithBenchmark:
         timer = request.node.get_closest_marker("benchmark").kwargs["timer"]
         fed = False
 
-        def feed(samples_ms: Sequence[float], info: Mapping[str, Any]) -> None:
+        def feed(samples_ms: Sequence[float], info: Mapping[str, object]) -> None:
             nonlocal fed
             fed = True
             benchmark.extra_info.update(info)

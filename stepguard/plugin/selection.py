@@ -5,7 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -180,7 +179,7 @@ class Selection:
     def _why_deselected(self, node: str) -> str:
         if node not in self.collection.deselected:
             return "a conftest or a plugin took it out"
-        given: Mapping[str, Any] = {
+        given: Mapping[str, object] = {
             "-k": self._option.keyword,
             "-m": self._option.markexpr,
             "--deselect": self._option.deselect,

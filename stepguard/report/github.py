@@ -104,11 +104,15 @@ def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> 
     that work from a clone. ``conclusion`` is that of the workflow's run: its gate decided it.
     """
     below = _commands(document, run_id)
+    shown = _page(document, run_id, conclusion, COMMENT_BYTES - len(below.encode()))
+    return f"{MARKER}\n{shown}\n{below}"
+
+
+def _page(document: RunDocument, run_id: str, conclusion: str, limit_bytes: int) -> str:
     # The document is only what the measuring job says of itself.
     is_refused = document.passed and conclusion != "success"
     refused = _REFUSED.format(log=_log(run_id)) if is_refused else ""
-    shown = page(document, COMMENT_BYTES - len(below.encode()), for_comment=True, refused=refused)
-    return f"{MARKER}\n{shown}\n{below}"
+    return page(document, limit_bytes, for_comment=True, refused=refused)
 
 
 def no_document(problem: str, run_id: str) -> str:
@@ -156,7 +160,9 @@ def _commands(document: RunDocument, run_id: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_run(document: RunDocument, head_sha: str, conclusion: str) -> Iterator[dict[str, Any]]:
+def check_run(
+    document: RunDocument, run_id: str, conclusion: str, head_sha: str
+) -> Iterator[dict[str, Any]]:
     """Yield the bodies of the requests that make a check run of a commit: the first one creates it,
     each of the others adds annotations to it.
 
@@ -165,7 +171,7 @@ def check_run(document: RunDocument, head_sha: str, conclusion: str) -> Iterator
     """
     good = conclusion == "success"
     outcome = "success" if good else "failure"
-    summary = page(document, COMMENT_BYTES, for_comment=True)
+    summary = _page(document, run_id, conclusion, COMMENT_BYTES)
     placed = [_body(item) for item in annotated(document, document.problems) if _has_place(item)]
     output = {"title": _title(document, good), "summary": summary}
     first, *others = _split(placed)

@@ -88,11 +88,12 @@ def moves(done: Accepted) -> list[str]:
 
 def _normal(metric: MetricVerdict) -> str:
     """Return "Recorded as normal: 6 calls a step that would wait on a GPU (2 x .item() train.py:8
-    and 1 more). More will fail."
+    and 1 more). More will fail." The places with most come first.
     """
     amount = partial(format_value, metric.metric)
     of = "of" if METRICS[metric.metric].unit == "B" else "x"
-    at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in metric.sites]
+    most_first = sorted(metric.sites, key=lambda site: -site.count)
+    at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in most_first]
     where = f" ({listed(at, PLACES)})" if at else ""
     recorded = WASTE[metric.metric].format(amount(metric.new))
     return f"  Recorded as normal: {recorded}{where}. More will fail."

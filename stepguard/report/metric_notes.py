@@ -192,7 +192,7 @@ def place_lines(metric: MetricVerdict) -> list[str]:
     unit = METRICS[metric.metric].unit
     # Several lines share the bytes of a peak, so no line is shown with bytes.
     if metric.metric == PEAK:
-        known = ("" if site.what == EDITED else "called here now: " for site in metric.sites)
+        known = ("" if site.what == EDITED else "now calls " for site in metric.sites)
         lines = [f"{how}{happens(site)}" for how, site in zip(known, metric.sites, strict=True)]
     elif metric.metric not in OPERATOR_METRICS:
         lines = [happens(site, unit) for site in _with_count_before(metric)]

@@ -13,7 +13,7 @@ from stepguard.core.status import Status
 from stepguard.core.text import listed
 from stepguard.core.verdict import Verdict
 from stepguard.judge.pair_statistics import deciding_margins
-from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import suggested_sizes
 from stepguard.machine.interpreter import called
 
@@ -114,7 +114,9 @@ def commit_first(evidence: Evidence) -> str:
     if not evidence.of_no_commit:
         return ""
     named = f" {listed(evidence.dirty, 2)}" if evidence.dirty else ""
-    return f"commit{named}, measure again, then "
+    # A script may have written them: each run of it would change them again.
+    or_ignore = ", or add it to .gitignore" if named and evidence.tree_changed else ""
+    return f"commit{named}{or_ignore}, measure again, then "
 
 
 def _stays(verdict: Verdict) -> bool:
@@ -176,8 +178,8 @@ def _what_makes_steps_alike(verdict: Verdict) -> list[str]:
     if not isinstance(figures, Unstable) or not figures.why.startswith(STEPS_DIFFER):
         return []  # counts differ for another reason, or there are none
     return [
-        "if a loop logs or evaluates each 10th step: turn that off, or make 10 steps one: "
-        "--every 10, in a test loop=Loop(every=10)"
+        "if each N-th step of the loop also logs or evaluates: turn that off, or measure N steps "
+        "of the loop as one: --every N, in a test loop=Loop(every=N)"
     ]
 
 
@@ -185,7 +187,10 @@ def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
     """Return what would decide an undecided time: more pairs, new pairs, or wider margins."""
     pairs = verdict.worst.pairs if verdict.worst else None
     if pairs is None or pairs.decision.pairs < MOST_PAIRS:
-        return ["give it more time: --perf-budget=MIN"]
+        few = pairs is not None and pairs.decision.pairs < MIN_PAIRS
+        slower = pairs is not None and pairs.decision.estimate_pct > pairs.margins.matter_pct
+        least = f" (a slower mean is SLOWER after {MIN_PAIRS} pairs at the earliest)"
+        return [f"give it more time: --perf-budget=MIN{least if few and slower else ''}"]
     smallest = pairs.decision.smallest_detectable_pct
     finds = f"{MOST_PAIRS} pairs of this noise find {smallest:.2f} %"
     if smallest <= pairs.margins.matter_pct:

@@ -110,32 +110,20 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
     moved += here
     if worst.metric in OPERATOR_METRICS and worst.moved:
-        part = operator_move(worst) + here
-        place = worst.place
-        if place is None:
-            return [f"{part}, {bare}", part]
-        where = f"{part} in {place.function}"
-        return [
-            *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
-            f"{where} ({place.place})",
-            f"{where} ({_file(place)})",
-            f"{part} {_file(place)}",
-            part,
-        ]
-    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
-        within = worst.slow_steps.text
-        return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
+        return _of_operators(operator_move(worst) + here, worst.place, bare)
+    if of_pairs := _of_pairs(worst, moved):
+        return of_pairs
     if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
         return [*_without_place(worst, moved), moved, bare]
-    short, reached = _file(worst.place), worst.place.reached
+    file, reached = _file(worst.place), worst.place.reached
     placed = f"{moved}{share_of_place(worst)} {worst.place.place}"
     return [
         *([f"{placed}{reached}"] if reached else []),
         placed,
         f"{bare} {worst.place.place}",
-        f"{bare} {short}",
+        f"{bare} {file}",
         bare,
     ]
 
@@ -148,6 +136,32 @@ def _without_place(worst: MetricVerdict, moved: str) -> list[str]:
     if worst.metric in OF_KERNELS and worst.moved:
         named = listed([short(part.name) for part in worst.moved], 1)
         return [f"{moved}: {parts(worst, 1)}", f"{moved}: {named}"]
+    return []
+
+
+def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
+    """Return texts of operators that moved at a place, as _of_metric() does."""
+    if place is None:
+        return [f"{part}, {bare}", part]
+    where = f"{part} in {place.function}"
+    return [
+        *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
+        f"{where} ({place.place})",
+        f"{where} ({_file(place)})",
+        f"{part} {_file(place)}",
+        part,
+    ]
+
+
+def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
+    """Return texts of a time with slow steps, or of one that pairs leave undecided; else none."""
+    where = f" {worst.place.place}" if worst.place else ""
+    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
+        within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
+        return [f"{within}, {figures}{where}", f"{within}, {figures}", within]
+    if worst.pairs and worst.reason is Reason.UNDECIDED:
+        after = f"undecided after {counted(worst.pairs.decision.pairs, 'pair')}"
+        return [f"{moved}, {after}{where}", f"{moved}{where}", moved]
     return []
 
 

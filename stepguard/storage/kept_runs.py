@@ -229,14 +229,22 @@ def evidence_files(run: Path) -> list[Path]:
 
 def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
     """Return the evidence below a folder, and the comparisons that have none beside them: those of
-    runs that judged beside another revision. A single file counts as evidence.
+    runs that judged beside another revision. A single file may have any name.
     """
     if not source.is_dir():
-        return [source], []
+        return ([], [source]) if _is_comparison(source) else ([source], [])
     kept = sorted(file for file in source.rglob("*.json") if file.name in (EVIDENCE, COMPARISON))
     evidence = [path for path in kept if path.name == EVIDENCE]
     measured = {path.parent for path in evidence}
     return evidence, [path for path in kept if path.parent not in measured]
+
+
+def _is_comparison(path: Path) -> bool:
+    """Tell whether a file begins as a comparison does. Whoever reads it refuses all other files."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return re.match(rb'\{\s*"against"', file.read(99)) is not None
 
 
 def _pairs_alone(folder: Path) -> Iterator[Comparison]:

@@ -99,6 +99,7 @@ class Session:
         self.placement = Placement()
         self.workload: Any = None
         self.package = ""  # of the workload's factory
+        self.in_group = False  # torchrun's variables lead a script to make one
 
     def serve(self) -> None:
         """Answer commands until ``exit``."""
@@ -125,6 +126,7 @@ class Session:
         if has_compiler():
             take_kept_headers()
         self.package = wanted.module.partition(".")[0]
+        self.in_group = wanted.needs_torchrun
         if wanted.loop is None:  # a loop's own code joins the group
             join_process_group(torch_device.backend(self.device))
         compiler.install()  # before workload_of, where a loop already compiles
@@ -207,6 +209,7 @@ class Session:
             self._frozen,
             self.placement,
             self._settings,
+            in_group=self.in_group,
         )
 
     def _progress(self, text: str) -> None:

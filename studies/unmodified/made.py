@@ -34,6 +34,16 @@ def characters(tree: Path) -> None:
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
 
 
+def fineweb(tree: Path, count: int = 64_000_000, vocabulary: int = 50_257) -> None:
+    """modded-nanogpt's shards, the first one long enough for all steps of a launch."""
+    header = np.zeros(256, dtype=np.int32)
+    for split, size in (("train", count), ("val", 100_000)):
+        path = tree / f"data/fineweb10B/fineweb_{split}_000000.bin"
+        tokens(path, size, vocabulary)
+        header[:3] = 20240520, 1, size
+        path.write_bytes(header.tobytes() + path.read_bytes())
+
+
 def stories(tree: Path) -> None:
     """llama2.c's pretokenized shards, of a custom vocabulary of 512."""
     for shard in range(3):

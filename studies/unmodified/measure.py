@@ -9,10 +9,12 @@ planted regressions one after the other, each taken back before the next.
 
 import argparse
 import json
+import math
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,26 +23,45 @@ from time import perf_counter
 from edits import Change
 from repositories import REPOSITORIES, Repository
 
+ENDED = 124  # a command's status, as of timeout
 NAMED = re.compile(r"([\w./-]+\.py):(\d+)")
+VERDICT = re.compile(
+    r"(?:-m )?\S+\[[^\]]+\] .*?\s(same|recorded|NOT COMPARABLE|[A-Z]{4,})\s*$"  # in the table
+)
 
 
-def run(command: list[str], folder: Path, env: dict[str, str], limit_s: int = 1500) -> dict:
-    """Run a command; return its status, its text and its seconds."""
+class Limit:
+    """When a command is ended: after so many seconds, and where all runs have to be over."""
+
+    each_s = 1500.0
+    ends_s = math.inf  # by perf_counter()
+
+    @classmethod
+    def left_s(cls) -> float:
+        """Return how long a command that starts now may take."""
+        return max(0.1, min(cls.each_s, cls.ends_s - perf_counter()))
+
+
+def run(command: list[str], folder: Path, env: dict[str, str]) -> dict:
+    """Run a command; return its status (ENDED if it took too long), its text and its seconds."""
     began = perf_counter()
+    started = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=env,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # init starts pytest, which would go on
+    )
     try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=env,
-            text=True,
-            timeout=limit_s,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-        status, text = done.returncode, done.stdout
-    except subprocess.TimeoutExpired as error:
-        status, text = 124, (error.stdout or b"").decode(errors="replace")
+        text, _ = started.communicate(timeout=Limit.left_s())
+        status = started.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        text, _ = started.communicate()
+        status = ENDED
     text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
     return {"status": status, "text": text, "s": round(perf_counter() - began, 1)}
 
@@ -106,7 +127,7 @@ def first_line(text: str) -> str:
 def verdict(text: str) -> str:
     """Return the verdict in the table of the summary."""
     for line in text.splitlines():
-        if match := re.match(r"(?:-m )?\S+\[[^\]]+\] .*?\s{2}(\S+(?: [A-Z]+)?)\s*$", line):
+        if match := VERDICT.match(line):
             return match.group(1)
     return ""
 
@@ -152,8 +173,11 @@ def main() -> int:
     parser.add_argument("--only", choices=("export", "init"), help="stop behind this step")
     parser.add_argument("--keep", action="store_true", help="go on in the tree that is there")
     parser.add_argument("--change", help="judge only the changes whose words contain this")
+    parser.add_argument("--seconds", type=float, help="all runs together take no longer")
     options = parser.parse_args()
     sys.stdout.reconfigure(line_buffering=True)
+    if options.seconds:
+        Limit.ends_s = perf_counter() + options.seconds
     entry = REPOSITORIES[options.name]
     tree = (options.work / options.name).absolute()
     env = {**os.environ, "COLUMNS": "80", "HF_HUB_OFFLINE": "1", "HF_HOME": f"{tree}.hf"}
@@ -183,8 +207,8 @@ def main() -> int:
         started = run([*command, *(word.format(tree=tree) for word in entry.command)], folder, env)
         row["init"] = started
         print(started["text"], f"init: status {started['status']}, {started['s']} s")
+        options.out.write_text(json.dumps(row, indent=1) + "\n")
         if started["status"] or options.only == "init":
-            options.out.write_text(json.dumps(row, indent=1) + "\n")
             return started["status"]
         git(folder, "add", "baselines")
         git(folder, "commit", "-q", "-m", "The first recording")
@@ -192,26 +216,34 @@ def main() -> int:
     row["changed_files_of_theirs"] = git(
         tree, "diff", "--diff-filter=MD", "--name-only", first, "HEAD"
     ).split()
-    wanted = lambda what: not options.change or options.change in what  # noqa: E731
     both = Change(
         "; ".join(one.what for one in entry.refactors),
         tuple(edit for one in entry.refactors for edit in one.edits),
     )
-    # Refactors are judged together, and one by one only if that is not `same`.
-    for key, changes in (("refactors", (both, *entry.refactors)), ("plants", entry.plants)):
+    # Refactors are judged together, and one by one, at the end, only if that is not `same`.
+    planned = [
+        ("refactors", both),
+        *(("plants", one) for one in entry.plants),
+        *(("refactors", one) for one in entry.refactors),
+    ]
+    for key in ("refactors", "plants"):
         earlier = row.get(key, []) if options.change else []
         row[key] = [run for run in earlier if options.change not in run["what"]]
-        for planned in changes:
-            if key == "refactors" and row[key] and row[key][0]["right"]:
-                break
-            if wanted(planned.what):
-                row[key].append(judge(entry, tree, env, planned, key == "plants"))
-                last = row[key][-1]
-                print(
-                    f"{'right' if last['right'] else 'WRONG'} {last['s']} s {planned.what}"
-                    f" [{planned.place}]\n    {last['first_line'] or last['verdict']}"
-                )
-                options.out.write_text(json.dumps(row, indent=1) + "\n")
+    for key, change in planned:
+        if options.change and options.change not in change.what:
+            continue
+        if key == "refactors" and row[key] and row[key][0]["right"]:
+            continue
+        last = judge(entry, tree, env, change, key == "plants")
+        if last["status"] == ENDED:
+            print(f"cut off after {last['s']} s: {change.what}\n{last['text']}")
+            return ENDED
+        row[key].append(last)
+        print(
+            f"{'right' if last['right'] else 'WRONG'} {last['s']} s {change.what}"
+            f" [{change.place}]\n    {last['first_line'] or last['verdict']}"
+        )
+        options.out.write_text(json.dumps(row, indent=1) + "\n")
     return 0
 
 

@@ -704,6 +704,47 @@ REPOSITORIES = {
     ),
 }
 
+# On a GPU: run.sh's arguments, but for half the batch, no validation and a learning rate of 0.
+REPOSITORIES["modded_nanogpt"] = Repository(
+    "KellerJordan/modded-nanogpt",
+    "94c05010a12b4db2a7f461455fd153123733b63c",
+    (
+        "train_gpt2.py",
+        "--input_bin=data/fineweb10B/fineweb_train_*.bin",
+        "--input_val_bin=data/fineweb10B/fineweb_val_*.bin",
+        "--model=d12",
+        "--batch_size=32",
+        "--sequence_length=1024",
+        "--val_loss_every=0",
+        f"--num_iterations={LONG}",
+        "--learning_rate=0",
+    ),
+    made.fineweb,
+    (
+        change(
+            ".item() of the loss in each micro-step",
+            Edit("train_gpt2.py", 475, after="seen = loss.item()"),
+        ),
+        change(
+            "copy of each update in the optimizer",
+            Edit("train_gpt2.py", 46, after="update = update.clone()"),
+        ),
+        change("compiled norms in fp64", Edit("train_gpt2.py", 130, instead="x = x0.double()")),
+    ),
+    (
+        change(
+            "renamed, and all lines moved",
+            Edit("train_gpt2.py", rename=("qkv", "joined"), top=COMMENT),
+        ),
+        change(
+            "a sum in two statements",
+            Edit("train_gpt2.py", 188, instead="h = self.mlp(rmsnorm(x))\nx = x + h"),
+        ),
+    ),
+    options=("--torchrun",),
+    in_the_way=("only torchrun starts it, also on one GPU: --torchrun",),
+)
+
 # The same scripts on two ranks.
 REPOSITORIES["alpaca_2"] = replace(
     REPOSITORIES["alpaca"], options=("--device", "cpu", "--gpus", "2")

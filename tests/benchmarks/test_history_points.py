@@ -21,10 +21,11 @@ def test_a_planted_step_is_where_it_was_planted():
     calm = drawn(next(iter(kept_launches().values())), random.Random(1), 60)
     assert planted(calm, 5.0, 40)[:40] == calm[:40]
     assert judged(calm, 5.0, 40) == (True, False) and judged(calm, 0.0, 40) == (False, False)
+    assert judged(planted(calm, 5.0, 41), 0.001, 40) == (False, True)  # the next commit's
 
 
 def test_one_percent_is_found_and_nothing_else():
-    """In each of fifty drawn series, but for one at most; and no point without a step."""
+    """At its own point, in each of fifty drawn series but for one at most; no other point is."""
     found = {rate["step_pct"]: rate for rate in rates(50)}
     assert found[1.0]["found"] >= 0.98 and found[0.0]["found"] is None
     assert max(rate["false"] for rate in found.values()) <= 0.02

@@ -4,9 +4,12 @@ make browser
 """
 
 import pytest
-from html_reports import hostile_report, report
+from html_reports import PAGES, history, hostile_report, paired, report, run_of
+
+from stepguard.lab.html_page import page
 
 pytestmark = pytest.mark.browser
+LONG_NAME = "triton_red_fused__log_softmax__log_softmax_backward_data__to_copy_sum_view_0"
 VIEWS = {"desktop": (1280, 900), "phone": (360, 740)}
 
 
@@ -40,6 +43,10 @@ def opened(browser, path):
 
 
 OPEN_ALL = "document.querySelectorAll('details').forEach(one => one.open = true)"
+# Tables that are wider than their place.
+WIDER = """() => [...document.querySelectorAll('.scroll')]
+  .filter(one => one.scrollWidth > one.clientWidth + 1)
+  .map(one => one.getAttribute('aria-label'))"""
 # Texts of charts that meet each other, or leave their chart.
 CROWDED = """() => [...document.querySelectorAll('figure svg')].flatMap(svg => {
   const frame = svg.getBoundingClientRect(), found = [];
@@ -65,13 +72,40 @@ def test_axe_finds_nothing(opened, axe, view, scheme):
     """Contrast, names, roles, headings: on a desktop and a phone, light and dark, all opened."""
     page = opened(*VIEWS[view], color_scheme=scheme)
     page.evaluate(OPEN_ALL)
+    assert violations(page, axe) == []
+
+
+def violations(page, axe):
+    """What axe finds on a page, with the first places of each."""
     page.evaluate(axe)
     found = page.evaluate("axe.run()")
     assert len(found["passes"]) > 10
-    assert [
+    return [
         (one["id"], [node["html"][:200] for node in one["nodes"][:3]])
         for one in found["violations"]
-    ] == []
+    ]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_history_can_be_read_as_well(opened, axe, tmp_path, view):
+    """Its charts, tables and the link to what crept: named, and as wide as the window."""
+    file = tmp_path / "history.html"
+    file.write_text(history())
+    page = opened(*VIEWS[view], file=file, color_scheme="dark")
+    page.evaluate(OPEN_ALL)
+    assert page.locator("nav > p a").count() == 1
+    assert violations(page, axe) == [] and page.complaints == [file.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= VIEWS[view][0]
+    assert page.evaluate(CROWDED) == []
+
+
+def test_tables_fit_on_a_desktop(opened, tmp_path):
+    """Also with the longest names of kernels and operators: they break between their parts."""
+    file = tmp_path / "report.html"
+    file.write_text(page([run_of(paired(text=LONG_NAME))], PAGES, {}))
+    shown = opened(file=file)
+    shown.evaluate(OPEN_ALL)
+    assert shown.evaluate(WIDER) == []
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from stepguard.cli.explain_code import codes, page
+from stepguard.core.metrics import METRICS
 from stepguard.core.reason_sentences import OfCase, Said, Undecided
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
@@ -93,6 +94,20 @@ def test_a_verdict_has_its_reasons_listed(shell):
     assert names == ["NOT_RECORDED", "METRIC_NOT_RECORDED"]
     for title in ("  means: ", "  to do: "):
         assert sum(line.startswith(title) for line in lines) == len(names)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_metric_is_explained_too(shell, metric):
+    """How it is judged and measured, as docs/method.md has it, in lines that fit."""
+    done = shell("explain-code", metric)
+    assert done.status == 0, done.err
+    first, *measured, more = done.out.splitlines()
+    assert first.startswith(f"{metric} ({METRICS[metric].kind}")
+    assert measured[0].startswith("  measured: ") and not set("`|") & set(done.out)
+    assert more.endswith("docs/method.md: metrics")
+    assert all(len(line) < 80 for line in measured)
+    # The rows around it are not shown with it.
+    assert not any(word in done.out for word in ("the same in", "above"))
 
 
 def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):

@@ -94,6 +94,13 @@ def test_nsys_records_exports_and_tabulates(tools, tmp_path):
     assert "NVIDIA H100" in done.out and "Worth a measurement" in done.out
 
 
+def test_torchrun_starts_one_rank_that_needs_it(tools):
+    """A script that makes a process group, also on one GPU."""
+    Path("train.py").write_text("")
+    done = tools("nsys", "--torchrun", "--print", "--", "train.py")
+    assert "--nproc-per-node=1" in done.out
+
+
 def test_nsys_has_operators_where_that_is_asked_for(tools):
     """As ranges with shapes, which nsys makes itself."""
     done = tools("nsys", "w:f", "--shapes", "--print")

@@ -59,6 +59,7 @@ def test_a_sound_run(real):
     assert document["metrics"]["flops_per_step"] == 2 * 2 * 16**3
     assert any(line.split() == ["flops_per_step", "16,384", "FLOP"] for line in table)
     assert any(line.startswith("step_ms ") and line.endswith(" ms") for line in table)
+    assert any(line.endswith(" -m stepguard explain-code METRIC") for line in table)
     assert "launch 1: block 1 of 3" in err
 
 

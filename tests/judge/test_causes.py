@@ -387,7 +387,7 @@ def test_a_peak_names_what_another_line_calls_now():
     assert (site.line, site.what, site.count) == (8, "aten.cast", 1)
     assert headline(verdict).endswith(" model/gpt.py:8")
     text = "\n".join(evidence_lines(verdict))
-    assert "called here now: aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
+    assert "now calls aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
 
 
 def test_a_rise_from_a_recording_without_places_names_what_is_surely_new():
@@ -429,7 +429,7 @@ def test_a_peak_names_the_lines_that_were_edited(edited, shown):
     assert lines == [*(range(9, 9 + edited) if shown else ()), 41]
     text = "\n".join(evidence_lines(verdict))
     assert ("    edited line: y0.backward() in step (model/gpt.py:9)\n" in text) == shown
-    assert "    called here now: aten.relu: relu(x1) in Block.forward (model/gpt.py:41)" in text
+    assert "    now calls aten.relu: relu(x1) in Block.forward (model/gpt.py:41)" in text
 
 
 def test_a_cast_to_a_wide_type_comes_before_the_casts_back():

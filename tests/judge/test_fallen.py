@@ -70,6 +70,60 @@ def test_so_are_waits_on_a_gpu(made):
     assert verdict(now, step(made, **{SYNCS: 2})).status is Status.FASTER
 
 
+TO_HOST = {"aten::to": 2, "aten::_to_copy": 2, "aten::copy_": 2, "aten::empty_strided": 2}
+DOWN, CAST = "DtoH (Device -> Pageable)", "aten._to_copy[float32].default"
+
+
+def copying(reads=0, casts=0, down=0, syncs=0):
+    """A step on a GPU with two .cpu(), so many .item() and casts, and copies to the host."""
+    calls = {READ: reads, "aten._to_copy.default": 2, CAST: casts}
+    found = step(evidence, calls, dict.fromkeys(READS, reads) | TO_HOST, **{SYNCS: syncs})
+    return with_copies(found, down)
+
+
+def with_copies(found, down):
+    """Evidence that also counted copies: eight of another kind, and ``down`` to the host."""
+    values = found.counts.values | {"copies_per_step": 8 + down}
+    detail = found.counts.detail | {"copies_per_step": {"HtoD (Pinned -> Device)": 8, DOWN: down}}
+    return replace(found, counts=replace(found.counts, values=values, detail=detail))
+
+
+NO_COPY = {"aten._to_copy.default": 0}, dict.fromkeys(TO_HOST, 0)
+
+
+def test_copies_to_the_host_that_a_gpu_waited_for_are_faster():
+    """Two .cpu() and two .item() are gone: four waits, four copies, and their operators."""
+    then = copying(reads=2, down=4, syncs=4)
+    now = step(evidence, {READ: 0} | NO_COPY[0], dict.fromkeys(READS, 0) | NO_COPY[1], **{SYNCS: 0})
+    assert verdict(with_copies(now, 0), then).status is Status.FASTER
+
+
+@pytest.mark.parametrize(
+    ("calls", "down", "syncs"), [({}, 1, 0), ({}, 0, 1), ({CAST: 0}, 0, 0), ({READ: 0}, 0, 0)]
+)
+def test_other_copies_that_are_gone_are_less_work(calls, down, syncs):
+    """Two .cpu() are gone, but only one copy to the host; or only one wait; or also a cast; or the
+    two copies are those of two .item().
+    """
+    then = copying(reads=2, casts=1, down=2, syncs=2)
+    kept = {READ: 2, CAST: 1} | NO_COPY[0] | calls
+    now = step(evidence, kept, dict.fromkeys(READS, kept[READ]) | NO_COPY[1], **{SYNCS: syncs})
+    assert verdict(with_copies(now, down), then).status is Status.CHANGED
+
+
+def test_copies_that_go_another_way_are_other_work():
+    """Two .cpu() are gone, and a copy on the GPU is new: fewer copies, but not only fewer."""
+    calls = {READ: 0} | NO_COPY[0], dict.fromkeys(READS, 0) | NO_COPY[1]
+    now = with_copies(step(evidence, *calls, **{SYNCS: 0}), 0)
+    values = now.counts.values | {"copies_per_step": 9}
+    detail = now.counts.detail["copies_per_step"] | {"DtoD": 1}
+    counts = replace(
+        now.counts, values=values, detail=now.counts.detail | {"copies_per_step": detail}
+    )
+    found = verdict(replace(now, counts=counts), copying(down=2, syncs=2))
+    assert found.status is Status.CHANGED
+
+
 def test_so_are_they_in_pairs():
     """On a CPU, beside the other tree."""
     new, old = step(eager=GONE[0], profiled=GONE[1], **{CANDIDATES: 0}), step(**{CANDIDATES: 2})

@@ -13,7 +13,9 @@ from comparisons import with_margins
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
+from stepguard.core.metrics import PYTHON_LINES
 from stepguard.core.reasons import Reason
+from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
 from stepguard.judge.judge_pairs import (
@@ -151,6 +153,39 @@ def test_two_pairs_of_long_steps_find_what_begins_late(begin, blocks):
     assert slow.slower_pct == pytest.approx(22, abs=2)
 
 
+def with_python(found, lines):
+    """Evidence whose step runs so many lines of Python, and 240 of the model."""
+    sites = tuple(
+        Site("lines of Python", file, line, function, count=count)
+        for file, line, function, count in (
+            ("model/gpt.py", 55, "Attention.forward", 240),
+            ("model/workloads.py", 169, "TrainStep.step", lines),
+        )
+    )
+    information = found.counts.information | {PYTHON_LINES: 240.0 + lines}
+    placed = found.counts.sites | {PYTHON_LINES: sites}
+    return replace(found, counts=replace(found.counts, information=information, sites=placed))
+
+
+@pytest.mark.parametrize(
+    ("how", "count", "named"),
+    [
+        ({"every": (16, 5, 1.75)}, 2, True),
+        ({"late": (150, 0.12)}, 2, True),
+        ({"late": (0, 0.2)}, 6, False),
+    ],
+)
+def test_the_function_that_runs_one_line_more_is_named(how, count, named):
+    """An ``if`` that is true in some steps is one line in all others. Of a step that is slower as a
+    whole one line says nothing.
+    """
+    found = pairs(count, head=how)
+    sides = {"head": with_python(found.head, 20), "base": with_python(found.base, 19)}
+    verdict = judge_ab(replace(found, **sides))
+    assert verdict.status is Status.SLOWER
+    assert headline(verdict).endswith("model/workloads.py:169") is named
+
+
 def test_a_period_adds_its_share_of_the_time():
     """One step in sixteen that takes 2.75 times as long is 10.9 % of the mean."""
     verdict = judge_ab(pairs(2, head={"every": (16, 5, 1.75)}))
@@ -163,6 +198,63 @@ def test_one_slow_step_in_each_launch_has_no_period():
     verdict = judge_ab(pairs(4, head={"every": (16, 14, 1.75)}, **LONG))
     assert verdict.reason is Reason.PERIODIC_SLOWDOWN
     assert "step_ms at step 14 of each launch +1" in headline(verdict)
+
+
+SEVEN = {"far": (range(8, 15), range(34, 41)), "near": (range(8, 15), range(17, 24)), "cv": 0.005}
+
+
+@pytest.mark.parametrize(
+    ("interval", "phase", "said"),
+    [
+        (11, 5, "at step 38 of each launch"),
+        (11, 1, "every 11 steps, first at step 12,"),
+    ],
+)
+def test_two_pairs_find_few_steps_that_take_twice_as_long(interval, phase, said):
+    """Of steps of 270 ms a block times seven, so each launch times one or two slow ones. The other
+    launches of a full run time none of them, or one.
+    """
+    for count in (2, 6):
+        found = pairs(count, head={"every": (interval, phase, 1.15)}, **SEVEN)
+        verdict = judge_ab(found)
+        assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+        assert not wants_another_pair(found)
+        assert count == 6 or f"step_ms {said} +11" in headline(verdict)
+
+
+def test_first_steps_of_blocks_are_found_in_three_launches():
+    """Step 34 is the first of its block, where the host's delay shows, so two are not enough."""
+    found = pairs(4, head={"every": (17, 0, 1.15)}, **SEVEN)
+    for count in (2, 3):
+        sides = {
+            name: replace(getattr(found, name), launches=getattr(found, name).launches[:count])
+            for name in ("head", "base")
+        }
+        assert of_pairs(replace(found, **sides), least=2) is None
+    series = {"far": SEVEN["far"], "near": SEVEN["far"], "cv": 0.005}
+    verdict = judge_ab(pairs(3, head={"every": (17, 0, 1.15)}, **series))
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+
+
+@pytest.mark.parametrize("what", ["small", "elsewhere", "not alone", "on a CPU"])
+def test_a_step_that_may_be_slow_by_chance_takes_more_pairs(what):
+    """It is a quarter longer; or another step in each launch; or another step is slow as well; or
+    other work of a CPU may cause it.
+    """
+    found = pairs(2, head={"every": (11, 5, 0.25 if what == "small" else 1.15)}, **SEVEN)
+    first, second = found.head.launches
+    moved = {"elsewhere": (4, 2), "not alone": (None, 2)}.get(what)
+    if moved:  # the times of two steps of the last block change places; or one is copied
+        late = second.blocks[1]
+        ms = list(late.step_ms)
+        ms[moved[1]] = ms[4]
+        if moved[0] is not None:
+            ms[moved[0]] = ms[1]
+        second = replace(second, blocks=(second.blocks[0], block_of(ms, late.ran)))
+    case = found.head.case | ({"device": "cpu"} if what == "on a CPU" else {})
+    head = replace(found.head, launches=(first, second), case=case)
+    found = replace(found, head=head, base=replace(found.base, case=case))
+    assert of_pairs(found, least=2) is None
 
 
 def test_a_step_that_is_slower_by_more_than_some_steps_has_the_figures_of_its_pairs():

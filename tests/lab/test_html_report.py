@@ -46,6 +46,28 @@ def test_a_case_in_pairs_has_every_part():
     assert f"https://github.com/o/n/blob/{COMMIT}/model/mm.py#L1" in links
 
 
+def test_several_ranks_have_a_part():
+    """Each with its time and the parts of its step; what only one of them does is there."""
+    case = recorded()
+    side = case.evidence
+    launches = [
+        changed(
+            launch, blocks=tuple(changed(b, wall_ms=(*b.wall_ms, 2_000.0)) for b in launch.blocks)
+        )
+        for launch in side.launches
+    ]
+    parts = (side.counts.profile.parts,) * 2
+    counts = replace(side.counts, by_rank={"host_syncs_per_step": (1, 7)}, parts_by_rank=parts)
+    side = replace(
+        side, case=side.case | {"world_size": 2}, launches=tuple(launches), counts=counts
+    )
+    text = shown(changed(case, evidence=side)).text
+    steps = side.launches[0].blocks[0].steps
+    assert f"rank 1: {2_000 / steps:.2f} ms" in text
+    assert re.search(r"Counts that differ metric by rank host_syncs_per_ ?step 1, 7", text)
+    assert "Ranks" not in PLAIN.text
+
+
 def test_a_summary_says_its_verdict_once():
     """The word stands before the line; and the lines below are not indented under nothing."""
     more = replace(evidence().counts, values=evidence().counts.values | {"flops_per_step": 10**14})

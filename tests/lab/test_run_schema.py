@@ -63,7 +63,7 @@ def test_what_the_reader_refuses_is_refused(validator):
 
 
 def test_the_query_over_many_documents(tmp_path, monkeypatch):
-    """The page's own, by duckdb, over a folder of documents."""
+    """The page's own, by duckdb, over a folder of documents; a CPU's are in it, too."""
     duckdb = pytest.importorskip("duckdb")
     page = (ROOT / "docs" / "history.md").read_text()
     (query,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
@@ -72,11 +72,13 @@ def test_the_query_over_many_documents(tmp_path, monkeypatch):
     for number, ms in enumerate((250.0, 260.0)):
         date = f"2026-11-2{number}T10:00:00+00:00"
         result = measured(entry(), launches=launches_at(ms), date=date)
-        run = run_document(result, date=date)
+        run = run_document(result, date=date, **({"gpus": [], "machine": "CPU"} if number else {}))
         (tmp_path / "runs" / f"{number}.json").write_text(as_json(run))
     found = duckdb.sql(query)
     assert found.columns[:3] == ["machine", "case_id", "card"]
-    assert [row[-1] for row in found.fetchall()] == pytest.approx([250.0, 260.0])
+    figures = {machine: (card, ms) for machine, _, card, *_, ms in found.fetchall()}
+    assert figures["NVIDIA H200"] == ("GPU-1234", pytest.approx(250.0))
+    assert figures["CPU"] == (None, pytest.approx(260.0))
 
 
 def launches_at(ms):

@@ -17,10 +17,12 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET
 if INTERPRETED:
     from kernel_checks import check_cross_entropy, check_norm_backward, check_pack
 
+TOO_OLD = torch.__version__.startswith("2.8.")
 FP32_RTOL = 1e-5
 
 
 @pytest.mark.skipif(INTERPRETED, reason="is what runs now")
+@pytest.mark.skipif(TOO_OLD, reason="torch 2.8 wraps only kernels that are compiled")
 def test_in_the_interpreter():
     """The tests below pass in a process that interprets Triton."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_benchmark.plugin
+import pytest_benchmark.session
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 import scipy.stats  # noqa: F401
 from agent_forks import QUICK_PYTHON
@@ -42,7 +43,8 @@ PLUGINS = [
     for one in importlib.metadata.distributions()
     if any(entry.group == "pytest11" for entry in one.entry_points)
 ]
-WITHOUT = ("-p", "no:hypothesispytest")  # would be imported anew in every run
+# The first would be imported anew in every run, which looks through the second for fixtures.
+WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:anyio")
 KNOWN_COUNTS = {
     "flops_per_step": 1000,
     "operator_calls_per_step": 100,
@@ -318,8 +320,9 @@ def gate(pytester, monkeypatch):
     # Every run would read all that is installed, and ask git for a name that nothing shows.
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
     monkeypatch.setattr(pytest_benchmark.plugin, "get_tag", lambda: "tag")
-    # It starts a Python to look at the CPU.
+    # They start a Python to look at the CPU, and a program to look at Python.
     monkeypatch.setattr(pytest_benchmark.plugin, "get_cpu_info", dict)
+    monkeypatch.setattr(pytest_benchmark.session, "get_machine_id", lambda: "machine")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made

@@ -225,7 +225,7 @@ def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
     result = gate.run("--perf-update")
     assert result.ret == 1
     result.says("*different code (config.yaml)*")
-    result.says("*uncommitted changes (config.yaml): commit them, or let git ignore what is no *")
+    result.says("*uncommitted changes (config.yaml): commit them, or add outputs*")
 
 
 def test_a_baselines_folder_does_not_excuse_the_tree(gate):

@@ -33,7 +33,7 @@ def placed(number, file="model/gpt.py"):
 
 def bodies(document, conclusion="failure"):
     """The requests, as they are sent."""
-    return json.loads(as_json(list(check_run(document, HEAD, conclusion))))
+    return json.loads(as_json(list(check_run(document, "4711", conclusion, HEAD))))
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_A_REQUEST, MOST_A_REQUEST + 1, 120])
@@ -90,6 +90,8 @@ def test_the_workflow_decides_and_not_the_document(passed, conclusion, ends):
     (request,) = bodies(run_document(SAME, passed=passed), conclusion)
     assert request["conclusion"] == ends
     assert ("pass" in request["output"]["title"].split()) == (ends == "success")
+    word = "passed" if ends == "success" else "failed"
+    assert request["output"]["summary"].startswith(f"**Performance {word}:** ")
 
 
 def test_texts_are_cut_to_what_github_takes():

@@ -766,6 +766,10 @@ def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
         ({}, ""),
         ({"tree_changed": True}, "commit, measure again, then "),
         ({"dirty": ("out.html",)}, "commit out.html, measure again, then "),
+        (
+            {"dirty": ("last.pt",), "tree_changed": True},
+            "commit last.pt, or add it to .gitignore, measure again, then ",
+        ),
         ({"dirty": tuple("abcd")}, "commit a, b and 2 more, measure again, then "),
     ],
 )

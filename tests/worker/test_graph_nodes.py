@@ -20,11 +20,12 @@ def counted(step):
     """The nodes a step of a program, and their places: (count, source)."""
     tally = Tally()
     step()
-    left = LeakSteps(RankStep(step, CPU))
-    left.settle()
+    program = RankStep(step, CPU)
+    program.run_period()
+    left = LeakSteps(program)
     left.run()
     left.add_to(tally)
-    locate_graph_nodes(tally, RankStep(step, CPU))
+    locate_graph_nodes(tally, program)
     places = [(site.count, site.text) for site in tally.sites.get(GRAPH_NODES, ())]
     return tally.values[GRAPH_NODES], places
 

@@ -54,9 +54,9 @@ def quick(monkeypatch):
     fork_agents(monkeypatch)
 
 
-def ask(group, command, **arguments):
+def ask(group, command, limit_s=BUSY_LIMIT_S, **arguments):
     """A command's answers."""
-    how = {"limit_s": BUSY_LIMIT_S, "poll": lambda: None, "progress": lambda text: None}
+    how = {"limit_s": limit_s, "poll": lambda: None, "progress": lambda text: None}
     return group.request(command, **how, **arguments)
 
 
@@ -73,6 +73,22 @@ def test_several_ranks_make_their_own_group(tmp_path):
         ask(group, "first_step")
         counts = ask(group, "count")
     assert all(rank["values"]["collectives_per_step"] >= 1 for rank in counts)
+
+
+def test_one_rank_makes_its_own_group_where_that_is_asked_for(tmp_path):
+    """A script that is only ever started by torchrun: it reads RANK, and exchanges with itself."""
+    (tmp_path / "train.py").write_text("import os\nassert os.environ['RANK'] == '0'\n" + DDP)
+    case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(torchrun=True))
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        ask(group, "prepare", case=case.as_dict())
+        ask(group, "first_step")
+        (counts,) = ask(group, "count")
+        group.leave()
+    assert counts["values"]["operator_calls_per_step"] > 0
+    # gloo's threads free tensors, as on several ranks: what is counted is what is gated
+    assert "leaked_bytes_per_step" not in {*counts["values"], *case.gates}
+    assert {*case.gates} - {"step_ms"} <= counts["values"].keys()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -105,6 +121,20 @@ def test_a_script_that_ends_early_is_a_bad_workload(tmp_path):
     fault = failed.value.fault
     assert fault.code == "BAD_WORKLOAD"
     assert fault.message.startswith("rank 0 in block, step 0: train.py ended after 4 steps, and a")
+
+
+def test_a_script_whose_steps_are_not_seen_is_told_to_mark_them(tmp_path):
+    """It trains on without an optimizer of torch, until the launch's time is up."""
+    (tmp_path / "train.py").write_text("import time\nwhile True:\n  time.sleep(0.01)\n")
+    case = Case("x", "train.py", device="cpu", launches=1)
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        with pytest.raises(LaunchFailed) as failed:
+            ask(group, "prepare", limit_s=2.0, case=case.as_dict())
+    fault = failed.value.fault
+    assert fault.code == "NO_ANSWER" and "a larger time_limit_s" in fault.message
+    assert "mark the end of each step with stepguard.step(), or" in fault.message
+    assert "--step-at module:function" in fault.message and "train.py" in fault.detail
 
 
 def test_a_script_that_leaves_without_a_word(tmp_path):

@@ -101,10 +101,52 @@ CASES = {
         {},
         ["ccg"] * 3,
     ),
+    "one that steps ten times before the other": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    for _ in range(10):\n"
+        "        passes(model), note('c'), first.step()\n"
+        "    passes(other), note('g'), second.step()\n",
+        {},
+        ["c"] * 2 + (["gc"] + ["c"] * 9) * 10,
+    ),
+    "one that steps ten times after the other": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    passes(other), note('g'), second.step()\n"
+        "    for _ in range(10):\n"
+        "        passes(model), note('c'), first.step()\n",
+        {},
+        ["c" * 10 + "g"] * 6,
+    ),
     "an optimizer that never steps": (
         "idle, never = made()\n" + PLAIN.replace("1000", "5000"),
         {},
         ["s"] * 3,
+    ),
+    "an optimizer in the place of another": (
+        "model, first = made()\n"
+        "for number in range(1000):\n"
+        "    passes(model), note('f'), first.step()\n"
+        "    if number == 4:\n"
+        "        first = torch.optim.AdamW(model.parameters(), lr=0.0)\n",
+        {},
+        ["f"] * 9,
+    ),
+    "an optimizer after another one, which is kept": (
+        "model, first = made()\n"
+        "for number in range(5):\n"
+        "    passes(model), note('f'), first.step()\n" + SECOND + "for number in range(1000):\n"
+        "    passes(other), note('s'), second.step()\n",
+        {},
+        ["f"] * 3 + ["s" * 8] + ["s"] * 3,
+    ),
+    "two optimizers, of which one is made anew": (
+        "model, first = made()\n" + SECOND + "for number in range(1000):\n"
+        "    if number % 3 == 2:\n"
+        "        first = torch.optim.SGD(model.parameters(), lr=0.0)\n"
+        "    passes(model), passes(other), note('n')\n"
+        "    first.step(), second.step()\n",
+        {},
+        ["n"] * 12,
     ),
     "an optimizer in another thread": (
         "import threading\n"
@@ -379,6 +421,20 @@ ENDS = {
         "train.py: error: unrecognized arguments: --no-such",
     ),
 }
+
+
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "needs"), [("rank = int(os.environ['LOCAL_RANK'])\n", "LOCAL_RANK"), (GROUP, "RANK")]
+)
+def test_a_script_for_torchrun_says_what_to_add(script, line, needs):
+    """Not only that a variable is missing, which the user never sets."""
+    found = in_a_fork(lambda: journal_of(script(HEAD + "import os\n" + line + PLAIN), 3))
+    said = f"train.py needs {needs}, which torchrun sets (train.py:"
+    assert found["raised"] == "BadWorkload" and found["says"].startswith(said)
+    assert "add --torchrun, in a test loop=Loop(torchrun=True)" in found["says"]
 
 
 @pytest.mark.parametrize("name", ENDS)

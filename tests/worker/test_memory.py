@@ -582,8 +582,13 @@ def hidden_leaks(whole_heap):
         gc.freeze()
         gc.disable()
 
+    def cycle():
+        made = [torch.zeros(1000, dtype=torch.uint8)]
+        made.append(made)
+        gc.freeze()
+
     leaks = {}
-    for step in (storage, graph, frozen):
+    for step in (storage, graph, cycle, frozen):
         tally = Tally()
         count_beside_leaks(tally, RankStep(step, torch.device("cpu"), frozen=hidden))
         leaks[step.__name__] = tally.values["leaked_bytes_per_step"]
@@ -594,10 +599,10 @@ def hidden_leaks(whole_heap):
 
 def test_leaks_that_python_cannot_see(own_heap):
     """1000 bytes a step are a leak of 1000 bytes, held as a bare storage, by autograd alone, or by
-    a tensor that gc.freeze() has put out of the collector's sight; the collector stays as it was
-    set.
+    a tensor or garbage that gc.freeze() has put out of the collector's sight; the collector stays
+    as it was set.
     """
-    leaks = {"storage": 1000, "graph": 1000, "frozen": 1000}
+    leaks = {"storage": 1000, "graph": 1000, "cycle": 1000, "frozen": 1000}
     assert in_a_fork(partial(hidden_leaks, own_heap)) == {"is": [leaks, False, False]}
 
 

@@ -15,6 +15,8 @@ ACTION = yaml.safe_load((ROOT / "action.yml").read_text())
 INSTALL, MEASURE, KEEP = ACTION["runs"]["steps"]
 STAND_IN = """#!{python}
 import json, os, sys
+if sys.argv[1:4] == ["-m", "stepguard", "report"]:
+    sys.exit(os.environ.get("NO_PAGE") or open(sys.argv[-1], "w").close())
 json.dump(sys.argv[1:], open("asked.json", "w"))
 if "--fail" not in sys.argv and "--no-document" not in sys.argv:
     os.makedirs(".stepguard", exist_ok=True)
@@ -85,6 +87,16 @@ def test_inputs_are_words_and_no_script(run):
     assert words[-3:] == ["-k", "a and not b", "$(touch planted)"]
     assert "--perf-against=v1; touch planted" in words and "--perf-require-gpus=2" in words
     assert "--perf-base=origin/main`touch planted`" in words
+
+
+def test_the_artifact_has_the_run_as_one_page(run, tmp_path):
+    """Made after the verdict, which does not depend on it; of this run alone."""
+    folder = tmp_path / "work/my project/.stepguard"
+    assert run()[0] == 0 and (folder / "perf.html").is_file()
+    assert "/.stepguard/perf.html\n" in KEEP["with"]["path"]
+    assert INSTALL["run"].endswith('"$GITHUB_ACTION_PATH[report]"\n')
+    status, _, outputs, _ = run(NO_PAGE="no jinja2 here")
+    assert (status, outputs["verdict"]) == (0, "passed") and not (folder / "perf.html").exists()
 
 
 @pytest.mark.parametrize("options", ["--fail", "--no-document"])

@@ -101,6 +101,16 @@ def test_what_guards_main_guards_a_merge_queue_and_every_commit():
         assert group["cancel-in-progress"] == f"${{{{ {only} }}}}"
 
 
+def test_the_leg_of_pages_is_short():
+    """Five minutes, without torch; it runs the tests of the site, which no other leg can."""
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/docs.yml").read_text())["jobs"].values()
+    assert job["timeout-minutes"] <= 5
+    assert any("tests/test_docs_site.py" in step.get("run", "") for step in job["steps"])
+    for what in ("docs", "browser"):
+        listed = [sys.executable, ROOT / "scripts" / "requirements.py", "list", what]
+        assert "torch" not in subprocess.check_output(listed, text=True)
+
+
 def test_the_gpu_is_main_s_alone():
     """Jobs on the GPU stand in the two files that the runner group accepts, and install nothing."""
     for path in WORKFLOWS:

@@ -36,14 +36,15 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     count_compiler(tally)
     left = LeakSteps(counted)
     with compiler.Recompiles() as recompiles:
-        # Not on several CPU ranks: gloo's threads free tensors there, which no profile shows.
-        if METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size):
+        # Not in a group on a CPU: gloo's threads free tensors there, which no profile shows.
+        where = counted.device.type, counted.world_size, counted.in_group
+        if METRICS["peak_allocated_bytes"].exists(*where):
             # Before the profiler, whose records lie in memory between live tensors.
             progress("count: memory")
             count_memory(tally, counted, left.run)
         else:
             progress("count: what steps leave")
-            left.settle()
+            counted.run_period()
             left.run()
         left.add_to(tally)
         refuse_work_elsewhere(counted)

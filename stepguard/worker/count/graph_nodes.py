@@ -16,7 +16,7 @@ from stepguard.core.metrics import GRAPH_NODES
 from stepguard.core.site import Site
 from stepguard.worker.count.locate import locate, qualified, site_at
 from stepguard.worker.count.memory_counters import live_objects
-from stepguard.worker.count.tally import LEAK_STEPS, PERIOD, RankStep, Tally
+from stepguard.worker.count.tally import LEAK_STEPS, RankStep, Tally
 
 PLACES = 5  # those that keep most
 # Attributes of a node: torch's record of where it was made (in anomaly mode), and ours.
@@ -43,8 +43,7 @@ def locate_graph_nodes(tally: Tally, counted: RankStep) -> None:
                 counted.step()
             for node in _reachable(counted.frozen).values():
                 node.metadata.setdefault(_STEP, number)
-        for _ in range(PERIOD):  # they replace what is not kept for good
-            counted.step()
+        counted.run_period()  # it replaces what is not kept for good
     kept = [n for n in _reachable(counted.frozen).values() if _MADE_AT in n.metadata]
     if sites := _places(kept):
         tally.sites[GRAPH_NODES] = tuple(sites)

@@ -21,7 +21,7 @@ from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.core.site import Site
 from stepguard.worker.count.memory_counters import gradients
 from stepguard.worker.count.syncs import by_place, site_here
-from stepguard.worker.count.tally import LEAK_STEPS, PERIOD, RankStep, Tally
+from stepguard.worker.count.tally import LEAK_STEPS, RankStep, Tally
 from stepguard.worker.count.tensor_devices import storages
 from stepguard.worker.rank_position import Phases
 
@@ -51,8 +51,7 @@ def locate_kept(tally: Tally, counted: RankStep) -> None:
         if not any_leaked:
             return
         made = _made_by(LEAK_STEPS, counted)
-        for _ in range(PERIOD):  # they replace buffers that alternate between steps
-            counted.step()
+        counted.run_period()  # it replaces buffers that alternate between steps
         gc.collect()
         if leaked and (sites := made.left(len(counted.phases.micro_steps))):
             tally.sites[LEAK] = tuple(sites)

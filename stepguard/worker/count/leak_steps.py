@@ -1,10 +1,11 @@
-"""The steps after which bytes, nodes of autograd's graph and garbage are counted that steps left.
+"""Run steps, and count what they leave: nodes of autograd's graph, and garbage.
 
-The three counters share these steps: on a GPU each step takes a part of a second.
+Bytes are counted over the same steps (memory_counters.py), since a step of a GPU takes a part of a
+second.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
@@ -20,26 +21,24 @@ class LeakSteps:
         self._collected: list[int] = []
         self._nodes = 0
 
-    def settle(self) -> None:
-        """Run PERIOD steps, since a step may keep the graph of the step before. Whoever has counted
-        memory has run them.
-        """
-        for _ in range(PERIOD):
-            self._counted.step()
-
-    def run(self) -> None:
-        """Run the steps. Python's collector runs after each period only. What is garbage before is
-        not counted.
+    def run(self, border: Callable[[], object] = lambda: None) -> None:
+        """Run the steps, and call ``border`` before the first and after the last one. Python's
+        collector runs after each period only. What is garbage before is not counted. PERIOD steps
+        have run before, since a step may keep the graph of the step before.
         """
         frozen = self._counted.frozen
         with own_collections():
-            before = nodes_alive(frozen)  # it collects
+            # Counting nodes unfreezes what steps froze, and frees it. Bytes are counted between the
+            # borders. So nodes are counted outside of them.
+            before = nodes_alive(frozen)
+            border()
+            gc.collect()  # torch.cuda.memory_stats() leaves 128 objects
             self._collected = [self._left() for _ in range(ACTIVE_STEPS)]
+            border()
             self._nodes = nodes_alive(frozen) - before
 
     def _left(self) -> int:
-        for _ in range(PERIOD):
-            self._counted.step()
+        self._counted.run_period()
         return gc.collect()
 
     def add_to(self, tally: Tally) -> None:

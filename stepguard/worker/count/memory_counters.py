@@ -22,7 +22,7 @@ from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.core.site import Site, merge
 from stepguard.worker import torch_device
 from stepguard.worker.count.syncs import site_here
-from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, RankStep, Tally
 
 _BY_ROW = ("crow_indices", "col_indices", "values")
 _BY_COLUMN = ("ccol_indices", "row_indices", "values")
@@ -35,11 +35,13 @@ _PARTS = {  # the methods that return a sparse tensor's dense ones
 }
 # Inside this block a subclass of torch.Tensor cannot refuse or record what is asked of its tensors.
 _unheard = torch._C.DisableTorchFunctionSubclass
+# Runs LEAK_STEPS steps, and calls its argument before the first and after the last one.
+RunLeakSteps = Callable[[Callable[[], object]], None]
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(tally: Tally, counted: RankStep, leak_steps: Callable[[], None]) -> None:
+def count_memory(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> None:
     """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
     GPU, device_allocations_per_step. ``leak_steps`` runs LEAK_STEPS steps.
 
@@ -108,15 +110,14 @@ def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[st
 
 def _gpu_between(counted: RankStep) -> int:
     """Return the bytes that live tensors asked for, after some more steps."""
-    for _ in range(PERIOD):
-        counted.step()
+    counted.run_period()
     return _gpu_bytes(counted)
 
 
-def _gpu_growth(counted: RankStep, leak_steps: Callable[[], None]) -> int:
-    before = _gpu_bytes(counted)
-    leak_steps()
-    return _gpu_bytes(counted) - before
+def _gpu_growth(counted: RankStep, leak_steps: RunLeakSteps) -> int:
+    live: list[int] = []
+    leak_steps(lambda: live.append(_gpu_bytes(counted)))
+    return live[1] - live[0]
 
 
 def _gpu_bytes(counted: RankStep) -> int:
@@ -131,8 +132,7 @@ def _cpu_between(counted: RankStep) -> int:
     """
     before = [(StorageWeakRef(s), s.nbytes()) for s in _live_storages(counted.frozen).values()]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        for _ in range(PERIOD):
-            counted.step()
+        counted.run_period()
         gc.collect()
     made: dict[int, int] = {}  # by address
     for _, address, size in sorted(_by_address(profiled.profiler.kineto_results)):
@@ -155,22 +155,18 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
-def _cpu_growth(counted: RankStep, leak_steps: Callable[[], None]) -> int:
+def _cpu_growth(counted: RankStep, leak_steps: RunLeakSteps) -> int:
     """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them: Python,
     autograd or a bare storage.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         # These steps do not count: the profile does not see frees of what was made before it.
-        for _ in range(PERIOD):
-            counted.step()
-        gc.collect()
-        _mark()
-        leak_steps()
-        gc.collect()
+        counted.run_period()
+        leak_steps(_mark)
     events = list(_events(profiled))
-    began = next(event.start_ns() for event in events if event.name() == _PHASE)
+    began, ended = sorted(event.start_ns() for event in events if event.name() == _PHASE)
     memory = (event for event in events if event.name() == "[memory]")
-    return sum(int(event.nbytes()) for event in memory if event.start_ns() >= began)
+    return sum(int(event.nbytes()) for event in memory if began <= event.start_ns() <= ended)
 
 
 def _cpu_peaks(counted: RankStep) -> dict[str, int]:

@@ -37,6 +37,12 @@ class RankStep:
     frozen: int = 0  # number of objects that gc.freeze() hid before the workload came; no tensor
     placement: Placement = field(default_factory=Placement)  # it saw the workload being built
     settings: Mapping[str, object] = field(default_factory=dict)  # before the workload was imported
+    in_group: bool = False  # a process group, in which even one rank may be
+
+    def run_period(self) -> None:
+        """Run PERIOD steps."""
+        for _ in range(PERIOD):
+            self.step()
 
 
 Differs = tuple[str, int, int]  # how steps differ; the index of one with less, of one with more

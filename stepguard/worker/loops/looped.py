@@ -4,6 +4,7 @@ import getpass
 import inspect
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 from stepguard.core.case import Case
 from stepguard.worker.count.locate import keep_tree, raised_at
 from stepguard.worker.loops.resting import RestingLoop
-from stepguard.worker.loops.script import forget_torchrun, run_module, run_script
+from stepguard.worker.loops.script import OF_TORCHRUN, forget_torchrun, run_module, run_script
 from stepguard.worker.loops.step_borders import StepBorders, modes
 from stepguard.worker.rendezvous import let_script_join
 from stepguard.worker.workload import BadWorkload, build, find_function
@@ -22,6 +23,7 @@ from stepguard.worker.workload import BadWorkload, build, find_function
 # Steps of a launch that are not timed: the counting pass, and what settles before it.
 COUNTED_STEPS = 50
 NO_LINE = "EOF when reading a line"  # the message of input()'s EOFError, and of no other
+_NOT_SET = re.compile(r"environment variable (\w+) expected, but not set")
 NO_STEP = (
     "no optimizer of torch stepped twice outside of a compiled function: mark the end of each step "
     "with stepguard.step(), or name a function that ends one, --step-at module:function"
@@ -57,7 +59,8 @@ class LoopedWorkload:
         self._every, self._timed_s = case.loop.every, timed_s
         self._name = case.workload
         self._step_s = math.inf  # the shortest step so far
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1 or "STEPGUARD_ONE_OF_SEVERAL" in os.environ:
+        self._under_torchrun = case.needs_torchrun
+        if self._under_torchrun:
             let_script_join()
         else:
             forget_torchrun()
@@ -81,6 +84,12 @@ class LoopedWorkload:
                 raise BadWorkload(
                     f"{self._name} asks for input {self._when()} ({place.file}:{place.line}), "
                     "where nobody can answer: give it as an argument, or in a file"
+                ) from None
+            if not self._under_torchrun and (variable := _missing_variable(error)):
+                place = raised_at(error)
+                raise BadWorkload(
+                    f"{self._name} needs {variable}, which torchrun sets ({place.file}:"
+                    f"{place.line}): add --torchrun, in a test loop=Loop(torchrun=True)"
                 ) from None
             error.add_note(f"raised by {self._name} {self._when()}")
             raise
@@ -155,6 +164,14 @@ def _asks(error: Exception) -> bool:
         return False
     frames = traceback.extract_tb(error.__traceback__)
     return str(error) == NO_LINE or frames[-1].filename == getpass.__file__
+
+
+def _missing_variable(error: Exception) -> str:
+    """Return the variable of torchrun that a script lacked; empty if it failed in another way."""
+    if isinstance(error, KeyError) and error.args[:1] and error.args[0] in OF_TORCHRUN:
+        return str(error.args[0])
+    said = _NOT_SET.search(str(error))  # by init_process_group()
+    return said[1] if said else ""
 
 
 def _last_line(stream: str) -> str:

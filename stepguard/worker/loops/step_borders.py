@@ -13,7 +13,7 @@ import functools
 import importlib
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -32,7 +32,10 @@ from stepguard.core.source_marks import hear_steps
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.workload import BadWorkload
 
-# An optimizer that was made but has not stepped is given up once another one has stepped so often.
+# An optimizer that does not step is given up once another one has stepped so often: it never steps,
+# or others have taken its place. If several step in turn, one may step often between two steps of
+# another. Then the limit is PATIENCE times the most steps that one of them took in the last step of
+# the loop; before the first such step, PATIENCE are assumed.
 PATIENCE = 8
 
 
@@ -53,8 +56,9 @@ class Cycle:
         self.missed = 0  # steps that ended before all optimizers of a step were known
         self.only: int | None = None  # the optimizer, once it is known that no other one steps
         self._steps: Counter[int] = Counter()
-        self._stepped: set[int] = set()  # since the last border
-        self._steppers: set[int] | None = None  # None: not known yet
+        self._stepped: Counter[int] = Counter()  # since the last border
+        self._steppers: frozenset[int] = frozenset()  # empty: not known yet
+        self._patience = PATIENCE  # an optimizer's steps until one that does not step is given up
 
     @property
     def steps(self) -> int:
@@ -62,28 +66,38 @@ class Cycle:
         return self._steps.total()
 
     def ends_with(self, stepped: int, made: Callable[[], set[int]]) -> bool:
-        """Tell whether a step of the loop ends with this step of an optimizer.
-
-        ``made`` returns the optimizers that may step; it is called only until it is known which
-        ones do.
+        """Tell whether a step of the loop ends with this step of an optimizer. ``made`` returns the
+        optimizers that may step.
         """
         if stepped == self.only:
+            if self._stepped:
+                self._stepped.clear()
             return True
-        if self._steppers is None:
+        if not self._steppers:
             self._steps[stepped] += 1
             steps = self._steps[stepped]
             if steps < 2 or made() - self._steps.keys() and steps < PATIENCE:
                 return False
             # This step begins the next round.
-            self._steppers, self._stepped = set(self._steps), set()
             self._steps[stepped] -= 1
             self.missed = min(self._steps.values())
-            self.only = stepped if len(self._steppers) == 1 else None
-        self._stepped.add(stepped)
-        if not self._steppers <= self._stepped:
+            self._learn(self._steps)
+        self._stepped[stepped] += 1
+        missing = self._steppers - self._stepped.keys()
+        if missing and missing & made() and self._stepped[stepped] < self._patience:
             return False
-        self._stepped = set()
+        if missing:
+            self._learn(self._stepped)
+        else:
+            self._patience = PATIENCE * max(self._stepped.values())
+        self._stepped.clear()
         return True
+
+    def _learn(self, steppers: Iterable[int]) -> None:
+        """Let steps end from now on when all of these have stepped."""
+        self._steppers = frozenset(steppers)
+        self.only = next(iter(self._steppers)) if len(self._steppers) == 1 else None
+        self._patience = PATIENCE if self.only is not None else PATIENCE * PATIENCE
 
 
 class StepBorders:

@@ -87,7 +87,7 @@ SHORT = python(("step", 900), ("encode", 600), ("pad", 400))
 )
 def test_a_slower_step_names_the_function_that_runs_more_python(head, places):
     """In its headline and below, and of what neither side knows no more than is sure. It explains:
-    a step that is as fast says nothing of it.
+    an undecided step says it, too, and a step that is as fast says nothing of it.
     """
     ratios = [math.log(3) + one for one in (0.1, -0.1, 0.05, -0.05, 0.1, -0.1)]
     verdict = judge_ab(turns(ratios, head, SHORT, glance=True))
@@ -100,6 +100,8 @@ def test_a_slower_step_names_the_function_that_runs_more_python(head, places):
         assert f" data.py:{found.sites[0].line}" in headline(verdict)
         text = f"    {count} x lines of Python: def {name}(batch): in {name} (data.py"
         assert text in "\n".join(evidence_lines(verdict))
+        few = judge_ab(turns(ratios[:2], head, SHORT, glance=True, out_of_time=True))
+        assert f", undecided after 2 pairs data.py:{found.sites[0].line}" in headline(few)
     same = judge_ab(turns([-0.2, 0.1], head, SHORT, glance=True))
     assert metric(same, "step_ms").sites == ()
 

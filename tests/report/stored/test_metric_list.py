@@ -74,18 +74,21 @@ def test_accepting_says_what_took_the_place_of_what():
 
 
 def test_a_first_recording_says_what_it_accepts_that_a_good_step_has_not():
-    """Syncs and leaks, which would be nobody's news from then on; no time, and none that is 0."""
-    values = {"step_ms": 10.0, "sync_candidates_per_step": 2, "graph_breaks": 0}
+    """Syncs and leaks, which would be nobody's news from then on; no time, and none that is 0. The
+    place with most comes first.
+    """
+    values = {"step_ms": 10.0, "sync_candidates_per_step": 9, "graph_breaks": 0}
     moved = tuple(
         MetricVerdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, None, value)
         for name, value in (values | {"leaked_bytes_per_step": 4096}).items()
     )
-    sites = tuple(Site(".item()", "train.py", line, count=1) for line in (8, 12, 14, 19))
+    counts = {8: 1, 12: 1, 14: 1, 19: 6}
+    sites = tuple(Site(".item()", "train.py", line, count=n) for line, n in counts.items())
     moved = (moved[0], msgspec.structs.replace(moved[1], sites=sites), *moved[2:])
     done = Accepted(CASE_ID, Action.FIRST_RECORDING, Path("cpu.json"), 1, "", moved)
-    where = "1 x .item() train.py:8, 1 x .item() train.py:12, 1 x .item() train.py:14 and 1 more"
+    where = "6 x .item() train.py:19, 1 x .item() train.py:8, 1 x .item() train.py:12 and 1 more"
     assert moves(done) == [
-        f"  Recorded as normal: 2 calls a step that would wait on a GPU ({where}). More will fail.",
+        f"  Recorded as normal: 9 calls a step that would wait on a GPU ({where}). More will fail.",
         "  Recorded as normal: 4,096 B that each step leaves behind. More will fail.",
     ]
     assert moves(replace(done, moved=moved[:1])) == []

@@ -1,7 +1,11 @@
-"""Imported by the ranks of tests: nothing that counts imports torch's compiler before the workload.
+"""Imported by the ranks of tests, which count in less time.
 
-torch imports it to keep it out of modes that count, and to ask it what profilers are told. Of a
-workload that compiles nothing and has no optimizer that is more than half of a launch.
+Candidates for host syncs are looked for in three steps, where ten take a third of a launch: no
+workload of a launch reads in some steps only (worker/test_eager.py has one that does).
+
+Nothing that counts imports torch's compiler before the workload. torch imports it to keep it out of
+modes that count, and to ask it what profilers are told. Of a workload that compiles nothing and has
+no optimizer that is more than half of a launch.
 """
 
 import sys
@@ -19,6 +23,8 @@ MODES = (
     kept_memory._Made,
     flop_counter._FlopCounterMode,
 )
+
+sync_candidates.CANDIDATE_STEPS = 3
 
 
 def set_stance(stance: str, plain: Any = torch.compiler.set_stance) -> AbstractContextManager[None]:
