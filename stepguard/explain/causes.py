@@ -67,6 +67,7 @@ def explain(before: Profile, after: Profile) -> Explanation:
         scatter_known=scatter.known,
         calls=_changed_calls(before, after),
         software=_other_software(before, after),
+        other_machine_code=tuple(_other_machine_code(terms, scatter)) or UNSET,
     )
 
 
@@ -246,6 +247,14 @@ def _sorted_out(
         else:
             rest.append((term.part, term.change_us))
     return causes, rest
+
+
+def _other_machine_code(terms: Sequence[tuple[Term, Cause]], scatter: Scatter) -> Iterator[Cause]:
+    """Yield the kernels with other machine code whose time is within the scatter."""
+    for term, cause in terms:
+        old, new = cause.before.machine_code, cause.after.machine_code
+        if old and new and old != new and not scatter.beyond(term):
+            yield replace(cause, us=term.change_us)
 
 
 def _pace_causes(

@@ -50,11 +50,17 @@ def how(cause: Cause) -> str:
     """Return what makes a cause's time: "12 launches as before; spills 0 -> 96 B"; empty for a
     part of the step.
     """
-    return "; ".join(filter(None, (_word(cause, 1), ", ".join(_other_machine_code(cause)))))
+    return "; ".join(filter(None, (_word(cause, 1), machine_code(cause))))
 
 
-def _other_machine_code(cause: Cause) -> Iterator[str]:
-    """Yield the figures in which the machine code of two kernels differs."""
+def machine_code(cause: Cause) -> str:
+    """Return the figures in which the machine code of two kernels differs, "spills 0 -> 96 B"; ""
+    if it is not known that there are any.
+    """
+    return ", ".join(_machine_code(cause))
+
+
+def _machine_code(cause: Cause) -> Iterator[str]:
     old, new = cause.before.machine_code, cause.after.machine_code
     if not old or not new:
         return

@@ -8,7 +8,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
-from stepguard.report.cause_text import how, named, refused_because
+from stepguard.report.cause_text import how, machine_code, named, refused_because
 from stepguard.report.metric_notes import on_ranks
 from stepguard.trace.kernel_classes import is_generic
 from stepguard.trace.kernel_operators import operator_in
@@ -142,7 +142,15 @@ def _figures(before: Side, after: Side) -> str:
 
 
 def lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the first causes and the straggler, a line each; nothing if all is `same`."""
+    """Yield the first causes and the straggler, a line each. If all is `same`, yield only the
+    kernels that have other machine code.
+    """
+    explanation = verdict.explanation
+    if other := explanation and explanation.other_machine_code:
+        changed = [f"{named(cause)}, {machine_code(cause)}" for cause in other]
+        yield f"other machine code in the same time: {'; '.join(changed[:SHOWN])}" + (
+            f"; {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+        )
     if verdict.status is Status.SAME and verdict.reason is not Reason.KERNELS_MOVED:
         return
     if straggler := verdict.straggler:
@@ -152,7 +160,6 @@ def lines(verdict: Verdict) -> Iterator[str]:
             f"others ({100 * (new_ms / old_ms - 1):+.2f} %, of the others none more than "
             f"{straggler.others_pct:+.2f} %)"
         )
-    explanation = verdict.explanation
     if explanation is None:
         return
     if explanation.refused:

@@ -311,6 +311,19 @@ PAIRED = (
         ),
     ),
     Scenario(
+        "pairs-one-instruction-more",
+        "No time shows one instruction more in a kernel. The text names it.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(
+            pairs=profiled(
+                pairs(0.0),
+                step(code="b2", machine_code=MachineCode(128, 0, 0, 1281, 0, 0, 0)),
+                step(machine_code=MachineCode(128, 0, 0, 1280, 0, 0, 0)),
+            )
+        ),
+    ),
+    Scenario(
         "pairs-kernel-and-its-line",
         "A kernel that is new, and the line of the operator that it does.",
         "SLOWER",
