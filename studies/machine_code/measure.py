@@ -95,31 +95,38 @@ def _unchanged(sheets: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _planted(unchanged: list[dict[str, Any]], planted: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return which plants are seen: exactly one kernel differs from all unchanged compilations."""
+    """Return in which plants a kernel differs from all unchanged compilations, and of how many
+    unchanged ones the same would be said, given the others.
+    """
     rows = []
     for number, sheet in enumerate(planted):
         if "problem" in sheet:
             rows.append({"plant": number, "problem": sheet["problem"]})
             continue
-        known: dict[str, list[Any]] = {}
-        for each in unchanged:
-            for name, code in each["codes"].items():
-                known.setdefault(name, []).append(code)
-        other = {n: c for n, c in sheet["codes"].items() if c not in known.get(n, [])}
-        more = {
-            name: {
-                figure: [known[name][0][at], code[at]]
-                for at, figure in enumerate(FIGURES)
-                if known[name][0][at] != code[at]
-            }
-            for name, code in other.items()
-            if name in known
-        }
-        mine = sheet["planted"] in other
-        rows.append({"plant": number, "seen": mine, "others": len(other) - mine, "moved": more})
+        other = _other(sheet, unchanged)
+        right = sheet["planted"] in other
+        rows.append({"plant": number, "seen": bool(other), "at_it": right, "moved": other})
     seen = [row for row in rows if row.get("seen")]
-    alone = sum(row["others"] == 0 for row in seen)
-    return {"seen": len(seen), "of": len(rows), "alone": alone, "rows": rows}
+    alone = sum(len(row["moved"]) == 1 and row["at_it"] for row in seen)
+    alarms = [
+        other
+        for at, sheet in enumerate(unchanged)
+        if (other := _other(sheet, unchanged[:at] + unchanged[at + 1 :]))
+    ]
+    told = {"seen": len(seen), "of": len(rows), "it_alone": alone, "rows": rows}
+    return told | {"false_alarms": len(alarms), "of_unchanged": len(unchanged), "alarms": alarms}
+
+
+def _other(sheet: dict[str, Any], unchanged: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the kernels that differ from all unchanged compilations, with the figures of one."""
+    other = {}
+    for name, code in sheet["codes"].items():
+        known = [each["codes"][name] for each in unchanged if name in each["codes"]]
+        if code not in known:
+            old = known[0] if known else [None] * len(FIGURES)
+            both = zip(FIGURES, old, code, strict=True)
+            other[name] = {figure: [was, now] for figure, was, now in both if was != now}
+    return other
 
 
 def _bodies(plant: int) -> Iterator[Callable[[Any], Any]]:
@@ -146,8 +153,10 @@ def _step(plant: int) -> Callable[[], object]:
     weights = [torch.randn(WIDTH, WIDTH, device="cuda") * 0.05 for _ in range(KERNELS)]
     x = torch.randn(4096, WIDTH, device="cuda")
 
+    layers = list(zip(weights, _bodies(plant), strict=True))
+
     def forward(x: Any) -> Any:
-        for weight, body in zip(weights, _bodies(plant), strict=True):
+        for weight, body in layers:
             x = body(x @ weight)
         return x
 
