@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 
@@ -98,10 +97,16 @@ def _places() -> list[Site]:
     try:
         gc.collect()
         objects = gc.garbage[known:]
-        counts = Counter((type(thing).__name__, _made_at(thing)) for thing in objects)
+        # A line makes its objects at the same calls again and again: those are looked at once.
+        traces = Counter(
+            (type(thing).__name__, tracemalloc.get_object_traceback(thing)) for thing in objects
+        )
     finally:
         gc.set_debug(flags)
         del gc.garbage[known:]
+    counts: Counter[tuple[str, Place]] = Counter()
+    for (kind, trace), count in traces.items():
+        counts[kind, _made_at(trace)] += count
     # What was made before the tracing has no place.
     sites = [
         site_at(f"{kind} for the collector", place, count=count)
@@ -111,9 +116,8 @@ def _places() -> list[Site]:
     return sorted(by_place(sites), key=lambda site: -site.count)[:PLACES]
 
 
-def _made_at(thing: Any) -> Place:
-    trace = tracemalloc.get_object_traceback(thing) or ()
+def _made_at(trace: tracemalloc.Traceback | None) -> Place:
     return locate(
         (frame.filename, frame.lineno, qualified(frame.filename, frame.lineno, ""))
-        for frame in reversed(trace)
+        for frame in reversed(trace or ())
     )
