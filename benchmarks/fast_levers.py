@@ -1,162 +1,133 @@
-"""What the fast step does without one of its levers, for ``benchmarks.fast_step --levers``.
+"""The levers of the fast step, each a change that the gate is to call FASTER.
 
-Most of the alternatives are exchanged below the compiled code, inside an operator. Four change what
-is compiled; those get a copy of ``model.fast`` of their own.
+A lever is judged backwards: the base trains without it, HEAD is the fast step as it is.
+
+    python -m benchmarks.power --only "cross-entropy in place" --seconds 200 --out levers.json
 """
 
-from __future__ import annotations
+from benchmarks.changes import FASTER
+from benchmarks.shared import Change, Edit
 
-import importlib.util
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from types import ModuleType
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
-
-from model import cublaslt, fast, kernels
-
-Patch = Callable[[ModuleType], None]
-MULTIPLY = kernels.multiply
+CASE = "train_step[124m-bf16-fast]"
+FAST, KERNELS, CUBLASLT = "model/fast.py", "model/kernels.py", "model/cublaslt.py"
+_PRODUCT = "nvjet|gemm|cutlass"
 
 
-@dataclass
-class Lever:
-    """One lever's absence.
-
-    Attributes:
-        multiply: what stands for ``kernels.multiply`` meanwhile.
-        better: what stands for ``cublaslt.BETTER`` meanwhile.
-        patch: changes a copy of ``model.fast``, which is compiled anew.
-        products: what cuBLASLt was found to do best under that rule.
-    """
-
-    multiply: Callable[..., None] | None = None
-    better: float | None = None
-    patch: Patch | None = None
-    products: dict[Any, Any] = field(default_factory=dict)
-
-    def put_into(self, workload: Any) -> None:
-        """Let ``workload`` train on a changed copy of ``model.fast``."""
-        # The compiler finds globals by the name of the module: the copy has its own.
-        name = f"fast_{id(self)}"
-        spec = importlib.util.spec_from_file_location(name, fast.__file__)
-        assert spec and spec.loader and self.patch
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        self.patch(module)
-        workload._fast = module.FastGPT(workload.model)
-        workload._network = torch.compile(workload._fast, dynamic=False)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Exchange what the lever stands for."""
-        before = kernels.multiply, cublaslt.BETTER, cublaslt._products
-        kernels.multiply = self.multiply or kernels.multiply
-        cublaslt.BETTER = cublaslt.BETTER if self.better is None else self.better
-        if self.better is not None:
-            cublaslt._products = self.products
-        try:
-            yield
-        finally:
-            kernels.multiply, cublaslt.BETTER, cublaslt._products = before
+def _without(named: str, *edits: Edit) -> Change:
+    """Return a lever by the edits that take it away, and what went, which the first line names."""
+    return Change(edits, FASTER, named, reverse=True, needs_gpu=True, case=CASE)
 
 
-def _separate_gelu(
-    a: Tensor, b: Tensor, out: Tensor, ta: bool, tb: bool, epilogue: int,
-    bias: Any = None, aux: Any = None, added: Any = None,
-) -> None:  # fmt: skip
-    if epilogue != kernels.GELU_AUX_BIAS:
-        return MULTIPLY(a, b, out, ta, tb, epilogue, bias, aux, added)
-    MULTIPLY(a, b, aux, ta, tb, kernels.ADD_BIAS, bias)
-    torch.ops.aten.gelu.out(aux, approximate="tanh", out=out)
-
-
-def _separate_gelu_backward(
-    a: Tensor, b: Tensor, out: Tensor, ta: bool, tb: bool, epilogue: int,
-    bias: Any = None, aux: Any = None, added: Any = None,
-) -> None:  # fmt: skip
-    if epilogue != kernels.DGELU:
-        return MULTIPLY(a, b, out, ta, tb, epilogue, bias, aux, added)
-    MULTIPLY(a, b, out, ta, tb, kernels.PLAIN)
-    torch.ops.aten.gelu_backward.grad_input(out, aux, approximate="tanh", grad_input=out)
-
-
-def _rounded_weight_grads(
-    a: Tensor, b: Tensor, out: Tensor, ta: bool, tb: bool, epilogue: int,
-    bias: Any = None, aux: Any = None, added: Any = None,
-) -> None:  # fmt: skip
-    if out.dtype != torch.float32:
-        return MULTIPLY(a, b, out, ta, tb, epilogue, bias, aux, added)
-    rounded = torch.empty_like(out, dtype=torch.bfloat16)
-    MULTIPLY(a, b, rounded, ta, tb, epilogue)
-    out.copy_(rounded)
-
-
-def _norm_backward(
+_LOSS = """\
+        logits = _linear(y, tokens16, None)
+        loss = kernels.cross_entropy(logits, targets)  # logits are their gradient from here on
+        ctx.save_for_backward(y, logits, tokens16)
+        return loss
+"""
+_LOGITS = """\
+        ctx.save_for_backward(y, tokens16)
+        return _linear(y, tokens16, None)
+"""
+_LOSS_BACKWARD = """\
+        y, grad_logits, tokens16 = ctx.saved_tensors
+        by_y = kernels.product(grad_logits, tokens16) * grad
+        return by_y, _weight_grad(grad_logits, y) * grad, None, None
+"""
+_LOGITS_BACKWARD = """\
+        y, tokens16 = ctx.saved_tensors
+        return kernels.product(grad, tokens16), _weight_grad(grad, y), None, None
+"""
+_LAST = "        return _Loss.apply(y, model.wte.weight, half.wte.weight, targets.flatten())\n"
+_PLAIN_LAST = """\
+        logits = _Loss.apply(y, model.wte.weight, half.wte.weight, targets)
+        return F.cross_entropy(logits.float(), targets.flatten())
+"""
+_NORM = '@triton_op("gpt2::norm_backward", mutates_args=())\ndef norm_backward(\n'
+_PLAIN_NORM = """\
+def norm_backward(
     grad_y: Tensor, grad_x: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
     by_x, by_weight, by_bias = torch.ops.aten.native_layer_norm_backward(
         grad_y.float(), x.float(), weight.shape, mean, rstd, weight, weight, [True] * 3
     )
-    grad = (grad_x.float() + by_x).bfloat16()
+    grad = (grad_x.float() + by_x).to(x.dtype)
     return grad, torch.stack((by_weight, by_bias, grad.float().sum(0)))
 
 
-def _pack(*grads: Tensor) -> tuple[Tensor, Tensor]:
-    grad = torch.cat(grads, dim=1)
-    return grad, grad.float().sum(0)
+@triton_op("gpt2::norm_backward", mutates_args=())
+def _norm_backward(
+"""
+_PACK = "        grad, sums = kernels.pack(*(grad.contiguous() for grad in grads))\n"
+_CAT = "        grad = torch.cat(grads, dim=1)\n        sums = grad.float().sum(0)\n"
+_LINEAR = "    return kernels.product(x, weight, bias, added, transpose_b=True)\n"
+_LINEAR_ADD = """\
+    out = kernels.product(x, weight, bias, transpose_b=True)
+    return out if added is None else (added.float() + out.float()).bfloat16()
+"""
+_GELU = "    multiply(x, weight, out, False, True, GELU_AUX_BIAS, bias, before)\n"
+_PLAIN_GELU = """\
+    multiply(x, weight, before, False, True, ADD_BIAS, bias)
+    torch.ops.aten.gelu.out(before, approximate="tanh", out=out)
+"""
+_DGELU = "    multiply(grad, weight, out, False, False, DGELU, aux=before)\n"
+_PLAIN_DGELU = """\
+    multiply(grad, weight, out, False, False, PLAIN)
+    torch.ops.aten.gelu_backward.grad_input(out, before, approximate="tanh", grad_input=out)
+"""
+_FP32 = "    return kernels.product(grad, x, transpose_a=True, fp32=True)\n"
+_ROUNDED = "    return kernels.product(grad, x, transpose_a=True).float()\n"
+_USES = "        return bool(self.fast and"
+_SUMS = """\
+    sum_weight = tl.zeros((BLOCK,), tl.float32)
+    sum_bias = tl.zeros((BLOCK,), tl.float32)
+    sum_out = tl.zeros((BLOCK,), tl.float32)
+"""
+_ADDED = """\
+        sum_weight += tl.sum(grad * normal, 0)
+        sum_bias += tl.sum(grad, 0)
+        sum_out += tl.sum(result, 0)
+"""
+_ADDED_BY_ROW = """\
+        sum_weight += grad * normal
+        sum_bias += grad
+        sum_out += result
+"""
+_STORED = """\
+    tl.store(sums, sum_weight, mask=inside)
+    tl.store(sums + columns, sum_bias, mask=inside)
+    tl.store(sums + 2 * columns, sum_out, mask=inside)
+"""
+_STORED_OF_ROWS = """\
+    tl.store(sums, tl.sum(sum_weight, 0), mask=inside)
+    tl.store(sums + columns, tl.sum(sum_bias, 0), mask=inside)
+    tl.store(sums + 2 * columns, tl.sum(sum_out, 0), mask=inside)
+"""
 
-
-def _plain_loss(module: ModuleType) -> None:
-    class Head(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, y: Tensor, tokens: Tensor, tokens16: Tensor) -> Tensor:
-            ctx.save_for_backward(y, tokens16)
-            return module._linear(y, tokens16, None)
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-            y, tokens16 = ctx.saved_tensors
-            return module.kernels.product(grad, tokens16), module._weight_grad(grad, y), None
-
-    class Loss:
-        @staticmethod
-        def apply(y: Tensor, tokens: Tensor, tokens16: Tensor, targets: Tensor) -> Tensor:
-            return F.cross_entropy(Head.apply(y, tokens, tokens16).float(), targets)
-
-    module._Loss = Loss
-
-
-def _added_in_the_norm(module: ModuleType) -> None:
-    product = module._linear
-
-    def linear(x: Tensor, weight: Tensor, bias: Any, added: Any = None) -> Tensor:
-        out = product(x, weight, bias)
-        return out if added is None else (added.float() + out.float()).bfloat16()
-
-    module._linear = linear
-
-
-def _exchange(**operators: Any) -> Patch:
-    def patch(module: ModuleType) -> None:
-        module.kernels = ModuleType("kernels")
-        module.kernels.__dict__.update({**vars(kernels), **operators})
-
-    return patch
-
-
-LEVERS = {
-    "choice by time": Lever(better=0.0),
-    "GELU in its product": Lever(multiply=_separate_gelu),
-    "GELU backward in its product": Lever(multiply=_separate_gelu_backward),
-    "fp32 from weight products": Lever(multiply=_rounded_weight_grads),
-    "cross-entropy in place": Lever(patch=_plain_loss),
-    "packed dq, dk, dv": Lever(patch=_exchange(pack=_pack)),
-    "norm backward with sums": Lever(patch=_exchange(norm_backward=_norm_backward)),
-    "residual in the product": Lever(patch=_added_in_the_norm),
+# By worth, the whole first.
+LEVERS: dict[str, Change] = {
+    "fast step": _without("", ("model/settings.py", _USES, "        return bool(False and")),
+    "cross-entropy in place": _without(
+        "softmax|cross_entropy|nll_loss",
+        (FAST, _LOSS, _LOGITS),
+        (FAST, _LOSS_BACKWARD, _LOGITS_BACKWARD),
+        (FAST, _LAST, _PLAIN_LAST),
+    ),
+    "GELU backward in its product": _without("gelu", (KERNELS, _DGELU, _PLAIN_DGELU)),
+    "choice by time": _without(_PRODUCT, (CUBLASLT, "CANDIDATES = 32 ", "CANDIDATES = 1 ")),
+    "choice of 32": _without(_PRODUCT, (CUBLASLT, "CANDIDATES = 32 ", "CANDIDATES = 8 ")),
+    "GELU in its product": _without("gelu", (KERNELS, _GELU, _PLAIN_GELU)),
+    "norm backward with sums": _without("norm|sum", (KERNELS, _NORM, _PLAIN_NORM)),
+    "norm backward with one sum a column": _without(
+        "norm_backward",
+        (KERNELS, _SUMS, _SUMS.replace("(BLOCK,)", "(ROWS, BLOCK)")),
+        (KERNELS, _ADDED, _ADDED_BY_ROW),
+        (KERNELS, _STORED, _STORED_OF_ROWS),
+        (KERNELS, "4 * 3 * 132)  # on each SM of an H100 three", "4 * 4 * 132)  #"),
+    ),
+    "packing in one wave": _without(
+        "pack", (KERNELS, "triton.cdiv(rows * blocks, 16 * 5 * 132)", "triton.cdiv(rows, 16 * 132)")
+    ),
+    "residual in the product": _without("add", (FAST, _LINEAR, _LINEAR_ADD)),
+    "packed dq, dk, dv": _without("cat|sum", (FAST, _PACK, _CAT)),
+    "fp32 from weight products": _without("copy", (FAST, _FP32, _ROUNDED)),
 }

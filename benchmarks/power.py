@@ -3,12 +3,13 @@
     python -m benchmarks.power --seconds 330 --out power.json         # every GPU of this machine
     python -m benchmarks.power --device cpu --only "gelu twice in 12 layers" --out cpu.json
 
-Each change of changes.py and refactors.py is made in a clone of this repository and judged there by
-`pytest perf_tests --perf-against=HEAD` of the core train step: the run that a user would make. The
-GPUs of the machine take changes by turns. No verdict begins that could not end within --seconds.
-What is left of them is its --perf-budget; a verdict beyond that is cut off, and says so. Each
-result is in --out as soon as it is known, and what is there is not measured again. On a CPU it only
-shows that the benchmark works. The exit status is 1 if a verdict was not the expected one.
+Each change of changes.py, refactors.py and fast_levers.py is made in a clone of this repository and
+judged there by `pytest perf_tests --perf-against=HEAD` of the core train step, or of the change's
+own case: the run that a user would make. The GPUs of the machine take changes by turns. No verdict
+begins that could not end within --seconds. What is left of them is its --perf-budget; a verdict
+beyond that is cut off, and says so. Each result is in --out as soon as it is known, and what is
+there is not measured again. On a CPU it only shows that the benchmark works. The exit status is 1
+if a verdict was not the expected one.
 """
 
 import argparse
@@ -27,12 +28,13 @@ from typing import Any
 
 from benchmarks import stage_seconds
 from benchmarks.changes import EITHER, FASTER, HIDDEN, OPTIMIZATIONS, RED, SAME, SLOWDOWNS, SLOWER
+from benchmarks.fast_levers import LEVERS
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import Change, Document, about, clone_head, commit_all, run_until
 from stepguard.core.comparison import from_json
 from stepguard.machine.gpu.nvml import visible_gpus
 
-CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS
+CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | LEVERS
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}
 # Of a verdict by the one pair of a step that did not change; of a pair that was begun in time; of
 # an end.
@@ -138,9 +140,10 @@ class Work:
         how = about(self.options.device, self.options.gpus) | {"gpu": gpu}
         while name := self._next():
             change, tree = self.plan.changes[name], self.folder / name.replace(" ", "-")
-            base, lines = planted(tree, change, self.plan.case, self._cache)
+            case = change.case or self.plan.case
+            base, lines = planted(tree, change, case, self._cache)
             limit_s = self._until - time.monotonic() - END_S
-            found = verdict(tree, base, self.plan.case, limit_s, env)
+            found = verdict(tree, base, case, limit_s, env)
             found["right"] = self.plan.right(change, found, lines)
             with self._lock:
                 self.found[name] = how | found

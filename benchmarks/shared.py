@@ -35,6 +35,7 @@ class Change:
     reverse: bool = False  # judged backwards: the base has the edits
     needs_gpu: bool = False
     declared: str = ""  # metric that rises with it, as its author says in the commit
+    case: str = ""  # that it is judged by, if not by the plan's
 
     def plant(self, tree: Path) -> range:
         """Make the edits in a tree; return the lines of the last one.

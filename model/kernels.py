@@ -29,7 +29,7 @@ def _result(
     return a.new_empty(shape, dtype=torch.float32 if fp32 else a.dtype)
 
 
-@custom_op("gpt2::product", mutates_args=(), device_types="cuda")
+@custom_op("gpt2::product", mutates_args=())
 def product(
     a: Tensor, b: Tensor, bias: Tensor | None = None, added: Tensor | None = None,
     transpose_a: bool = False, transpose_b: bool = False, fp32: bool = False,
@@ -49,7 +49,7 @@ def _(
     return _result(a, b, transpose_a, transpose_b, fp32)
 
 
-@custom_op("gpt2::linear_gelu", mutates_args=(), device_types="cuda")
+@custom_op("gpt2::linear_gelu", mutates_args=())
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Return tanh-GELU of ``x @ weight.T + bias``, and what it was taken of."""
     out, before = (_result(x, weight, transpose_b=True) for _ in range(2))
@@ -62,7 +62,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     return _result(x, weight, transpose_b=True), _result(x, weight, transpose_b=True)
 
 
-@custom_op("gpt2::linear_gelu_backward", mutates_args=(), device_types="cuda")
+@custom_op("gpt2::linear_gelu_backward", mutates_args=())
 def linear_gelu_backward(grad: Tensor, weight: Tensor, before: Tensor) -> Tensor:
     """Return the gradient of ``before``; ``grad`` is that of ``gelu(before) @ weight.T``."""
     out = torch.empty_like(before)
@@ -147,9 +147,9 @@ def _norm_backward_rows(
     column = tl.arange(0, BLOCK)
     inside = column < columns
     scale = tl.load(weight + column, mask=inside, other=0.0)[None, :]
-    sum_weight = tl.zeros((ROWS, BLOCK), tl.float32)
-    sum_bias = tl.zeros((ROWS, BLOCK), tl.float32)
-    sum_out = tl.zeros((ROWS, BLOCK), tl.float32)
+    sum_weight = tl.zeros((BLOCK,), tl.float32)
+    sum_bias = tl.zeros((BLOCK,), tl.float32)
+    sum_out = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, rows_here, ROWS):
         row = program * rows_here + start + tl.arange(0, ROWS)[:, None]
         mask = (row < rows) & inside[None, :]
@@ -164,13 +164,13 @@ def _norm_backward_rows(
         level = tl.sum(scaled, 1, keep_dims=True) / columns
         result = through + (scaled - normal * slope - level) * steepness
         tl.store(out + at, result.to(out.dtype.element_ty), mask=mask)
-        sum_weight += grad * normal
-        sum_bias += grad
-        sum_out += result
+        sum_weight += tl.sum(grad * normal, 0)
+        sum_bias += tl.sum(grad, 0)
+        sum_out += tl.sum(result, 0)
     sums += program * 3 * columns + column
-    tl.store(sums, tl.sum(sum_weight, 0), mask=inside)
-    tl.store(sums + columns, tl.sum(sum_bias, 0), mask=inside)
-    tl.store(sums + 2 * columns, tl.sum(sum_out, 0), mask=inside)
+    tl.store(sums, sum_weight, mask=inside)
+    tl.store(sums + columns, sum_bias, mask=inside)
+    tl.store(sums + 2 * columns, sum_out, mask=inside)
 
 
 @triton_op("gpt2::norm_backward", mutates_args=())
@@ -184,7 +184,7 @@ def norm_backward(
     """
     grad_y, grad_x = grad_y.contiguous(), grad_x.contiguous()
     rows, columns = x.shape
-    rows_here = 4 * triton.cdiv(rows, 4 * 4 * 132)  # four programs on each SM of an H100
+    rows_here = 4 * triton.cdiv(rows, 4 * 3 * 132)  # on each SM of an H100 three programs fit
     programs = triton.cdiv(rows, rows_here)
     out = torch.empty_like(x)
     sums = torch.empty(programs, 3, columns, dtype=torch.float32, device=x.device)
@@ -229,11 +229,12 @@ def _pack_rows(
 def pack(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the three side by side, (rows, 3 columns), and its column sums in fp32."""
     rows, columns = query.shape
-    rows_here = 16 * triton.cdiv(rows, 16 * 132)
+    blocks = triton.cdiv(columns, 128)
+    rows_here = 16 * triton.cdiv(rows * blocks, 16 * 5 * 132)  # on each SM of an H100 five fit
     programs = triton.cdiv(rows, rows_here)
     out = query.new_empty(rows, 3 * columns)
     sums = torch.empty(programs, 3 * columns, dtype=torch.float32, device=query.device)
-    wrap_triton(_pack_rows)[(programs, triton.cdiv(columns, 128))](
+    wrap_triton(_pack_rows)[(programs, blocks)](
         query, key, value, out, sums, rows, columns, rows_here, ROWS=16, BLOCK=128, num_warps=4
     )
     return out, sums.sum(0)

@@ -16,6 +16,14 @@ GATES = (*default_gates("cuda", 2), "exposed_comm_pct")  # the same for any numb
     Case("124m-bf16-2-gpus", TRAIN_STEP, SEED_STEP, world_size=2, gates=GATES),
     Case("124m-bf16-4-gpus", TRAIN_STEP, SEED_STEP, world_size=4, gates=GATES),
     Case("124m-bf16-8-gpus", TRAIN_STEP, SEED_STEP, world_size=8, gates=GATES),
+    Case(
+        "124m-bf16-fast-2-gpus",
+        TRAIN_STEP,
+        SEED_STEP | {"fast": True},
+        world_size=2,
+        gates=GATES,
+        extended=True,
+    ),
     Case("nano-cpu-2-ranks", TRAIN_STEP, NANO_STEP, device="cpu", world_size=2, launches=1),
 )
 def test_ddp(perf, case):

@@ -21,6 +21,7 @@ TRAIN_STEP = "model.workloads:train_step"
         extended=True,
     ),
     Case("124m-bf16-eager", TRAIN_STEP, SEED_STEP | {"compile": False, "batch": 16}, extended=True),
+    Case("124m-bf16-fast", TRAIN_STEP, SEED_STEP | {"fast": True}, extended=True),
     Case("124m-fp16", TRAIN_STEP, SEED_STEP | {"precision": "fp16"}, extended=True),
     Case("350m-bf16", TRAIN_STEP, SEED_STEP | {"size": "350m", "batch": 32}, extended=True),
     Case("nano-cpu", TRAIN_STEP, NANO_STEP, device="cpu", launches=1),

@@ -59,7 +59,8 @@ def test_which_counters_are_work_and_which_are_cost():
     slack = {name: metric.slack_pct for name, metric in METRICS.items() if metric.slack_pct}
     assert slack == {"launches_per_step": 2.0, "peak_allocated_bytes": 0.05}
     floors = {name: metric.floor for name, metric in METRICS.items() if metric.floor}
-    assert floors == {"peak_allocated_bytes": 512, "allocated_bytes_between_steps": 512}
+    memory = {"peak_allocated_bytes": 512, "allocated_bytes_between_steps": 512}
+    assert floors == {"spill_bytes": 65, **memory}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

@@ -40,14 +40,18 @@ from stepguard.storage import baseline_files as baseline
 from stepguard.storage import measured_peaks
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import load_waivers, today
+from stepguard.worker.count.cubin import DISASSEMBLER
 
 _PEAKS = "stepguard.worker.profilers.measure_peaks"
 _ASK_TORCH = """
-import json, os, torch
-usable, compiled = torch.cuda.is_available(), torch.__spec__.cached
+import json, os, sys, torch
+from importlib.util import find_spec
+usable, compiled, triton = torch.cuda.is_available(), torch.__spec__.cached, find_spec("triton")
+tool = os.path.join(os.path.dirname(triton.origin), sys.argv[1]) if triton else ""
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
     "gpus": torch.cuda.device_count() if usable else 0, "folder": os.path.dirname(torch.__file__),
-    "bytecode": compiled is not None and os.path.exists(compiled)}))
+    "bytecode": compiled is not None and os.path.exists(compiled),
+    "disassembler": os.path.exists(tool)}))
 """
 COMES_WITH = {
     "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems",
@@ -58,6 +62,10 @@ TOOLS = {
     "nvcc": "the CUDA toolkit: https://developer.nvidia.com/cuda-downloads",
     **COMES_WITH,
 }
+_NO_DISASSEMBLER = (
+    "no nvdisasm in Triton's folder: counters of a compiled step's kernels (spill_bytes, "
+    "fp64_kernels) stay undecided; install Triton's own wheel"
+)
 LITTLE_BYTES = 100e6  # of free space; a choice, not a measurement
 Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
@@ -121,6 +129,8 @@ def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
         mine = f"torch {torch['version']} (CUDA {torch['cuda']}) can use {torch['gpus']}"
         mend = f"install a torch built for driver {gpus[0].driver}"
         yield "ERROR", f"the driver shows {counted(len(gpus), 'GPU')}, {mine}; {mend}"
+    elif not torch["disassembler"]:
+        yield "note", _NO_DISASSEMBLER
     yield from _gpus(gpus, baselines)
 
 
@@ -165,7 +175,7 @@ def _nodes(text: str, root: Path) -> Iterator[Finding]:
 
 def _ask_torch(root: Path) -> dict[str, Any]:
     """Return what _ASK_TORCH prints. Raises MachineError if torch cannot be imported."""
-    command = [sys.executable, "-P", "-c", _ASK_TORCH]
+    command = [sys.executable, "-P", "-c", _ASK_TORCH, str(DISASSEMBLER)]
     return dict(json.loads(_last_line(command, "torch cannot be imported", root)))
 
 

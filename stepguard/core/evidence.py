@@ -114,12 +114,14 @@ class Launch:
 
     index: int
     blocks: tuple[Block, ...]
-    compile_s: float  # the first step, up to its synchronization
+    compile_s: float  # the first step, up to its synchronization; of a loop all before it, too
     warmup_s: float
     warmup_steps: int
     steady: str  # why the warm-up did not reach a steady state; empty if it did
     wall_s: float  # of the whole launch, with its start and its end
     discarded: tuple[Block, ...] = ()  # disturbed blocks, kept for the record
+    # Steps of a pair between its blocks. They count towards no mean, but single slow steps show.
+    untimed: tuple[Block, ...] = ()
 
     def has_times(self) -> bool:
         """Tell whether there is a block, and all blocks have a time for each step."""
@@ -333,7 +335,7 @@ def problems(evidence: Evidence) -> Iterator[str]:
 
 
 def _problems_of_launch(launch: Launch) -> Iterator[str]:
-    for block in (*launch.blocks, *launch.discarded):
+    for block in (*launch.blocks, *launch.discarded, *launch.untimed):
         if len(block.wall_ms) != len(block.events_ms):
             yield f"a block has {len(block.wall_ms)} wall clocks and {len(block.events_ms)} events"
         yield from _implausible_times((*block.wall_ms, *block.events_ms, *block.step_ms))

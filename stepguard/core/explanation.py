@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
+from stepguard.core.machine_code import MachineCode
 from stepguard.core.work_and_peaks import Work
 
 MOST_CAUSES = 40  # in a verdict's explanation
@@ -60,6 +61,8 @@ class Side(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shapes: tuple[tuple[int, ...], ...] = ()  # grids
     begin_us: float | None = None  # time in the file, where to look
     work: Work = Work()  # the mean of a launch; unknown if that of one launch is
+    # Unset, and then not written, unless the side is one kernel whose machine code is known.
+    machine_code: MachineCode | msgspec.UnsetType = msgspec.UNSET
 
 
 class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,18 +78,25 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_code: bool = False  # the compiler generated other code than before
 
 
+Causes = Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)]
+
+
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Why ``after`` takes longer than ``before``. The causes are sorted by their time."""
 
     refused: tuple[Refused, ...]
     before_us: float = 0.0  # a step
     after_us: float = 0.0
-    causes: Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)] = ()
+    causes: Causes = ()
     scatter_us: float = 0.0  # the sum of all that is within the scatter of steps
     scatter_parts: tuple[tuple[str, float], ...] = ()  # ... by class or part, the largest first
     scatter_known: bool = True  # False if a side has one step: then all differences are causes
     calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
     software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
+    # Kernels with other machine code whose time is within the scatter. An autotuned kernel in
+    # another form is one of them, so no rule reads this. Unset, and then not written, if there are
+    # none.
+    other_machine_code: Causes | msgspec.UnsetType = msgspec.UNSET
     smaller: int = 0  # causes beyond MOST_CAUSES ...
     smaller_us: float = 0.0  # ... and their sum
 
@@ -106,6 +116,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return replace(
             self,
             causes=tuple(map(_bounded, kept)),
+            other_machine_code=(self.other_machine_code or ())[:MOST_CAUSES] or msgspec.UNSET,
             smaller=self.smaller + len(smaller),
             smaller_us=self.smaller_us + sum(cause.us for cause in smaller),
         )

@@ -31,6 +31,9 @@ GROWING_LINES = "growing_python_lines_per_step"
 OPERATORS = "operator_calls_per_step"
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
 SETTINGS = "settings"
+SPILLS = "spill_bytes"
+FP64 = "fp64_kernels"
+OF_KERNELS = (SPILLS, FP64)  # of the kernels that the compiler generated
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
 
@@ -107,6 +110,11 @@ _TABLE = (
     _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
     _work(COLLECTIVE_BYTES, "B", _SEVERAL, parts=True),
     _cost("generated_kernels", "kernels"),
+    # Among forms of a kernel that spill at most 16 registers, 64 B, the compiler chooses by time.
+    # Another machine may choose another form.
+    _cost(SPILLS, "B", _GPU, floor=65, new=True),
+    # Not their instructions: the two forms of one pointwise kernel have 24 and 6 of them.
+    _cost(FP64, "kernels", _GPU, new=True),
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),
     _cost("recompiles", "recompiles"),

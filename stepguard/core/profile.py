@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
+from stepguard.core.machine_code import MachineCode
 from stepguard.core.work_and_peaks import Work
 
 Series = tuple[float, ...]  # one item for each step
@@ -34,6 +35,7 @@ class KernelRow:
     code: str = ""  # hash of the kernel's source if the compiler generated it; else empty
     begin_us: float = 0.0  # time of the first launch in the file
     work: Work = Work()  # of one launch, if the operators' shapes were recorded
+    machine_code: MachineCode | None = None  # of a kernel that the compiler generated
 
     @property
     def key(self) -> tuple[object, ...]:

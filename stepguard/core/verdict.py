@@ -14,12 +14,14 @@ from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVE_BYTES,
     COLLECTIVES,
+    FP64,
     GARBAGE,
     GRAPH_NODES,
     GROWING_LINES,
     OPERATORS,
     PEAK,
     SETTINGS,
+    SPILLS,
 )
 from stepguard.core.permission import PermissionOutcome
 from stepguard.core.reason_sentences import OfCase, OfConfirmation, OfMetric, SlowSteps
@@ -170,6 +172,8 @@ _CAUSES = (
     "unique_graphs",
     "uncached_graphs",
     "generated_kernels",
+    FP64,
+    SPILLS,
     "compiled_operator_calls_per_step",
     COLLECTIVE_BYTES,
     "launches_per_step",

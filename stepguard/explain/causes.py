@@ -9,9 +9,11 @@ side has only one step, the scatter is unknown, and every difference above 1 us 
 
 from collections.abc import Iterator, Sequence
 
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.machine_code import MachineCode
 from stepguard.core.profile import (
     IdleRow,
     KernelRow,
@@ -65,6 +67,7 @@ def explain(before: Profile, after: Profile) -> Explanation:
         scatter_known=scatter.known,
         calls=_changed_calls(before, after),
         software=_other_software(before, after),
+        other_machine_code=tuple(_other_machine_code(terms, scatter)) or UNSET,
     )
 
 
@@ -117,7 +120,14 @@ def _side(rows: Sequence[KernelRow]) -> Side:
         shapes=tuple(dict.fromkeys(row.grid for row in ordered)),
         begin_us=min((row.begin_us for row in rows), default=None),
         work=_work(ordered),
+        machine_code=_machine_code(ordered),
     )
+
+
+def _machine_code(rows: Sequence[KernelRow]) -> MachineCode | UnsetType:
+    """Return the machine code of the only kernel; unset if there are several, or it is unknown."""
+    codes = {row.machine_code for row in rows}
+    return (codes.pop() if len(codes) == 1 else None) or UNSET
 
 
 def _work(rows: Sequence[KernelRow]) -> Work:
@@ -237,6 +247,16 @@ def _sorted_out(
         else:
             rest.append((term.part, term.change_us))
     return causes, rest
+
+
+def _other_machine_code(terms: Sequence[tuple[Term, Cause]], scatter: Scatter) -> Iterator[Cause]:
+    """Yield the kernels with other machine code whose time is within the scatter. Autotuning may
+    choose another form of an unchanged kernel, which is yielded too.
+    """
+    for term, cause in terms:
+        old, new = cause.before.machine_code, cause.after.machine_code
+        if old and new and old != new and not scatter.beyond(term):
+            yield replace(cause, us=term.change_us)
 
 
 def _pace_causes(

@@ -330,24 +330,29 @@ def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]
 
 
 def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
-    """Return what a decision says of the step time. The old time follows from the new time and the
-    pairs' ratio. If the time is `same` although steps within launches are slower, for example on
-    both sides, the reason names those steps.
+    """Return what a decision says of the step time. The old time follows from HEAD's time and the
+    pairs' ratio. Slow steps within launches may add more to a step than the blocks timed: then the
+    new time is the old one with them. If the time is `same` although such steps are slower, for
+    example on both sides, the reason names them.
     """
     margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
     known = of_pairs(comparison) or of_head_alone(comparison)
     slow = known if decided.status is Status.SLOWER else None
     pattern = known or of_launches(comparison.head.launches)
+    new_ms = summarise(comparison.head).values()[JUDGED_TIME]  # of a late one's slow steps alone
+    old_ms = new_ms / (1 + pct / 100)
     if slow:
         pct = max(pct, 100 * math.expm1(slow.adds))
+        if slow.kind == "late":
+            old_ms = new_ms / (1 + pct / 100)
+        new_ms = old_ms * (1 + pct / 100)
     elif pattern and decided.status is Status.SAME:
         reason = REASONS[pattern.kind]
-    new_ms = summarise(comparison.head).values()[JUDGED_TIME]
     return MetricVerdict(
         JUDGED_TIME,
         decided.status,
         reason,
-        old=new_ms / (1 + pct / 100),
+        old=old_ms,
         new=new_ms,
         change_pct=pct,
         # `same` says that the change is below the matter margin, so that is the limit.

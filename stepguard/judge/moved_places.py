@@ -14,7 +14,14 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from stepguard.core.evidence import Counts
-from stepguard.core.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK, PYTHON_LINES
+from stepguard.core.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    OF_KERNELS,
+    OPERATORS,
+    PEAK,
+    PYTHON_LINES,
+)
 from stepguard.core.recording import Recording
 from stepguard.core.site import Site, added, merge
 from stepguard.core.verdict import PartMove
@@ -284,6 +291,9 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
     if not old and past.counters.get(metric) and metric != BETWEEN_STEPS:
         after = [site for site in after if touched(site)]
     sites = added(after, before) if fell else added(before, after)
+    if metric in OF_KERNELS:  # of several lines that may be a kernel's only a touched one is named
+        lines = Counter(site.what for site in sites)
+        sites = tuple(site for site in sites if lines[site.what] == 1 or touched(site))
     ordered = sorted(sites, key=lambda site: (not touched(site), -site.count))
     return tuple(map(_former, ordered) if fell else ordered)
 

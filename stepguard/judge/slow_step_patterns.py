@@ -14,7 +14,7 @@ import numpy as np
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.device import CPU, GPU
-from stepguard.core.evidence import Launch
+from stepguard.core.evidence import Block, Launch
 from stepguard.core.margins import PRIOR
 from stepguard.core.reasons import Reason
 from stepguard.judge.pattern_search import (
@@ -72,8 +72,8 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
     pattern = search(series, series, sd_pct, ALPHA * level_share(comparison.alpha))
     if pattern is None and device == GPU:
-        # One of them may be the first step of a block.
-        series = [timed for head, base in both if (timed := _of_pair(head, base, first=0))]
+        # One of them may be the first step of a block, or in no timed block.
+        series = [timed for head, base in both if (timed := _of_all_steps(head, base))]
         pattern = far_slower_steps(series)
     if pattern is None:
         return None
@@ -158,14 +158,30 @@ def lasting_ms(launch: Launch, begin: int) -> float:
     return math.fsum(times) / len(times) if times else launch.step_ms
 
 
-def _of_launch(launch: Launch, first: int = 1) -> Series | None:
+def untimed_excess(head: Launch, base: Launch) -> float:
+    """Return by how much the slowest step of a pair that is in no timed block is slower than its
+    usual timed step, as a log-ratio. 0 if there is no such step.
+    """
+    timed, both = _of_pair(head, base), _of_all_steps(head, base)
+    if timed is None or both is None:
+        return 0.0
+    numbers = {step for block in head.untimed for step in block.timed_steps}
+    log = both.log[np.isin(both.steps, [*numbers])]
+    return float(log.max() - np.median(timed.log)) if len(log) else 0.0
+
+
+def _of_launch(launch: Launch) -> Series | None:
     """Return a launch's series; None if its blocks do not say which steps they timed.
 
-    Each block begins at step ``first``: its first step is left out. In that step a GPU waits for
-    its host, so its time includes host delays that are hidden in all other steps.
+    The first step of each block is left out. In that step a GPU waits for its host, so its time
+    includes host delays that are hidden in all other steps.
     """
-    blocks = [block for block in launch.blocks if block.steps > 1]
-    if not (blocks and launch.has_times()) or any(block.ran is None for block in blocks):
+    return _series([block for block in launch.blocks if block.steps > 1], first=1)
+
+
+def _series(blocks: Sequence[Block], first: int = 0) -> Series | None:
+    """Return the steps of blocks, each from its step ``first`` on; None if a block lacks times."""
+    if not blocks or any(block.bad_times() or block.ran is None for block in blocks):
         return None
     ms = np.array([ms for block in blocks for ms in block.step_ms[first:]])
     steps = np.concatenate([np.array(block.timed_steps[first:]) for block in blocks])
@@ -173,11 +189,23 @@ def _of_launch(launch: Launch, first: int = 1) -> Series | None:
     return Series(steps, number, np.log(ms), float(np.median(ms)))
 
 
-def _of_pair(head: Launch, base: Launch, first: int = 1) -> Series | None:
+def _of_pair(head: Launch, base: Launch) -> Series | None:
     """Return the series of log-ratios of the steps that both launches timed; None if there are
-    none. ``first`` is that of _of_launch().
+    none.
     """
-    own, other = _of_launch(head, first), _of_launch(base, first)
+    return _ratios(_of_launch(head), _of_launch(base))
+
+
+def _of_all_steps(head: Launch, base: Launch) -> Series | None:
+    """Return the log-ratios of the steps that both launches ran in blocks, timed or not."""
+    own, other = (
+        _series(sorted((*launch.blocks, *launch.untimed), key=lambda block: block.ran or 0))
+        for launch in (head, base)
+    )
+    return _ratios(own, other)
+
+
+def _ratios(own: Series | None, other: Series | None) -> Series | None:
     if own is None or other is None:
         return None
     steps, mine, its = np.intersect1d(own.steps, other.steps, return_indices=True)

@@ -186,6 +186,5 @@ def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) 
         begin = max(begin, other.ran + blocks.lead)
     if begin - launch.ran > blocks.timed:
         launch.show(f"{begin - launch.ran} steps that are not timed")
-    while launch.ran < begin:
-        launch.run(min(blocks.timed, begin - launch.ran))
+    launch.run_untimed(begin, blocks.timed)
     launch.timed_block(blocks.timed, of=BLOCKS)

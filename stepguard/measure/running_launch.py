@@ -21,6 +21,7 @@ from stepguard.measure.warm_up import WarmUp
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
 MIN_STEPS = 4
+SETTLING_STEPS = 2  # after a launch was parked: they allocate its memory again
 # How many blocks of a launch may be repeated because clocks disagree. A host stalled for 10 ms at
 # the end of about one block in 300. Work that the events do not see would be in every block.
 CLOCKS_RETRIES = 1
@@ -63,6 +64,7 @@ class RunningLaunch:
         self.ran = 0  # steps after the first one
         self.blocks: list[Block] = []
         self._discarded: list[Block] = []
+        self._untimed: list[Block] = []
 
     @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -156,6 +158,15 @@ class RunningLaunch:
         self._graphs = sum(rank["compiled_graphs"] for rank in answers)
         return answers
 
+    def run_untimed(self, begin: int, most: int) -> None:
+        """Run steps up to step ``begin``, in blocks of at most so many. All but the first
+        SETTLING_STEPS are kept as untimed.
+        """
+        self.run(min(SETTLING_STEPS, begin - self.ran))
+        while self.ran < begin:
+            ran, steps = self.ran, min(most, begin - self.ran)
+            self._untimed.append(_block_of(self.run(steps), steps, ran))
+
     def timed_block(self, steps: int, of: int) -> None:
         """Time a block of so many steps. Repeat it if the machine was disturbed. The launch has
         ``of`` blocks.
@@ -238,6 +249,7 @@ class RunningLaunch:
             steady=self.warmup.problem or self._compiled_late,
             wall_s=time.monotonic() - self._began,
             discarded=tuple(self._discarded),
+            untimed=tuple(self._untimed),
         )
 
 

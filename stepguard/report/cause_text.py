@@ -2,7 +2,7 @@
 compared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stepguard.core.explanation import Cause, Kind, Refusal, Refused, Side
 from stepguard.core.text import listed
@@ -21,6 +21,15 @@ _WORDS = {
     Kind.MOVED: ("{before} moved to {after}", "{calls} launches", ""),
     Kind.CLOCK: ("the clock ({classes})", "by one ratio", "{times}"),
 }
+_MACHINE_CODE = {
+    "registers": "registers {}",
+    "spill_bytes": "spills {} B",
+    "shared_bytes": "shared memory {} B",
+    "instructions": "instructions {}",
+    "fp64": "of fp64 {}",
+    "tensor_core": "of tensor cores {}",
+    "atomic": "atomic {}",
+}
 _PART = ("{what}", "", "{ms}")  # a part of the step that is no kernel
 _REFUSED = {
     Refusal.GPU: "different GPUs: {before} and {after}",
@@ -38,8 +47,27 @@ def named(cause: Cause) -> str:
 
 
 def how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches as before"; empty for a part of the step."""
-    return _word(cause, 1)
+    """Return what makes a cause's time: "12 launches as before; spills 0 -> 96 B"; empty for a
+    part of the step.
+    """
+    return "; ".join(filter(None, (_word(cause, 1), machine_code(cause))))
+
+
+def machine_code(cause: Cause) -> str:
+    """Return the figures in which the machine code of two kernels differs, "spills 0 -> 96 B"; ""
+    if it is not known that there are any.
+    """
+    return ", ".join(_machine_code(cause))
+
+
+def _machine_code(cause: Cause) -> Iterator[str]:
+    old, new = cause.before.machine_code, cause.after.machine_code
+    if not old or not new:
+        return
+    for figure, text in _MACHINE_CODE.items():
+        before, after = getattr(old, figure), getattr(new, figure)
+        if before != after:
+            yield text.format(f"{before:,d} -> {after:,d}")
 
 
 def sentence(cause: Cause) -> str:

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import (
+    FP64,
     METRICS,
     OPERATOR_METRICS,
     PEAK,
@@ -62,12 +63,14 @@ def on_ranks(ranks: tuple[int, ...]) -> str:
 
 
 def parts(metric: MetricVerdict, most: int = NOTE_PARTS) -> str:
-    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
+    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"; of kernels that use fp64
+    "triton_poi_fused_mul_1 0 -> 324 instructions".
+    """
     if metric.metric == SETTINGS:
         return listed(_settings(metric.moved), most)
     shown = [
         f"{part.name} {format_value(metric.metric, part.old)} -> "
-        f"{format_value(metric.metric, part.new)}"
+        f"{format_value(metric.metric, part.new)}{' instructions' if metric.metric == FP64 else ''}"
         for part in metric.moved
     ]
     return listed(shown, most)

@@ -1,6 +1,5 @@
 """Why a time moved, in words: the sync or the kernel that explains it, before the time itself."""
 
-import re
 from collections.abc import Iterator
 
 from stepguard.core.explanation import Cause, Kind, Side
@@ -9,9 +8,10 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
-from stepguard.report.cause_text import how, named, refused_because
+from stepguard.report.cause_text import how, machine_code, named, refused_because
 from stepguard.report.metric_notes import on_ranks
 from stepguard.trace.kernel_classes import is_generic
+from stepguard.trace.kernel_operators import operator_in
 
 # A cause is named before the time if it makes up at least NAMED_SHARE of the change. A kernel is
 # named in place of a counted wait if it makes up at least MAIN_SHARE.
@@ -33,12 +33,6 @@ _WAITS = (
 # Time between kernels. A counted wait explains it better.
 _BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
-# An operator's name, and the part of it that operators of both passes share: aten.addmm and
-# aten::mm, aten._scaled_dot_product_efficient_attention and aten::_efficient_attention_backward.
-_OPERATOR = re.compile(
-    r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
-    r"(?:_forward|(?:_dense)?_backward(?:_data)?)?)(?:\[.*\])?(?:\.\w+)?"
-)
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
@@ -123,23 +117,13 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
     matching = [
         (site, common)
         for site in (operators.sites if operators else ())
-        if site.file and (site.count > 0 or cause.us < 0) and (common := _run(cause.place, site))
+        if site.file
+        and (site.count > 0 or cause.us < 0)
+        and (common := operator_in(cause.place, site.what))
     ]
     sites = [site for site, common in matching if common == matching[0][1]]
     lines = [site for site in sites if not site.phase] or sites
     return lines[0] if len({(site.file, site.function) for site in lines}) == 1 else None
-
-
-def _run(place: str, site: Site) -> str:
-    """Return the name of the operator at a site, without its pass, if the kernel with this
-    ``place`` runs it; else "". The place is an operator, or a kernel of the compiler, which is
-    named after its operators.
-    """
-    launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(site.what)
-    if not called:
-        return ""
-    same = called["common"] == launches["common"] if launches else f"_{called['name']}_" in place
-    return called["common"] if same else ""
 
 
 def _where(cause: Cause) -> str:
@@ -158,7 +142,15 @@ def _figures(before: Side, after: Side) -> str:
 
 
 def lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the first causes and the straggler, a line each; nothing if all is `same`."""
+    """Yield the first causes and the straggler, a line each. If all is `same`, yield only the
+    kernels that have other machine code.
+    """
+    explanation = verdict.explanation
+    if other := explanation and explanation.other_machine_code:
+        changed = [f"{named(cause)}, {machine_code(cause)}" for cause in other]
+        yield f"other machine code in the same time: {'; '.join(changed[:SHOWN])}" + (
+            f"; {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+        )
     if verdict.status is Status.SAME and verdict.reason is not Reason.KERNELS_MOVED:
         return
     if straggler := verdict.straggler:
@@ -168,7 +160,6 @@ def lines(verdict: Verdict) -> Iterator[str]:
             f"others ({100 * (new_ms / old_ms - 1):+.2f} %, of the others none more than "
             f"{straggler.others_pct:+.2f} %)"
         )
-    explanation = verdict.explanation
     if explanation is None:
         return
     if explanation.refused:

@@ -11,7 +11,9 @@ from stepguard.core.explanation import Cause
 from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
+    FP64,
     METRICS,
+    OF_KERNELS,
     OPERATOR_METRICS,
     OPERATORS,
     SETTINGS,
@@ -36,6 +38,7 @@ from stepguard.report.metric_notes import (
 )
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.permission_text import of_trailers, of_waivers
+from stepguard.trace.kernel_classes import short
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units
@@ -113,18 +116,27 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
-        # No counted line made it: it existed before the counted steps.
-        what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
-        return [*what, moved, bare]
-    short, reached = _file(worst.place), worst.place.reached
+        return [*_without_place(worst, moved), moved, bare]
+    file, reached = _file(worst.place), worst.place.reached
     placed = f"{moved}{share_of_place(worst)} {worst.place.place}"
     return [
         *([f"{placed}{reached}"] if reached else []),
         placed,
         f"{bare} {worst.place.place}",
-        f"{bare} {short}",
+        f"{bare} {file}",
         bare,
     ]
+
+
+def _without_place(worst: MetricVerdict, moved: str) -> list[str]:
+    """Return a metric that moved with what is known instead of its line, if anything is."""
+    # No counted line made it: it existed before the counted steps.
+    if worst.metric == BETWEEN_STEPS:
+        return [f"{moved}: {BEFORE_THE_STEPS}"]
+    if worst.metric in OF_KERNELS and worst.moved:
+        named = listed([short(part.name) for part in worst.moved], 1)
+        return [f"{moved}: {parts(worst, 1)}", f"{moved}: {named}"]
+    return []
 
 
 def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
@@ -271,8 +283,9 @@ def _metric_lines(metric: MetricVerdict, above: MetricVerdict | None, in_pairs: 
     line += "" if follows else f", {metric.reason.phrase}"
     line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
     lines = [line, *(f"    {where}" for where in place_lines(metric))]
-    # The place of a collective does not tell its size, so the note is shown, too.
-    text, placed = note(metric), metric.sites and metric.metric != COLLECTIVES
+    # The place of a collective does not tell its size, and that of a kernel does not tell its
+    # instructions, so the note is shown, too.
+    text, placed = note(metric), metric.sites and metric.metric not in (COLLECTIVES, FP64)
     if text and (row.kind == "time" or metric.pairs or metric.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
     elif text and not placed and not (follows and metric.metric in OPERATOR_METRICS):

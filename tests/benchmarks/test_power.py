@@ -12,9 +12,11 @@ from run_documents import measured
 
 from benchmarks import power
 from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
+from benchmarks.fast_levers import CASE
 from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import CASES, CHANGES, Plan, Work, as_expected, planted, said_of
 from benchmarks.shared import ROOT, git
+from perf_tests.test_train_step import test_train_step as train_step_cases
 from stepguard.core.evidence import to_json
 from stepguard.core.permission import KEY
 from stepguard.machine.git.trailers import parse
@@ -121,3 +123,21 @@ def test_a_verdict_that_is_known_is_not_measured_again(tmp_path, monkeypatch):
     assert verdicts == ["no-clones", "gelu-twice-in-3-layers"]
     found = json.loads(out.read_text())["changes"]
     assert [found[name]["right"] for name in names] == [True, True, False]
+
+
+def test_a_lever_is_judged_by_a_case_of_its_own(tmp_path, monkeypatch):
+    """By the fast step's, which the suite has; other changes by the plan's."""
+    judged = []
+
+    def verdict(tree, base, case, limit_s, env):
+        judged.append(case)
+        return {"status": "FASTER", "time": "FASTER", "first_line": ""}
+
+    monkeypatch.setattr(power, "verdict", verdict)
+    monkeypatch.setattr(power, "planted", lambda *_: ("HEAD", range(0)))
+    options = {"only": ["one gelu", "fast step"], "cache": None, "out": tmp_path / "power.json"}
+    options |= {"verdict_s": 50.0, "device": "cpu", "gpus": 1, "seconds": 100.0}
+    Work(Plan(CHANGES, CASES["cpu"], as_expected), Namespace(**options), tmp_path).on("")
+    assert judged == [CASES["cpu"], CASE]
+    marks = train_step_cases.pytestmark
+    assert CASE in {one.values[0].id for mark in marks for one in mark.args[1]}

@@ -17,7 +17,7 @@ from stepguard.machine.interpreter import as_typed
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
 START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"
-TORCH = {"folder": "/env/torch", "bytecode": True}
+TORCH = {"folder": "/env/torch", "bytecode": True, "disassembler": True}
 USABLE = TORCH | {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 1}
 
 
@@ -54,6 +54,14 @@ def test_a_machine_without_a_gpu_is_fit(machine):
     assert done.status == 0 and errors(done) == []
     assert "no GPU: the smoke cases run" in done.out
     assert done.out.splitlines()[-1] == "0 errors"
+
+
+def test_a_triton_without_a_disassembler_is_a_note(machine):
+    """On a GPU, since there it reads what the compiler makes. The machine is fit for the rest."""
+    without = USABLE | {"disassembler": False}
+    done = machine([H200], without)
+    assert done.status == 0 and "note   no nvdisasm in Triton's folder" in done.out
+    assert "nvdisasm" not in machine([H200]).out + machine((), without).out
 
 
 def test_every_package_is_named_with_its_version(machine):

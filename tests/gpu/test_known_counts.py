@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from stepguard import allow_sync
 from stepguard.worker.count.counting import count
@@ -206,3 +208,51 @@ def test_what_a_step_keeps(compiled: bool):
     (site,) = kept["sites"]["allocated_bytes_between_steps"]
     assert (site["count"], site["phase"]) == (5_003, "forward")
     assert "x * 2" in site["text"]
+
+
+def ran() -> list[CachingAutotuner]:
+    """The compiler's records of the kernels that ran."""
+    values = [value for module in PyCodeCache.modules for value in vars(module).values()]
+    tuners = {id(value): value for value in values if isinstance(value, CachingAutotuner)}
+    return [tuner for tuner in tuners.values() if tuner.launchers]
+
+
+def test_machine_code_of_generated_kernels(monkeypatch: pytest.MonkeyPatch):
+    """fp64 is counted in the kernel that converts to it, with the line, and not in another one.
+    Registers, spills and shared memory are those that the driver says, and every launch of a
+    generated kernel has its machine code in the profile.
+    """
+    monkeypatch.setattr(PyCodeCache, "modules", [])  # what other tests compiled
+    x = torch.ones(KIB, 64, device="cuda")
+    single = torch.compile(lambda x: x.softmax(1) * 2)
+    # Not a bare product: rounded back to fp32, one in fp64 is the same as one in fp32.
+    double = torch.compile(lambda x: (x.double() * 0.1 + x.double()).float())
+    plain = Program(lambda: single(x), 2).counted()
+    assert plain["values"]["fp64_kernels"] == plain["values"]["spill_bytes"] == 0
+    both = Program(lambda: (single(x), double(x)), 2).counted()
+    assert not both["unstable"] and both["values"]["fp64_kernels"] == 1
+    ((kernel, instructions),) = both["detail"]["fp64_kernels"].items()
+    (site,) = both["sites"]["fp64_kernels"]
+    assert "double()" in site["text"] and site["file"] == "tests/gpu/test_known_counts.py"
+    rows = {row["name"]: row for row in both["profile"]["kernels"] if row["code"]}
+    codes = {name: row["machine_code"] for name, row in rows.items()}
+    assert codes[kernel]["fp64"] == instructions > 0 and None not in codes.values()
+    tuners = ran()
+    assert {tuner.fn.__name__ for tuner in tuners} == codes.keys()
+    for tuner in tuners:
+        (launcher,), code = tuner.launchers, codes[tuner.fn.__name__]
+        said = launcher.n_regs, 4 * launcher.n_spills, launcher.shared
+        assert (code["registers"], code["spill_bytes"], code["shared_bytes"]) == said
+
+
+def test_spills_of_a_generated_kernel(monkeypatch: pytest.MonkeyPatch):
+    """A sort of long rows within one kernel keeps more than its threads have registers for. Where
+    it does not, on another compiler, nothing is counted.
+    """
+    monkeypatch.setattr(PyCodeCache, "modules", [])
+    x = torch.rand(64, 512, device="cuda")
+    order = torch.compile(lambda x: torch.sort(x, dim=1).values)
+    told = Program(lambda: order(x), 1).counted()
+    tuners = ran()
+    spilled = sum(4 * tuner.launchers[0].n_spills for tuner in tuners)
+    assert told["values"]["spill_bytes"] == spilled

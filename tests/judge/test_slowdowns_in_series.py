@@ -63,14 +63,15 @@ def steps_ms(
     return tuple(ms)
 
 
-def launch(draw, blocks, index, **how):
+def launch(draw, blocks, index, untimed=(), **how):
     """A launch of blocks of these steps, with a level of its own and one for each block."""
     level, made = 0.001 * draw.standard_normal(), []
-    for steps in blocks:
+    for steps in (*blocks, *untimed):
         shift = math.exp(level + 0.0015 * draw.standard_normal())
         ms = [shift * one for one in steps_ms(draw, steps, **how)]
         made.append(block_of(ms, steps.start))
-    return Launch(index, tuple(made), 1.0, 5.0, 110, "", 60.0)
+    timed, rest = tuple(made[: len(blocks)]), tuple(made[len(blocks) :])
+    return Launch(index, timed, 1.0, 5.0, 110, "", 60.0, untimed=rest)
 
 
 def launches(count=3, seed=0, blocks=SCREEN, **how):
@@ -220,6 +221,31 @@ def test_two_pairs_find_few_steps_that_take_twice_as_long(interval, phase, said)
         assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
         assert not wants_another_pair(found)
         assert count == 6 or f"step_ms {said} +11" in headline(verdict)
+
+
+BETWEEN = {"untimed": (range(10, 15), range(24, 31), range(31, 34)), "cv": 0.005}
+
+
+@pytest.mark.parametrize(
+    ("interval", "slow", "said"),
+    [
+        (11, 33, "every 11 steps, first at step 11,"),
+        (16, 25, "at step 25 of each launch"),
+        (50, 27, "at step 27 of each launch"),
+    ],
+)
+def test_slow_steps_between_the_blocks_of_two_pairs_are_found(interval, slow, said):
+    """The blocks time none of them: the means are those of unchanged code, as the old time is."""
+    places = {"far": (range(16, 22), range(34, 40)), "near": (range(16, 22), range(34, 40))}
+    how = {"head": {"every": (interval, slow % interval, 1.15)}}
+    unseen = pairs(6, **how, **places, cv=0.005)
+    assert of_pairs(unseen) is None and judge_ab(unseen).status is not Status.SLOWER
+    found = pairs(2, **how, **places, **BETWEEN)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.PERIODIC_SLOWDOWN)
+    assert f"{said} +1" in headline(verdict)
+    assert verdict.worst.old == pytest.approx(MS, rel=0.01)
+    assert verdict.worst.new == pytest.approx(MS * (1 + verdict.worst.change_pct / 100), rel=0.01)
 
 
 def test_first_steps_of_blocks_are_found_in_three_launches():

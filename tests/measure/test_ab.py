@@ -276,6 +276,20 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
         assert {block.ran for block in launch.blocks} <= begins
 
 
+@pytest.mark.parametrize("base_ms", [250.0, 125.0])
+def test_steps_between_the_blocks_are_kept(world, measure, base_ms):
+    """All but two after each pause, in which the launch's memory is allocated again."""
+    world.step_ms = {"head": 250.0, "base": base_ms}
+    found = measure(1, GPU)
+    for launch in (*found.head.launches, *found.base.launches):
+        first, second = (block.timed_steps for block in launch.blocks)
+        kept = [step for block in launch.untimed for step in block.timed_steps]
+        assert kept[-1] == second.start - 1 and kept == sorted(set(kept))
+        assert set(range(first.stop + 2, second.start)) <= set(kept)
+        assert not {first.stop, first.stop + 1} & set(kept)
+        assert max(block.steps for block in launch.untimed) <= len(first)
+
+
 @pytest.mark.parametrize("steps", [range(40, 90), range(30, 200), range(40, 41)])
 def test_blocks_time_the_steps_that_are_asked_for(world, measure, steps):
     """All of them, on both sides alike, and no block is shorter than it would be otherwise: what

@@ -1,6 +1,6 @@
 """Runs whose counters are compared with recordings."""
 
-from builders import cpu_evidence, evidence
+from builders import cpu_evidence, evidence, replace
 from inputs import (
     FIVE,
     OPERATORS,
@@ -17,6 +17,7 @@ from inputs import (
 )
 from scenario import Files, Run, Scenario
 
+from stepguard.core.metrics import FP64
 from stepguard.core.site import Site
 
 PEAK = "peak_allocated_bytes"
@@ -52,6 +53,22 @@ def exchanging(calls):
         sites={OPERATORS: lines},
         detail=found.counts.detail | {OPERATORS: {reduce: calls, "aten.add.Tensor": 2400 - calls}},
         **{"collectives_per_step": calls, "collective_bytes_per_step": calls * 10**6},
+    )
+
+
+def scaling(text, instructions):
+    """A step with a kernel of two lines, which has so many instructions of fp64. The second line is
+    this one.
+    """
+    gelu = Site("aten.gelu.default", "model/gpt.py", 44, "forward", "x = F.gelu(x)", count=12)
+    scale = Site("aten.mul.Tensor", "model/gpt.py", 45, "forward", text, count=12)
+    kernel = "triton_poi_fused_gelu_mul"
+    lines = tuple(replace(site, what=kernel, count=1) for site in (gelu, scale))
+    return counting(
+        evidence(),
+        sites={OPERATORS: (gelu, scale)} | ({FP64: lines} if instructions else {}),
+        detail={FP64: {f"{kernel}_5": instructions} if instructions else {}},
+        fp64_kernels=int(instructions > 0),
     )
 
 
@@ -330,6 +347,26 @@ COUNTED = (
         "CHANGED",
         "COUNTER_ROSE",
         Run(exchanging(2), baseline=recorded_of(exchanging(1))),
+    ),
+    Scenario(
+        "kernel-in-double",
+        "A kernel computes in fp64. Of its two lines one is new, and that one is named.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            scaling("return x * self.scale.item()", 324),
+            baseline=recorded_of(scaling("return x * self.scale", 0)),
+        ),
+    ),
+    Scenario(
+        "kernel-in-double-of-unknown-line",
+        "A kernel computes in fp64, and no line of its operators changed: the kernel is named.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            scaling("return x * self.scale", 324),
+            baseline=recorded_of(scaling("return x * self.scale", 0)),
+        ),
     ),
     Scenario(
         "graph-break",

@@ -13,9 +13,10 @@ STEPS = 6
 NORM = "triton_poi_fused_add_gelu_native_layer_norm"
 
 
-def step(slower=1.0, seed=1, code="a1", more_us=0.0):
+def step(slower=1.0, seed=1, code="a1", more_us=0.0, machine_code=None):
     """The profile of a step of 20 kernels, the longest of which takes ``slower`` times as long, is
-    generated from ``code``, and has another kernel behind it that takes ``more_us``.
+    generated from ``code``, compiled to ``machine_code``, and has another kernel behind it that
+    takes ``more_us``.
     """
     draw, rows = random.Random(seed), []
     for i in range(20):
@@ -23,7 +24,8 @@ def step(slower=1.0, seed=1, code="a1", more_us=0.0):
         us = tuple(1e3 * ms * draw.gauss(1, 0.001) for _ in range(STEPS))
         phase = ("forward", "backward")[i % 2]
         named = f"{NORM}_{i}", NORM, "Triton", phase, (12.0,) * STEPS, us
-        rows.append(KernelRow(*named, grid=(i + 1, 2, 1), code=code if i == 0 else f"n{i}"))
+        first = {"code": code, "machine_code": machine_code} if i == 0 else {"code": f"n{i}"}
+        rows.append(KernelRow(*named, grid=(i + 1, 2, 1), **first))
     if more_us:
         named = "triton_poi_fused_clone_99", "triton_poi_fused_clone", "Triton", "forward"
         rows.append(

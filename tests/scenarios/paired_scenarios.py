@@ -17,10 +17,11 @@ from inputs import (
     with_ranks,
     within,
 )
-from kernels import counts_of, step
+from kernels import NORM, counts_of, step
 from scenario import Files, Run, Scenario
 
-from stepguard.core.metrics import FIRST_STEP
+from stepguard.core.machine_code import MachineCode
+from stepguard.core.metrics import FIRST_STEP, SPILLS
 from stepguard.core.profile import StepIdentity, added
 from stepguard.core.site import Site
 from stepguard.judge.sequential_plan import level_of
@@ -290,6 +291,37 @@ PAIRED = (
         "SLOWER",
         "BEYOND_MARGIN",
         Run(pairs=profiled(pairs(2.0), each_slower(step(seed=2)), step())),
+    ),
+    Scenario(
+        "pairs-kernel-spills",
+        "A kernel is slower: other code, whose registers do not fit any more.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Run(
+            pairs=profiled(
+                counted_in(
+                    counted_in(pairs(2.0), "base", spill_bytes=0),
+                    sites={SPILLS: (Site(NORM, count=96),)},
+                    detail={SPILLS: {f"{NORM}_0": 96}},
+                    spill_bytes=96,
+                ),
+                step(1.08, code="b2", machine_code=MachineCode(255, 96, 0, 1400, 0, 0, 0)),
+                step(machine_code=MachineCode(128, 0, 0, 1280, 0, 0, 0)),
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-one-instruction-more",
+        "No time shows one instruction more in a kernel. The text names it.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(
+            pairs=profiled(
+                pairs(0.0),
+                step(code="b2", machine_code=MachineCode(128, 0, 0, 1281, 0, 0, 0)),
+                step(machine_code=MachineCode(128, 0, 0, 1280, 0, 0, 0)),
+            )
+        ),
     ),
     Scenario(
         "pairs-kernel-and-its-line",

@@ -20,7 +20,7 @@ from stepguard.core.verdict import Decision
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.slow_step_patterns import of_pairs
+from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 
 # If the host needs more than this share of a step to launch it, the GPU may wait for the host. On
 # H200s the share is 0.09 for `forward`, 0.48 for a train step of 1,500 launches, and 0.72 with two
@@ -42,6 +42,8 @@ RISE_LIMIT = 0.02
 # Launches of unchanged code were put together to 212 new pairs: one of these is beyond the limit
 # (studies/judge_power).
 TAIL, TAIL_LIMIT = 1 / 8, 0.025
+# A step between the blocks of a pair may be longer than usual by this log-ratio.
+UNTIMED_LIMIT = 0.1
 # Other files (data, libraries, settings) may change what a later step does.
 _CODE = (".py", ".pyi", ".md", ".rst")
 
@@ -152,6 +154,8 @@ def _unusual_in_pairs(comparison: Comparison) -> str:
         return "the last block is slower"
     if not all(tail_excess(*pair) <= TAIL_LIMIT for pair in pairs):
         return "some steps are slower"
+    if not all(untimed_excess(*pair) <= UNTIMED_LIMIT for pair in pairs):
+        return "a step between the blocks is slower"
     # The level is that of a single case: with a stricter level more patterns would pass here.
     slower = of_pairs(replace(comparison, alpha=ALPHA), least=1)
     return "steps get slower" if slower else ""

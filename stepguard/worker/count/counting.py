@@ -15,6 +15,7 @@ from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import count_settings
 from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.garbage import locate_garbage
+from stepguard.worker.count.generated_kernels import count_machine_code, locate_machine_code
 from stepguard.worker.count.graph_nodes import locate_graph_nodes
 from stepguard.worker.count.kept_memory import locate_kept
 from stepguard.worker.count.leak_steps import LeakSteps
@@ -50,6 +51,9 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
         # After memory: on a GPU this listens for syncs, which slows down allocations for good.
         progress("count: profiled steps")
         count_profiled(tally, counted)
+        if on_gpu(counted.device):
+            progress("count: machine code")
+            count_machine_code(tally)
     count_recompiles(tally, recompiles)
     # Last, since a step without the compiler leaves other buffers behind.
     progress("count: eager operators")
@@ -59,6 +63,7 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
         locate_kept(tally, counted)
         locate_graph_nodes(tally, counted)
         locate_garbage(tally, counted)
+    locate_machine_code(tally)
     return tally.as_dict()
 
 

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 
 from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
 from stepguard.worker.count.leak_steps import own_collections
-from stepguard.worker.count.locate import Place, locate, qualified, site_at
+from stepguard.worker.count.locate import Place, is_machinery, locate, qualified, site_at
 from stepguard.worker.count.memory_counters import live_objects, with_finalizer
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import RankStep, Tally
@@ -41,7 +40,9 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
         # place. A step runs first to use that up.
         counted.step()
         live_objects(counted.frozen)
-        sites = _places(counted)
+        traces = _traces(counted)
+    # Not while allocations are traced: to look through sources would take some ten times as long.
+    sites = _places(traces)
     if sites:
         tally.sites[GARBAGE] = tuple(sites)
 
@@ -91,21 +92,36 @@ def _traced() -> Iterator[None]:
             tracemalloc.stop()
 
 
-def _places(counted: RankStep) -> list[Site]:
-    """Run a step, and collect, also what it froze. Return where the collected objects were made."""
+Made = tuple[str, tracemalloc.Traceback | None]  # an object's type, and the calls that made it
+
+
+def _traces(counted: RankStep) -> Counter[Made]:
+    """Run a step, and collect, also what it froze. Return what was collected."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         counted.step()  # it may collect itself
         finalized = {id(thing): _made(thing) for thing in with_finalizer()}
         live_objects(counted.frozen)
-        counts = Counter(map(_made, gc.garbage[known:]))
+        collected = Counter(map(_made, gc.garbage[known:]))
         living = {id(thing) for thing in with_finalizer()}
         # Finalizers freed these: they are not among the saved ones.
-        counts.update(made for key, made in finalized.items() if key not in living)
+        collected.update(made for key, made in finalized.items() if key not in living)
+        return collected
     finally:
         gc.set_debug(flags)
         del gc.garbage[known:]
+
+
+def _made(thing: object) -> Made:
+    return type(thing).__name__, tracemalloc.get_object_traceback(thing)
+
+
+def _places(traces: Counter[Made]) -> list[Site]:
+    """Return the lines that made most of the objects."""
+    counts: Counter[tuple[str, Place]] = Counter()
+    for (kind, trace), count in traces.items():
+        counts[kind, _made_at(trace)] += count
     # What was made before the tracing has no place.
     sites = [
         site_at(f"{kind} for the collector", place, count=count)
@@ -115,10 +131,9 @@ def _places(counted: RankStep) -> list[Site]:
     return sorted(by_place(sites), key=lambda site: -site.count)[:PLACES]
 
 
-def _made(thing: Any) -> tuple[str, Place]:
-    """Return an object's class, and where it was made."""
-    trace = tracemalloc.get_object_traceback(thing) or ()
-    return type(thing).__name__, locate(
-        (frame.filename, frame.lineno, qualified(frame.filename, frame.lineno, ""))
-        for frame in reversed(trace)
+def _made_at(trace: tracemalloc.Traceback | None) -> Place:
+    stack = ((frame.filename, frame.lineno) for frame in reversed(trace or ()))
+    return locate(
+        (file, line, "" if is_machinery(file) else qualified(file, line, ""))
+        for file, line in stack
     )

@@ -57,6 +57,12 @@ def blocks(times_ms, ran=20, enqueue_ms=0.5 * MS):
     )
 
 
+def between(times_ms):
+    """Untimed steps between the two blocks."""
+    (made,) = blocks((*times_ms, *times_ms), ran=20 + STEPS // 2 + 1)[:1]
+    return (made,)
+
+
 def noisy(seed, steps=STEPS):
     """Single steps of an H200: they scatter by 1.5 % and follow each other."""
     draw = np.random.default_rng(seed).standard_normal(steps)
@@ -90,6 +96,28 @@ def test_the_same_step_is_same_after_one_pair():
     result = Result(Case("x", "a:b"), found.head, verdict, Path("e.json"), Path("b.json"))
     shown = [text for text, _ in lines(Run([result], Commands()))]
     assert sum("over one pair" in text for text in shown) == 1
+
+
+@pytest.mark.parametrize(("slower", "same"), [(0.09, True), (0.12, False)])
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_slow_step_between_the_blocks_takes_more_pairs(slower, same, place):
+    """No block times it, so no mean shows it. If both sides have it, one pair is enough."""
+    found = pair()
+    both = [
+        replace(side.launches[0], untimed=between([MS] * 3)) for side in (found.head, found.base)
+    ]
+    times_ms = [MS] * 3
+    times_ms[place] *= 1 + slower
+    slow = replace(both[0], untimed=between(times_ms))
+
+    def of(head, base):
+        sides = (found.head, head), (found.base, base)
+        head, base = (replace(side, launches=(launch,)) for side, launch in sides)
+        return replace(found, head=head, base=base)
+
+    assert identical(of(slow, both[1])) is same
+    assert identical(of(slow, slow)) and identical(of(*both))
+    assert wants_another_pair(of(slow, both[1])) is not same
 
 
 @given(st.integers(0, 10**6))
