@@ -1,7 +1,9 @@
 """Imported by the ranks of tests, which count in less time.
 
 Candidates for host syncs are looked for in three steps, where ten take a third of a launch: no
-workload of a launch reads in some steps only (worker/test_eager.py has one that does).
+workload of a launch reads in some steps only (worker/test_eager.py has one that does). Pauses of
+the collector are taken over five steps, where fifty are half of a launch that leaves garbage: no
+test of a launch looks at them (worker/test_garbage.py does).
 
 Nothing that counts imports torch's compiler before the workload. torch imports it to keep it out of
 modes that count, and to ask it what profilers are told. Of a workload that compiles nothing and has
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils import flop_counter
 
-from stepguard.worker.count import eager, kept_memory, sync_candidates
+from stepguard.worker.count import eager, garbage, kept_memory, sync_candidates
 
 MODES = (
     eager.OperatorCounter,
@@ -24,6 +26,7 @@ MODES = (
     flop_counter._FlopCounterMode,
 )
 
+garbage.PAUSED_STEPS = 5
 sync_candidates.CANDIDATE_STEPS = 3
 
 

@@ -1,5 +1,6 @@
 """Set-up installs the torch that this machine's recordings are of, and nothing when it is there."""
 
+import importlib
 import json
 import os
 import shutil
@@ -10,13 +11,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# In the place of .venv's interpreter: pip only notes what it is given, one line a word.
+# In the place of .venv's interpreter: pip and uv only note what they are given, one line a word.
 PYTHON = f"""#!/bin/bash
 case "$1 $2" in
-  "-m pip")
+  "-m pip" | "-m uv")
     for word in "$@"; do
-      case $word in /dev/fd/*) cat "$word" ;; *) echo "$word" ;; esac
-    done >>pip.log ;;
+      case $word in .venv/*.txt) cat "$word" ;; *) echo "$word" ;; esac
+    done >>pip.log
+    [ "$2" = pip ] || exit "${{UV_STATUS:-0}}" ;;
   "-m compileall") ;;
   *) exec {sys.executable} "$@" ;;
 esac
@@ -91,3 +93,46 @@ def test_the_oldest_versions_are_those_of_the_project(project):
     bounds = {line.replace(">=", "==") for line in listed("list", "perf")}
     assert bounds <= oldest and {"pytest==8.4", "msgspec==0.18.6"} <= bounds
     assert {line for line in oldest if "==" in line} - bounds  # what the tests need besides
+
+
+def asked(project, **environment):
+    """Which of pip and uv was asked for the packages, in order; and all words of all runs."""
+    log = project / "pip.log"
+    log.unlink(missing_ok=True)
+    (project / ".venv" / ".stepguard-perf").unlink(missing_ok=True)
+    own = {name: one for name, one in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    own |= {"HOME": str(project), "PIP_CONFIG_FILE": os.devnull}
+    subprocess.run(["scripts/setup.sh", "perf"], cwd=project, env=own | environment, check=True)
+    words = log.read_text().splitlines()
+    starts = [number for number, word in enumerate(words) if word == "-m"] + [len(words)]
+    runs = [words[one:end] for one, end in zip(starts, starts[1:], strict=False)]
+    return [run[1] for run in runs if "-r" in run], words
+
+
+def test_uv_looks_where_pip_is_told_to_look(project):
+    """All indexes and folders of pip's own configuration, and the newest of all; if uv fails, or
+    pip is told what uv cannot do, pip installs.
+    """
+    told = {"PIP_INDEX_URL": "https://one.example/simple", "PIP_FIND_LINKS": "/a/wheels /b"}
+    by, words = asked(project, **told)
+    assert by == ["uv"]
+    given = " ".join(words)
+    for option in ("--default-index https://one.example/simple", "--find-links /a/wheels"):
+        assert option in given
+    assert "--find-links /b" in given and "--index-strategy unsafe-best-match" in given
+    assert asked(project, UV_STATUS="1")[0] == ["uv", "pip"]
+    assert asked(project, PIP_PROXY="https://proxy.example")[0] == ["pip"]
+    assert asked(project, PIP_CERT="/a/file")[0] == ["pip"]
+    assert asked(project, PIP_CERT="/a/file", SSL_CERT_FILE="/a/file")[0] == ["uv"]
+
+
+def test_a_later_section_of_pips_settings_decides(project):
+    """pip reads [global], then the section of its command, then the environment."""
+    sys.path.insert(0, str(project / "scripts"))
+    try:
+        options = importlib.import_module("requirements").options_of_uv
+    finally:
+        sys.path.pop(0)
+    lines = [":env:.index-url='c'", "global.index-url='a'", "install.index-url='b'"]
+    assert options("\n".join(lines), {})[:2] == ["--default-index", "c"]
+    assert options("\n".join(lines[1:]), {})[:2] == ["--default-index", "b"]

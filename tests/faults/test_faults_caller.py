@@ -35,9 +35,10 @@ def waiting(gate_run):
 
 def started(gate_run, state, number):
     """A run that is to be killed, or interrupted. What the kernel tells an agent of its caller's
-    death is told to a new process; any other signal is pytest's own to handle.
+    death is told to a new process, while it imports and while a rank runs. In other states a fork
+    is told the same by its server; any other signal is pytest's own to handle.
     """
-    cold = {VARIABLE: ""} if number is signal.SIGKILL else {}
+    cold = {VARIABLE: ""} if number is signal.SIGKILL and state in ("import", "block") else {}
     return gate_run(STATES[state][0], HANGS_ON="1", **cold)
 
 

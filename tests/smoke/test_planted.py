@@ -76,7 +76,7 @@ PLANTS = {
         "train-eager",
         "model/workloads.py",
         "        total = self._micro_step(0)\n",
-        "        for _ in range(4096):\n"
+        "        for _ in range(512):\n"
         "            sample = {'ids': [1, 2]}\n"
         "            sample['self'] = sample\n"
         "        total = self._micro_step(0)\n",
@@ -289,10 +289,10 @@ def test_a_graph_that_grows(outcomes):
 
 
 def test_garbage(outcomes):
-    """4,096 dictionaries a step that refer to themselves, each with a list: at their line."""
+    """512 dictionaries a step that refer to themselves, each with a list: at their line."""
     outcome = outcomes["garbage"]
     assert_named(outcome, "train-eager", "garbage_objects_per_step")
-    assert outcome.moved == {"garbage_objects_per_step": (0, 8192)}
+    assert outcome.moved == {"garbage_objects_per_step": (0, 1024)}
     assert re.search(
         r"sample = \{'ids': \[1, 2\]\} in \S+ \(model/workloads\.py:\d+\)", outcome.text
     )

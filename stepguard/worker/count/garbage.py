@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 
 from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
 from stepguard.worker.count.leak_steps import own_collections
-from stepguard.worker.count.locate import Place, locate, qualified, site_at
+from stepguard.worker.count.locate import Place, is_machinery, locate, qualified, site_at
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import RankStep, Tally
 
@@ -41,7 +40,9 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
         counted.step()
         gc.collect()
         counted.step()
-        sites = _places()
+        traces = _traces()
+    # Not while allocations are traced: to look through sources would take some ten times as long.
+    sites = _places(traces)
     if sites:
         tally.sites[GARBAGE] = tuple(sites)
 
@@ -91,17 +92,26 @@ def _traced() -> Iterator[None]:
             tracemalloc.stop()
 
 
-def _places() -> list[Site]:
-    """Collect. Return where the collected objects had been made."""
+def _traces() -> Counter[tuple[str, tracemalloc.Traceback | None]]:
+    """Collect. Return the types of the collected objects, and the calls that had made them."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
         gc.collect()
-        objects = gc.garbage[known:]
-        counts = Counter((type(thing).__name__, _made_at(thing)) for thing in objects)
+        return Counter(
+            (type(thing).__name__, tracemalloc.get_object_traceback(thing))
+            for thing in gc.garbage[known:]
+        )
     finally:
         gc.set_debug(flags)
         del gc.garbage[known:]
+
+
+def _places(traces: Counter[tuple[str, tracemalloc.Traceback | None]]) -> list[Site]:
+    """Return the lines that made most of the objects."""
+    counts: Counter[tuple[str, Place]] = Counter()
+    for (kind, trace), count in traces.items():
+        counts[kind, _made_at(trace)] += count
     # What was made before the tracing has no place.
     sites = [
         site_at(f"{kind} for the collector", place, count=count)
@@ -111,9 +121,9 @@ def _places() -> list[Site]:
     return sorted(by_place(sites), key=lambda site: -site.count)[:PLACES]
 
 
-def _made_at(thing: Any) -> Place:
-    trace = tracemalloc.get_object_traceback(thing) or ()
+def _made_at(trace: tracemalloc.Traceback | None) -> Place:
+    stack = ((frame.filename, frame.lineno) for frame in reversed(trace or ()))
     return locate(
-        (frame.filename, frame.lineno, qualified(frame.filename, frame.lineno, ""))
-        for frame in reversed(trace)
+        (file, line, "" if is_machinery(file) else qualified(file, line, ""))
+        for file, line in stack
     )
