@@ -1,6 +1,5 @@
 """Tests in forks of the process that collected them: all of them run, once, and are reported."""
 
-import os
 import re
 import signal
 import time
@@ -12,6 +11,7 @@ from agent_forks import QUICK_PYTHON
 from interrupts import heed_interrupts
 
 TESTS = Path(__file__).parent
+COMMAND = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--workers", "2"]
 FILES = {
     "test_a": """
         import os, warnings
@@ -60,18 +60,20 @@ FAILS = "def test_fails():\n    assert False\n"
 def run(pytester, monkeypatch):
     """``run(files, *options)`` runs them in two workers, in a process of its own."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which takes half of a run
     pytester.makeconftest("from forked_workers import pytest_addoption, pytest_runtestloop")
 
     def call(files, *options):
         pytester.makepyfile(**files)
-        command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--workers", "2"]
-        return pytester.run(*command, "-ra", *options, timeout=900)
+        return pytester.run(*COMMAND, "-ra", *options, timeout=900)
 
     return call
 
 
 def test_every_test_is_reported_as_in_one_process(run, pytester):
-    """Its outcome, its warning, what a failed one printed and why it failed."""
+    """Its outcome, its warning, what a failed one printed and why it failed. A file is one worker's
+    own: fixtures of a module are made once, and end in the worker that made them.
+    """
     result = run(FILES)
     result.assert_outcomes(passed=2, failed=1, skipped=1, errors=1, warnings=1)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -79,17 +81,10 @@ def test_every_test_is_reported_as_in_one_process(run, pytester):
     for words in ("what it printed", "assert (1 + 1) == 3", "ValueError: no set-up", "careful"):
         assert words in said
     assert "not shown" not in said and "SKIPPED [1] test_a.py" in said
-
-
-def test_a_file_is_one_workers_own(run, pytester):
-    """Fixtures of a module are made once, and end in the worker that made them."""
-    run(FILES)
     ran = (pytester.path / "ran").read_text().split()
-    by_file = {name: {one[1:] for one in ran if one[0] == name} for name in "ab"}
     assert sorted(one[0] for one in ran) == ["a", "a", "b"]
-    assert all(len(workers) == 1 for workers in by_file.values())
-    assert (pytester.path / "ended").read_text().split() == [*by_file["a"]]
-    assert str(os.getpid()) not in {one[1:] for one in ran}
+    (worker,) = {one[1:] for one in ran if one[0] == "a"}
+    assert (pytester.path / "ended").read_text().split() == [worker]
 
 
 def test_a_test_whose_worker_died_has_failed(run):
@@ -110,10 +105,9 @@ def test_what_the_end_of_a_session_raises_fails(run):
     assert "ValueError: an end" in result.stderr.str()
 
 
-@pytest.mark.parametrize("option", ["-x", "--maxfail=1"])
-def test_the_first_failure_ends_all(run, option):
+def test_the_first_failure_ends_all(run):
     """A test that waits in the other worker is interrupted."""
-    result = run({"test_a": WAITS, "test_b": FAILS}, option)
+    result = run({"test_a": WAITS, "test_b": FAILS}, "-x")
     result.assert_outcomes(failed=1)
     assert "stopping after 1 failures" in result.stdout.str()
 
@@ -125,14 +119,11 @@ def test_a_file_that_cannot_be_imported_runs_nothing(run, pytester):
     assert re.search("No module named .nothing_of_this_name", result.stdout.str())
 
 
-def test_a_signal_ends_all(pytester, monkeypatch):
-    """A Ctrl-C: nothing is left running, and what ran is said."""
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    pytester.makeconftest("from forked_workers import pytest_addoption, pytest_runtestloop")
+def test_a_signal_ends_all(run, pytester):
+    """A Ctrl-C: nothing is left running."""
     waits = WAITS.replace("    time", "    open('waits', 'w').close()\n    time")
     pytester.makepyfile(test_a=waits, test_b=waits)
-    command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--workers", "2"]
-    running = pytester.popen(command, stdin=DEVNULL, preexec_fn=heed_interrupts)
+    running = pytester.popen(COMMAND, stdin=DEVNULL, preexec_fn=heed_interrupts)
     while not (pytester.path / "waits").exists() and running.poll() is None:
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)

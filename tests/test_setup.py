@@ -109,30 +109,42 @@ def asked(project, **environment):
     return [run[1] for run in runs if "-r" in run], words
 
 
-def test_uv_looks_where_pip_is_told_to_look(project):
-    """All indexes and folders of pip's own configuration, and the newest of all; if uv fails, or
-    pip is told what uv cannot do, pip installs.
-    """
-    told = {"PIP_INDEX_URL": "https://one.example/simple", "PIP_FIND_LINKS": "/a/wheels /b"}
-    by, words = asked(project, **told)
-    assert by == ["uv"]
-    given = " ".join(words)
-    for option in ("--default-index https://one.example/simple", "--find-links /a/wheels"):
-        assert option in given
-    assert "--find-links /b" in given and "--index-strategy unsafe-best-match" in given
-    assert asked(project, UV_STATUS="1")[0] == ["uv", "pip"]
-    assert asked(project, PIP_PROXY="https://proxy.example")[0] == ["pip"]
-    assert asked(project, PIP_CERT="/a/file")[0] == ["pip"]
-    assert asked(project, PIP_CERT="/a/file", SSL_CERT_FILE="/a/file")[0] == ["uv"]
+@pytest.mark.parametrize(
+    ("settings", "by"),
+    [
+        ({"PIP_INDEX_URL": "https://one.example/simple"}, ["uv"]),
+        ({"UV_STATUS": "1"}, ["uv", "pip"]),
+        ({"PIP_PROXY": "https://proxy.example"}, ["pip"]),
+    ],
+)
+def test_uv_installs_where_it_can_do_as_pip(project, settings, by):
+    """If uv fails, or if pip is told what uv cannot do, pip installs."""
+    found, words = asked(project, **settings)
+    assert found == by
+    assert "uv" not in by or "unsafe-best-match" in words
+    assert ("https://one.example/simple" in words) == ("PIP_INDEX_URL" in settings)
 
 
-def test_a_later_section_of_pips_settings_decides(project):
-    """pip reads [global], then the section of its command, then the environment."""
-    sys.path.insert(0, str(project / "scripts"))
-    try:
-        options = importlib.import_module("requirements").options_of_uv
-    finally:
-        sys.path.pop(0)
-    lines = [":env:.index-url='c'", "global.index-url='a'", "install.index-url='b'"]
-    assert options("\n".join(lines), {})[:2] == ["--default-index", "c"]
-    assert options("\n".join(lines[1:]), {})[:2] == ["--default-index", "b"]
+LISTED = [":env:.index-url='c'", "global.index-url='a'", "install.index-url='b'"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        (LISTED, ["--default-index", "c"]),  # a later section decides
+        (LISTED[1:], ["--default-index", "b"]),
+        (["global.find-links='/a\\n/b'"], ["--find-links", "/a", "--find-links", "/b"]),
+        (["global.extra-index-url='a b'"], ["--index", "a", "--index", "b"]),
+        (["global.constraint='/a.txt'", "global.timeout='9'"], ["--constraint", "/a.txt"]),
+        (["global.cert='/a/file'"], []),  # Python's own variable names it, too
+        (["global.cert='/another'"], None),
+        (["install.no-index='true'"], None),
+    ],
+)
+def test_uv_looks_where_pip_is_told_to_look(listed, words, monkeypatch):
+    """In all places, for the newest of all of them."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    options_of_uv = importlib.import_module("requirements").options_of_uv
+    best = ["--index-strategy", "unsafe-best-match"]
+    found = options_of_uv("\n".join(listed), {"SSL_CERT_FILE": "/a/file"})
+    assert found == (None if words is None else [*words, *best])

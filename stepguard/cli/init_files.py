@@ -62,7 +62,7 @@ on:
   push:
     branches: [{branch}]
   pull_request:
-    branches: [{branch}] # the green of one into another branch would stay when it is retargeted
+    branches: [{branch}] # judged for another branch, it would stay green when it is retargeted
   merge_group:
 
 permissions:

@@ -741,7 +741,7 @@ REPOSITORIES["modded_nanogpt"] = Repository(
             Edit("train_gpt2.py", 188, instead="h = self.mlp(rmsnorm(x))\nx = x + h"),
         ),
     ),
-    options=("--torchrun",),
+    options=("--torchrun", "--data", "data/fineweb10B"),
     in_the_way=("only torchrun starts it, also on one GPU: --torchrun",),
 )
 

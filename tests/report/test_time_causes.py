@@ -97,8 +97,8 @@ def test_a_gain_has_a_cause_too():
 
 @pytest.mark.parametrize("count", [25, -25])
 def test_operators_that_came_are_named_where_nothing_explains_more(count):
-    """A copy in an eager norm, whose kernels each take a part of the time. Operators that went explain no
-    slower step; a cause of a quarter comes first.
+    """A copy in an eager norm, whose kernels each take a part of the time. Operators that went
+    explain no slower step; a cause of a quarter comes first.
     """
     where = Site("aten.clone.default", "model/gpt.py", 130, "norm", "x.clone()", count=count)
     moved = PartMove("aten.clone.default", 0, count)
