@@ -11,6 +11,8 @@ from stepguard.worker.count.garbage import locate_garbage
 from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.tally import RankStep, Tally
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 
 def counted(step):
     """A tally of a program's garbage, with its places: (count, what, source)."""
