@@ -42,6 +42,7 @@ def test_objects_that_refer_to_themselves_have_their_line():
     assert places == [
         (128, "dict for the collector, list for the collector", 'sample = {"ids": [1, 2, 3]}')
     ]
+    assert [site.function for site in tally.sites[GARBAGE]] == ["load"]
     assert tally.information["gc_pause_ms_per_step"] >= 0
 
 
