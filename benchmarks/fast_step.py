@@ -14,9 +14,10 @@ drained device to a drained device; of several ranks the slowest counts. A ratio
 round; its interval is Student's over the rounds.
 
 ``--curve N`` trains N steps of one micro-step with the first of each kind, all from the same
-parameters, and half as many with the reference from other parameters, and keeps the losses. The
-JSON is written after each part. What each lever of the fast step gives is judged by
-``benchmarks.power`` (fast_levers.py).
+parameters, and half as many with the reference from other parameters, and keeps the losses. With
+``--warm-up 715`` its learning rates are those of build-nanogpt's first steps. The JSON is written
+after each part. What each lever of the fast step gives is judged by ``benchmarks.power``
+(fast_levers.py).
 """
 # ruff: noqa: T201
 
@@ -37,6 +38,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.functional import cosine_similarity
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.shared import Document, about, ratio
@@ -50,7 +52,7 @@ from model.workloads import make_optimizer, rank_and_world_size, train_step
 PEAK_TFLOPS = 989.0  # H100 and H200, data sheet, dense bf16
 SEQ = 1024
 KINDS = ("theirs", "reference", "fast")
-WARM_UP_STEPS, MOST_LR = 50, 6e-4  # of a curve
+MOST_LR = 6e-4  # of a curve
 Losses = dict[str, list[float]]
 
 
@@ -234,7 +236,7 @@ def profile_ms(one: Any, steps: int = 3) -> list[list[Any]]:
     return sorted(rows, key=lambda row: -row[2])[:60]
 
 
-def curves(steps: int, made: dict[str, Any]) -> Iterator[Losses]:
+def curves(steps: int, warm_up: int, made: dict[str, Any]) -> Iterator[Losses]:
     """Yield the losses by name and seed, after each curve."""
     losses: Losses = {}
     for kind, seed, count in (
@@ -245,12 +247,12 @@ def curves(steps: int, made: dict[str, Any]) -> Iterator[Losses]:
     ):
         one = next((one for name, one in made.items() if name.startswith(kind)), None)
         if one is not None:
-            losses[f"{kind} {seed}"] = curve(one, seed, count)
+            losses[f"{kind} {seed}"] = curve(one, seed, count, warm_up)
             yield losses
 
 
-def curve(one: Any, seed: int, steps: int) -> list[float]:
-    """Train from the parameters of a seed and the first batch, by steps of one micro-step."""
+def curve(one: Any, seed: int, steps: int, warm_up: int) -> list[float]:
+    """Train from a seed's parameters and the first batch, one micro-step a step; return losses."""
     if isinstance(one, Theirs):
         one.take(GPT(SIZES["124m"], seed=seed, device=gpu()))
     else:
@@ -263,23 +265,27 @@ def curve(one: Any, seed: int, steps: int) -> list[float]:
     with one_micro_step(one):
         for step in range(steps):
             for group in one.optimizer.param_groups:
-                group["lr"] = MOST_LR * min(1.0, (step + 1) / WARM_UP_STEPS)
+                group["lr"] = MOST_LR * min(1.0, (step + 1) / warm_up)
             losses.append(one.step())
     return [round(loss, 6) for loss in torch.stack(losses).tolist()]
 
 
-def apart(losses: Losses) -> dict[str, dict[str, float]]:
-    """Return how far each curve is from the reference's first one, in nats."""
+def apart(losses: Losses) -> dict[str, dict[str, Any]]:
+    """Return how far each curve is from the reference's first one, in nats: over all of its steps,
+    and over each ten.
+    """
     own, *others = losses
     found = {}
     for name in others:
         both = zip(losses[own], losses[name], strict=False)  # one is half as long
         differences = [abs(a - b) for a, b in both]
+        tens = [differences[first : first + 10] for first in range(0, len(differences), 10)]
         found[name] = {
             "steps": len(differences),
             "largest_difference": round(max(differences), 6),
-            "largest_of_first_100": round(max(differences[:100]), 6),
             "mean_difference": round(statistics.mean(differences), 6),
+            "largest_of_each_ten": [round(max(ten), 6) for ten in tens],
+            "mean_of_each_ten": [round(statistics.mean(ten), 6) for ten in tens],
         }
     return found
 
@@ -302,13 +308,9 @@ def gradient_cosines() -> dict[str, float]:
         loss.backward()
         gradients[name] = torch.cat([one.grad.flatten().double() for one in model.parameters()])
     torch.set_float32_matmul_precision("high")
-
-    def less(a: str, b: str) -> float:
-        one, other = gradients[a], gradients[b]
-        return 1 - float(one @ other / one.norm() / other.norm())
-
     pairs = (("reference", "fp32"), ("fast", "fp32"), ("fast", "reference"))
-    return {f"{a} to {b}": less(a, b) for a, b in pairs}
+    cosines = ((a, b, cosine_similarity(gradients[a], gradients[b], dim=0)) for a, b in pairs)
+    return {f"{a} to {b}": 1 - float(cosine) for a, b, cosine in cosines}
 
 
 def arguments() -> argparse.Namespace:
@@ -321,6 +323,7 @@ def arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=6, help="0: nothing is timed (%(default)s)")
     add("--block", type=int, default=2, help="steps (%(default)s)")
     add("--curve", type=int, default=0, metavar="STEPS", help="losses; of one GPU")
+    add("--warm-up", type=int, default=50, metavar="STEPS", help="of a curve (%(default)s)")
     add("--profile", action="store_true", help="kernels of one micro-step; of one GPU")
     add(
         "--optimize-ddp",
@@ -367,7 +370,7 @@ def measure(options: argparse.Namespace, document: Results) -> None:
         return
     if options.profile:
         document.update(profile_ms={name: profile_ms(one) for name, one in made.items()})
-    for losses in curves(options.curve, made) if options.curve else ():
+    for losses in curves(options.curve, options.warm_up, made) if options.curve else ():
         document.update(curves_apart=apart(losses), losses=losses)
     made.clear()
     gc.collect()

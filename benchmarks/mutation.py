@@ -30,6 +30,8 @@ SEED = 15
 LIMIT_S = 1800.0  # for the tests of one fault: a fault may well make a loop endless
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 
+_CONFTEST = re.compile(r"^ImportError while loading (conftest .+)\.$", re.MULTILINE)
+
 
 def plant(tree: Path, fault: Candidate) -> None:
     """Put the fault into its file. Raises ValueError where its line is another one."""
@@ -57,6 +59,9 @@ def failing_test(tree: Path, tests: Sequence[str]) -> str:
         return f"a test that did not end within {LIMIT_S:.0f} s"
     if ran.returncode == 0:
         return ""
+    # A fault in what a conftest imports ends pytest before it has a test.
+    if broken := _CONFTEST.search(ran.stderr):
+        return broken[1]
     found = _FAILED.findall(ran.stdout)
     if ran.returncode not in (1, 2) or not found:  # a wrong option, no such file, no test
         raise SystemExit(f"{' '.join(command)}: exit {ran.returncode}\n{ran.stdout}{ran.stderr}")

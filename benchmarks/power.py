@@ -75,13 +75,19 @@ def planted(tree: Path, change: Change, case: str, cache: Path) -> tuple[str, ra
     return "HEAD~1", lines
 
 
+def command_of(case: str, base: str, document: Path, limit_s: float) -> list[str]:
+    """Return the shipped command that judges one case beside the revision ``base``."""
+    test = f"perf_tests/test_{case.partition('[')[0]}.py::test_{case}"
+    command = [sys.executable, "-m", "pytest", test, "-v", f"--perf-against={base}"]
+    command += ["-m", ""]  # a case that is named is meant, also if it is an extended one
+    command += [f"--perf-json={document}", "-p", "benchmarks.stage_seconds"]
+    return [*command, f"--perf-budget={max(1.0, limit_s - PAIR_S) / 60:.2f}"]
+
+
 def verdict(tree: Path, base: str, case: str, limit_s: float, env: dict[str, str]) -> Found:
     """Return what the shipped command says of one case in a tree, beside its revision ``base``."""
     document, began = tree / ".stepguard" / "power.json", time.monotonic()
-    test = f"perf_tests/test_{case.partition('[')[0]}.py::test_{case}"
-    command = [sys.executable, "-m", "pytest", test, "-v", f"--perf-against={base}"]
-    command += [f"--perf-json={document}", "-p", "benchmarks.stage_seconds"]
-    command += [f"--perf-budget={max(1.0, limit_s - PAIR_S) / 60:.2f}"]
+    command = command_of(case, base, document, limit_s)
     printed, ended = run_until(command, limit_s, cwd=tree, env=env)
     took = {"command_s": round(time.monotonic() - began, 1)}
     cases = json.loads(document.read_text())["results"] if document.exists() else []

@@ -184,13 +184,13 @@ def norm_backward(
     """
     grad_y, grad_x = grad_y.contiguous(), grad_x.contiguous()
     rows, columns = x.shape
-    rows_here = 4 * triton.cdiv(rows, 4 * 3 * 132)  # on each SM of an H100 three programs fit
+    rows_here = 2 * triton.cdiv(rows, 2 * 4 * 132)  # four programs on each SM of an H100
     programs = triton.cdiv(rows, rows_here)
     out = torch.empty_like(x)
     sums = torch.empty(programs, 3, columns, dtype=torch.float32, device=x.device)
     wrap_triton(_norm_backward_rows)[(programs,)](
         grad_y, grad_x, x, mean, rstd, weight, out, sums, rows, columns, rows_here,
-        ROWS=4, BLOCK=triton.next_power_of_2(columns), num_warps=4,
+        ROWS=2, BLOCK=triton.next_power_of_2(columns), num_warps=4,
     )  # fmt: skip
     return out, sums.sum(0)
 
@@ -229,12 +229,11 @@ def _pack_rows(
 def pack(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Return the three side by side, (rows, 3 columns), and its column sums in fp32."""
     rows, columns = query.shape
-    blocks = triton.cdiv(columns, 128)
-    rows_here = 16 * triton.cdiv(rows * blocks, 16 * 5 * 132)  # on each SM of an H100 five fit
+    rows_here = 16 * triton.cdiv(rows, 16 * 132)
     programs = triton.cdiv(rows, rows_here)
     out = query.new_empty(rows, 3 * columns)
     sums = torch.empty(programs, 3 * columns, dtype=torch.float32, device=query.device)
-    wrap_triton(_pack_rows)[(programs, blocks)](
+    wrap_triton(_pack_rows)[(programs, triton.cdiv(columns, 128))](
         query, key, value, out, sums, rows, columns, rows_here, ROWS=16, BLOCK=128, num_warps=4
     )
     return out, sums.sum(0)

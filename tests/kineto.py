@@ -45,6 +45,13 @@ class Kineto:
         """A step's mark."""
         return self.annotation(f"ProfilerStep#{number}", ts, end)
 
+    def operator(self, name, ts, end, tid=MAIN, differentiated=False):
+        """An operator; ``differentiated``: an arrow leads from it to a backward pass."""
+        if differentiated:
+            arrow = dict(ph="s", id=len(self.events), pid=100, tid=tid, ts=ts)
+            self.events.append(arrow | dict(cat="fwdbwd", name="fwdbwd"))
+        return self.event("cpu_op", name, ts, end - ts, tid)
+
     def call(self, name, ts, dur=1.0, tid=MAIN, **args):
         """A CUDA call."""
         return self.event("cuda_runtime", name, ts, dur, tid, **args)

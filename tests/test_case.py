@@ -173,6 +173,15 @@ def test_memory_of_several_cpu_ranks_is_not_exact(gate):
     assert gate in Case("a", "train.py", loop=group).gates
 
 
+@pytest.mark.parametrize("data", ["data", ("/data",), ("",), (".",), ("..",), (3,)])
+def test_data_is_a_tuple_of_relative_paths(data):
+    """A folder that pairs link into the other tree; what is in it has no part in the baseline."""
+    with pytest.raises(ValueError, match=r"Case.data .*: a tuple of relative paths, \('data',\)"):
+        Case("a", FACTORY, data=data)
+    named = Case("a", FACTORY, data=("data/x", "../data"))
+    assert named.as_dict() == Case("a", FACTORY).as_dict()
+
+
 def test_a_forgotten_tuple():
     """One gate as a string is told apart from many gates of one letter."""
     with pytest.raises(ValueError, match=r"write a tuple, \('step_ms',\)"):

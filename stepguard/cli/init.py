@@ -63,6 +63,8 @@ def add_command(commands: Any, root: Path) -> None:
     command.add_argument("factory", nargs="?", metavar="FACTORY", help="package.module:function")
     add_parameters(command)
     command.add_argument("--name", help="of the case (default: the device)")
+    text = "a file or folder that git ignores and the workload reads; repeat it for several"
+    command.add_argument("--data", action="append", default=[], metavar="PATH", help=text)
     command.add_argument("--ci", action="store_true", help=f"write {WORKFLOW} and its owners, too")
     command.set_defaults(call=_init, root=root)
 
@@ -112,6 +114,7 @@ def _wanted_case(options: argparse.Namespace) -> Case:
             launches=1 if cpu else 3,
             args=args,
             loop=loop_of(options),
+            data=tuple(options.data),
         )
     except ValueError as error:
         raise UsageError(str(error)) from None

@@ -62,7 +62,7 @@ on:
   push:
     branches: [{branch}]
   pull_request:
-    branches: [{branch}] # the green of one into another branch would stay when it is retargeted
+    branches: [{branch}] # judged for another branch, it would stay green when it is retargeted
   merge_group:
 
 permissions:
@@ -181,6 +181,8 @@ def declaration(case: Case) -> str:
         own = [f"{key}={_quoted(value)}" for key, value in values.items() if value != usual[key]]
         if own or not case.is_script:  # a script has a loop by itself
             fields.append(f"loop=Loop({', '.join(own)})")
+    if case.data:
+        fields.append(f"data=({' '.join(f'{_quoted(path)},' for path in case.data)})")
     fields.append(f"device={_quoted(case.device)}")
     fields += [f"world_size={case.world_size}"] if case.world_size > 1 else []
     fields += ["launches=1"] if case.device == CPU else []

@@ -86,6 +86,9 @@ class Case:
     time_limit_s: float = 900.0  # for one launch, with its compilation
     args: tuple[str, ...] = ()  # of a script
     loop: Loop | None = None  # which part of a script, or of a loop, is one step
+    # Files and folders that git ignores and the workload reads, by their path from pytest's root.
+    # Another revision's tree, which has only what git tracks, gets links to them.
+    data: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -105,10 +108,13 @@ class Case:
             # JSON has no NaN and no infinity. Only NaN differs from itself.
             if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
                 raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
+        if isinstance(self.data, str) or not all(map(_is_relative, self.data)):
+            raise ValueError(f"Case.data {self.data!r}: a tuple of relative paths, ('data',)")
         # The class is frozen. params are copied, since the caller may change its dict later.
         object.__setattr__(self, "gates", self._checked_gates())
         object.__setattr__(self, "margins_pct", self._checked_margins())
         object.__setattr__(self, "params", dict(self.params))
+        object.__setattr__(self, "data", tuple(self.data))
 
     def _check_workload(self) -> None:
         script = bool(_SCRIPT.fullmatch(self.workload)) and ".." not in self.workload.split("/")
@@ -205,7 +211,8 @@ class Case:
 
     def as_dict(self) -> dict[str, Any]:
         """Return all that the case's figures depend on, as JSON. It must equal the baseline's."""
-        # Launches, gates and margins are left out: they change the judgement, not what runs.
+        # Launches, gates and margins are left out: they change the judgement, not what runs. So is
+        # data: its path may change, and what is in it has no name.
         parameters = {
             "workload": self.workload,
             "params": dict(sorted(self.params.items())),
@@ -214,6 +221,10 @@ class Case:
         }
         arguments = {"args": shlex.join(self.args)} if self.args else {}
         return parameters | arguments | (self.loop.as_dict() if self.loop else {})
+
+
+def _is_relative(path: object) -> bool:
+    return isinstance(path, str) and path.strip("/.") != "" and not path.startswith("/")
 
 
 _OF_A_LOOP = ("step_at", "every", "tokens_per_step", "torchrun")

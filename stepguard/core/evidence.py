@@ -114,7 +114,7 @@ class Launch:
 
     index: int
     blocks: tuple[Block, ...]
-    compile_s: float  # the first step, up to its synchronization
+    compile_s: float  # the first step, up to its synchronization; of a loop all before it, too
     warmup_s: float
     warmup_steps: int
     steady: str  # why the warm-up did not reach a steady state; empty if it did

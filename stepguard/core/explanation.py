@@ -93,8 +93,9 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scatter_known: bool = True  # False if a side has one step: then all differences are causes
     calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
     software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
-    # Kernels with other machine code whose time is within the scatter. Unset, and then not written,
-    # if there are none.
+    # Kernels with other machine code whose time is within the scatter. An autotuned kernel in
+    # another form is one of them, so no rule reads this. Unset, and then not written, if there are
+    # none.
     other_machine_code: Causes | msgspec.UnsetType = msgspec.UNSET
     smaller: int = 0  # causes beyond MOST_CAUSES ...
     smaller_us: float = 0.0  # ... and their sum

@@ -59,16 +59,23 @@ SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # for NCCL and gloo
 # Libraries that run a loop, or a part of a step, for their user.
 LIBRARIES = (
     "accelerate",
+    "apex",
+    "bitsandbytes",
     "deepspeed",
+    "diffusers",
     "flash_attn",
     "lightning",
     "liger_kernel",
     "litgpt",
     "peft",
     "pytorch_lightning",
+    "timm",
+    "torchao",
     "torchtitan",
+    "torchvision",
     "transformer_engine",
     "transformers",
+    "trl",
     "xformers",
 )
 

@@ -250,7 +250,9 @@ def _sorted_out(
 
 
 def _other_machine_code(terms: Sequence[tuple[Term, Cause]], scatter: Scatter) -> Iterator[Cause]:
-    """Yield the kernels with other machine code whose time is within the scatter."""
+    """Yield the kernels with other machine code whose time is within the scatter. Autotuning may
+    choose another form of an unchanged kernel, which is yielded too.
+    """
     for term, cause in terms:
         old, new = cause.before.machine_code, cause.after.machine_code
         if old and new and old != new and not scatter.beyond(term):

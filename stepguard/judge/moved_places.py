@@ -1,9 +1,9 @@
 """Find which parts of a counter moved, and where: operators, calls, lines of source. Pure.
 
-A headline names the first place. Lines that the change touched come first, then the line with the
-highest count. A line was touched if the other side has no line of that text in that function: if an
-unchanged line calls more, another line is the cause. If a function is unchanged and called more
-often, the caller that calls it more often is named, too.
+A headline names the first place. Lines that the change touched come first: if an unchanged line
+calls more, its cause is another line. In both groups the highest count comes first. A line was
+touched if the other side has no line of that text in that function. If a function is unchanged and
+called more often, the caller that calls it more often is named, too.
 """
 
 import re
@@ -172,9 +172,9 @@ def _moved_operators(
 
 
 def _more_here(operator: str, here: Sequence[Site], there: Sequence[Site]) -> list[Site]:
-    """Return lines of each function that calls an operator more often in ``here`` than in
-    ``there``: the lines with more calls, if they add up to the function's rise, else the line
-    that is nearest to it, with the whole rise.
+    """Return the lines that call an operator more often in ``here`` than in ``there``. Only
+    functions that call it more often have such lines. If a function's lines do not add up to its
+    rise, the line nearest to the rise gets all of it.
     """
     here, there = ([s for s in side if s.what == operator] for side in (here, there))
     lines, more = added(there, here), []

@@ -54,8 +54,8 @@ def _applied(
     today: date,
     allowed: Callable[[MetricVerdict, Permission], MetricVerdict],
 ) -> tuple[tuple[MetricVerdict, ...], list[PermissionOutcome]]:
-    """Return the metrics, of which ``allowed`` has changed those that are permitted, and the
-    outcome of each permission.
+    """Return all metrics, and the outcome of each permission. ``allowed`` changes the metrics that
+    are permitted.
     """
     known = {metric.metric: metric for metric in metrics}
     outcomes = [

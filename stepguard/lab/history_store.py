@@ -105,8 +105,8 @@ class HistoryStore:
     def add(self, measurements: Iterable[Measurement]) -> int:
         """Add measurements and return how many are new.
 
-        A known measurement gets only the figures and the level's reason that it lacked: a baseline
-        file has less than evidence.
+        A known measurement keeps what it has. It gets the figures and the level's reason that it
+        lacks, since evidence has more figures than a baseline file.
         """
         return sum(self._add(measurement) for measurement in measurements)
 

@@ -28,7 +28,9 @@ def _schema(options: argparse.Namespace) -> int:
 
 
 def schema() -> dict[str, Any]:
-    """Return the schema: types, ranges and fields. Only the reader checks if they fit together."""
+    """Return the schema: fields, types and ranges. Whether fields fit together, only the document's
+    reader checks.
+    """
     ((top,), components) = msgspec.json.schema_components(
         [RunDocument], ref_template="#/$defs/{name}"
     )

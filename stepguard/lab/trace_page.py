@@ -294,9 +294,7 @@ def _calls(summary: Summary, top: int, width: int) -> Iterator[str]:
 
 
 def roof_lines(roofs: Sequence[ClassRoof], peaks: Peaks) -> Iterator[str]:
-    """Yield the roofline: how close each class is to its roof, and which card's peaks the roof
-    is.
-    """
+    """Yield the roofline: how close each class is to its roof, and whose peaks make the roof."""
     if not roofs:
         return
     most = roofs[0]

@@ -17,7 +17,7 @@ from stepguard.judge.findings import Findings, Permits
 from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
-from stepguard.machine.git.worktree import Tree, tree_of
+from stepguard.machine.git.worktree import Tree, share, tree_of
 from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.pair_run import PairsWanted, measure_ab
 from stepguard.measure.start_ahead import Ahead
@@ -49,6 +49,7 @@ def compare_with(
     case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
     """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them."""
+    share(tree, bench.root, case.data)
     files = wanted.files
     if files is None:  # nobody has asked git yet
         files = differing(tree.base, tree.commit, tree.base / "baselines")

@@ -186,6 +186,8 @@ def guarding_options(config: pytest.Config) -> list[Option]:
         for name in (*JUDGING, SELECTING)
         if (value := value_of(name, config))
     ]
+    if not option.perf_base and (branch := base_branch(config)[0]):  # CI's command names it
+        given.append(Option("--perf-base", branch))
     fewer_pairs = {
         "--perf-no-confirm": option.perf_no_confirm,
         "--perf-budget": option.perf_budget < BUDGET_MIN,

@@ -94,8 +94,8 @@ def refused_because(refused: Refused) -> str:
 def _word(cause: Cause, column: int) -> str:
     before, after = cause.before, cause.after
     old, new = before.calls, after.calls
-    # If the longest kernel is still the same, only the added kernels are named, or, if there are
-    # none, those that are gone.
+    # If the longest kernel is still the same, only the added kernels are named. If none was added,
+    # those that are gone are named.
     stays = before.names[:1] == after.names[:1]
     come = [name for name in after.names if stays and name not in before.names]
     went = [name for name in before.names if stays and not come and name not in after.names]

@@ -11,7 +11,7 @@ from stepguard.core.reason_sentences import STEPS_DIFFER, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.text import listed
-from stepguard.core.verdict import Verdict
+from stepguard.core.verdict import NoComparison, Verdict
 from stepguard.judge.pair_statistics import deciding_margins
 from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import suggested_sizes
@@ -95,6 +95,9 @@ def next_steps(
     # A comment at a line that calls a library would allow everything that the library does.
     if any(not site.via for site in syncs):
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
+    if _lacks(verdict):
+        ignored = 'data=("PATH",) in the case'
+        steps.append(f"if the other revision lacks what git ignores, such as data: {ignored}")
     if _stays(verdict):
         afresh = f"--perf-select={shlex.quote(verdict.case_id)} --perf-fresh"
         steps.append(
@@ -117,6 +120,13 @@ def commit_first(evidence: Evidence) -> str:
     # A script may have written them: each run of it would change them again.
     or_ignore = ", or add it to .gitignore" if named and evidence.tree_changed else ""
     return f"commit{named}{or_ignore}, measure again, then "
+
+
+def _lacks(verdict: Verdict) -> bool:
+    """Tell whether another revision could not run the case."""
+    why = verdict.worst and verdict.worst.confirmed and verdict.worst.confirmed.why
+    unconfirmed = isinstance(why, NoComparison) and why.reason is Reason.BASE_LACKS
+    return verdict.reason is Reason.BASE_LACKS or unconfirmed
 
 
 def _stays(verdict: Verdict) -> bool:

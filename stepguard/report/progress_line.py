@@ -81,7 +81,7 @@ class ProgressLine:
             self._write("\n")
 
     def stage(self, text: str) -> None:
-        """Show that the case's next stage begins, or goes on, if the text is the same as before.
+        """Show the case's stage. A text that differs from the last one begins the next stage.
 
         On a terminal the line shows how long a stage has lasted. A log has each stage once.
         """

@@ -60,7 +60,12 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     if cause is not None and cause.kind not in _BETWEEN:
         main = abs(cause.us) >= MAIN_SHARE * abs(change_us)
         return cause if main or not waits else waits[0]
-    return waits[0] if waits else cause
+    if waits or cause:
+        return waits[0] if waits else cause
+    more = None if time.place else _operators(verdict)
+    if more is None or not more.gated or more.place is None:
+        return None
+    return more if more.sites[0].count > 0 and change_us > 0 else None
 
 
 def _rise(metric: MetricVerdict) -> float:

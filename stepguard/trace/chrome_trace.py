@@ -36,11 +36,13 @@ from stepguard.trace.columns import (
     COPY,
     FILL,
     KERNEL,
+    NO_OPERATORS,
     NONE,
     OPERATOR,
     OVERHEAD,
     PYTHON,
     Allocations,
+    Differentiated,
     Gpu,
     Host,
     LaunchShape,
@@ -71,6 +73,8 @@ _GPU = {
 }
 _NO_ARGS = Scalar()
 _MEMORY, _CUDA = "[memory]", 1  # the event of an allocation, and its "Device Type" on a GPU
+# The profiler draws an arrow from each operator to its node of the backward pass.
+_BEGIN, _TO_BACKWARD = "s", "fwdbwd"  # ph and category of the arrow's begin
 
 
 class _Device(msgspec.Struct):
@@ -115,7 +119,7 @@ class Decoded:
     @property
     def events(self) -> list[DetailedEvent]:
         """Return the events that have a length."""
-        return [event for part in self.parts for event in part]
+        return [event for part in self.parts for event in part if event.ph == "X"]
 
     def trace(self) -> Trace:
         """Return the columns, as ``read_chrome`` does. Raises TraceError."""
@@ -123,16 +127,23 @@ class Decoded:
 
 
 def decode_all(file: BinaryIO) -> Decoded:
-    """Return all events with a length of a trace that this process made, from an open file.
+    """Return all events of a trace that this process made, from an open file, as far as columns or
+    counts use them.
 
     Raises TraceError as ``read_chrome`` does, and for an event without begin or length.
     """
     chunks = Chunks(file, DETAILED)
-    parts = [[event for event in part if event.ph == "X"] for part in chunks]
+    parts = [
+        [event for event in part if event.ph == "X" or _begins_arrow(event)] for part in chunks
+    ]
     for event in (event for part in parts for event in part):
-        if not (event.dur >= 0 and math.isfinite(event.ts)):
+        if not (event.dur >= 0 and math.isfinite(event.ts) or event.ph != "X"):
             raise TraceError(f"the event {event.name!r} has no begin or no length")
     return Decoded(parts, chunks.head)
+
+
+def _begins_arrow(event: Event) -> bool:
+    return event.ph == _BEGIN and event.cat == _TO_BACKWARD
 
 
 def _in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Trace:
@@ -157,6 +168,7 @@ class _Columns:
         self._work: dict[int, Work] = {}
         self._known: dict[Inputs, Work] = {}
         self._allocations: list[tuple[Any, ...]] = []
+        self._arrows: list[tuple[float, int]] = []
 
     def add(self, events: Iterable[Event]) -> None:
         """Append the events that have a length, of the kinds that are used."""
@@ -166,6 +178,8 @@ class _Columns:
                 by_category[event.cat].append(event)
             elif event.name == _MEMORY and isinstance(event.args, Scalar):
                 self._add_allocation(event, event.args)
+            elif _begins_arrow(event) and event.ts is not None and math.isfinite(event.ts):
+                self._arrows.append((event.ts, self._threads[event.pid, event.tid]))
         for category, rows in by_category.items():
             kind = (category or "").lower()
             if kind in _HOST:
@@ -271,6 +285,7 @@ class _Columns:
             began_us=began,
             allocations=_allocations(self._allocations, began),
             work=self._work,
+            differentiated=_differentiated(self._arrows, began),
         )
 
 
@@ -279,6 +294,13 @@ def _allocations(rows: list[tuple[Any, ...]], began: float) -> Allocations | Non
         return None
     when, *others = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
     return Allocations(np.array(when) - began, *(np.array(column, np.int64) for column in others))
+
+
+def _differentiated(arrows: list[tuple[float, int]], began: float) -> Differentiated:
+    if not arrows:
+        return NO_OPERATORS
+    when, thread = zip(*sorted(arrows), strict=True)
+    return Differentiated(np.array(when) - began, np.array(thread, np.int64))
 
 
 def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:

@@ -83,6 +83,17 @@ class Allocations(_Table):
 
 
 @dataclass(frozen=True)
+class Differentiated(_Table):
+    """The operators whose gradients a backward pass in the file computes, sorted by begin."""
+
+    start_us: Floats
+    thread: Ints  # as in Host
+
+
+NO_OPERATORS = Differentiated(np.empty(0), np.empty(0, np.int64))
+
+
+@dataclass(frozen=True)
 class LaunchShape:
     """The grid and block of a kernel's launch."""
 
@@ -127,6 +138,7 @@ class Trace:
     began_us: float = 0.0  # the time in the file at which the columns begin
     allocations: Allocations | None = None
     work: dict[int, Work] = field(default_factory=dict)  # by the operator's external id
+    differentiated: Differentiated = NO_OPERATORS
 
     @cached_property
     def calls(self) -> Host:

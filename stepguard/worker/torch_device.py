@@ -171,9 +171,11 @@ def empty_cache() -> None:
 @contextlib.contextmanager
 def growing_segments() -> Iterator[None]:
     """Let the allocator's segments grow inside the block, so that it leaves no fragments. A step
-    that just fits into the memory could not run between them.
+    that just fits into the memory could not run between them. Only torch's own allocator has
+    segments; others (cudaMallocAsync) refuse a snapshot.
     """
-    if torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]:
+    own = torch.cuda.memory.get_allocator_backend() == "native"
+    if not own or torch.cuda.memory._snapshot()["allocator_settings"]["expandable_segments"]:
         yield
         return
     empty_cache()

@@ -156,54 +156,60 @@ def nanochat(tree: Path) -> None:
     subprocess.run(command, cwd=tree, env=env, check=True, stdout=subprocess.DEVNULL)
 
 
-FLASH = {
-    "flash_attn_interface.py": "flash_attn_func = None\n",
-    "layers/rotary.py": "apply_rotary_emb = None\n",
-    "ops/triton/layer_norm.py": "layer_norm_fn = None\n",
+NOT_CALLED = {  # picotron imports these, and with its settings here calls none of them
+    "flash_attn/flash_attn_interface.py": "flash_attn_func = None\n",
+    "flash_attn/layers/rotary.py": "apply_rotary_emb = None\n",
+    "flash_attn/ops/triton/layer_norm.py": "layer_norm_fn = None\n",
+    "wandb.py": "",
 }
 
 
-def picotron(tree: Path) -> None:
-    """picotron's model, data and configuration; and empty functions for flash_attn, which it
-    imports on a CPU too and then does not call.
+def picotron(tree: Path, on_gpu: bool = False) -> None:
+    """picotron's model, data and configuration; and empty modules for what it imports and then does
+    not call. On a GPU more text, so that a launch reads none of it twice.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
     model = tree / "hf_model/tiny"
     byte_pairs(model)
+    layers, width, heads, length, rows = (
+        (8, 1024, 16, 512, 30_000) if on_gpu else (2, 64, 4, 64, 2_000)
+    )
+    shape = {
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads // 2,
+    }
     config = LlamaConfig(
         vocab_size=512,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        max_position_embeddings=length,
+        **shape,
     )
     LlamaForCausalLM(config).save_pretrained(model)
     LlamaForCausalLM(config).save_pretrained(tree / "hf_model_safetensors")
     (tree / "data").mkdir()
     (tree / "data/train.jsonl").write_text(
-        "".join(json.dumps({"text": text(200, row)}) + "\n" for row in range(2000))
+        "".join(json.dumps({"text": text(200, row)}) + "\n" for row in range(rows))
     )
     settings = json.loads((tree / "template/base_config.json").read_text())
-    settings["distributed"].update(dp_size=2, use_cpu=True)
-    settings["model"].update(
-        name=str(model),
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        use_flash_attention=False,
-    )
-    settings["training"].update(seq_length=64, micro_batch_size=2, total_train_steps=10**9)
+    settings["distributed"].update(dp_size=2, use_cpu=not on_gpu)
+    settings["model"].update(name=str(model), use_flash_attention=False, **shape)
+    settings["training"].update(seq_length=length, micro_batch_size=2, total_train_steps=10**9)
     settings["dataset"]["name"] = str(tree / "data")
     settings["checkpoint"]["save_frequency"] = 10**9
     settings["environment"].update(FLASH_ATTEN="0", HF_TOKEN="none")
     (tree / "data/config.json.txt").write_text(json.dumps(settings))
-    for name, body in FLASH.items():
-        path = Path(f"{tree}.flash") / "flash_attn" / name
+    for name, body in NOT_CALLED.items():
+        path = Path(f"{tree}.flash") / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(body)
+
+
+def picotron_on_gpus(tree: Path) -> None:
+    """picotron for two GPUs."""
+    picotron(tree, on_gpu=True)
 
 
 def nothing(tree: Path) -> None:

@@ -741,10 +741,17 @@ REPOSITORIES["modded_nanogpt"] = Repository(
             Edit("train_gpt2.py", 188, instead="h = self.mlp(rmsnorm(x))\nx = x + h"),
         ),
     ),
-    options=("--torchrun",),
+    options=("--torchrun", "--data", "data/fineweb10B"),
     in_the_way=("only torchrun starts it, also on one GPU: --torchrun",),
 )
 
+REPOSITORIES["picotron_2_gpus"] = replace(
+    REPOSITORIES["picotron"],
+    prepare=made.picotron_on_gpus,
+    options=("--gpus", "2"),
+    env={"PYTHONPATH": "{tree}.flash"},
+    in_the_way=("imports flash_attn, which it does not call then: empty functions on PYTHONPATH",),
+)
 # The same scripts on two ranks.
 REPOSITORIES["alpaca_2"] = replace(
     REPOSITORIES["alpaca"], options=("--device", "cpu", "--gpus", "2")

@@ -107,3 +107,11 @@ def test_a_line_that_is_another_one_is_refused(tree):
     path.write_text("# one more line\n" + SOURCE)
     with pytest.raises(ValueError, match="not "):
         mutation.plant(tree, fault)
+
+
+def test_a_fault_that_a_conftest_trips_over_is_caught(tree):
+    """No test begins then, and no result names one."""
+    (tree / "conftest.py").write_text("import some\n")
+    (tree / "package" / "some.py").write_text("raise ValueError\n")
+    caught_by = mutation.failing_test(tree, ["test_some.py"])
+    assert caught_by == f"conftest '{tree / 'conftest.py'}'"

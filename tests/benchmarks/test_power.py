@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 from argparse import Namespace
 
 import msgspec
@@ -14,7 +15,16 @@ from benchmarks import power
 from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
 from benchmarks.fast_levers import CASE
 from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
-from benchmarks.power import CASES, CHANGES, Plan, Work, as_expected, planted, said_of
+from benchmarks.power import (
+    CASES,
+    CHANGES,
+    Plan,
+    Work,
+    as_expected,
+    command_of,
+    planted,
+    said_of,
+)
 from benchmarks.shared import ROOT, git
 from perf_tests.test_train_step import test_train_step as train_step_cases
 from stepguard.core.evidence import to_json
@@ -141,3 +151,14 @@ def test_a_lever_is_judged_by_a_case_of_its_own(tmp_path, monkeypatch):
     assert judged == [CASES["cpu"], CASE]
     marks = train_step_cases.pytestmark
     assert CASE in {one.values[0].id for mark in marks for one in mark.args[1]}
+
+
+@pytest.mark.parametrize("case", [CASE, CASES["cuda"]])
+def test_the_command_selects_its_case(case, tmp_path):
+    """One case and no other, whether it is in the core suite or an extended one."""
+    command = command_of(case, "HEAD", tmp_path / "power.json", 300.0)
+    command += ["--collect-only"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert f"<Function test_{case}>" in ran.stdout
+    assert "1 test collected" in ran.stdout
+    assert ran.returncode == 0

@@ -530,10 +530,12 @@ def test_a_script_on_several_ranks_with_its_own_step(project):
     (project.path / "inner" / "train-gpt.py").write_text(SCRIPT)
     project.commit()
     asked = ["--gpus", "2", "--every", "10", "--tokens", "4096", "--step-at", "a.b:c"]
-    assert main(["init", *asked, "--torchrun", "--", "inner/train-gpt.py"]) == 0
+    asked += ["--torchrun", "--data", "data", "--data", "../b.bin"]
+    assert main(["init", *asked, "--", "inner/train-gpt.py"]) == 0
     assert declared(project, "train_gpt") == (
         'Case("cpu-2-ranks", "inner/train-gpt.py", loop=Loop(step_at="a.b:c", every=10, '
-        'tokens_per_step=4096, torchrun=True), device="cpu", world_size=2, launches=1),'
+        'tokens_per_step=4096, torchrun=True), data=("data", "../b.bin",), device="cpu", '
+        "world_size=2, launches=1),"
     )
     text = (project.path / "perf_tests" / "test_train_gpt.py").read_text()
     assert "from stepguard import Case, Loop\n" in text

@@ -172,6 +172,9 @@ PLANTED = {
         lambda: profile([*rows(), row("copy_kernel", "elementwise", "forward", 12, 80)]),
         Kind.ADDED, "copy_kernel",
     ),
+    "attention gone from the forward pass": (
+        lambda: profile(without("attention_forward_0")), Kind.REMOVED, "attention_forward_0",
+    ),
     "a graph break": (
         lambda: profile([*without("Triton_forward_0"), *(
             row(f"triton_poi_fused_part_{i}", "Triton", "forward", 12, 50) for i in range(3)

@@ -17,7 +17,7 @@ from interrupts import heed_interrupts
 
 from stepguard.machine.git import worktree
 from stepguard.machine.git.resolve import TreeError
-from stepguard.machine.git.worktree import tree_of
+from stepguard.machine.git.worktree import share, tree_of
 
 ENGINE_ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0
@@ -158,6 +158,30 @@ def test_what_git_does_not_know_is_not_there(root):
         (root / name).write_text("x")
     with tree_of(root, "HEAD") as tree:
         assert sorted(p.name for p in tree.root.iterdir()) == [".git", ".gitignore", "code.py"]
+
+
+def test_data_that_git_ignores_is_linked(root):
+    """A folder and a file, however deep; never what git tracks, or what the tree has itself. After
+    the block the links are gone, and the data is not.
+    """
+    (root / ".gitignore").write_text("data/\n*.bin\nold\n")
+    (root / "old").mkdir()
+    (root / "data" / "inner").mkdir(parents=True)
+    (root / "data" / "inner" / "a.txt").write_text("a")
+    (root / "some" / "where").mkdir(parents=True)
+    (root / "some" / "where" / "b.bin").write_text("b")
+    commit(root, "third", tracked="1")
+    with tree_of(root, "one") as tree:
+        share(tree, root, ["data/", "some/where/b.bin", "code.py", "tracked.py", "missing", "old"])
+        share(tree, root, ["data"])  # again, as the next case may
+        share(tree, root / "some", ["../data", "../../beyond"])
+        assert (tree.root / "data/inner/a.txt").read_text() == "a"
+        assert (tree.root / "some/where/b.bin").read_text() == "b"
+        assert (tree.root / "code.py").read_text() == "1\n" and (tree.root / "old").is_symlink()
+        assert not (tree.root / "tracked.py").exists() and not (tree.root / "missing").exists()
+    assert not tree.top.exists()
+    assert (root / "data/inner/a.txt").read_text() == "a"
+    assert (root / "some/where/b.bin").read_text() == "b"
 
 
 def test_from_a_worktree(root, tmp_path):

@@ -1,6 +1,7 @@
 """Blocks and segments during which the machine was disturbed: measured again, never kept."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from stepguard import Case
 from stepguard.core.evidence import Disturbance
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.differences import measure_difference
 from stepguard.measure.launch_durations import PROTOCOLS, protocol_of
 from stepguard.measure.running_launch import RunningLaunch
@@ -108,6 +110,20 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
     assert launch.compiled_afresh  # in the warm-up: another launch is timed
     said = "something was compiled in block 1, at one of the steps 20 to 39"
     assert time_blocks(launch).steady == ("" if disturbed else said)
+
+
+@pytest.mark.parametrize(("afresh", "shown"), [(True, {"cold_compile_s": 24.0}), (False, {})])
+def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, shown):
+    """That of the launch that counts. A launch with a warm cache has no cold first step."""
+    first = {"compile_s": 24.0, "compiled_afresh": afresh}
+    said = {"prepare": {}, "first_step": first, "count": {"values": {}}}
+    launch = running(answer=lambda command, **rest: [said[command]])
+    workers, launch.group.spec = launch.workers, None
+    workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
+    workers.take_counts = partial(CaseWorkers.take_counts, workers)
+    launch.build()
+    launch.count()
+    assert workers.counts.information == shown
 
 
 class Stalls:

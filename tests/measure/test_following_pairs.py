@@ -1,6 +1,8 @@
 """While a pair is built the next ones import, unless hardly another one will be needed."""
 
+from threading import Event
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from builders import evidence, replace
@@ -8,7 +10,7 @@ from comparisons import alike, comparison_of
 
 from stepguard.core.case import Case
 from stepguard.core.profile import Parts, Profile, StepIdentity
-from stepguard.measure import pair_run
+from stepguard.measure import pair, pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6
 PROFILE = Profile("NVIDIA H200", 1, Parts(STEP, STEP, NONE, NONE, NONE), (), ())
@@ -80,3 +82,35 @@ def test_the_first_pairs_reach_far():
     for expected in (True, True, False, False):
         assert run._far() is expected
         side.launches.append(None)
+
+
+def test_the_stage_is_shown_until_both_sides_are_built(monkeypatch):
+    """The slower build, too: a progress line does not stop."""
+    first_is_built, shown, ticks = Event(), Event(), []
+
+    class Launch:
+        """The base's launch is built once the stage was shown some times after HEAD's."""
+
+        expect = staticmethod(lambda *launches: None)
+
+        def __init__(self, workers, label, warmup, standby):
+            self.label = label
+
+        def build(self, quietly):
+            if "head" in self.label:
+                first_is_built.set()
+            else:
+                assert shown.wait(10), "nothing is shown while the second side is built"
+
+        def park(self):
+            pass
+
+    def tick():
+        ticks.extend([0] * first_is_built.is_set())
+        if len(ticks) > 3:
+            shown.set()
+
+    progress = MagicMock(tick=tick)
+    monkeypatch.setattr(pair, "RunningLaunch", Launch)
+    timing = SimpleNamespace(warmup=None)
+    pair.Pair(1, [SimpleNamespace(progress=progress)] * 2, timing).build(at_once=True)

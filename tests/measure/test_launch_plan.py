@@ -8,6 +8,7 @@ from builders import evidence, launch
 import stepguard.measure.launches
 from stepguard import Case
 from stepguard.core.evidence import Difference
+from stepguard.measure import beside_base
 from stepguard.measure.launches import _CaseRun
 
 GATES = ("step_ms", "graph_breaks", "sync_overhead_pct")
@@ -160,3 +161,19 @@ def test_a_warm_up_waits_for_the_next_cases_import(run, imported):
     """It would disturb timed blocks."""
     world, _ = run(imported=imported)
     assert world.may_end == [imported] * 2
+
+
+def test_cases_share_the_time_that_is_left(monkeypatch):
+    """A case that needs less than its share leaves the rest to the others; one that needs all of
+    the time leaves nothing.
+    """
+    clock_s = iter([50.0, 150.0, 200.0, 1100.0])
+    monkeypatch.setattr(beside_base.time, "monotonic", lambda: next(clock_s))
+    budget = beside_base.Budget(900.0, 3)
+    assert budget.share_s() == 300.0
+    with budget.charged():
+        pass
+    assert budget.share_s() == 400.0
+    with budget.charged():
+        pass
+    assert budget.share_s() == 0.0

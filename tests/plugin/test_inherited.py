@@ -12,6 +12,7 @@ from pathlib import Path
 
 import factories
 import pytest
+from forks import in_a_fork
 
 from stepguard import Case
 from stepguard.core.fingerprint import Fingerprint
@@ -63,6 +64,22 @@ def test_what_the_tree_sets_in_pytest_is_a_problem(project, how, text, change):
     problems = load_document(project.path / ".stepguard/run.json").problems
     (why,) = [one.text for one in problems if one.code is ProblemCode.OTHER_ENVIRONMENT]
     assert why.startswith(f"{change} since pytest was started")
+
+
+def test_priority_and_cpus_are_compared():
+    """A launch would inherit both."""
+
+    def changed():
+        before = inherited.inherited_now()
+        os.nice(1)
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        return before.changes(inherited.inherited_now())
+
+    names = [change.rpartition(" -> ")[0] for change in in_a_fork(changed)["is"]]
+    cpus = Path("/proc/self/status").read_text().partition("Cpus_allowed_list:")[2].split()[0]
+    expected = {f"niceness {os.getpriority(os.PRIO_PROCESS, 0)}"}
+    # A machine with one CPU allows no fewer.
+    assert {*names} == expected | ({f"allowed CPUs {cpus}"} if not cpus.isdecimal() else set())
 
 
 def test_by_hand_it_is_a_notice(project):

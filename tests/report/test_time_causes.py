@@ -95,6 +95,24 @@ def test_a_gain_has_a_cause_too():
     assert "FASTER: step_ms" in headline(verdict([], paid, time=gain))
 
 
+@pytest.mark.parametrize("count", [25, -25])
+def test_operators_that_came_are_named_where_nothing_explains_more(count):
+    """A copy in an eager norm, whose kernels each take a part of the time. Operators that went
+    explain no slower step; a cause of a quarter comes first.
+    """
+    where = Site("aten.clone.default", "model/gpt.py", 130, "norm", "x.clone()", count=count)
+    moved = PartMove("aten.clone.default", 0, count)
+    operators = MetricVerdict(
+        "operator_calls_per_step", Status.CHANGED, Reason.WORK_MOVED, 500, 500 + count,
+        moved=(moved,), sites=(where,),
+    )  # fmt: skip
+    found = headline(verdict([], operators))
+    named = f"{CASE_ID}: SLOWER: +25 aten.clone in norm (model/gpt.py:130); step_ms 2"
+    assert found.startswith(named) is (count > 0), found
+    assert place(verdict([], operators)) == (where if count > 0 else None)
+    assert GELU in headline(verdict([cause(3600.0)], operators))
+
+
 @pytest.mark.parametrize("status", [Status.CHANGED, Status.SAME])
 def test_a_setting_that_changed_comes_first(status):
     """Whatever kernels it makes others: on a CPU it fails, on a GPU the time decides."""

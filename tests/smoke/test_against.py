@@ -131,6 +131,10 @@ def read(*, device):
     return Work(tokens=TOKENS)
 
 
+def stored(*, device):
+    return Work(tokens=int(open("data/tokens.txt").read()))
+
+
 def widened(*, device{{}}):
     return Work()
 """
@@ -150,7 +154,7 @@ def test_step(perf, case):
 def test_waiting(perf, case):
     perf(case)
 """
-IGNORED = ".stepguard/\n__pycache__/\n"
+IGNORED = ".stepguard/\n__pycache__/\ndata/\n"
 
 
 @pytest.fixture(scope="module")
@@ -183,9 +187,9 @@ def bench(root, tmp_path):
     return Bench(root, tmp_path / "cache", tmp_path / "runs", (), revision, "pytest")
 
 
-def compared(bench, factory, rev, params=None, more=wants_another_pair, gates=GATES):
+def compared(bench, factory, rev, params=None, more=wants_another_pair, gates=GATES, data=()):
     """HEAD beside a revision."""
-    case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=gates)
+    case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=gates, data=data)
     with tree_of(bench.root, rev) as tree:
         return compare_with(case, bench, tree, lambda text: None, PairsWanted(BUSY_LIMIT_S, more))
 
@@ -289,6 +293,21 @@ def test_what_the_old_revision_does_not_do(bench, factory, params, expected, wor
     assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and found.head.counts is not None
     assert_nothing_left(bench.root)
+
+
+@pytest.mark.parametrize("data", [(), ("data",)])
+def test_both_trees_read_what_git_ignores(bench, data):
+    """If the case names it; else the other revision says which file it lacks."""
+    (bench.root / "data").mkdir(exist_ok=True)
+    (bench.root / "data" / "tokens.txt").write_text("7")
+    found = compared(bench, "stored", "old", more=lambda found: False, data=data)
+    verdict = judge_ab(found)
+    if data:
+        assert found.base.counts.values == found.head.counts.values and not found.base.faults
+    else:
+        assert verdict.reason is Reason.BASE_LACKS and "data/tokens.txt" in verdict.message
+    assert_nothing_left(bench.root)
+    assert (bench.root / "data" / "tokens.txt").read_text() == "7"
 
 
 def test_an_unknown_revision_is_refused(root, tmp_path):

@@ -71,10 +71,8 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory):
-    """The repository, and what each block of commands answered, in the page's order."""
-    folder = tmp_path_factory.mktemp("first-hour")
+def shell(folder):
+    """A repository of the script in ``folder``, and what types commands there."""
     (folder / "model.py").write_text(MODEL)
     (folder / "train.py").write_text(TRAIN)
     (folder / "conftest.py").write_text(WITH_OPTIMIZERS)
@@ -98,11 +96,36 @@ def answers(tmp_path_factory):
         )
         return done.returncode, done.stdout
 
-    assert typed("git init -q && git add . && git commit -q -m Begin")[0] == 0
+    assert typed("git init -q -b main && git add . && git commit -q -m Begin")[0] == 0
+    return typed
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """The repository, and what each block of commands answered, in the page's order."""
+    folder = tmp_path_factory.mktemp("first-hour")
+    typed = shell(folder)
     first, *others = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
     # As a user's first launch, which imports torch; the others are forked.
     found = [typed(f"set -e\n{first}", **{VARIABLE: ""})]
     return folder, found + [typed(f"set -e\n{one}") for one in others]
+
+
+def test_the_five_lines_of_the_readme(tmp_path):
+    """All but the installation: they record the script, and judge a later change by the recording,
+    and beside main. How the pairs end is left open, since a busy machine scatters.
+    """
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", readme, re.M | re.S)
+    lines = next(block for block in blocks if "-- train.py" in block).splitlines()
+    install, init, add, judged, beside_main = lines
+    assert install.startswith("pip install ")
+    change = "git switch -q -c change && echo '# later' >> train.py && git commit -q -am Change"
+    typed = shell(tmp_path)
+    status, said = typed("\n".join(["set -e", init, add, change, judged]))
+    assert (status, said.count("first recording in"), said.count("\n1 same")) == (0, 1, 1), said
+    status, said = typed(beside_main, PYTEST_ADDOPTS="--perf-budget=0.2")
+    assert " main (" in said and "BROKEN" not in said, said
 
 
 def test_each_command_does_what_the_page_says(answers):

@@ -233,6 +233,16 @@ def test_comparisons_of_a_case_come_newest_first(store):
     assert find() == ["20261120T1-1"]
 
 
+@pytest.mark.parametrize(("also_alone", "against"), [(False, "main"), (True, "")])
+def test_a_run_was_compared_with_a_revision_if_all_its_cases_were(store, also_alone, against):
+    """A folder of two runs that were put together may have both."""
+    run = a_run(store, "20261120T1-1")
+    store.keep_comparison(run, "a", replace(alike([0.1]), against="main"))
+    if also_alone:
+        store.keep(run, "b", evidence(case_id="b"))
+    assert store.last_against() == (against, run)
+
+
 def test_a_comparison_is_there_whole_or_not_at_all(store, monkeypatch):
     """Killed at any file that it would put in place, a run leaves nothing, or what counts."""
     made, put = alike([0.1]), os.replace

@@ -366,6 +366,18 @@ def test_operators_are_counted_backward_included():
     assert counter.calls["aten.mm.default"] == 3
 
 
+def test_an_operator_of_a_backward_pass_names_the_one_that_it_is_of(program):
+    """Its own line starts the whole pass. A refactor that moves the forward line moves no place."""
+    net = "def scaled(y):\n    return torch.nn.functional.gelu(y) * 3"
+    tally, _ = program("scaled(w).sum().backward()", before=net)
+    sites = tally.sites["operator_calls_per_step"]
+    (found,) = (site for site in sites if site.what == "aten.gelu_backward.default")
+    assert (found.place, found.phase) == ("waiting.py:9", "backward")
+    assert found.via == "backward of aten.gelu, waiting.py:7 in scaled"
+    (forward,) = (site for site in sites if site.what == "aten.gelu.default")
+    assert (forward.place, forward.phase, forward.via or "") == ("waiting.py:7", "", "")
+
+
 HELPER = """
 def norm(y):
     return y.square().sum()

@@ -14,9 +14,9 @@ from stepguard.worker.count.tally import RankStep, Tally
 pytestmark = pytest.mark.usefixtures("own_heap")
 
 
-def counted(step):
+def counted(step, frozen=-1):
     """A tally of a program's garbage, with its places: (count, what, source)."""
-    tally, program = Tally(), RankStep(step, torch.device("cpu"), frozen=-1)
+    tally, program = Tally(), RankStep(step, torch.device("cpu"), frozen=frozen)
     step()
     left = LeakSteps(program)
     program.run_period()
@@ -66,6 +66,63 @@ def test_garbage_of_what_counts_bytes_is_not_the_steps():
     left.run(lambda: load(64))
     left.add_to(tally)
     assert tally.values[GARBAGE] == 0
+
+
+class Rows:
+    """An object that keeps its own generator, as loaders do."""
+
+    def __init__(self):
+        self.rows = self.each()
+
+    def each(self):
+        """The rows."""
+        yield self
+
+
+def test_what_a_finalizer_frees_is_garbage():
+    """Python's collector ends a suspended generator, and does not count what that frees."""
+    tally, places = counted(lambda: [Rows() for _ in range(64)].clear())
+    assert tally.values == {GARBAGE: 64}
+    assert places == [(64, "generator for the collector", "self.rows = self.each()")]
+
+
+@pytest.mark.parametrize("freezes", [0, 1, -1], ids=["before", "once", "in each step"])
+def test_garbage_that_is_frozen_counts(freezes):
+    """Python's collector never frees what gc.freeze() hides. Each step replaces the state of the
+    step before it.
+    """
+    kept = []
+
+    def step():
+        kept.clear()
+        state = {"ids": [1, 2, 3]}
+        state["self"] = state
+        kept.append(state)
+        if freezes < 0:
+            gc.freeze()
+
+    gc.freeze()
+    if freezes == 1:
+        step()
+        gc.freeze()
+    try:
+        tally, places = counted(step, frozen=1)
+        assert (tally.values, tally.unstable) == ({GARBAGE: 2}, {})
+        assert [place[2] for place in places] == ['state = {"ids": [1, 2, 3]}']
+    finally:
+        gc.unfreeze()
+
+
+def test_what_a_step_collects_itself_is_garbage():
+    """The search takes the same time, whoever asks for it."""
+
+    def step():
+        load(64)
+        gc.collect()
+
+    tally, places = counted(step)
+    assert tally.values == {GARBAGE: 128}
+    assert [place[2] for place in places] == ['sample = {"ids": [1, 2, 3]}']
 
 
 def test_every_other_step_has_half_of_it():

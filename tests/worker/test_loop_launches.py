@@ -108,6 +108,17 @@ def test_nothing_of_a_busy_script_is_left(tmp_path, start):
     assert not [pid for pid in running if environment(pid).get("STEPGUARD_TOKEN") == group.token]
 
 
+def test_the_first_step_of_a_script_takes_all_that_comes_before_it(tmp_path):
+    """It has compiled, and run steps, when it stops for the first time. Only a lower bound."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(0.5)\n" + DDP)
+    case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(torchrun=True))
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        group.hello()
+        ask(group, "prepare", case=case.as_dict())
+        (first,) = ask(group, "first_step")
+    assert first["compile_s"] > 0.5
+
+
 def test_a_script_that_ends_early_is_a_bad_workload(tmp_path):
     """One sentence in the fault, with the step and the command that it ended in."""
     (tmp_path / "train.py").write_text("import stepguard\nfor _ in range(4):\n  stepguard.step()\n")

@@ -35,6 +35,17 @@ def passes(model):
     model(torch.ones(2, 4)).square().mean().backward()
 
 """
+TRY_OUT = """
+def try_out(model, first):
+    try:
+        with torch.profiler.record_function("step"):
+            passes(model)
+            first.step()
+            raise ValueError
+    except ValueError:
+        pass
+
+"""
 PLAIN = """
 model, first = made()
 for number in range(1000):
@@ -390,6 +401,14 @@ ENDS = {
     "ends after one": (
         PLAIN.replace("1000", "1"),
         "train.py ended after 1 step, and a launch needs several hundred: let it run longer, by ",
+    ),
+    "ends in a range around all steps": (
+        "with torch.profiler.record_function('all'):\n    " + PLAIN.replace("\n", "\n    "),
+        "train.py ends its steps inside of a record_function that it does not leave after each ",
+    ),
+    "leaves its ranges by an error": (
+        TRY_OUT + PLAIN.replace("passes(model)", "try_out(model, first)").replace("first.", "#"),
+        "train.py ends its steps inside of a record_function that it does not leave after each ",
     ),
     "without a step": ("print('done')\n", "train.py ended before the end of a step was seen: no"),
     "inside of backward": (

@@ -377,6 +377,7 @@ def test_compiled_in_the_factory_compiles_afterwards():
         ("bool(idx.max() >= 8)", "logits, targets", 1),
         ("bool((targets * 2).max() >= 8)", "logits, targets", 1),
         ("None", "logits[targets != -1], targets[targets != -1]", 3),  # and in the backward pass
+        ("None", "logits[labels != -1], labels[labels != -1]", 3),  # of a storage of their own
         ("None", "logits, targets", 0),
         ("host.numpy()", "logits, targets", 0),  # the loader's own
         ("host[0].tolist()", "logits, targets", 0),
@@ -407,6 +408,7 @@ def test_a_batch_that_a_cpu_need_not_send_is_the_devices(make_batch, ahead, read
             idx, targets, chosen = batches.pop()
             batches.append(batch())
             names = {"host": host, "idx": idx, "targets": targets, "chosen": chosen}
+            names["labels"] = host[1].clone()
             eval(read, names)
             given = eval(loss, names | {"logits": table(idx)})
             torch.nn.functional.cross_entropy(*given).backward()

@@ -29,8 +29,8 @@ from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 HOST_SHARE = 0.8
 PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
 # The matter margin must be at least so many standard deviations of the pairs' mean. One pair is
-# enough for that if its standard deviation is 0.2 % at most. Of slowdowns as large as the matter
-# margin that no identity shows, at most 31 % then pass.
+# enough for that if its standard deviation is 0.2 % at most. A slowdown that no identity shows, and
+# that is as large as the matter margin, then passes with a probability of at most 31 %.
 MARGIN_SDS = 2.5
 MOST_ALIKE = 4  # the most pairs for which `enough` asks
 # A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
@@ -116,8 +116,10 @@ def identical(comparison: Comparison) -> bool:
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why a few pairs were not enough on a GPU. Empty if they were, or if they cannot be: it
-    is not known which files differ, or a commit is compared with itself and all pairs are wanted.
+    """Return why a few pairs were not enough on a GPU; empty if they were.
+
+    Also empty if they never are: it is not known which files differ, or a commit is compared with
+    itself, and all pairs are wanted.
     """
     few = enough(comparison)
     possible = comparison.files is not None and comparison.head.on_gpu
@@ -134,7 +136,7 @@ def not_enough(comparison: Comparison) -> str:
 
 
 def _unusual_in_pairs(comparison: Comparison) -> str:
-    """Return what these pairs show, and pairs of unchanged code hardly ever do; empty if none."""
+    """Return what pairs of unchanged code hardly ever show, and these do; empty if nothing."""
     if comparison.again:
         return "an earlier pair was disturbed"
     pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))

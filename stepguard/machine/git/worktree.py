@@ -5,7 +5,8 @@
     .stepguard/trees/lock                     locked while a process claims or gives up a tree
 
 The kernel releases a process' lock however the process dies. The next run removes the tree that was
-left. A worktree has only tracked files: ignored and untracked files are missing.
+left. A worktree has only tracked files: ignored and untracked files are missing, but for links to
+the data that a case names (share).
 """
 
 import contextlib
@@ -17,14 +18,14 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from stepguard.core.text import short_hash
 from stepguard.machine.git.resolve import Named, TreeError, resolve
-from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, run_git
+from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, git, run_git
 from stepguard.machine.lifeline import interrupts_deferred
 
 FOLDER = ".stepguard"  # contains all that is kept in a checkout: trees, runs, caches
@@ -81,6 +82,21 @@ def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterato
     finally:
         with interrupts_deferred():
             _give_up(root, folder, path, lock, notice)
+
+
+def share(tree: Tree, root: Path, paths: Iterable[str]) -> None:
+    """Link files and folders that git does not track into another revision's tree. ``paths`` are
+    relative to ``root``, and in its repository. Nothing is linked where that tree has a file of its
+    own, or the caller's has none: the workload then says what it lacks.
+    """
+    for path in paths:
+        source, link = (Path(os.path.normpath(place / path)) for place in (root, tree.root))
+        untracked = git(root, "ls-files", "--", str(source)) == ""
+        inside = link.is_relative_to(tree.top) and not os.path.lexists(link)
+        if untracked and inside and source.exists():
+            with contextlib.suppress(OSError):
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(source.resolve())
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from stepguard.core.metrics import GROWING_LINES, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
 from stepguard.worker.count.locate import Place, frames, locate, site_at, torchs_phase
+from stepguard.worker.count.origins import Origins
 from stepguard.worker.count.python_lines import TracedStep, count_python
 from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
@@ -32,12 +33,14 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, by_form: bool = True) -> None:
         super().__init__()
         self._by_form = by_form
+        self._origins = Origins()
         self.calls: Counter[str] = Counter()
         self._placed: Counter[tuple[str, Place]] = Counter()
         self._phases: dict[tuple[str, Place], set[str]] = {}
         self._callers: dict[str, Counter[str]] = {}  # by file and function of the tree
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._origins.note(str(func))
         result = func(*args, **(kwargs or {}))
         name = str(func)
         # The cost and the rounding of a cast depend on the new type.
@@ -47,11 +50,13 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             front, _, overload = name.rpartition(".")
             name = f"{front}[{form}].{overload}"
         self.calls[name] += 1
-        stack = frames(sys._getframe())
-        called = name, locate(stack)
-        self._note_caller(called[1], locate(stack))  # ``stack`` goes on where the first call ended
-        self._placed[called] += 1
-        self._phases.setdefault(called, set()).add(torchs_phase(sys._getframe()))
+        stack, phase = frames(sys._getframe()), torchs_phase(sys._getframe())
+        place = locate(stack)
+        self._note_caller(place, locate(stack))  # ``stack`` goes on where the first call ended
+        if phase == "backward" and (origin := self._origins.here()):
+            place = place._replace(via=origin)
+        self._placed[name, place] += 1
+        self._phases.setdefault((name, place), set()).add(phase)
         return result
 
     def _note_caller(self, place: Place, caller: Place) -> None:
@@ -67,7 +72,8 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
 
     def sites(self) -> tuple[Site, ...]:
         """Return a Site for each operator and line. The line of a backward pass is the one that
-        starts it. An operator that only a backward pass or an optimizer calls has that phase.
+        starts it, with the operator of the forward pass beside it. An operator that only a backward
+        pass or an optimizer calls has that phase.
         """
         return merge(
             site_at(name, place, min(self._phases[name, place]), count)

@@ -17,6 +17,7 @@ from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
 from stepguard.worker.count.leak_steps import own_collections
 from stepguard.worker.count.locate import Place, is_machinery, locate, qualified, site_at
+from stepguard.worker.count.memory_counters import live_objects, with_finalizer
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import RankStep, Tally
 
@@ -38,9 +39,8 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
         # Python reuses the memory of freed objects, and memory from before the tracing has no
         # place. A step runs first to use that up.
         counted.step()
-        gc.collect()
-        counted.step()
-        traces = _traces()
+        live_objects(counted.frozen)
+        traces = _traces(counted)
     # Not while allocations are traced: to look through sources would take some ten times as long.
     sites = _places(traces)
     if sites:
@@ -92,22 +92,32 @@ def _traced() -> Iterator[None]:
             tracemalloc.stop()
 
 
-def _traces() -> Counter[tuple[str, tracemalloc.Traceback | None]]:
-    """Collect. Return the types of the collected objects, and the calls that had made them."""
+Made = tuple[str, tracemalloc.Traceback | None]  # an object's type, and the calls that made it
+
+
+def _traces(counted: RankStep) -> Counter[Made]:
+    """Run a step, and collect, also what it froze. Return what was collected."""
     flags, known = gc.get_debug(), len(gc.garbage)
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        gc.collect()
-        return Counter(
-            (type(thing).__name__, tracemalloc.get_object_traceback(thing))
-            for thing in gc.garbage[known:]
-        )
+        counted.step()  # it may collect itself
+        finalized = {id(thing): _made(thing) for thing in with_finalizer()}
+        live_objects(counted.frozen)
+        collected = Counter(map(_made, gc.garbage[known:]))
+        living = {id(thing) for thing in with_finalizer()}
+        # Finalizers freed these: they are not among the saved ones.
+        collected.update(made for key, made in finalized.items() if key not in living)
+        return collected
     finally:
         gc.set_debug(flags)
         del gc.garbage[known:]
 
 
-def _places(traces: Counter[tuple[str, tracemalloc.Traceback | None]]) -> list[Site]:
+def _made(thing: object) -> Made:
+    return type(thing).__name__, tracemalloc.get_object_traceback(thing)
+
+
+def _places(traces: Counter[Made]) -> list[Site]:
     """Return the lines that made most of the objects."""
     counts: Counter[tuple[str, Place]] = Counter()
     for (kind, trace), count in traces.items():

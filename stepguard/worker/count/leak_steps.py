@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
 from stepguard.worker.count.graph_nodes import nodes_alive
+from stepguard.worker.count.memory_counters import collect, collect_frozen
 from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 
 
@@ -19,6 +20,7 @@ class LeakSteps:
     def __init__(self, counted: RankStep) -> None:
         self._counted = counted
         self._collected: list[int] = []
+        self._hidden = 0  # objects of garbage that gc.freeze() hid
         self._nodes = 0
 
     def run(self, border: Callable[[], object] = lambda: None) -> None:
@@ -35,19 +37,33 @@ class LeakSteps:
             gc.collect()  # torch.cuda.memory_stats() leaves 128 objects
             self._collected = [self._left() for _ in range(ACTIVE_STEPS)]
             border()
+            self._hidden = collect_frozen(frozen)
             self._nodes = nodes_alive(frozen) - before
 
     def _left(self) -> int:
+        """Run PERIOD steps. Return the number of objects that they leave to the collector, also of
+        those that they let it free.
+        """
+        before = _collected()
         self._counted.run_period()
-        return gc.collect()
+        left = collect()
+        return max(left, _collected() - before)
 
     def add_to(self, tally: Tally) -> None:
         """Add garbage_objects_per_step, the objects that are collected after PERIOD steps, and
         leaked_graph_nodes_per_step, the growth of the graphs that living tensors lead to. Both are
         divided by the steps and rounded up, so that a single one counts as one a step.
         """
-        tally.add(GARBAGE, [-(-count // PERIOD) for count in self._collected])
+        collected, steps = self._collected, PERIOD
+        if self._hidden:  # nothing says which steps left it
+            collected, steps = [sum(collected) + self._hidden], LEAK_STEPS
+        tally.add(GARBAGE, [-(-count // steps) for count in collected])
         tally.add(GRAPH_NODES, [-(-max(0, self._nodes) // LEAK_STEPS)])
+
+
+def _collected() -> int:
+    """Return the number of objects that Python's collector has freed in this process."""
+    return sum(generation["collected"] for generation in gc.get_stats())
 
 
 @contextmanager

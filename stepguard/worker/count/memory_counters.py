@@ -267,6 +267,39 @@ def live_objects(frozen: int) -> list[Any]:
     return things
 
 
+def collect() -> int:
+    """Collect garbage. Return the number of its objects, or of those with a finalizer if these are
+    more.
+
+    Python does not count what a finalizer frees. A suspended generator has one: an object that
+    keeps its own generator is freed by it, and is not counted.
+    """
+    before = {id(thing) for thing in with_finalizer()}
+    counted = gc.collect()
+    return max(counted, len(before - {id(thing) for thing in with_finalizer()}))
+
+
+def with_finalizer() -> list[Any]:
+    """Return the living objects that have a finalizer."""
+    things = gc.get_objects()
+    kinds = {type(thing) for thing in things}
+    finalized = {kind for kind in kinds if any("__del__" in vars(base) for base in kind.__mro__)}
+    return [thing for thing in things if type(thing) in finalized]
+
+
+def collect_frozen(frozen: int) -> int:
+    """Collect the garbage that the workload froze since the last call of live_objects(). Return the
+    number of its objects. Other garbage is collected before, and does not count.
+    """
+    gc.collect()
+    if not _hides_more(frozen):
+        return 0
+    gc.unfreeze()
+    collected = collect()
+    gc.freeze()
+    return collected
+
+
 def _hides_more(frozen: int) -> bool:
     """Tell whether more than ``frozen`` objects are frozen. Only the first call counts them, which
     takes 30 ms: afterwards, whatever was frozen since the last call was frozen with its mark.

@@ -103,8 +103,8 @@ class Placement:
             joined = [*_joined(func, args, kwargs)]
             self._learn(storages(joined))
             self.put(joined, True)
-        # Key by key: the difference of two key views goes through all known storages. A script may
-        # make a thousand small tensors of its data, and this runs for each.
+        # Each key is looked up, since the difference of two key views goes through all known
+        # storages. A script may make a thousand small tensors, and this runs for each of them.
         elif made := [key for key in storages(result) if key not in self._known]:
             on_device = self._note(made, name, (args, kwargs))
         # A view has the storage of its input, so it lives where its input does.

@@ -28,6 +28,10 @@ NO_STEP = (
     "no optimizer of torch stepped twice outside of a compiled function: mark the end of each step "
     "with stepguard.step(), or name a function that ends one, --step-at module:function"
 )
+INSIDE_OF_RANGE = (
+    "{name} ends its steps inside of a record_function that it does not leave after each step, or "
+    "leaves by an error: nothing can be profiled from there; leave it before the next step begins"
+)
 # torch keeps modes in a stack. A loop that left its mode would remove the counting mode above it,
 # and nothing would be counted.
 INSIDE_OF_MODE = (
@@ -67,7 +71,10 @@ class LoopedWorkload:
         self._loop = RestingLoop(run)
         self._borders = StepBorders(case.loop, self._loop)
         self._borders.watch()
+        began = perf_counter()
         self.step()
+        # With the script's imports, data and model; a compiled step compiles here.
+        self.first_border_s = perf_counter() - began
 
     def step(self) -> None:
         """Run the loop to the next border. Raises BadWorkload if it ends, or asks for input."""
@@ -106,6 +113,8 @@ class LoopedWorkload:
 
     def _too_short(self) -> str:
         """Return the message for a loop that ended before enough steps."""
+        if self._borders.missed_rest:
+            return INSIDE_OF_RANGE.format(name=self._name)
         steps = self._borders.seen
         if not steps and self._borders.has_one_optimizer_step:
             return (

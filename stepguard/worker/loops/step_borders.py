@@ -114,6 +114,7 @@ class StepBorders:
         self._marked = loop.step_at != BY_OPTIMIZER
         self._inside = 0  # of record_function
         self._pending = False
+        self.missed_rest = False  # a step ended inside of record_function, and so did the next one
         self._optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._inner: set[int] = set()  # optimizers that stepped within another one's step
         self._stepping: list[int] = []
@@ -242,6 +243,7 @@ class StepBorders:
         self._passed += 1
         if (self._passed + self._cycle.missed) % self._loop.every == 0:
             if self._inside:
+                self.missed_rest = self.missed_rest or self._pending
                 self._pending = True
             else:
                 self._resting.rest()

@@ -4,11 +4,12 @@
         python -m stepguard.worker.profilers.for_nsight '{"case": {...}, "warmup": 3, ...}'
 
 Nothing is forked, and no host sends commands. Steps are ranges, "step_0". Phases are ranges if the
-workload makes them. torchrun starts several ranks.
+workload makes them; of a loop backward passes and optimizers are. torchrun starts several ranks.
 """
 
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Step
 from stepguard.worker.loops.looped import workload_of
+from stepguard.worker.profilers.nvtx_ranges import ranges_of_torch
 from stepguard.worker.rendezvous import join_process_group
 from stepguard.worker.workload import BadWorkload
 
@@ -43,19 +45,22 @@ def main() -> str:
         workload = workload_of(case, where.type)
     except (BadWorkload, ValueError) as error:
         return f"stepguard: {error}"
+    phases = ranges_of_torch(torch_device.nvtx_range) if case.loop else nullcontext()
     with torch.autograd.set_multithreading_enabled(not wanted.one_thread):
-        _record(workload.step, where, wanted)
+        _record(workload.step, where, wanted, phases)
     return ""
 
 
-def _record(step: Step, where: torch.device, wanted: Run) -> None:
-    """Run the steps before and between the marks."""
+def _record(
+    step: Step, where: torch.device, wanted: Run, phases: AbstractContextManager[None]
+) -> None:
+    """Run the steps before and between the marks. Those between have ``phases``."""
     for _ in range(wanted.warmup):
         step()
     torch_device.synchronize(where)
     if not torch_device.on_gpu(where):
         return  # there is nothing to record
-    with torch_device.profiled():
+    with torch_device.profiled(), phases:
         for number in range(wanted.steps):
             with torch_device.nvtx_range(f"step_{number}"):
                 step()
