@@ -12,6 +12,8 @@ from stepguard.worker.count.garbage import locate_garbage
 from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.tally import RankStep, Tally
 
+pytestmark = pytest.mark.usefixtures("own_heap")
+
 
 def counted(step, frozen=-1):
     """A tally of a program's garbage, with its places: (count, what, source)."""
@@ -41,6 +43,7 @@ def test_objects_that_refer_to_themselves_have_their_line():
     assert places == [
         (128, "dict for the collector, list for the collector", 'sample = {"ids": [1, 2, 3]}')
     ]
+    assert [site.function for site in tally.sites[GARBAGE]] == ["load"]
     assert tally.information["gc_pause_ms_per_step"] >= 0
 
 
