@@ -96,7 +96,8 @@ install() {
 # file for a newer Python does not compile. Not left to the first import: where Python is told to
 # write no bytecode, every launch would compile torch.
 compile() {
-    local unused='tests?|transformers/models|pip|fontTools|pygments/lexers|mypyc?|pytorch_lightning'
+    local unused='tests?|testing/_internal|_vendor|pip|fontTools|pygments/lexers|mypyc?|pytorch_lightning'
+    unused+='|transformers/(models|exporters|pipelines|cli)|sympy/(physics|stats|vector|codegen)'
     "$python" -m compileall -q -q -j 0 -x "/($unused)/" "$venv/lib" || true
 }
 
