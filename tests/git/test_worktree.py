@@ -184,6 +184,66 @@ def test_data_that_git_ignores_is_linked(root):
     assert (root / "some/where/b.bin").read_text() == "b"
 
 
+@pytest.mark.parametrize("first", ["data/inner", "data"])
+def test_data_that_contains_other_data_is_whole(root, first):
+    """Two cases name a folder and a part of it, in any order."""
+    (root / ".gitignore").write_text("data/\n")
+    (root / "data" / "inner").mkdir(parents=True)
+    for name in ("inner/a.txt", "b.txt"):
+        (root / "data" / name).write_text(name)
+    with tree_of(root, "one") as tree:
+        for path in (first, "data", "data/inner"):
+            share(tree, root, [path])
+        for name in ("inner/a.txt", "b.txt"):
+            assert (tree.root / "data" / name).read_text() == name
+    assert sorted(path.name for path in (root / "data").rglob("*")) == ["a.txt", "b.txt", "inner"]
+
+
+def test_nothing_is_linked_outside_of_the_tree(root, tmp_path):
+    """The other revision tracks a link to a disk where this one has a folder."""
+    (tmp_path / "disk").mkdir()
+    (root / "cache").symlink_to(tmp_path / "disk")
+    (root / ".gitignore").write_text("cache/\n")
+    commit(root, "a link")
+    git(root, "tag", "linked")
+    (root / "cache").unlink()
+    commit(root, "a folder")
+    (root / "cache" / "corpus").mkdir(parents=True)
+    with tree_of(root, "linked") as tree:
+        share(tree, root, ["cache/corpus"])
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_link_to_tracked_files_is_no_data(root):
+    """The other revision would read this one's files, and a change of them would not show."""
+    (root / "settings").mkdir()
+    (root / "settings" / "lr").write_text("1")
+    (root / ".gitignore").write_text("data\n")
+    commit(root, "settings")
+    (root / "data").symlink_to("settings")
+    with tree_of(root, "main") as tree:
+        share(tree, root, ["data"])
+        assert not (tree.root / "data").exists()
+
+
+def test_a_path_that_no_disk_can_have_is_no_data(root):
+    """Too long a name, and a link to itself."""
+    (root / "loop").symlink_to("loop")
+    with tree_of(root, "one") as tree:
+        share(tree, root, ["a" * 300, "loop", "loop/inner"])
+        assert sorted(path.name for path in tree.root.iterdir()) == [".git", "code.py"]
+
+
+def test_a_link_among_the_trees_is_left_alone(root, tmp_path):
+    """What it leads to keeps its rights."""
+    (tmp_path / "mine" / "inner").mkdir(parents=True)
+    (tmp_path / "mine" / "inner").chmod(0o555)
+    (root / ".stepguard" / "trees").mkdir(parents=True)
+    (root / ".stepguard" / "trees" / "mine").symlink_to(tmp_path / "mine")
+    assert notices(root) == []
+    assert (tmp_path / "mine" / "inner").stat().st_mode & 0o777 == 0o555
+
+
 def test_from_a_worktree(root, tmp_path):
     """A caller whose own tree is a worktree is served too, and stays listed."""
     git(root, "worktree", "add", "-q", "--detach", str(tmp_path / "mine"))

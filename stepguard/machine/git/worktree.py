@@ -90,13 +90,34 @@ def share(tree: Tree, root: Path, paths: Iterable[str]) -> None:
     own, or the caller's has none: the workload then says what it lacks.
     """
     for path in paths:
-        source, link = (Path(os.path.normpath(place / path)) for place in (root, tree.root))
-        untracked = git(root, "ls-files", "--", str(source)) == ""
-        inside = link.is_relative_to(tree.top) and not os.path.lexists(link)
-        if untracked and inside and source.exists():
+        source, link = (
+            Path(os.path.normpath(os.path.realpath(top) + f"/{path}")) for top in (root, tree.root)
+        )
+        # A folder on the way to it may be a link, which leads out of the tree.
+        place = Path(os.path.realpath(link.parent), link.name)
+        if _untracked(tree.base, source) and _untracked(tree.top, place):
             with contextlib.suppress(OSError):
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(source.resolve())
+                _link(Path(os.path.realpath(source)), place)
+
+
+def _untracked(top: Path, path: Path) -> bool:
+    """Tell whether a path is in the tree at ``top``, and git tracks neither it nor what it leads
+    to.
+    """
+    own = os.path.realpath(top)
+    inside = [one for one in {path, Path(os.path.realpath(path))} if one.is_relative_to(own)]
+    return path in inside and all(git(top, "ls-files", "--", str(one)) == "" for one in inside)
+
+
+def _link(data: Path, place: Path) -> None:
+    """Link data. A folder of the tree, in which a part was linked before, gets what it lacks."""
+    if not os.path.lexists(place):
+        if data.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(data)
+    elif data.is_dir() and place.is_dir() and not place.is_symlink():
+        for inner in data.iterdir():
+            _link(inner, place / inner.name)
 
 
 @contextlib.contextmanager
@@ -168,7 +189,7 @@ def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
         else:
             yield problem or f"{tree} removed: the run that made it was killed ({whose})"
     for tree in sorted(folder.iterdir()):
-        if tree.is_dir() and not tree.with_suffix(".lock").exists():
+        if tree.is_dir() and not (tree.is_symlink() or tree.with_suffix(".lock").exists()):
             yield _remove(root, tree) or f"{tree} removed: nobody holds it"
 
 
