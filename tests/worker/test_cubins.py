@@ -1,6 +1,7 @@
 """Real cubins of an H100, made by cubins/make_cubins.py, and what NVIDIA's disassembler prints."""
 
 import importlib.util
+import struct
 import sys
 from pathlib import Path
 
@@ -132,6 +133,14 @@ def test_a_damaged_file_is_read_or_refused():
             read_cubin(bytes(damaged))
         except CubinError:
             continue
+
+
+def test_an_offset_beyond_all_memory_is_refused():
+    """A header says that the sections begin there."""
+    damaged = bytearray(image("histogram"))
+    struct.pack_into("<Q", damaged, 0x28, 2**64 - 1)
+    with pytest.raises(CubinError, match="no cubin of one kernel"):
+        read_cubin(bytes(damaged))
 
 
 @pytest.mark.parametrize(

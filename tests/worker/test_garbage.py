@@ -47,6 +47,29 @@ def test_objects_that_refer_to_themselves_have_their_line():
     assert tally.information["gc_pause_ms_per_step"] >= 0
 
 
+def test_classes_that_have_no_hash_are_counted():
+    """A metaclass that compares classes takes their hash from them."""
+
+    class ByName(type):
+        def __eq__(cls, other):
+            return cls.__name__ == getattr(other, "__name__", None)
+
+    class Handle(metaclass=ByName):
+        __slots__ = ("itself",)
+
+        def __del__(self):
+            pass
+
+    def step():
+        for _ in range(16):
+            handle = Handle()
+            handle.itself = handle
+
+    tally, places = counted(step)
+    assert tally.values == {GARBAGE: 16}
+    assert places == [(16, "Handle for the collector", "handle = Handle()")]
+
+
 def test_a_training_step_leaves_none():
     """A model, its backward pass and AdamW: no garbage, no place, nothing measured."""
     model = torch.nn.Linear(8, 8)

@@ -65,7 +65,7 @@ def read_cubin(image: bytes) -> Cubin:
     """Return the kernel of a file. Raises CubinError if it is no cubin with one kernel."""
     try:
         return _read(image)
-    except (struct.error, LookupError, ValueError) as error:
+    except (struct.error, LookupError, OverflowError, ValueError) as error:
         raise CubinError(f"it is no cubin of one kernel: {error}") from None
 
 

@@ -285,9 +285,12 @@ def with_finalizer() -> list[Any]:
     some at any time.
     """
     things = gc.get_objects() if threading.active_count() == 1 else []
-    kinds = {type(thing) for thing in things}
-    finalized = {kind for kind in kinds if any("__del__" in vars(base) for base in kind.__mro__)}
-    return [thing for thing in things if type(thing) in finalized]
+    # By id: a metaclass may compare classes, and then they have no hash.
+    kinds = {id(type(thing)): type(thing) for thing in things}
+    finalized = {
+        key for key, kind in kinds.items() if any("__del__" in vars(base) for base in kind.__mro__)
+    }
+    return [thing for thing in things if id(type(thing)) in finalized]
 
 
 def collect_frozen(frozen: int) -> int:
