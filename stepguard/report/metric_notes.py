@@ -163,7 +163,7 @@ def operator_move(metric: MetricVerdict) -> str:
     the same function calls another operator as many times less: "+4 aten.silu for aten.gelu".
     """
     if metric.sites:
-        main, names = metric.sites[0], _names(metric.sites)
+        main, names = metric.place or metric.sites[0], _names(metric.sites)
         here: Counter[str] = Counter()
         for site in metric.sites:
             if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):

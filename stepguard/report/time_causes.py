@@ -65,7 +65,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     more = None if time.place else _operators(verdict)
     if more is None or not more.gated or more.place is None:
         return None
-    return more if more.sites[0].count > 0 and change_us > 0 else None
+    return more if more.place.count > 0 and change_us > 0 else None
 
 
 def _rise(metric: MetricVerdict) -> float:

@@ -172,8 +172,8 @@ def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None
     if worst.metric not in DONE_BY_OPERATORS or worst.place or worst.old is None:
         return None
     rises = (worst.new or 0) > worst.old
-    with_it = (m for m in verdict.metrics if m.metric in OPERATOR_METRICS and m.place)
-    return next((m for m in with_it if (m.sites[0].count > 0) == rises), None)
+    with_it = ((m, m.place) for m in verdict.metrics if m.metric in OPERATOR_METRICS)
+    return next((m for m, at in with_it if at and (at.count > 0) == rises), None)
 
 
 def _file(site: Site) -> str:

@@ -113,6 +113,20 @@ def test_operators_that_came_are_named_where_nothing_explains_more(count):
     assert GELU in headline(verdict([cause(3600.0)], operators))
 
 
+def test_an_operator_whose_line_is_unknown_gets_no_other_ones_line():
+    """It comes first among those that moved; the first with a line went away."""
+    unknown = Site("aten.mul.Tensor", count=25)
+    gone = Site("aten.add.Tensor", "model/gpt.py", 60, "norm", "x + y", count=-12)
+    operators = MetricVerdict(
+        "operator_calls_per_step", Status.CHANGED, Reason.WORK_MOVED, 500, 513,
+        moved=(PartMove("aten.mul.Tensor", 0, 25), PartMove("aten.add.Tensor", 12, 0)),
+        sites=(unknown, gone),
+    )  # fmt: skip
+    assert headline(verdict([], operators)).startswith(f"{CASE_ID}: SLOWER: step_ms 250.0")
+    alone = headline(of_metrics(verdict([]), (operators,)))
+    assert alone == f"{CASE_ID}: CHANGED: -12 aten.add in norm (model/gpt.py:60)"
+
+
 @pytest.mark.parametrize("status", [Status.CHANGED, Status.SAME])
 def test_a_setting_that_changed_comes_first(status):
     """Whatever kernels it makes others: on a CPU it fails, on a GPU the time decides."""
