@@ -74,7 +74,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     if pattern is None and device == GPU:
         # One of them may be the first step of a block, or in no timed block.
         series = [timed for head, base in both if (timed := _of_all_steps(head, base))]
-        pattern = far_slower_steps(series)
+        pattern = far_slower_steps(series) if series else None
     if pattern is None:
         return None
     # The cost of a late slowdown is measured from its begin on. Before, HEAD may have been faster.

@@ -84,6 +84,9 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
                 return _broken(Reason.NOTHING_MEASURED, structs.replace(bad, launch=label))
             if gap := block.clock_gap():
                 return _broken(Reason.CLOCKS_DISAGREE, structs.replace(gap, launch=label))
+        for block in launch.untimed:
+            if bad := block.bad_times():
+                return _broken(Reason.NOTHING_MEASURED, structs.replace(bad, launch=label))
     if gaps := _repeated_clock_gap([launch for _, launch in _labelled(evidence)]):
         return _broken(Reason.CLOCKS_DISAGREE, gaps)
     for difference in evidence.differences:

@@ -248,6 +248,32 @@ def test_slow_steps_between_the_blocks_of_two_pairs_are_found(interval, slow, sa
     assert verdict.worst.new == pytest.approx(MS * (1 + verdict.worst.change_pct / 100), rel=0.01)
 
 
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize("wrong", [{"step_ms": (0.0,) * 5}, {"step_ms": ()}, {"wall_ms": ()}])
+def test_steps_between_blocks_without_times_are_no_pass(side, wrong):
+    """Of one launch, or of all: slow steps in timed blocks may hide behind them."""
+    found = pairs(2, head={"every": (11, 5, 1.15)}, **SEVEN | BETWEEN)
+    assert judge_ab(found).status is Status.SLOWER
+    damaged = [
+        replace(one, untimed=(replace(one.untimed[0], **wrong), *one.untimed[1:]))
+        for one in getattr(found, side).launches
+    ]
+    for launches in (damaged, [damaged[0], getattr(found, side).launches[1]]):
+        broken = replace(getattr(found, side), launches=tuple(launches))
+        verdict = judge_ab(replace(found, **{side: broken}))
+        assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
+
+
+def test_steps_between_blocks_without_numbers_are_left_out():
+    """Kept evidence of no launch says which they are."""
+    found = pairs(2, **SEVEN | BETWEEN)
+    unnumbered = tuple(
+        replace(one, untimed=tuple(replace(block, ran=None) for block in one.untimed))
+        for one in found.head.launches
+    )
+    assert of_pairs(replace(found, head=replace(found.head, launches=unnumbered))) is None
+
+
 def test_first_steps_of_blocks_are_found_in_three_launches():
     """Step 34 is the first of its block, where the host's delay shows, so two are not enough."""
     found = pairs(4, head={"every": (17, 0, 1.15)}, **SEVEN)
