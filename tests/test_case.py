@@ -173,7 +173,7 @@ def test_memory_of_several_cpu_ranks_is_not_exact(gate):
     assert gate in Case("a", "train.py", loop=group).gates
 
 
-@pytest.mark.parametrize("data", ["data", ("/data",), ("",), (".",), ("..",), (3,)])
+@pytest.mark.parametrize("data", [("a\0b",), "data", ("/data",), ("",), (".",), ("..",), (3,)])
 def test_data_is_a_tuple_of_relative_paths(data):
     """A folder that pairs link into the other tree; what is in it has no part in the baseline."""
     with pytest.raises(ValueError, match=r"Case.data .*: a tuple of relative paths, \('data',\)"):

@@ -224,7 +224,9 @@ class Case:
 
 
 def _is_relative(path: object) -> bool:
-    return isinstance(path, str) and path.strip("/.") != "" and not path.startswith("/")
+    if not isinstance(path, str) or "\0" in path:
+        return False
+    return path.strip("/.") != "" and not path.startswith("/")
 
 
 _OF_A_LOOP = ("step_at", "every", "tokens_per_step", "torchrun")

@@ -150,6 +150,9 @@ def test_an_offset_beyond_all_memory_is_refused():
         ("sys.exit(3)", "status 3"),
         ("", "no instruction of a kernel"),
         (printing(["EXIT"]), "no instruction of a kernel"),  # of the first kernel alone
+        ("print('  /*ffff0*/  EXIT ;')", "an instruction at 0xffff0, behind the code"),
+        ("sys.stdout.buffer.write(bytes([255]))", "no instruction of a kernel"),
+        ("sys.stderr.buffer.write(bytes([255])); sys.exit(1)", "cannot read SM90"),
     ],
 )
 def test_code_that_is_not_disassembled_counts_as_nothing(body, said, disassembler):

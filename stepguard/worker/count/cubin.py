@@ -124,7 +124,9 @@ def instructions_of(cubins: Sequence[Cubin], disassembler: Path) -> list[Instruc
     ends = list(accumulate(len(cubin.code) for cubin in cubins))
     kinds: list[Counter[str]] = [Counter() for _ in cubins]
     for offset, name, form in _INSTRUCTION.findall(text):
-        kinds[bisect_right(ends, int(offset, 16))].update(_kinds(name, form))
+        if (at := int(offset, 16)) >= ends[-1]:
+            raise CubinError(f"{disassembler} printed an instruction at {at:#x}, behind the code")
+        kinds[bisect_right(ends, at)].update(_kinds(name, form))
     if not all(counts["all"] for counts in kinds):
         raise CubinError(f"{disassembler} printed no instruction of a kernel")
     return [Instructions(**{kind: counts[kind] for kind in _KINDS}) for counts in kinds]
@@ -153,7 +155,12 @@ def _disassembled(code: bytes, architecture: str, disassembler: Path) -> str:
         command = [str(disassembler), "--binary", architecture, file.name]
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True
+                command,
+                capture_output=True,
+                encoding="ascii",
+                errors="replace",
+                timeout=TIMEOUT_S,
+                check=True,
             )
         except subprocess.CalledProcessError as error:
             said = (error.stderr or "").strip().splitlines()[-1:] or [f"status {error.returncode}"]
