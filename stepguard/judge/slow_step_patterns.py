@@ -72,9 +72,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
     pattern = search(series, series, sd_pct, ALPHA * level_share(comparison.alpha))
     if pattern is None and device == GPU:
-        # One of them may be the first step of a block, or in no timed block.
-        series = [timed for head, base in both if (timed := _of_all_steps(head, base))]
-        pattern = far_slower_steps(series) if series else None
+        series, pattern = _far_slower(both)
     if pattern is None:
         return None
     # The cost of a late slowdown is measured from its begin on. Before, HEAD may have been faster.
@@ -83,6 +81,20 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
         timed.log[timed.steps >= after].mean() for timed in series if timed.steps[-1] >= after
     ]
     return pattern if min(float(np.mean(lasting)), pattern.adds) > margins.ignore else None
+
+
+def _far_slower(both: Sequence[tuple[Launch, Launch]]) -> tuple[list[Series], Pattern | None]:
+    """Return a slowdown of a few steps of pairs, with the series that show it. One of these steps
+    may be the first of a block, or in no timed block. A disturbed step between the blocks does not
+    hide what the blocks show.
+    """
+    series: list[Series] = []
+    alone = [(replace(head, untimed=()), replace(base, untimed=())) for head, base in both]
+    for pairs in (both, alone):
+        series = [timed for head, base in pairs if (timed := _of_all_steps(head, base))]
+        if series and (pattern := far_slower_steps(series)):
+            return series, pattern
+    return series, None
 
 
 def of_head_alone(comparison: Comparison) -> Pattern | None:

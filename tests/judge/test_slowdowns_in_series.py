@@ -248,6 +248,17 @@ def test_slow_steps_between_the_blocks_of_two_pairs_are_found(interval, slow, sa
     assert verdict.worst.new == pytest.approx(MS * (1 + verdict.worst.change_pct / 100), rel=0.01)
 
 
+def test_a_disturbed_step_between_the_blocks_hides_nothing():
+    """It is half as long again in one launch; the slow steps are those that blocks time."""
+    found = pairs(2, head={"every": (11, 5, 1.15)}, **SEVEN, untimed=(range(17, 27),))
+    first, second = found.head.launches
+    (between,) = second.untimed
+    ms = [each * (1.5 if at == 3 else 1) for at, each in enumerate(between.step_ms)]
+    disturbed = replace(second, untimed=(block_of(ms, between.ran),))
+    found = replace(found, head=replace(found.head, launches=(first, disturbed)))
+    assert judge_ab(found).reason is Reason.PERIODIC_SLOWDOWN
+
+
 @pytest.mark.parametrize("side", ["head", "base"])
 @pytest.mark.parametrize("wrong", [{"step_ms": (0.0,) * 5}, {"step_ms": ()}, {"wall_ms": ()}])
 def test_steps_between_blocks_without_times_are_no_pass(side, wrong):
