@@ -1,4 +1,4 @@
-"""Train a GPT-2 with the step that the suite guards.
+"""Train a GPT-2 with a step that the suite guards.
 
     python -m model.train --out runs/a                   # on a CPU: learns in some minutes
     python -m model.train --out runs/a --resume          # goes on as if never interrupted
@@ -194,7 +194,7 @@ def plot(folder: Path) -> Path | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Train a GPT-2 with the step that the suite guards."""
+    """Train a GPT-2 with a step that the suite guards."""
     with _ranks():
         try:
             return _train(arguments)
