@@ -37,9 +37,9 @@ _LOGITS_BACKWARD = """\
         y, tokens16 = ctx.saved_tensors
         return kernels.product(grad, tokens16), _weight_grad(grad, y), None, None
 """
-_LAST = "        return _Loss.apply(y, model.wte.weight, half.wte.weight, targets.flatten())\n"
+_LAST = "        return _Loss.apply(y, model.wte.weight, model16.wte.weight, targets.flatten())\n"
 _PLAIN_LAST = """\
-        logits = _Loss.apply(y, model.wte.weight, half.wte.weight, targets)
+        logits = _Loss.apply(y, model.wte.weight, model16.wte.weight, targets)
         return F.cross_entropy(logits.float(), targets.flatten())
 """
 _NORM = '@triton_op("gpt2::norm_backward", mutates_args=())\ndef norm_backward(\n'

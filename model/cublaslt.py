@@ -1,11 +1,12 @@
-"""Matrix products by cuBLASLt, which can end a product with more than PyTorch asks of it: GELU and
-its input, the gradient of a GELU, another matrix added.
+"""Matrix products by cuBLASLt, with ends that PyTorch does not offer: GELU, with its input kept;
+times the derivative of GELU; another matrix added.
 
     multiply(x, weight, out, False, True, GELU_AUX_BIAS, bias, before)
 
-The first product of a shape waits until it knows which of cuBLASLt's kernels is fastest; the others
-only enqueue. On an H100 cuBLASLt's own first choice is up to 8 % slower, and 24 % for one product.
-Of kernels that are nearly as fast the first is taken, so that two launches seldom choose two.
+The first product of a shape times cuBLASLt's kernels and waits for the result; later ones only
+enqueue. On an H100 cuBLASLt's own first choice is up to 9 % slower than the fastest kernel, for
+three of GPT-2's products 17 to 25 %. The first of the nearly fastest kernels is chosen, so that two
+launches seldom choose differently.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ FP32, BF16, COMPUTE_FP32 = 0, 14, 68
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS, AUX, AUX_WIDTH = 3, 4, 7, 8, 11, 12
 PLAIN, ADD_BIAS, GELU_AUX_BIAS, DGELU = 1, 4, 164, 192
 WORKSPACE_BYTES = 32 * 2**20  # as much as PyTorch grants on Hopper
+MOST_WORKSPACE = 1  # an attribute of a preference
 CANDIDATES = 8  # kernels that are timed for a product; on an H100 cuBLASLt offers no more
-NEAR = 1.02  # of the fastest kernel's time: the first that takes at most so much is chosen
+NEAR = 1.02  # times the fastest kernel's time: the first kernel within it is chosen
 
 
 class _Algorithm(ctypes.Structure):
@@ -54,20 +56,21 @@ def _call(name: str, *arguments: Any) -> None:
 
 def _create(name: str, *arguments: Any) -> ctypes.c_void_p:
     handle = ctypes.c_void_p()
-    _call(f"{name}Create" if name else "Create", ctypes.byref(handle), *arguments)
+    _call(f"{name}Create", ctypes.byref(handle), *arguments)
     return handle
 
 
 @functools.cache
 def _handle(device: torch.device) -> ctypes.c_void_p:
     with torch.cuda.device(device):
-        return _create("")
+        return _create("")  # cublasLtCreate
 
 
 class _Product:
-    """A matrix product of one shape, and the kernel that does it.
+    """A matrix product of one shape, and the kernel that was chosen for it.
 
-    cuBLASLt stores matrices by columns, so it computes the transpose of ours: its A is our b.
+    cuBLASLt stores matrices by columns. What it reads of ours is the transpose, so it computes the
+    transpose of our product: its A is our b, its B our a, and its rows are our columns.
     """
 
     def __init__(
@@ -84,8 +87,9 @@ class _Product:
     def _layout(tensor: Tensor) -> ctypes.c_void_p:
         kind = FP32 if tensor.dtype == torch.float32 else BF16
         rows, columns = tensor.shape
-        size = ctypes.c_uint64(columns), ctypes.c_uint64(rows), ctypes.c_int64(columns)
-        return _create("MatrixLayout", kind, *size)
+        stride = ctypes.c_int64(columns)
+        size = ctypes.c_uint64(columns), ctypes.c_uint64(rows)
+        return _create("MatrixLayout", kind, *size, stride)
 
     def _set(self, attribute: int, value: Any) -> None:
         size = ctypes.c_size_t(ctypes.sizeof(value))
@@ -95,52 +99,57 @@ class _Product:
         self, a: Tensor, b: Tensor, out: Tensor,
         bias: Tensor | None, aux: Tensor | None, added: Tensor | None,
     ) -> None:  # fmt: skip
-        """Enqueue the product; the first call waits until it knows the fastest kernel."""
+        """Enqueue the product. The first call chooses its kernel, and waits for the device."""
         if bias is not None:
             self._set(BIAS, ctypes.c_void_p(bias.data_ptr()))
         if aux is not None:
             self._set(AUX, ctypes.c_void_p(aux.data_ptr()))
             self._set(AUX_WIDTH, ctypes.c_int64(aux.shape[1]))
-        enqueue = functools.partial(self._enqueue, a, b, out, out if added is None else added)
+        enqueue = functools.partial(self._enqueue, a, b, out, added)
         if self._algorithm is None:
             self._algorithm = self._fastest(enqueue, _handle(a.device))
         enqueue(self._algorithm)
 
     def _enqueue(
-        self, a: Tensor, b: Tensor, out: Tensor, added: Tensor, algorithm: _Algorithm
+        self, a: Tensor, b: Tensor, out: Tensor, added: Tensor | None, algorithm: _Algorithm
     ) -> None:
+        # cuBLASLt computes out = alpha * product + beta * added.
+        alpha, beta = ctypes.c_float(1.0), ctypes.c_float(0.0 if added is None else 1.0)
+        added = out if added is None else added
+        workspace = torch.empty(algorithm.workspace_bytes, dtype=torch.uint8, device=a.device)
         layout_b, layout_a, layout = self._layouts
-        space = torch.empty(algorithm.workspace_bytes, dtype=torch.uint8, device=a.device)
-        data_b, data_a, data_added, data, data_space = (
-            ctypes.c_void_p(tensor.data_ptr()) for tensor in (b, a, added, out, space)
+        data_b, data_a, data_added, data, data_workspace = (
+            ctypes.c_void_p(tensor.data_ptr()) for tensor in (b, a, added, out, workspace)
         )
-        one, beta = ctypes.c_float(1.0), ctypes.c_float(0.0 if added is out else 1.0)
         _call(
-            "Matmul", _handle(a.device), self._operation, ctypes.byref(one), data_b, layout_b,
+            "Matmul", _handle(a.device), self._operation, ctypes.byref(alpha), data_b, layout_b,
             data_a, layout_a, ctypes.byref(beta), data_added, layout, data, layout,
-            ctypes.byref(algorithm), data_space, ctypes.c_size_t(algorithm.workspace_bytes),
+            ctypes.byref(algorithm), data_workspace, ctypes.c_size_t(algorithm.workspace_bytes),
             ctypes.c_void_p(torch.cuda.current_stream(a.device).cuda_stream),
         )  # fmt: skip
 
     def _fastest(
         self, enqueue: Callable[[_Algorithm], None], handle: ctypes.c_void_p
     ) -> _Algorithm:
-        limit, most = _create("MatmulPreference"), ctypes.c_size_t(WORKSPACE_BYTES)
-        _call("MatmulPreferenceSetAttribute", limit, 1, ctypes.byref(most), ctypes.c_size_t(8))
+        preference, most = _create("MatmulPreference"), ctypes.c_size_t(WORKSPACE_BYTES)
+        size = ctypes.c_size_t(ctypes.sizeof(most))
+        which = preference, MOST_WORKSPACE
+        _call("MatmulPreferenceSetAttribute", *which, ctypes.byref(most), size)
         found, count = (_Algorithm * CANDIDATES)(), ctypes.c_int()
         layout_b, layout_a, layout = self._layouts
         _call(
             "MatmulAlgoGetHeuristic", handle, self._operation, layout_b, layout_a, layout, layout,
-            limit, CANDIDATES, found, ctypes.byref(count),
+            preference, CANDIDATES, found, ctypes.byref(count),
         )  # fmt: skip
         if not count.value:
             raise RuntimeError("cuBLASLt has no kernel for this product")
         candidates = found[: count.value]
-        for runs, near in ((1, 1.1), (10, NEAR)):  # most of them are far slower: one run tells
+        # One run is enough to drop those that are far slower.
+        for runs, near in ((1, 1.1), (10, NEAR)):
             times_ms = [_time_ms(functools.partial(enqueue, one), runs) for one in candidates]
-            most_ms = near * min(times_ms)
+            slowest_ms = near * min(times_ms)
             both = zip(candidates, times_ms, strict=True)
-            candidates = [one for one, ms in both if ms <= most_ms]
+            candidates = [one for one, ms in both if ms <= slowest_ms]
         return candidates[0]
 
 
@@ -165,14 +174,15 @@ def multiply(
     a: Tensor, b: Tensor, out: Tensor, transpose_a: bool, transpose_b: bool, epilogue: int,
     bias: Tensor | None = None, aux: Tensor | None = None, added: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Enqueue ``out = op(a) @ op(b)`` and what the epilogue adds to it.
+    """Enqueue ``out = epilogue(a @ b + added)``; a and b are transposed on request.
 
     Args:
-        a, b: contiguous bf16 matrices; ``op`` transposes on request.
+        a, b: contiguous bf16 matrices.
         out: contiguous, bf16 or fp32.
-        epilogue: ``PLAIN``; ``ADD_BIAS``: a number for each column; ``GELU_AUX_BIAS``: tanh-GELU of
-            that, with its input in ``aux``; ``DGELU``: times the derivative of GELU at ``aux``.
-        added: a matrix like ``out`` to be added, in fp32.
+        epilogue: ``PLAIN``: nothing. ``ADD_BIAS``: adds ``bias``, a number for each column.
+            ``GELU_AUX_BIAS``: adds ``bias``, writes the sum to ``aux`` and its tanh-GELU to
+            ``out``. ``DGELU``: multiplies with the derivative of GELU at ``aux``, which it reads.
+        added: a matrix of the shape and type of ``out``. All is added up in fp32.
 
     Raises:
         RuntimeError: a matrix is not contiguous, or cuBLASLt cannot do it.

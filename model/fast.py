@@ -2,7 +2,8 @@
 
 It is the same model: parameters and gradients are the GPT's own, in fp32. Products, and the
 stream between the layers, are bf16. Products read copies of the parameters in bf16, which are
-renewed after each update.
+renewed after each update; a name that ends in 16 is such a copy. An autograd function here also
+takes the fp32 parameters that it does not read: its backward pass returns their gradients.
 
     fast = FastGPT(model)
     fast(inputs, targets).backward()  # fills the gradients of model
@@ -41,7 +42,7 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 class _Embed(Function):
-    """Token ids to the stream and the first norm of it; both are (rows, width)."""
+    """Token ids to the stream, and the stream's first norm; both are (rows, width)."""
 
     @staticmethod
     def forward(
@@ -82,7 +83,7 @@ class _Heads(Function):
 
 
 class _Project(Function):
-    """What attention mixed, projected and added to the stream; and the next norm of the stream."""
+    """The result of attention, projected and added to the stream; and the stream's next norm."""
 
     @staticmethod
     def forward(
@@ -103,7 +104,7 @@ class _Project(Function):
 
 
 class _MLP(Function):
-    """The MLP of the normed stream, added to the stream; and the next norm of the stream."""
+    """The MLP of the normed stream, added to the stream; and the stream's next norm."""
 
     @staticmethod
     def forward(
@@ -131,9 +132,7 @@ class _Loss(Function):
     """The mean cross-entropy of the output layer."""
 
     @staticmethod
-    def forward(
-        ctx: Any, y: Tensor, tokens: Tensor, tokens16: Tensor, targets: Tensor
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, y: Tensor, tokens: Tensor, tokens16: Tensor, targets: Tensor) -> Tensor:
         logits = _linear(y, tokens16, None)
         loss = kernels.cross_entropy(logits, targets)  # logits are their gradient from here on
         ctx.save_for_backward(y, logits, tokens16)
@@ -166,12 +165,12 @@ class FastGPT(nn.Module):
 
     def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross-entropy in nats, a scalar."""
-        model, half = self.model, self._copies[0]
+        model, model16 = self.model, self._copies[0]
         norms = [norm for block in model.h for norm in (block.ln_1, block.ln_2)] + [model.ln_f]
-        first, *rest = ((norm.weight, norm.bias) for norm in norms)
-        following = iter(rest)
-        x, y = _Embed.apply(ids, model.wte.weight, model.wpe.weight, *first)
-        for block, block16 in zip(model.h, half.h, strict=True):
+        next_norm = iter([(norm.weight, norm.bias) for norm in norms])
+        # x is the stream, y its newest norm.
+        x, y = _Embed.apply(ids, model.wte.weight, model.wpe.weight, *next(next_norm))
+        for block, block16 in zip(model.h, model16.h, strict=True):
             attn, attn16, mlp, mlp16 = block.attn, block16.attn, block.mlp, block16.mlp
             heads = _Heads.apply(y, *_pair(attn.c_attn, attn16.c_attn))
             mixed = F.scaled_dot_product_attention(
@@ -179,10 +178,10 @@ class FastGPT(nn.Module):
                 is_causal=True,
             )
             mixed = mixed.transpose(1, 2).reshape(y.shape)
-            x, y = _Project.apply(x, mixed, *next(following), *_pair(attn.c_proj, attn16.c_proj))
+            x, y = _Project.apply(x, mixed, *next(next_norm), *_pair(attn.c_proj, attn16.c_proj))
             linears = *_pair(mlp.c_fc, mlp16.c_fc), *_pair(mlp.c_proj, mlp16.c_proj)
-            x, y = _MLP.apply(x, y, *next(following), *linears)
-        return _Loss.apply(y, model.wte.weight, half.wte.weight, targets.flatten())
+            x, y = _MLP.apply(x, y, *next(next_norm), *linears)
+        return _Loss.apply(y, model.wte.weight, model16.wte.weight, targets.flatten())
 
 
 def _pair(linear: nn.Linear, linear16: nn.Linear) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
-"""GPU operators that PyTorch does not offer: matrix products that end in more than a product, and
-passes over memory that do two jobs in one.
+"""GPU operators that PyTorch does not offer: matrix products with a GELU or an addition at their
+end, and kernels that do in one pass over memory what PyTorch does in two.
 
-An operator here knows nothing of gradients; ``model.fast`` puts them together. Matrices are
+Autograd cannot differentiate an operator here; ``model.fast`` writes the gradients. Matrices are
 contiguous and bf16 unless said otherwise. Sums are added up in fp32.
 
     gelu, before = linear_gelu(x, weight, bias)
@@ -51,7 +51,7 @@ def _(
 
 @custom_op("gpt2::linear_gelu", mutates_args=())
 def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return tanh-GELU of ``x @ weight.T + bias``, and what it was taken of."""
+    """Return tanh-GELU of ``x @ weight.T + bias``, and that sum, which is the GELU's input."""
     out, before = (_result(x, weight, transpose_b=True) for _ in range(2))
     multiply(x, weight, out, False, True, GELU_AUX_BIAS, bias, before)
     return out, before
@@ -86,54 +86,55 @@ def _flops(a: Any, *_: Any, out_shape: Any, **__: Any) -> int:
 
 @triton.jit
 def _cross_entropy_row(
-    logits, targets, weight_of_row, losses, columns: tl.constexpr, LINES: tl.constexpr
+    logits, targets, weight_of_row, losses, columns: tl.constexpr, THREADS: tl.constexpr
 ):
-    BLOCK: tl.constexpr = LINES * 8
+    BLOCK: tl.constexpr = THREADS * 8
     # A thread keeps a maximum and a sum of its own, so that it waits for the others only once.
-    at = tl.arange(0, LINES)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    at = tl.arange(0, THREADS)[:, None] * 8 + tl.arange(0, 8)[None, :]
     row = tl.program_id(0)
     logits += row.to(tl.int64) * columns
-    most = tl.full((LINES,), -1e30, tl.float32)
-    total = tl.zeros((LINES,), tl.float32)
+    highest = tl.full((THREADS,), -1e30, tl.float32)
+    total = tl.zeros((THREADS,), tl.float32)  # of exp(x - highest)
     for start in range(0, columns, BLOCK):
         inside = start + at < columns
-        # It is read once more below, by then from the L2 cache.
+        # evict_last: the loop below reads the row once more, then from the L2 cache.
         x = tl.load(
             logits + start + at, mask=inside, other=-float("inf"), eviction_policy="evict_last"
         ).to(tl.float32)
-        higher = tl.maximum(most, tl.max(x, 1))
-        total = total * tl.exp(most - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
-        most = higher
-    highest = tl.max(most, 0)
-    log_total = highest + tl.log(tl.sum(total * tl.exp(most - highest), 0))
+        higher = tl.maximum(highest, tl.max(x, 1))
+        total = total * tl.exp(highest - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
+        highest = higher
+    highest_of_row = tl.max(highest, 0)
+    total_of_row = tl.sum(total * tl.exp(highest - highest_of_row), 0)
+    log_sum_exp = highest_of_row + tl.log(total_of_row)
     target = tl.load(targets + row)
     weight = tl.where(target >= 0, tl.load(weight_of_row), 0.0)
-    right = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
-    tl.store(losses + row, (log_total - right) * weight)
+    target_logit = tl.load(logits + target, mask=target >= 0, other=0.0).to(tl.float32)
+    tl.store(losses + row, (log_sum_exp - target_logit) * weight)
     tl.debug_barrier()  # no thread writes before all have read
     for start in range(0, columns, BLOCK):
         inside = start + at < columns
         x = tl.load(
             logits + start + at, mask=inside, other=-float("inf"), eviction_policy="evict_first"
         ).to(tl.float32)
-        grad = (tl.exp(x - log_total) - tl.where(start + at == target, 1.0, 0.0)) * weight
+        grad = (tl.exp(x - log_sum_exp) - tl.where(start + at == target, 1.0, 0.0)) * weight
         tl.store(logits + start + at, grad.to(logits.dtype.element_ty), mask=inside)
 
 
 @triton_op("gpt2::cross_entropy", mutates_args={"logits"})
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Write the gradient of the mean cross-entropy over the logits, (rows, vocabulary).
+    """Return the mean cross-entropy in nats, an fp32 scalar, and overwrite the logits with its
+    gradient.
 
-    Rows whose target is negative do not count; ``targets`` are (rows,) int64.
-
-    Returns:
-        the mean in nats, an fp32 scalar.
+    Args:
+        logits: (rows, vocabulary).
+        targets: (rows,) int64; a row whose target is negative does not count.
     """
     rows, columns = logits.shape
-    weight = 1.0 / (targets >= 0).sum().float()
+    weight_of_row = 1.0 / (targets >= 0).sum().float()
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     wrap_triton(_cross_entropy_row)[(rows,)](
-        logits, targets, weight, losses, columns, LINES=1024, num_warps=32
+        logits, targets, weight_of_row, losses, columns, THREADS=1024, num_warps=32
     )
     return losses.sum()
 
@@ -146,7 +147,7 @@ def _norm_backward_rows(
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < columns
-    scale = tl.load(weight + column, mask=inside, other=0.0)[None, :]
+    weight_here = tl.load(weight + column, mask=inside, other=0.0)[None, :]
     sum_weight = tl.zeros((BLOCK,), tl.float32)
     sum_bias = tl.zeros((BLOCK,), tl.float32)
     sum_out = tl.zeros((BLOCK,), tl.float32)
@@ -154,19 +155,20 @@ def _norm_backward_rows(
         row = program * rows_here + start + tl.arange(0, ROWS)[:, None]
         mask = (row < rows) & inside[None, :]
         at = row.to(tl.int64) * columns + column[None, :]
-        grad = tl.load(grad_y + at, mask=mask, other=0.0).to(tl.float32)
-        through = tl.load(grad_x + at, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(grad_y + at, mask=mask, other=0.0).to(tl.float32)
+        of_others = tl.load(grad_x + at, mask=mask, other=0.0).to(tl.float32)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-        steepness = tl.load(rstd + row, mask=row < rows, other=0.0)
-        normal = (value - tl.load(mean + row, mask=row < rows, other=0.0)) * steepness
-        scaled = grad * scale
-        slope = tl.sum(scaled * normal, 1, keep_dims=True) / columns
-        level = tl.sum(scaled, 1, keep_dims=True) / columns
-        result = through + (scaled - normal * slope - level) * steepness
-        tl.store(out + at, result.to(out.dtype.element_ty), mask=mask)
-        sum_weight += tl.sum(grad * normal, 0)
-        sum_bias += tl.sum(grad, 0)
-        sum_out += tl.sum(result, 0)
+        mean_here = tl.load(mean + row, mask=row < rows, other=0.0)
+        rstd_here = tl.load(rstd + row, mask=row < rows, other=0.0)
+        x_hat = (value - mean_here) * rstd_here
+        dx_hat = dy * weight_here
+        mean_dx_hat = tl.sum(dx_hat, 1, keep_dims=True) / columns
+        mean_product = tl.sum(dx_hat * x_hat, 1, keep_dims=True) / columns
+        dx = of_others + (dx_hat - mean_dx_hat - x_hat * mean_product) * rstd_here
+        tl.store(out + at, dx.to(out.dtype.element_ty), mask=mask)
+        sum_weight += tl.sum(dy * x_hat, 0)
+        sum_bias += tl.sum(dy, 0)
+        sum_out += tl.sum(dx, 0)
     sums += program * 3 * columns + column
     tl.store(sums, sum_weight, mask=inside)
     tl.store(sums + columns, sum_bias, mask=inside)
@@ -177,10 +179,17 @@ def _norm_backward_rows(
 def norm_backward(
     grad_y: Tensor, grad_x: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of the x that a LayerNorm reads, and others too: ``grad_x`` is theirs.
+    """Return the gradient of x, which a LayerNorm and others read, and three rows of sums.
 
-    Also returns (3, columns) in fp32: the gradients of the norm's weight and bias, and the column
-    sums of the first result. ``mean`` and ``rstd`` have one fp32 number a row.
+    Args:
+        grad_y: gradient of the norm's result.
+        grad_x: the others' part of the gradient of x, to be added.
+        mean, rstd: of each row of x, fp32.
+        weight: the norm's.
+
+    Returns:
+        the gradient of x; and (3, columns) in fp32: the gradients of the norm's weight and bias,
+        and the column sums of the gradient of x.
     """
     grad_y, grad_x = grad_y.contiguous(), grad_x.contiguous()
     rows, columns = x.shape
@@ -227,7 +236,7 @@ def _pack_rows(
 
 @triton_op("gpt2::pack", mutates_args=())
 def pack(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the three side by side, (rows, 3 columns), and its column sums in fp32."""
+    """Return the three matrices side by side, (rows, 3 columns), and the column sums in fp32."""
     rows, columns = query.shape
     rows_here = 16 * triton.cdiv(rows, 16 * 132)
     programs = triton.cdiv(rows, rows_here)

@@ -31,14 +31,14 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in read_log(folder) if "loss" in line]
 
 
-def test_a_resumed_run_has_the_same_losses(tmp_path: Path):
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_resumed_run_has_the_same_losses(fast: bool, tmp_path: Path):
     """Compiled, in bf16: those of a run that was not stopped, within RESUME_RTOL."""
-    Run(short_run(**RUN), tmp_path / "whole").train()
-    first = Run(
-        short_run(**RUN), tmp_path / "parts", lambda _: setattr(first, "stop", first.step >= 20)
-    )
+    options = short_run(**RUN, fast=fast)
+    Run(options, tmp_path / "whole").train()
+    first = Run(options, tmp_path / "parts", lambda _: setattr(first, "stop", first.step >= 20))
     first.train()
-    second = Run(short_run(**RUN), tmp_path / "parts")
+    second = Run(options, tmp_path / "parts")
     second.resume(load(Checkpoints(tmp_path / "parts").paths()[-1]))
     second.train()
     assert second.step == 40

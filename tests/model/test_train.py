@@ -297,6 +297,14 @@ def test_every_option_has_its_help(command: str):
     assert [one.dest for one in parser._actions if not one.help] == []
 
 
+def test_the_fast_step_trains_unless_told_otherwise():
+    """``--no-fast`` asks for the reference, which is what a CPU falls back to."""
+    parser = importlib.import_module("model.train")._parser()
+    given = ["--out", "run"]
+    assert parser.parse_args(given).fast
+    assert not parser.parse_args([*given, "--no-fast"]).fast
+
+
 def test_the_curve_is_drawn(trained: Path):
     """With training and validation losses and the entropy; without matplotlib the log is named."""
     pytest.importorskip("matplotlib")

@@ -1,6 +1,7 @@
 """Garbage of steps: programs that leave a known number of objects to the collector."""
 
 import gc
+import threading
 import tracemalloc
 
 import pytest
@@ -84,6 +85,26 @@ def test_what_a_finalizer_frees_is_garbage():
     tally, places = counted(lambda: [Rows() for _ in range(64)].clear())
     assert tally.values == {GARBAGE: 64}
     assert places == [(64, "generator for the collector", "self.rows = self.each()")]
+
+
+def test_what_another_thread_frees_is_not_the_steps():
+    """A thread that prepares batches begins and ends generators while a step's garbage is counted:
+    none of them is the step's.
+    """
+    ends = threading.Event()
+
+    def prepare():
+        while not ends.is_set():
+            kept = [iter(value for value in range(3)) for _ in range(100)]
+            kept.clear()
+
+    thread = threading.Thread(target=prepare)
+    thread.start()
+    try:
+        assert counted(lambda: None)[0].values == {GARBAGE: 0}
+    finally:
+        ends.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("freezes", [0, 1, -1], ids=["before", "once", "in each step"])
