@@ -12,10 +12,9 @@ TESTS ?= tests
 override ARGS := $(value ARGS)
 override TESTS := $(value TESTS)
 export ARGS TESTS
-# Files of tests in parallel (tests/forked_workers.py), in the order of tests/conftest.py: three, since
-# they wait as much as they compute. Each may run several launches, of half a GB: more ask for memory
-# that small machines lack.
-PARALLEL = --workers 3
+# Files of tests in parallel, in the order of tests/conftest.py: three, since they wait as much as they
+# compute. Each may run several launches, of half a GB: more ask for memory that small machines lack.
+PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder
 
 # Only from the command line: a PYTHON that happens to be in the environment means something else.
 ifeq ($(origin PYTHON),command line)

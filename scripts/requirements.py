@@ -4,7 +4,6 @@
     python scripts/requirements.py check perf    # 1, with the pip command, if any is missing here
     python scripts/requirements.py pins          # constraints.txt, with the torch for this machine
     python scripts/requirements.py oldest        # the same, with the oldest that may be installed
-    python scripts/requirements.py uv            # options of uv, for what pip is configured with
 
 `perf` is what the suite needs; `test` adds what the project's own tests and linters need; `gate` is
 the part of it that reading documents needs, without torch. `history` is `gate` and what the history
@@ -17,9 +16,7 @@ torch of the newest recording of this machine's kind of GPU in baselines/, where
 constraints.txt says it for all others.
 """
 
-import ast
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -34,16 +31,6 @@ GROUPS |= {"history": ("history",), "docs": ("docs",), "oldest": (*SUITE, "histo
 GROUPS["browser"] = ("report", "browser")
 # What a driver says of its cards, a file each: "Model:   NVIDIA H100 80GB HBM3".
 CARDS = Path("/proc/driver/nvidia/gpus")
-SECTIONS = "global install :env:"  # of pip's settings: a later one decides
-# pip's settings by the option of uv that does the same; None: uv needs none.
-OF_UV = {"index-url": "--default-index", "extra-index-url": "--index", "find-links": "--find-links"}
-OF_UV |= {"constraint": "--constraint", "default-timeout": None, "timeout": None, "no-color": None}
-OF_UV |= {
-    "config-file": None,
-    "disable-pip-version-check": None,
-    "progress-bar": None,
-    "root-user-action": None,
-}
 GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
 OLDEST_PYTHON = (3, 11)
 
@@ -134,22 +121,6 @@ def torch_of_recordings(cards):
     return max(found, default=("", ""))[1].partition("+")[0]
 
 
-def options_of_uv(configured, environment):
-    """uv's options, a word each, for what `pip config list` said; None if uv cannot do as pip."""
-    found = {}
-    for line in sorted(configured.splitlines(), key=lambda one: SECTIONS.find(one.split(".")[0])):
-        name, _, value = line.partition("=")
-        found[name.rpartition(".")[2]] = ast.literal_eval(value).split()
-    words = []
-    for name, values in found.items():
-        if name == "cert" and values == [environment.get("SSL_CERT_FILE")]:
-            continue
-        if name not in OF_UV:
-            return None
-        words += [word for value in values if OF_UV[name] for word in (OF_UV[name], value)]
-    return [*words, "--index-strategy", "unsafe-best-match"]  # of all places the newest, as pip
-
-
 def cards_here():
     """The names of this machine's GPUs, as its driver gives them; empty without one."""
     texts = [path.read_text() for path in sorted(CARDS.glob("*/information"))]
@@ -175,14 +146,8 @@ def main(arguments):
         print("\n".join(pins(cards_here())))
     elif command == "oldest" and not groups:
         print("\n".join(oldest()))
-    elif command == "uv" and not groups:
-        asked = [sys.executable, "-m", "pip", "config", "list"]
-        said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
-        if (words := options_of_uv(said, os.environ)) is None:
-            return 1
-        print("\n".join(words))
     else:
-        usage = f"requirements.py list|check {'|'.join(GROUPS)}, or pins, oldest, uv"
+        usage = f"requirements.py list|check {'|'.join(GROUPS)}, or pins, or oldest"
         print(f"usage: {usage}", file=sys.stderr)
         return 2
     return 0

@@ -67,6 +67,8 @@ make_venv() {
     mkdir "$venv"
     touch "$unfinished"
     "$interpreter" -m venv "$venv"
+    # That of Python 3.11 takes four times as long to choose versions, but would do.
+    "${pip[@]}" -c constraints.txt --upgrade pip || say "pip stays as it came with Python"
 }
 
 install() {
@@ -77,7 +79,8 @@ install() {
     "${pip[@]}" --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$pinned"
     compile & # torch, while pip keeps one core busy with all else
     compiling=$!
-    install_packages "$1"
+    "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
+        -r <("$python" scripts/requirements.py list "$1")
     wait "$compiling"
     compile
     if [ "${CI:-}" = true ] && ! has_gpu; then
@@ -89,26 +92,12 @@ install() {
     rm -f "$unfinished"
 }
 
-# By uv, which takes a third of pip's time, if it can look where pip is told to look.
-install_packages() {
-    local options words=(-c "$venv/pins.txt" -r "$venv/wanted.txt")
-    "$python" scripts/requirements.py "$versions" >"$venv/pins.txt"
-    "$python" scripts/requirements.py list "$1" >"$venv/wanted.txt"
-    if options=$("$python" scripts/requirements.py uv) &&
-        "${pip[@]}" --only-binary :all: -c constraints.txt uv; then
-        mapfile -t options <<<"$options"
-        "$python" -m uv pip install --quiet --python "$python" "${options[@]}" "${words[@]}" && return
-        say "uv does not install them (above); pip tries"
-    fi
-    "${pip[@]}" "${words[@]}"
-}
-
 # Writes bytecode on all cores, which pip does on one; most of what no launch imports is left out, and
 # a file for a newer Python does not compile. Not left to the first import: where Python is told to
 # write no bytecode, every launch would compile torch.
 compile() {
     local unused='tests?|testing/_internal|_vendor|pip|fontTools|pygments/lexers|mypyc?|pytorch_lightning'
-    unused+='|transformers/(models|exporters|pipelines|cli)|sympy/(physics|stats|vector|codegen)|uv'
+    unused+='|transformers/(models|exporters|pipelines|cli)|sympy/(physics|stats|vector|codegen)'
     unused+='|setuptools|lightning(_fabric)?|torchmetrics|huggingface_hub|pydantic|aiohttp|duckdb|PIL|rich'
     "$python" -m compileall -q -q -j 0 -x "/($unused)/" "$venv/lib" || true
 }

@@ -11,11 +11,11 @@ from collections.abc import Generator, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_forks import VARIABLE, served
 from builders import PROPERTY
-from forked_workers import pytest_addoption, pytest_runtestloop  # noqa: F401
 from hypothesis import settings
 
 import stepguard.storage.waiver_file
@@ -82,13 +82,23 @@ SERVER = pytest.StashKey[str]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
-    """Start the server whose forks the agents of launches are: one for all workers."""
-    config, stack = session.config, ExitStack()
-    config.add_cleanup(stack.close)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-forks-")))
-    environment = {**os.environ, **COMPILER}
-    config.stash[SERVER] = stack.enter_context(served(environment, folder))
+    """Start the server whose forks the agents of launches are: one for all workers of xdist."""
+    config = session.config
+    if hasattr(config, "workerinput"):
+        config.stash[SERVER] = config.workerinput[VARIABLE]
+    else:
+        stack = ExitStack()
+        config.add_cleanup(stack.close)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-forks-")))
+        environment = {**os.environ, **COMPILER}
+        config.stash[SERVER] = stack.enter_context(served(environment, folder))
     return (yield)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist the server's name."""
+    node.workerinput[VARIABLE] = node.config.stash[SERVER]
 
 
 @pytest.fixture(scope="module", autouse=True)

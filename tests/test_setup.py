@@ -1,6 +1,5 @@
 """Set-up installs the torch that this machine's recordings are of, and nothing when it is there."""
 
-import importlib
 import json
 import os
 import shutil
@@ -11,14 +10,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# In the place of .venv's interpreter: pip and uv only note what they are given, one line a word.
+# In the place of .venv's interpreter: pip only notes what it is given, one line a word.
 PYTHON = f"""#!/bin/bash
 case "$1 $2" in
-  "-m pip" | "-m uv")
+  "-m pip")
     for word in "$@"; do
-      case $word in .venv/*.txt) cat "$word" ;; *) echo "$word" ;; esac
-    done >>pip.log
-    [ "$2" = pip ] || exit "${{UV_STATUS:-0}}" ;;
+      case $word in /dev/fd/*) cat "$word" ;; *) echo "$word" ;; esac
+    done >>pip.log ;;
   "-m compileall") ;;
   *) exec {sys.executable} "$@" ;;
 esac
@@ -93,58 +91,3 @@ def test_the_oldest_versions_are_those_of_the_project(project):
     bounds = {line.replace(">=", "==") for line in listed("list", "perf")}
     assert bounds <= oldest and {"pytest==8.4", "msgspec==0.18.6"} <= bounds
     assert {line for line in oldest if "==" in line} - bounds  # what the tests need besides
-
-
-def asked(project, **environment):
-    """Which of pip and uv was asked for the packages, in order; and all words of all runs."""
-    log = project / "pip.log"
-    log.unlink(missing_ok=True)
-    (project / ".venv" / ".stepguard-perf").unlink(missing_ok=True)
-    own = {name: one for name, one in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
-    own |= {"HOME": str(project), "PIP_CONFIG_FILE": os.devnull}
-    subprocess.run(["scripts/setup.sh", "perf"], cwd=project, env=own | environment, check=True)
-    words = log.read_text().splitlines()
-    starts = [number for number, word in enumerate(words) if word == "-m"] + [len(words)]
-    runs = [words[one:end] for one, end in zip(starts, starts[1:], strict=False)]
-    return [run[1] for run in runs if "-r" in run], words
-
-
-@pytest.mark.parametrize(
-    ("settings", "by"),
-    [
-        ({"PIP_INDEX_URL": "https://one.example/simple"}, ["uv"]),
-        ({"UV_STATUS": "1"}, ["uv", "pip"]),
-        ({"PIP_PROXY": "https://proxy.example"}, ["pip"]),
-    ],
-)
-def test_uv_installs_where_it_can_do_as_pip(project, settings, by):
-    """If uv fails, or if pip is told what uv cannot do, pip installs."""
-    found, words = asked(project, **settings)
-    assert found == by
-    assert "uv" not in by or "unsafe-best-match" in words
-    assert ("https://one.example/simple" in words) == ("PIP_INDEX_URL" in settings)
-
-
-LISTED = [":env:.index-url='c'", "global.index-url='a'", "install.index-url='b'"]
-
-
-@pytest.mark.parametrize(
-    ("listed", "words"),
-    [
-        (LISTED, ["--default-index", "c"]),  # a later section decides
-        (LISTED[1:], ["--default-index", "b"]),
-        (["global.find-links='/a\\n/b'"], ["--find-links", "/a", "--find-links", "/b"]),
-        (["global.extra-index-url='a b'"], ["--index", "a", "--index", "b"]),
-        (["global.constraint='/a.txt'", "global.timeout='9'"], ["--constraint", "/a.txt"]),
-        (["global.cert='/a/file'"], []),  # Python's own variable names it, too
-        (["global.cert='/another'"], None),
-        (["install.no-index='true'"], None),
-    ],
-)
-def test_uv_looks_where_pip_is_told_to_look(listed, words, monkeypatch):
-    """In all places, for the newest of all of them."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    options_of_uv = importlib.import_module("requirements").options_of_uv
-    best = ["--index-strategy", "unsafe-best-match"]
-    found = options_of_uv("\n".join(listed), {"SSL_CERT_FILE": "/a/file"})
-    assert found == (None if words is None else [*words, *best])

