@@ -1,12 +1,12 @@
-"""Matrix products by cuBLASLt, with ends that PyTorch does not offer: GELU, with its input kept;
-times the derivative of GELU; another matrix added.
+"""Matrix products by cuBLASLt that end with what PyTorch does not offer: a GELU whose input is
+kept, a multiplication with the derivative of GELU, or the addition of another matrix.
 
     multiply(x, weight, out, False, True, GELU_AUX_BIAS, bias, before)
 
 The first product of a shape times cuBLASLt's kernels and waits for the result; later ones only
-enqueue. On an H100 cuBLASLt's own first choice is up to 9 % slower than the fastest kernel, for
-three of GPT-2's products 17 to 25 %. The first of the nearly fastest kernels is chosen, so that two
-launches seldom choose differently.
+enqueue. On an H100 cuBLASLt's own first choice is up to 9 % slower than the fastest kernel. For
+three of GPT-2's products it is 17 to 25 % slower. The first of the nearly fastest kernels is
+chosen, so that two launches seldom choose differently.
 """
 
 from __future__ import annotations

@@ -92,12 +92,13 @@ install() {
     rm -f "$unfinished"
 }
 
-# Writes bytecode on all cores, which pip does on one; most of what nobody imports is left out, and a
-# file for a newer Python does not compile. Not left to the first import: where Python is told to
+# Writes bytecode on all cores, which pip does on one; most of what no launch imports is left out, and
+# a file for a newer Python does not compile. Not left to the first import: where Python is told to
 # write no bytecode, every launch would compile torch.
 compile() {
     local unused='tests?|testing/_internal|_vendor|pip|fontTools|pygments/lexers|mypyc?|pytorch_lightning'
     unused+='|transformers/(models|exporters|pipelines|cli)|sympy/(physics|stats|vector|codegen)'
+    unused+='|setuptools|lightning(_fabric)?|torchmetrics|huggingface_hub|pydantic|aiohttp|duckdb|PIL|rich'
     "$python" -m compileall -q -q -j 0 -x "/($unused)/" "$venv/lib" || true
 }
 

@@ -205,7 +205,7 @@ def _commit(root: Path, paths: list[Path]) -> str:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
             return f"git {arguments[0]} failed ({last[-1] if last else 'no answer'}); do: {typed}"
     new = [name for name in names if ours[name] in dirty]
-    say(f"committed {', '.join(new)}: a recording names the commit that it is of")
+    say(f"committed {', '.join(new)}: a recording names its commit")
     return ""
 
 
@@ -222,8 +222,8 @@ def _record(root: Path, python: str, test: str) -> int:
     status = subprocess.run(command, cwd=root, check=False).returncode
     if status == PYTEST_USAGE and not metadata.entry_points(group="pytest11", name=PLUGIN):
         clone = shlex.quote(str(Path(__file__).resolve().parents[2]))
-        say("", "pytest does not know these options where stepguard is not installed:")
-        say(f"  {python} -m pip install {clone}", "then init again")
+        say("", "pytest does not know these options, since stepguard is not installed. Install it:")
+        say(f"  {python} -m pip install {clone}", "Then run init again.")
     elif status:
         say("", "Mend what is told above, commit, then again:", f"  {_again(python)}")
         if own := _own_commits(root, test):

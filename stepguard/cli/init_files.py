@@ -124,7 +124,8 @@ def files_of_case(root: Path, case: Case) -> Iterator[Wanted]:
     yield Wanted(root / test_file(case), _file_text(case), "what is guarded")
     if settings := _settings(root):
         yield settings
-    ignored = Wanted(root / ".gitignore", "__pycache__/\n", "a recording needs a clean tree")
+    why = "Python's caches would make the tree dirty"
+    ignored = Wanted(root / ".gitignore", "__pycache__/\n", why)
     if ignored.alone or git(root, "check-ignore", "-q", "__pycache__/x.pyc") is None:
         yield ignored
 

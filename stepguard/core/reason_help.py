@@ -149,7 +149,7 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "The other revision has no such factory or parameter, or its step raised; the message "
         "says which.",
         "Compare with a revision that can, or use the stored baseline. If it lacks files that git "
-        'ignores: `Case(data=("PATH",))`.',
+        'ignores, name them in the case: `data=("PATH",)`.',
     ),
     Reason.TIME_DECIDES: Help(
         "On a GPU: the step does other work than the other revision's, for example other "

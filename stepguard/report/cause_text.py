@@ -26,9 +26,9 @@ _MACHINE_CODE = {
     "spill_bytes": "spills {} B",
     "shared_bytes": "shared memory {} B",
     "instructions": "instructions {}",
-    "fp64": "of fp64 {}",
-    "tensor_core": "of tensor cores {}",
-    "atomic": "atomic {}",
+    "fp64": "fp64 instructions {}",
+    "tensor_core": "tensor core instructions {}",
+    "atomic": "atomic instructions {}",
 }
 _PART = ("{what}", "", "{ms}")  # a part of the step that is no kernel
 _REFUSED = {

@@ -96,8 +96,8 @@ def next_steps(
     if any(not site.via for site in syncs):
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
     if _lacks(verdict):
-        ignored = 'data=("PATH",) in the case'
-        steps.append(f"if the other revision lacks what git ignores, such as data: {ignored}")
+        ignored = 'write data=("PATH",) into the case'
+        steps.append(f"if the other revision lacks files that git ignores, such as data: {ignored}")
     if _stays(verdict):
         afresh = f"--perf-select={shlex.quote(verdict.case_id)} --perf-fresh"
         steps.append(
@@ -178,7 +178,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     if verdict.reason is Reason.UNDECIDED:
         return _what_decides(verdict, commands)
     if verdict.status is Status.NOT_COMPARABLE:
-        return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
+        return ["choose a revision that can, or leave out --perf-against: then the baseline judges"]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
 
 

@@ -297,11 +297,16 @@ def test_every_option_has_its_help(command: str):
     assert [one.dest for one in parser._actions if not one.help] == []
 
 
-def test_the_fast_step_trains_unless_told_otherwise():
-    """``--no-fast`` asks for the reference, which is what a CPU falls back to."""
+@pytest.mark.parametrize("ranks", ["", "1", "2"])
+def test_the_fast_step_trains_one_rank_unless_told_otherwise(ranks, monkeypatch):
+    """``--no-fast`` asks for the reference; a CPU and several ranks fall back to it."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if ranks:
+        monkeypatch.setenv("WORLD_SIZE", ranks)
     parser = importlib.import_module("model.train")._parser()
     given = ["--out", "run"]
-    assert parser.parse_args(given).fast
+    assert parser.parse_args(given).fast is (ranks != "2")
+    assert parser.parse_args([*given, "--fast"]).fast
     assert not parser.parse_args([*given, "--no-fast"]).fast
 
 

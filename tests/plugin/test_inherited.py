@@ -137,9 +137,8 @@ def test_no_rank_sees_what_a_conftest_set(project):
     assert found.verdict.status is Status.NO_BASELINE, str(result.stdout)
 
 
-def test_torch_in_pytests_own_process_is_no_change(monkeypatch):
+def test_torch_in_pytests_own_process_is_no_change():
     """Tests beside the cases may import it, and compile: torch then sets variables by itself."""
-    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # for a single kernel
     code = "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(4))\n"
     code += "from stepguard.machine import inherited as one\n"
     code += "print(one.STARTED.changes(one.inherited_now()))"
