@@ -159,9 +159,9 @@ class RunningLaunch:
         return answers
 
     def run_untimed(self, begin: int, block: int) -> None:
-        """Run steps up to step ``begin``, in blocks of so many. All but the first SETTLING_STEPS are
-        kept as untimed. The last block takes up to MIN_STEPS more: among fewer no step is seen to
-        be slower than the others.
+        """Run steps up to step ``begin``, in blocks of so many. All but the first SETTLING_STEPS
+        are kept as untimed. The last block takes what would be fewer than MIN_STEPS, too: among
+        these no step is seen to be slower than the others.
         """
         self.run(min(SETTLING_STEPS, begin - self.ran))
         while self.ran < begin:
