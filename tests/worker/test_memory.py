@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.worker import torch_device
+from stepguard.worker.count.collector import live_objects
 from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.memory_counters import (
     _PHASE,
     count_memory,
-    live_objects,
     live_tensor_bytes,
     running_peaks,
 )

@@ -18,7 +18,7 @@ import torch
 
 from stepguard.core.fingerprint import steers
 from stepguard.core.metrics import SETTINGS, setting
-from stepguard.worker.count.memory_counters import live_objects
+from stepguard.worker.count.collector import live_objects
 from stepguard.worker.count.tally import RankStep, Tally
 
 # torch's own helpers come and go with its compile cache.

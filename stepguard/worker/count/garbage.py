@@ -15,9 +15,8 @@ import torch
 
 from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
-from stepguard.worker.count.leak_steps import own_collections
+from stepguard.worker.count.collector import live_objects, own_collections, with_finalizer
 from stepguard.worker.count.locate import Place, is_machinery, locate, qualified, site_at
-from stepguard.worker.count.memory_counters import live_objects, with_finalizer
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import RankStep, Tally
 

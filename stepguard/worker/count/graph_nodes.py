@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from stepguard.core.metrics import GRAPH_NODES
 from stepguard.core.site import Site
+from stepguard.worker.count.collector import live_objects
 from stepguard.worker.count.locate import locate, qualified, site_at
-from stepguard.worker.count.memory_counters import live_objects
 from stepguard.worker.count.tally import LEAK_STEPS, RankStep, Tally
 
 PLACES = 5  # those that keep most

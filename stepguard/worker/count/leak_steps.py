@@ -5,12 +5,11 @@ second.
 """
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
+from stepguard.worker.count.collector import collect, collect_frozen, own_collections
 from stepguard.worker.count.graph_nodes import nodes_alive
-from stepguard.worker.count.memory_counters import collect, collect_frozen
 from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 
 
@@ -41,8 +40,8 @@ class LeakSteps:
             self._nodes = nodes_alive(frozen) - before
 
     def _left(self) -> int:
-        """Run PERIOD steps. Return the number of objects that they leave to the collector, also of
-        those that they let it free.
+        """Run PERIOD steps. Return how many objects they leave to the collector. Objects that it
+        frees during the steps count, too.
         """
         before = _collected()
         self._counted.run_period()
@@ -64,15 +63,3 @@ class LeakSteps:
 def _collected() -> int:
     """Return the number of objects that Python's collector has freed in this process."""
     return sum(generation["collected"] for generation in gc.get_stats())
-
-
-@contextmanager
-def own_collections() -> Iterator[None]:
-    """Let Python's collector run only where it is called inside the block."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()

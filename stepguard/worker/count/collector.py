@@ -1,0 +1,92 @@
+"""Python's collector: when it runs, which objects it knows, and which ones it frees."""
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def own_collections() -> Iterator[None]:
+    """Let Python's collector run only where it is called inside the block."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def live_objects(frozen: int) -> list[Any]:
+    """Return the objects that Python's collector knows, after a collection.
+
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more than
+    ``frozen`` objects are frozen, they are unfrozen, and frozen again.
+    """
+    hidden = _hides_more(frozen)
+    if hidden:
+        gc.unfreeze()
+    gc.collect()
+    things = gc.get_objects()
+    if hidden:
+        gc.freeze()
+    return things
+
+
+def collect() -> int:
+    """Collect garbage. Return the number of its objects, or of those with a finalizer if these are
+    more.
+
+    Python does not count what a finalizer frees. A suspended generator has one: an object that
+    keeps its own generator is freed by it, and is not counted.
+    """
+    before = {id(thing) for thing in with_finalizer()}
+    counted = gc.collect()
+    return max(counted, len(before - {id(thing) for thing in with_finalizer()}))
+
+
+def with_finalizer() -> list[Any]:
+    """Return the living objects that have a finalizer; none if another thread runs, which may free
+    some at any time.
+    """
+    things = gc.get_objects() if threading.active_count() == 1 else []
+    # By id: a metaclass may compare classes, and then they have no hash.
+    kinds = {id(type(thing)): type(thing) for thing in things}
+    finalized = {
+        key for key, kind in kinds.items() if any("__del__" in vars(base) for base in kind.__mro__)
+    }
+    return [thing for thing in things if id(type(thing)) in finalized]
+
+
+def collect_frozen(frozen: int) -> int:
+    """Collect the garbage that the workload froze since the last call of live_objects(). Return the
+    number of its objects. Other garbage is collected before, and does not count.
+    """
+    gc.collect()
+    if not _hides_more(frozen):
+        return 0
+    gc.unfreeze()
+    collected = collect()
+    gc.freeze()
+    return collected
+
+
+def _hides_more(frozen: int) -> bool:
+    """Tell whether more than ``frozen`` objects are frozen. Only the first call counts them, which
+    takes 30 ms: afterwards, whatever was frozen since the last call was frozen with its mark.
+    """
+    if mark := _marks.get(frozen):
+        hidden = all(thing is not mark for thing in gc.get_objects())
+    else:
+        hidden = gc.get_freeze_count() > frozen
+    _marks[frozen] = _Mark()  # the caller, too, may freeze it
+    return hidden
+
+
+class _Mark:
+    """An object that ``gc.freeze`` hides with all others."""
+
+
+_marks: dict[int, _Mark] = {}  # by ``frozen``
