@@ -345,7 +345,8 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
         pct = max(pct, 100 * math.expm1(slow.adds))
         if slow.kind == "late":
             old_ms = new_ms / (1 + pct / 100)
-        new_ms = old_ms * (1 + pct / 100)
+        else:
+            new_ms = old_ms * (1 + pct / 100)
     elif pattern and decided.status is Status.SAME:
         reason = REASONS[pattern.kind]
     return MetricVerdict(

@@ -137,7 +137,7 @@ def decode_all(file: BinaryIO) -> Decoded:
         [event for event in part if event.ph == "X" or _begins_arrow(event)] for part in chunks
     ]
     for event in (event for part in parts for event in part):
-        if not (event.dur >= 0 and math.isfinite(event.ts) or event.ph != "X"):
+        if event.ph == "X" and not (event.dur >= 0 and math.isfinite(event.ts)):
             raise TraceError(f"the event {event.name!r} has no begin or no length")
     return Decoded(parts, chunks.head)
 

@@ -9,8 +9,8 @@ from stepguard.worker.profilers.nvtx_ranges import Ranges, ranges_of_torch
 STEP = "micro_step_0 forward backward micro_step_1 forward backward clip_grad optimizer".split()
 
 
-def paths(step, steps):
-    """Every range of the last of some steps, with those that lie around it."""
+def recorder():
+    """A profiler's ranges: the paths of all, the open ones, and what opens one."""
     found, opened = [], []
 
     @contextmanager
@@ -20,6 +20,12 @@ def paths(step, steps):
         yield
         assert opened.pop() == name  # in order: a profiler's ranges are a stack
 
+    return found, opened, entered
+
+
+def paths(step, steps):
+    """Every range of the last of some steps, with those that lie around it."""
+    found, opened, entered = recorder()
     ranges = Ranges(entered)
     for _ in range(steps):
         found.clear()
@@ -52,15 +58,7 @@ def test_what_torch_calls_for_a_script_lies_in_ranges():
     """Each backward pass and each optimizer's step, with what it calls: a closure's backward pass
     is inside. Behind the block nothing is left.
     """
-    seen, opened = [], []
-
-    @contextmanager
-    def entered(name):
-        opened.append(name)
-        seen.append("/".join(opened))
-        yield
-        assert opened.pop() == name
-
+    seen, opened, entered = recorder()
     weight = torch.ones(2, requires_grad=True)
     first, second = torch.optim.AdamW([weight]), torch.optim.LBFGS([weight], max_iter=1)
 

@@ -59,8 +59,7 @@ def blocks(times_ms, ran=20, enqueue_ms=0.5 * MS):
 
 def between(times_ms):
     """Untimed steps between the two blocks."""
-    (made,) = blocks((*times_ms, *times_ms), ran=20 + STEPS // 2 + 1)[:1]
-    return (made,)
+    return blocks((*times_ms, *times_ms), ran=20 + STEPS // 2 + 1)[:1]
 
 
 def noisy(seed, steps=STEPS):
