@@ -21,6 +21,7 @@ from stepguard.worker.count.locate import raised_at
 from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.loops.looped import LoopedWorkload, workload_of
+from stepguard.worker.loops.step_borders import modes
 from stepguard.worker.workload import BadWorkload
 
 HEAD = """
@@ -305,6 +306,15 @@ def test_a_step_that_ends_inside_of_a_mode_is_refused(script, mode):
     """
     found = in_a_fork(lambda: journal_of(script(HEAD + IN_A_MODE.replace("MODE", mode)), 3))
     assert found["raised"] == "BadWorkload" and "mark the end of each step" in found["says"]
+
+
+def test_a_mode_that_is_made_anew_is_another_one():
+    """Also where it would get the address of one that is gone."""
+    with torch.device("cpu"):
+        before = modes()
+    for _ in range(50):
+        with torch.device("cpu"):
+            assert len(before) == 1 and modes() != before
 
 
 def test_a_mode_that_is_entered_again_is_refused_when_it_hides_the_count(script):

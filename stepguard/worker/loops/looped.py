@@ -103,7 +103,8 @@ class LoopedWorkload:
         if not rests:
             raise BadWorkload(self._too_short())
         # The first step may enter a mode that the whole loop runs in.
-        if modes() != outside and self._step_s < math.inf:
+        inside = modes()
+        if [*map(id, inside)] != [*map(id, outside)] and self._step_s < math.inf:
             raise BadWorkload(INSIDE_OF_MODE.format(name=self._name))
         self._step_s = min(self._step_s, perf_counter() - began)
 

@@ -39,14 +39,14 @@ from stepguard.worker.workload import BadWorkload
 PATIENCE = 8
 
 
-def modes() -> list[int]:
+def modes() -> list[Any]:
     """Return which modes of torch are on in this thread: first those that see functions, then those
-    that see operators, each the outermost first.
+    that see operators, each the outermost first. Compare them by identity, while both lists live:
+    a new mode often gets the address of one that is gone.
     """
     if not _len_torch_function_stack() and not _len_torch_dispatch_stack():
         return []  # as in each step that is timed
-    on = (*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack())
-    return [id(mode) for mode in on]
+    return [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
 
 
 class Cycle:
