@@ -12,6 +12,7 @@ SLOWER, FASTER, SAME = "SLOWER", "FASTER", "same"
 EITHER = "SLOWER or same"  # a size between the margins, where both answers are right
 RED = "red"  # by whatever finding, since no kernel shows it
 _GEMM = "nvjet|gemm|cutlass|xmma"
+_IMPORTED = "from model.config import GPTConfig\n"
 _LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
 _PROJECT = "        return self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width))\n"
 _GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
@@ -55,6 +56,43 @@ def gelu_twice(layers: int) -> Change:
         + "        return self.c_proj(hidden)\n"
     )
     return Change(_in_layers(layers, (_GELU, new)), SLOWER, "gelu")
+
+
+def longer_gelu(multiply_adds: int) -> Change:
+    """Return a slower Triton kernel: GELU's of the first layer does so much more arithmetic on each
+    element. It reads and writes as much as before, and the backward pass stays as it is.
+    """
+    new = (
+        '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
+        + _where_planted(
+            "            more = hidden.detach()\n"
+            f"            for _ in range({multiply_adds}):\n"
+            "                more = more * 0.999 + 0.001\n"
+            "            hidden = hidden + 1e-9 * more\n"
+        )
+        + "        return self.c_proj(hidden)\n"
+    )
+    return Change(_in_layers(1, (_GELU, new)), SLOWER, "gelu")
+
+
+def own_attention(multiply_adds: int) -> Change:
+    """Return another attention in the first layer, a Triton kernel that the compiler makes. It does
+    so much more arithmetic on each score, again in the backward pass.
+    """
+    new = (
+        _where_planted(
+            "\n            def score(of: Tensor, *place: Tensor) -> Tensor:\n"
+            f"                for _ in range({multiply_adds}):\n"
+            "                    of = of * 0.999 + 0.001\n"
+            '                return torch.where(place[2] >= place[3], of, float("-inf"))\n\n'
+            "            mixed = flex_attention(query, key, value, score_mod=score)\n"
+        )
+        + "        else:\n"
+        + _ATTEND.replace("        mixed", "            mixed")
+    )
+    flex = (_IMPORTED, "from torch.nn.attention.flex_attention import flex_attention\n" + _IMPORTED)
+    edits = _in_layers(1, flex, (_ATTEND, new))
+    return Change(edits, SLOWER, "flex_attention", needs_gpu=True)
 
 
 def clones(layers: int) -> Change:
@@ -143,7 +181,6 @@ FLASH = Change(
     "flash",
     needs_gpu=True,
 )
-_IMPORTED = "from model.config import GPTConfig\n"
 CUDNN_OFF = Change(  # of all settings the one that no source of the step names
     ((GPT, _IMPORTED, _IMPORTED + "\ntorch.backends.cuda.enable_cudnn_sdp(False)\n"),),
     SLOWER,
@@ -187,6 +224,15 @@ SLOWDOWNS: dict[str, Change] = {
     "projection in 6 parts in 9 layers": projection_in_parts(9),
     "optimizer of 40 more passes": optimizer_passes(40),
     "parameters cloned 30 times": parameter_copies(30),
+}
+# About 0.1, 0.2 and 0.3 % of a step on an H100, by estimate: 14 us of 270 ms for each multiply-add,
+# after about ten that hide behind the kernel's memory traffic.
+LONGER_GELU: dict[str, Change] = {
+    f"{count} multiply-adds in one gelu": longer_gelu(count) for count in (30, 50, 70)
+}
+# About 0.1 % for each, by estimate: 58 us forward, and four times that backward.
+LONGER_ATTENTION: dict[str, Change] = {
+    f"{count} multiply-adds in own attention": own_attention(count) for count in (1, 2, 3)
 }
 OPTIMIZATIONS: dict[str, Change] = {
     "bf16 weights": BF16_WEIGHTS,
