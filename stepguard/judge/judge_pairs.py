@@ -53,6 +53,7 @@ from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
+from stepguard.judge.rules.changed_kernels import margins_of
 from stepguard.judge.rules.identical_step import not_enough
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -114,7 +115,7 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
-        comparison.margins,
+        margins_of(comparison, decided),
         comparison.alpha,
         comparison.together,
         most,
@@ -335,7 +336,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
     new time is the old one with them. If the time is `same` although such steps are slower, for
     example on both sides, the reason names them.
     """
-    margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
+    margins, reason, pct = margins_of(comparison, decided), decided.reason, decided.estimate_pct
     known = of_pairs(comparison) or of_head_alone(comparison)
     slow = known if decided.status is Status.SLOWER else None
     pattern = known or of_launches(comparison.head.launches)

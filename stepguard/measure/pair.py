@@ -132,6 +132,17 @@ class Pair:
                 self.launches[before].park()
             _block(self.launches[now], self.launches[1 - now], blocks)
 
+    def profile(self, order: Sequence[int]) -> None:
+        """Run untimed steps and profile a few, of each launch, after run() in the same order."""
+        active = order[-1]
+        for now in order[: len(SIDES)]:
+            launch = self.launches[now]
+            if now != active:
+                self.launches[active].park()
+            launch.run(block_steps(self._timing.lead_s, launch.warmup.step_s))
+            launch.profile_kernels()
+            active = now
+
     def leave(self) -> None:
         """Check what both launches imported, and end them."""
         for launch in self.launches:

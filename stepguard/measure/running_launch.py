@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
+from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
+from stepguard.judge.kernel_times import times_as_counted
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.combine_ranks import Answers
@@ -54,6 +58,7 @@ class RunningLaunch:
     ) -> None:
         self.workers, self.label, self.protocol = workers, label, protocol
         self.group = workers.start(label, alone=alone, standby=standby)
+        self._standby = standby
         self._began = time.monotonic()
         self._compile_s = 0.0
         self._first_compiled = False  # the first step compiled what no cache had
@@ -65,6 +70,7 @@ class RunningLaunch:
         self.blocks: list[Block] = []
         self._discarded: list[Block] = []
         self._untimed: list[Block] = []
+        self._kernels_us: tuple[float, ...] = ()
 
     @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -92,18 +98,21 @@ class RunningLaunch:
         """Let only these launches be on the GPUs from now on."""
         launches[0].workers.expect(*(launch.group for launch in launches))
 
-    def imported(self) -> bool:
-        """Tell whether a standby's agent has imported, without waiting."""
-        with self._blamed():
-            return self.group.imported()
+    def release(self) -> None:
+        """Let the ranks of a standby import. Of another launch they do already."""
+        self._standby = False
+        self.group.release()
 
     def ready(self) -> bool:
-        """Tell whether the ranks have imported everything, without waiting."""
+        """Tell whether the ranks, or the agent of a standby, have imported everything, without
+        waiting.
+        """
         with self._blamed():
-            return self.group.ready()
+            return self.group.imported() if self._standby else self.group.ready()
 
     def hello(self) -> None:
         """Wait until the ranks have imported everything. Their time limit runs from then on."""
+        self.release()
         self._began = time.monotonic()
         self.show("start")
         with self._blamed():
@@ -227,6 +236,16 @@ class RunningLaunch:
         cold_s = self._compile_s if self._first_compiled else None
         self.workers.take_counts(answers, time.monotonic() - began, cold_s)
 
+    def profile_kernels(self) -> None:
+        """Profile a few steps. Keep the kernels' times if the kernels are those that the counting
+        pass found.
+        """
+        self.show("profile")
+        kept = self.ask("profile")[0]["profile"]
+        counted = self.workers.counts.profile if self.workers.counts else None
+        if kept and counted:
+            self._kernels_us = times_as_counted(counted, msgspec.convert(kept, Profile))
+
     def park(self) -> None:
         """Give the cached memory back, and idle until the next command."""
         self.ask("park")
@@ -252,6 +271,7 @@ class RunningLaunch:
             wall_s=time.monotonic() - self._began,
             discarded=tuple(self._discarded),
             untimed=tuple(self._untimed),
+            kernels_us=self._kernels_us,
         )
 
 
