@@ -256,10 +256,21 @@ def _compared(comparison: Comparison) -> Findings:
     if start := first_step.decision(comparison):
         judged = first_step.verdict(comparison, start)
         compared = [judged if metric.metric == judged.metric else metric for metric in compared]
-    status = decided.status if decided and comparison.head.on_gpu else None
+    status = _shown_by_time(comparison, decided)
     metrics = tuple(beside_time(metric, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison))
+
+
+def _shown_by_time(comparison: Comparison, decided: Decision | None) -> Status | None:
+    """Return what a GPU's time says beside counters; None if no time is judged. A gain that the
+    case's margin ignores shows only in kernels. It pays for no cost, so it counts as `same`.
+    """
+    if decided is None or not comparison.head.on_gpu:
+        return None
+    gain = -math.log1p(decided.high_pct / 100)
+    ignored = decided.status is Status.FASTER and gain <= comparison.margins.ignore
+    return Status.SAME if ignored else decided.status
 
 
 def _findings(

@@ -222,6 +222,18 @@ def places(name):
     return [at for at, row in enumerate(profile(0).kernels) if row.name.startswith(name)]
 
 
+@pytest.mark.parametrize(("pct", "paid"), [(-0.15, False), (-0.5, True)])
+def test_a_small_gain_of_kernels_pays_for_no_cost(pct, paid):
+    """One that the step's margin ignores is FASTER, but a sync more still fails."""
+    found = made({GELU: pct})
+    counts = found.head.counts
+    syncs = {"host_syncs_per_step": counts.values["host_syncs_per_step"] + 1}
+    head = replace(found.head, counts=replace(counts, values=counts.values | syncs))
+    assert said(found) is Status.FASTER and judge_ab(found).status is Status.FASTER
+    verdict = judge_ab(replace(found, head=head))
+    assert verdict.status is (Status.FASTER if paid else Status.CHANGED)
+
+
 @pytest.mark.parametrize("pairs", [2, 3, 4])
 @pytest.mark.parametrize(("factor", "status"), [(1.02, Status.SLOWER), (0.98, Status.SAME)])
 def test_a_bound_beyond_what_is_ignored_is_slower(pairs, factor, status):
