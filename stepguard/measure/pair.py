@@ -139,8 +139,7 @@ class Pair:
             launch = self.launches[now]
             if now != active:
                 self.launches[active].park()
-            launch.run(block_steps(self._timing.lead_s, launch.warmup.step_s))
-            launch.profile_kernels()
+            launch.profile_kernels(block_steps(self._timing.lead_s, launch.warmup.step_s))
             active = now
 
     def leave(self) -> None:

@@ -236,11 +236,12 @@ class RunningLaunch:
         cold_s = self._compile_s if self._first_compiled else None
         self.workers.take_counts(answers, time.monotonic() - began, cold_s)
 
-    def profile_kernels(self) -> None:
-        """Profile a few steps. Keep the kernels' times if the kernels are those that the counting
-        pass found.
+    def profile_kernels(self, lead: int) -> None:
+        """Run ``lead`` untimed steps, and profile a few. Keep the kernels' times if the kernels are
+        those that the counting pass found.
         """
         self.show("profile")
+        self.run(lead)
         kept = self.ask("profile")[0]["profile"]
         counted = self.workers.counts.profile if self.workers.counts else None
         if kept and counted:
