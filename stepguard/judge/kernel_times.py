@@ -23,9 +23,9 @@ Mask = NDArray[np.bool_]
 LEAST_SHARE = 0.02
 # The standard deviation of a pair's difference is at most about 0.8 % of the time of the kernels
 # that differ, and 0.004 % of a step. Measured with a profile of six steps a launch: 11 launches of
-# one train step on two H200s (2026-11-26), paired anew. Of 90 kernels half scatter by a third of
-# this, 95 % by at most the whole, and none by more than 1.7 times as much. With three steps of each
-# launch it is nearly twice as much.
+# one train step on two H200s (2026-11-26), paired anew. Of 90 kernels half scatter by at most half
+# of this, 95 % by at most the whole, and none by more than 1.7 times as much. With three steps of
+# each launch it is nearly twice as much, and a profile takes a fifth less time.
 SCATTER_SHARE, LEAST_SCATTER_PCT = 0.008, 0.004
 # Weight of this knowledge in degrees of freedom. If the true value is twice as large, a rule with
 # three analyses errs by 0.11 % instead of 0.015 %, and hardly at all if it is smaller.

@@ -31,8 +31,8 @@ from stepguard.judge.unchanged_pairs import unusual, why_not_bound
 from stepguard.trace.kernel_classes import COMMUNICATION
 
 LEAST_PAIRS, PROFILED_PAIRS = 2, 4
-# The kernels that differ may take longer by this much of a step. A choice: three times what the
-# longest kernel of a train step scatters by in two pairs.
+# The kernels that differ may take longer by this much of a step. A choice: a quarter of what the
+# plan ignores. A kernel of a tenth of a step scatters by 0.03 % of it in the mean of two pairs.
 IGNORE_PCT = 0.05
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
 # Kernels that overlap can take longer without the step. Where they follow each other they take
@@ -137,11 +137,12 @@ class _Kernels:
         matched, us = _matched(comparison), []
         sides = (matched.base, comparison.base), (matched.head, comparison.head)
         for rows, side in sides:
-            each = [launch.kernels_us for launch in side.launches]
+            each = [launch.kernels_us for launch in side.launches[: comparison.pairs]]
             if any(len(one) != len(rows) or not min(one) > 0 for one in each):
                 return None
             us.append(np.array(each))
-        step_us = np.array([1e3 * launch.step_ms for launch in comparison.base.launches])
+        launches = comparison.base.launches[: comparison.pairs]
+        step_us = np.array([1e3 * launch.step_ms for launch in launches])
         return _Kernels(matched.changed, matched.times(*us), step_us)
 
     def log_ratios(self) -> list[float]:
