@@ -1,87 +1,89 @@
-"""Launches whose kernels were profiled: a train step on two H200s, as kernels_h200.json has them.
+"""Launches whose kernels were profiled: a train step on two H200s, as benchmarks/data has them.
 
-Recorded on 2026-11-26 by benchmarks.kernel_pairs. Base launches have one code. HEAD's gelu of one
-layer does 30 or 70 multiply-adds more, or nothing differs. Each launch has two profiles.
+Base launches have one code. HEAD's gelu of one layer does 30 or 70 multiply-adds more, or nothing
+differs. Each launch has two profiles.
 """
 
+import gzip
 import json
 import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 
 from builders import block_of, evidence, launch, replace
 
+from benchmarks.kernel_difference import identity
 from stepguard.core.comparison import Comparison, LaunchPair
 from stepguard.core.profile import KernelRow, Parts, Profile
-from stepguard.core.work_and_peaks import Work
 
 __all__ = ["LaunchPair", "block_of", "launch"]
 STEPS = 6
-LONGER = (0.1685, 0.1715, 0.1651, 0.1790)  # percent of a step that 30 multiply-adds take, by pair
 FILES = ("model/gpt.py",)
+
+
+DATA = Path(__file__).parents[1] / "benchmarks" / "data" / "kernel_pairs_h200_2026-11-26.json.gz"
 
 
 @dataclass(frozen=True)
 class Recorded:
     """One recorded launch."""
 
-    pair: int
-    gpu: int
-    change: int  # multiply-adds
-    step: int  # which kernels it ran
-    kernels_us: tuple[tuple[float, ...], ...]  # of each profile
+    gpu: str
+    step: tuple[str, ...]  # keys of the kernels that it ran
+    kernels_us: tuple[tuple[float, ...], ...]  # of each profile, in that order
     blocks_ms: tuple[tuple[float, ...], ...]
 
 
 @cache
 def _document():
-    return json.loads(Path(__file__).with_name("kernels_h200.json").read_text())
+    return json.loads(gzip.decompress(DATA.read_bytes()))
 
 
 @cache
 def launches(side):
     """The launches of a side, in the order of the pairs."""
-    return tuple(
-        Recorded(
-            one["pair"],
-            one["gpu"],
-            one["change"],
-            one["step"],
-            tuple(map(tuple, one["us"])),
-            tuple(map(tuple, one["blocks_ms"])),
-        )
-        for one in _document()["launches"]
-        if one["side"] == side
-    )
+    found = []
+    for pair in _document()["pairs"]:
+        one = pair[side]
+        step = tuple(sorted(one["turns"][0]["kernels"]))
+        us = tuple(tuple(_us(turn["kernels"][key]) for key in step) for turn in one["turns"])
+        blocks = tuple(map(tuple, one["block_step_ms"]))
+        found.append(Recorded(pair["gpu"], step, us, blocks))
+    return tuple(found)
+
+
+def _us(series):
+    return round(fmean(series[1]), 3)
+
+
+BASE = launches("base")[0].step
+COLD = launches("head")[0].step  # of the same code as the base's, compiled with another grid
 
 
 @cache
-def profile(step):
+def profile(step=BASE):
     """The profile of a launch that ran these kernels, as a counting pass keeps it."""
-    known = _document()
-    first = next(one for one in known["launches"] if one["step"] == step)
-    rows = []
-    for (place, calls), us in zip(known["steps"][step], first["us"][0], strict=True):
-        name, canonical, kind, phase, grid, block, operator, code, flops = known["kernels"][place]
-        rows.append(
-            KernelRow(
-                name,
-                canonical,
-                kind,
-                phase,
-                (float(calls),) * STEPS,
-                (us,) * STEPS,
-                tuple(grid),
-                tuple(block),
-                operator,
-                code=code,
-                work=Work(flops),
-            )
+    document = _document()
+    turn = next(
+        turn
+        for pair in document["pairs"]
+        for side in ("base", "head")
+        for turn in pair[side]["turns"]
+        if tuple(sorted(turn["kernels"])) == step
+    )
+    rows = tuple(
+        KernelRow(
+            calls=(float(turn["kernels"][key][0]),) * STEPS,
+            us=(_us(turn["kernels"][key]),) * STEPS,
+            **identity(document["kernels"][key]),
         )
-    step_us, idle_us = ((first[name][0],) * STEPS for name in ("step_us", "idle_us"))
+        for key in step
+    )
+    step_us, idle_us = ((fmean(turn[name]),) * STEPS for name in ("step_us", "idle_us"))
     busy, none = tuple(a - b for a, b in zip(step_us, idle_us, strict=True)), (0.0,) * STEPS
-    return Profile("NVIDIA H200", 1, Parts(step_us, busy, none, none, idle_us), tuple(rows), ())
+    return Profile("NVIDIA H200", 1, Parts(step_us, busy, none, none, idle_us), rows, ())
 
 
 def measured(number, kernels_us, blocks_ms):
@@ -143,4 +145,4 @@ def as_recorded(chosen, turn=0, steps=None, edit=(), **changes):
         us = (one.kernels_us[turn] for one in (head, base))
         pairs.append(tuple(zip(us, blocks, strict=True)))
         heads.append(head.step)
-    return compared(pairs, edited(profile(heads[-1]), *edit), profile(0), **changes)
+    return compared(pairs, edited(profile(heads[-1]), *edit), profile(), **changes)

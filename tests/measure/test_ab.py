@@ -9,7 +9,7 @@ import threading
 import msgspec
 import pytest
 from builders import FINGERPRINT, replace
-from recorded_kernels import FILES, edited, longer, profile
+from recorded_kernels import COLD, FILES, edited, longer, profile
 
 import stepguard.measure.case_workers
 import stepguard.measure.launches
@@ -596,7 +596,7 @@ GELU = "triton_poi_fused_gelu_view_9"
 def differing(world):
     """HEAD has another source of a kernel, which takes 0.3 % of the step longer."""
     world.step_ms = {"head": 250.0 * 1.003, "base": 250.0}
-    world.profiles = {"base": profile(0), "head": longer(edited(profile(0), GELU), GELU, 750.0)}
+    world.profiles = {"base": profile(), "head": longer(edited(profile(), GELU), GELU, 750.0)}
 
 
 def profiles(world):
@@ -647,7 +647,7 @@ def test_an_unchanged_step_is_not_profiled(world, measure, differing):
 
 def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
     """A launch whose compiler chose another grid decides nothing, and no later pair can."""
-    world.profiled["pair 2 base"] = profile(1)
+    world.profiled["pair 2 base"] = profile(COLD)
     found = measure(4, GPU, files=FILES)
     assert [len(one.kernels_us) for one in found.base.launches] == [93, 0, 0, 0]
     assert profiles(world)[-1].startswith("pair 2")

@@ -45,11 +45,12 @@ from stepguard.report.verdict_text import headline
 PLANTED_30, PLANTED_70, SAME_CODE = (1, 4, 5, 8), (2, 6), (3, 7)  # places of pairs
 GELU, NORM = "triton_poi_fused_gelu_view_9", "triton_per_fused__to_copy_add_native_layer_norm_b"
 STEP_US = 250e3
+GPUS = sorted({one.gpu for one in recorded.launches("base")})
 
 
 def kernels(longer_pct=None, counted=None):
     """The us of a launch's kernels, of which these take so much of a step longer, by name."""
-    counted, left = counted or profile(0), dict(longer_pct or {})
+    counted, left = counted or profile(), dict(longer_pct or {})
     us = []
     for row in counted.kernels:
         name = next((name for name in left if row.name.startswith(name)), None)
@@ -65,7 +66,7 @@ def made(longer_pct=None, pairs=2, edit=(GELU,), step_pct=None, head=None, base=
     """
     longer = longer_pct or {}
     ratio = 1 + (sum(longer.values()) if step_pct is None else step_pct) / 100
-    head, base = head or edited(profile(0), *edit), base or profile(0)
+    head, base = head or edited(profile(), *edit), base or profile()
     one = (kernels(longer, head), steady(ratio)), (kernels(None, base), steady())
     return compared([one] * pairs, head, base, **changes)
 
@@ -144,7 +145,7 @@ def test_the_same_code_is_not_judged_by_kernels():
 
 def test_a_launch_that_ran_other_kernels_than_counted_decides_nothing():
     """A cold compiler chose another grid for three kernels in the first recorded launch."""
-    counted, cold = profile(0), profile(1)
+    counted, cold = profile(), profile(recorded.COLD)
     assert times_as_counted(counted, counted) == kernels()
     assert times_as_counted(counted, cold) == times_as_counted(cold, counted) == ()
     assert times_as_counted(counted, replace(counted, incomplete=1)) == ()
@@ -175,18 +176,18 @@ def test_a_kernel_more_counts_with_all_its_time(us, status):
     """0.02 % of a step is ignored, 0.15 % is not."""
     more = KernelRow("triton_poi_fused_clone_99", "triton_poi_fused_clone", "Triton", "forward",
                      (12.0,) * 6, (us,) * 6, code="new")  # fmt: skip
-    head = replace(profile(0), kernels=(*profile(0).kernels, more))
+    head = replace(profile(), kernels=(*profile().kernels, more))
     assert said(made(head=head, step_pct=100 * us / STEP_US)) is status
-    gone = made(head=profile(0), base=head, step_pct=-100 * us / STEP_US)
+    gone = made(head=profile(), base=head, step_pct=-100 * us / STEP_US)
     assert said(gone) is (Status.FASTER if status is Status.SLOWER else Status.SAME)
 
 
 def test_a_kernel_that_only_moved_is_same():
     """To another phase: it differs, and takes as long."""
     rows = tuple(
-        replace(row, phase="optimizer") if row.name == GELU else row for row in profile(0).kernels
+        replace(row, phase="optimizer") if row.name == GELU else row for row in profile().kernels
     )
-    assert said(made(head=replace(profile(0), kernels=rows))) is Status.SAME
+    assert said(made(head=replace(profile(), kernels=rows))) is Status.SAME
 
 
 def test_renumbered_kernels_are_the_same_kernels():
@@ -195,9 +196,9 @@ def test_renumbered_kernels_are_the_same_kernels():
         replace(row, name=f"{row.canonical}_{int(row.name.rpartition('_')[2]) + 1}", code="new")
         if row.kind == "Triton" and row.name.rpartition("_")[2].isdigit()
         else row
-        for row in profile(0).kernels
+        for row in profile().kernels
     )
-    found = made({}, edit=(), head=replace(profile(0), kernels=rows))
+    found = made({}, edit=(), head=replace(profile(), kernels=rows))
     assert why_not_judged(found) == "no kernel differs"
 
 
@@ -219,7 +220,7 @@ def reach_pct(value_pct, pairs):
 
 def places(name):
     """Where kernels of this name are in the profile."""
-    return [at for at, row in enumerate(profile(0).kernels) if row.name.startswith(name)]
+    return [at for at, row in enumerate(profile().kernels) if row.name.startswith(name)]
 
 
 @pytest.mark.parametrize(("pct", "paid"), [(-0.15, False), (-0.5, True)])
@@ -259,15 +260,15 @@ def test_two_to_four_pairs_decide(pairs):
 
 def test_most_of_the_time_must_be_in_equal_kernels():
     """The longest kernels are edited, one after the other, until half of the time is left."""
-    rows = sorted(profile(0).kernels, key=lambda row: -row.us[0])
+    rows = sorted(profile().kernels, key=lambda row: -row.us[0])
     total, changed_us = sum(row.us[0] for row in rows), 0.0
     for count in range(1, len(rows)):
         changed_us += rows[count - 1].us[0]
         few = {row.key for row in rows[:count]}
         head = replace(
-            profile(0),
+            profile(),
             kernels=tuple(
-                replace(row, code="edited") if row.key in few else row for row in profile(0).kernels
+                replace(row, code="edited") if row.key in few else row for row in profile().kernels
             ),
         )
         wanted = "" if 1 - changed_us / total >= EQUAL_SHARE else "most kernels differ"
@@ -481,7 +482,7 @@ def series(turn, gpu):
         one
         for side in ("head", "base")
         for one in recorded.launches(side)
-        if (one.step, one.gpu) == (0, gpu)
+        if (one.step, one.gpu) == (recorded.BASE, gpu)
     ]
     return np.array([one.kernels_us[turn] for one in of_code])
 
@@ -493,11 +494,11 @@ def rates():
     slowdown of 0.2 % of a step in these kernels would be.
     """
     draw = random.Random(45)
-    rows, found = profile(0).kernels, {2: [], 3: []}
+    rows, found = profile().kernels, {2: [], 3: []}
     matched = Matched.of(rows, rows)
     count = len(matched.matches)
     for turn in (0, 1):
-        for us in (series(turn, 0), series(turn, 1)):
+        for us in (series(turn, gpu) for gpu in GPUS):
             order = [*permutations(range(len(us)), 2)]
             at = {both: place for place, both in enumerate(order)}
             base, head = (us[[both[side] for both in order]] for side in (0, 1))
