@@ -464,6 +464,19 @@ def test_margins_follow_from_the_cases(wanted, margins):
     assert decided.status is (Status.SAME if wanted[0] == 1.0 else Status.SLOWER)
 
 
+@pytest.mark.parametrize("pairs", [2, 3, 4])
+@pytest.mark.parametrize(("factor", "status"), [(0.98, Status.SAME), (1.02, None)])
+def test_same_excludes_a_slowdown_that_no_kernel_shows(pairs, factor, status):
+    """The steps' own bound lies within the matter margin. Each of three analyses has a third of
+    BETA.
+    """
+    sd, degrees = PRIOR.moderated(0.0, pairs)
+    reach = stats.t.ppf(1 - BETA / 3, degrees) * sd / math.sqrt(pairs)
+    edge = min(MARGINS.matter - reach, PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs))
+    assert said(made(pairs=pairs, step_pct=100 * math.expm1(factor * edge))) is status
+    assert said(made(pairs=pairs, step_pct=-0.19)) is Status.SAME  # a gain is no such slowdown
+
+
 def test_same_takes_as_many_pairs_as_an_unchanged_step():
     """If the matter margin is narrower, two pairs do not exclude what no kernel shows."""
     for matter, statuses in ((0.3, {2: None, 4: Status.SAME}), (0.5, {2: Status.SAME})):
