@@ -5,6 +5,7 @@ import pytest
 from builders import replace
 
 from stepguard.core.profile import KernelRow
+from stepguard.core.work_and_peaks import Work
 from stepguard.judge.kernel_times import LEAST_SHARE, Matched, known_scatter
 
 STEP_US, STEPS = 270_000.0, 6
@@ -99,6 +100,12 @@ def test_what_counts_as_another_kernel(head, differs):
     assert Matched.of((base,), (kernel(*head),)).differs == (differs,)
 
 
+def test_other_work_is_another_kernel():
+    """Its grid does not show it: a product's kernel may stay on its multiprocessors."""
+    base, head = (replace(step()[0], work=Work(flops)) for flops in (1e9, 2e9))
+    assert Matched.of((base,), (head,)).differs == ("work",)
+
+
 def test_a_kernel_that_took_over_some_launches_is_judged_with_the_rest():
     """Two of 24 launches are of a longer kernel: both count, and what is longer is the sum."""
     head = [row for row in step() if row.canonical != GELU]
@@ -120,3 +127,8 @@ def test_the_known_scatter_grows_with_the_kernels():
     """A part of their time, and a floor."""
     assert known_scatter(0.0).sd_pct == pytest.approx(0.004)
     assert known_scatter(2.5).sd_pct == pytest.approx(0.024)
+    us = np.array([5_000.0, 1_000.0]), np.array([1_000.0, 5_000.0])
+    matched = Matched.of(step()[:2], step()[:2])
+    for one in (matched.times(*us), matched.times(*us[::-1])):  # of the side that takes longer
+        known = one.prior(np.array([True, False]), 100_000.0)
+        assert known.sd_pct == pytest.approx(0.004 + 0.008 * 5.0)
