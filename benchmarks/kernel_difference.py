@@ -1,9 +1,9 @@
 """Judge kernels against kernels: how much longer do the kernels that differ take? Pure functions.
 
-Kernels of both sides are matched. Some differ, by name, grid, launches or code; the others are the
-same on both sides, and so show the pace of each side. With the pace taken out, the time of the
-kernels that differ gives one difference a pair of launches, in percent of a step. A launch is the
-unit: bounds come from the scatter of the pairs' differences (Student's t, or moderated by a known
+Kernels of both sides are matched. Some differ, by name, grid, launches or code. The others are the
+same on both sides, and so they show the pace of each side. The times of the kernels that differ are
+divided by the pace. They give one difference for each pair of launches, in percent of a step. Its
+bounds come from the scatter of the pairs' differences (Student's t, or moderated by a known
 scatter). Unprofiled blocks can forbid a finding, but never make one.
 """
 
@@ -93,7 +93,7 @@ class Judged:
 
     @property
     def vetoed(self) -> bool:
-        """Tell whether unprofiled steps contradict the kernels: they lost surely less."""
+        """Tell whether unprofiled steps contradict the kernels: these surely lost less."""
         return self.steps.high_pct < self.kernels.low_pct
 
     @property
@@ -177,8 +177,8 @@ def _difference(one: Match) -> str:
 
 
 def differences_pct(times: KernelTimes, changed: Mask) -> Floats:
-    """Return for each pair by how much the ``changed`` kernels of the head take longer, in percent
-    of the base's step, with the pace of the others taken out turn by turn.
+    """Return for each pair how much longer the ``changed`` kernels of the head take, in percent of
+    the base's step. Their times are divided by the pace of the other kernels, turn by turn.
 
     Raises ValueError if no other kernel is left to show the pace.
     """
@@ -193,8 +193,8 @@ def differences_pct(times: KernelTimes, changed: Mask) -> Floats:
 
 
 def _pace(times: KernelTimes, changed: Mask, of_kind: Mask) -> Floats:
-    """Return the head's time for unchanged kernels over the base's, of each pair and turn: those of
-    the class, or all if the class has few.
+    """Return for each pair and turn the head's time for unchanged kernels, divided by the base's.
+    These are the kernels of the class, or all kernels if the class has few unchanged ones.
     """
     for mask in (of_kind & ~changed, ~changed):
         base = times.base_us[:, :, mask].sum(axis=2)
@@ -205,7 +205,7 @@ def _pace(times: KernelTimes, changed: Mask, of_kind: Mask) -> Floats:
 
 
 def step_differences_pct(pairs: Sequence[LaunchPair]) -> list[float]:
-    """Return for each pair by how much the head's unprofiled steps take longer, in percent."""
+    """Return for each pair how much longer the head's unprofiled steps take, in percent."""
     return [100 * math.log(fmean(head.block_ms) / fmean(base.block_ms)) for base, head in pairs]
 
 

@@ -2,13 +2,18 @@
 
     python -m benchmarks.kernel_rates kernels.json --out rates.json
 
-Five tables. (1) Each change, by the pairs as they were recorded: which kernels differ, and by how
-much. (2) The scatter between launches of the same code, all base launches against all on one GPU,
-for each kernel as if it alone differed. (3) Verdicts on nothing: launches of the same code are
-paired anew at random, and each kernel in turn, or a random set of them, is said to differ. (4) The
-same verdicts, with that kernel longer by a share of the step. (5) Verdicts on what was planted: its
-launches are paired at random with launches of the base. No launch is in a verdict twice. The exit
-status is 1 if more verdicts on nothing are red than their level allows.
+It makes five tables:
+
+1. Each change, by the pairs as they were recorded: which kernels differ, and by how much.
+2. The scatter of each kernel between launches of equal code, as if it alone differed. All launches
+   of the base on one GPU are compared with each other.
+3. Verdicts on equal code. Launches are paired anew at random. Each kernel in turn, or a random set
+   of kernels, counts as the one that differs.
+4. The same verdicts, with that kernel longer by a share of the step.
+5. Verdicts on what was planted. Its launches are paired at random with launches of the base.
+
+A verdict uses no launch twice. The exit status is 1 if more verdicts on equal code are red than
+their level allows.
 """
 
 import argparse
@@ -43,7 +48,7 @@ from benchmarks.shared import Document, about, binomial_bounds
 from stepguard.core.margins import ALPHA, Prior
 
 SIZES_PCT = (0.05, 0.1, 0.2, 0.3)  # of a step, by which a kernel is made longer
-PAIRS = (1, 2, 3, 4)  # of a verdict; one pair has bounds only if the scatter is known
+PAIRS = (1, 2, 3, 4)  # of a verdict; a single pair has bounds only if the scatter is known
 LEAST_PCT = 0.05  # share of a step; a shorter kernel could not be longer by much of a step
 SETS = 50  # of random kernels
 DRAWS = 300  # of launches, for each number of pairs
@@ -98,7 +103,7 @@ class Scatter:
         return Scatter(times_of(pairs), places, step_differences_pct(pairs))
 
     def alone(self) -> Iterator[tuple[int, Floats]]:
-        """Yield each kernel of some length, with the pairs' differences as if it alone differed."""
+        """Yield each kernel of LEAST_PCT or more, and the pairs' differences in it alone."""
         share = self.times.share_pct
         for at in np.argsort(-share).tolist():
             if share[at] >= LEAST_PCT:
@@ -158,8 +163,8 @@ def _said(values: Sequence[float], steps: Sequence[float]) -> dict[str, Any]:
 
 
 def scatter_rows(scatters: dict[str, Scatter]) -> list[dict[str, Any]]:
-    """Return a row for each kernel of some length: root mean squares of differences in percent of a
-    step, between launches and between the turns of one launch.
+    """Return a row for each kernel of LEAST_PCT or more: root mean squares of the differences, in
+    percent of a step, between launches and between the turns of one launch.
     """
     seen: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
     for scatter in scatters.values():
@@ -209,8 +214,8 @@ def _rms(values: Any) -> float:
 
 
 def draws(scatter: Scatter, count: int, rng: random.Random) -> list[list[int]]:
-    """Return verdicts: each the places of ``count`` pairs that share no launch; none if there are
-    too few launches.
+    """Return random verdicts. A verdict is a list of the places of ``count`` pairs that share no
+    launch. There is none if there are too few launches.
     """
     launches = sorted({launch for pair in scatter.pairs for launch in pair})
     if 2 * count > len(launches):
@@ -223,9 +228,9 @@ def draws(scatter: Scatter, count: int, rng: random.Random) -> list[list[int]]:
 
 
 def rates(scatters: dict[str, Scatter], known: bool, seed: int = 1) -> list[dict[str, Any]]:
-    """Return a row for each number of pairs: how often nothing is red, and how often a kernel that
-    is longer is. With ``known`` a kernel's scatter on the other GPUs counts, too (on the same one
-    if there is no other).
+    """Return a row for each number of pairs: how often equal code is red, and how often a kernel
+    that takes longer is. With ``known`` a kernel's scatter on the other GPUs counts, too (on the
+    same GPU if there is no other).
     """
     rng, rows = random.Random(seed), []
     for count in PAIRS[0 if known else 1 :]:
@@ -268,8 +273,9 @@ def _bounds(red: int, trials: int) -> list[float]:
 
 def prior_of(scatters: dict[str, Scatter], gpu: str, labels: Sequence[str]) -> Prior | None:
     """Return how the base's kernels of these labels scatter together in the other groups of
-    launches (in this one if there is no other), with a weight of as many degrees of freedom as
-    these have launches beyond the first; None if none of them has the kernels.
+    launches (in this group if there is no other). A group are a GPU's launches of one base. Each of
+    its launches but the first weighs one degree of freedom. Return None if no group has the
+    kernels.
     """
     seen: list[tuple[float, int]] = []
     for scatter in [one for name, one in scatters.items() if name != gpu] or [scatters[gpu]]:
@@ -286,8 +292,8 @@ def prior_of(scatters: dict[str, Scatter], gpu: str, labels: Sequence[str]) -> P
 def planted_rates(
     recorded: Recorded, scatters: dict[str, Scatter], seed: int = 1
 ) -> list[dict[str, Any]]:
-    """Return a row for each change, number of pairs, and with or without known scatter: how many
-    verdicts find the change.
+    """Return how many verdicts find a change. There is a row for each change and number of pairs,
+    with known scatter and without.
     """
     rng, red, trials = random.Random(seed), Counter[Any](), Counter[Any]()
     changes = {(name, gpu) for name, gpu, same, _ in recorded.pairs if not same}
