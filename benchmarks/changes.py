@@ -1,7 +1,7 @@
 """Slowdowns of the training step by size, honest optimizations, and slowdowns that no kernel shows.
 
-A change is a list of replacements in files of ``model/``. A ``reverse`` one is judged backwards:
-the base has the replacements, HEAD is the step as it is.
+A change is a list of replacements in files of ``model/``. If it is ``reverse``, the base has the
+replacements, and HEAD is the step as it is.
 """
 
 from dataclasses import replace
@@ -49,7 +49,7 @@ def _where_planted(lines: str) -> str:
 
 
 def gelu_twice(layers: int) -> Change:
-    """Return a change of a Triton kernel: so many layers apply GELU twice."""
+    """Return a change of a Triton kernel: the first ``layers`` apply GELU twice."""
     new = (
         '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
         + _where_planted('            hidden = F.gelu(hidden, approximate="tanh")\n')
@@ -59,7 +59,7 @@ def gelu_twice(layers: int) -> Change:
 
 
 def longer_gelu(multiply_adds: int) -> Change:
-    """Return a slower Triton kernel: GELU's of the first layer does so much more arithmetic on each
+    """Return a slower Triton kernel: GELU in the first layer does ``multiply_adds`` more on each
     element. It reads and writes as much as before, and the backward pass stays as it is.
     """
     new = (
@@ -77,7 +77,7 @@ def longer_gelu(multiply_adds: int) -> Change:
 
 def own_attention(multiply_adds: int) -> Change:
     """Return another attention in the first layer, a Triton kernel that the compiler makes. It does
-    so much more arithmetic on each score, again in the backward pass.
+    ``multiply_adds`` more on each score, in both passes.
     """
     new = (
         _where_planted(
@@ -96,7 +96,7 @@ def own_attention(multiply_adds: int) -> Change:
 
 
 def clones(layers: int) -> Change:
-    """Return copies within the graph: so many layers clone query, key and value."""
+    """Return copies within the graph: the first ``layers`` clone query, key and value."""
     new = _where_planted(
         "            query, key, value = query.clone(), key.clone(), value.clone()\n"
     )
@@ -104,7 +104,7 @@ def clones(layers: int) -> Change:
 
 
 def slow_attention(layers: int) -> Change:
-    """Return another attention kernel, PyTorch's memory-efficient one, in so many layers."""
+    """Return another attention kernel, PyTorch's memory-efficient one, in the first ``layers``."""
     new = (
         _where_planted(
             "            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):\n"
@@ -126,7 +126,9 @@ def three_products(layers: int) -> Change:
 
 
 def projection_in_parts(layers: int) -> Change:
-    """Return slower GEMM shapes with equal FLOPs: so many projections as the sum of six."""
+    """Return slower GEMM shapes with equal FLOPs: the first ``layers`` project in six products, and
+    add them up.
+    """
     new = _where_planted(
         "            parts = mixed.transpose(1, 2).reshape(batch, seq, width).chunk(6, dim=2)\n"
         "            products = map(F.linear, parts, self.c_proj.weight.chunk(6, dim=1))\n"
@@ -136,7 +138,7 @@ def projection_in_parts(layers: int) -> Change:
 
 
 def optimizer_passes(count: int) -> Change:
-    """Return more work of the optimizer: all parameters multiplied by 1, so many times."""
+    """Return more work of the optimizer: all parameters are multiplied by 1, ``count`` times."""
     old = "            self._scaler.step(self.optimizer)\n"
     new = (
         f"            for _ in range({count}):\n"
@@ -146,8 +148,8 @@ def optimizer_passes(count: int) -> Change:
 
 
 def parameter_copies(count: int) -> Change:
-    """Return copies outside the graph: all parameters cloned before the optimizer's step, so many
-    times; a clone of a contiguous tensor is a copy from device to device.
+    """Return copies outside the graph: all parameters are cloned ``count`` times before the
+    optimizer's step. A clone of a contiguous tensor is a copy from device to device.
     """
     old = "            self._scaler.step(self.optimizer)\n"
     new = (

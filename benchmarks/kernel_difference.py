@@ -133,7 +133,7 @@ def _all_rows(turns: Sequence[Turn]) -> list[KernelRow]:
 
 
 def step_differences_pct(pairs: Sequence[LaunchPair]) -> list[float]:
-    """Return for each pair by how much the head's unprofiled steps take longer, in percent."""
+    """Return for each pair how much longer the head's unprofiled steps take, in percent."""
     return [100 * math.log(fmean(head.block_ms) / fmean(base.block_ms)) for base, head in pairs]
 
 

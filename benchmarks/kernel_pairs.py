@@ -5,10 +5,11 @@
     python -m benchmarks.kernel_rates kernels.json                          # judges; needs no GPU
 
 A pair is one launch of each of two clones of this repository, both alive on the same GPU. Its
-unprofiled blocks run as in a pair of the gate. Then come profiled turns: a few untimed steps and
-one profile of a launch, in the order base, head, head, base, or the other way round. For each step
-and kernel the file has the launches and the sum of their times. The head is the base itself
-(``none``), or has a kernel that takes longer. The GPUs work at once, each on pairs of its own.
+unprofiled blocks run as in a pair of the gate. Then come profiled turns. In a turn one launch runs
+a few untimed steps, and is profiled once. The turns' order is base, head, head, base, or the other
+way round. For each step and kernel the file has how often it was launched, and its time. The head
+is the base itself (``none``), or has a kernel that takes longer. All GPUs work at the same time,
+each on pairs of its own.
 
 A pair begins only if it can end within --seconds. On a CPU there are no kernels: the run only shows
 that the benchmark works. The exit status is 1 if no pair was recorded.
@@ -46,21 +47,22 @@ from stepguard.measure.running_launch import RunningLaunch, WorkersFailed, block
 
 NOTHING, OWN_NOTHING = "none", "none in own attention"
 USUAL = {NOTHING: Change()} | LONGER_GELU
-# Of these the base has the kernel, too, without the additional work.
+# The base of these has the kernel, too, but without the additional work.
 OWN_ATTENTION = {OWN_NOTHING: own_attention(0)} | LONGER_ATTENTION
 CHANGES: dict[str, Change] = USUAL | OWN_ATTENTION
 CASES = {
     "cuda": Case("124m-bf16", "model.workloads:train_step", SEED_STEP),
     "cpu": Case("nano-cpu", "model.workloads:train_step", NANO_STEP, device="cpu", launches=1),
 }
-ROUNDS = 1  # of profiled turns in a pair, each in a pair's order: two profiles of each launch
-# Half of a pair's in the gate: more launches tell more than longer ones.
+ROUNDS = 1  # of four profiled turns in a pair; a round profiles each launch twice
+# The gate's blocks take twice as long. More launches tell more than longer ones.
 BLOCK_S = 1.0
-PAIR_S = 45.0  # of a pair, until one that compiled nothing was measured
+PAIR_S = 45.0  # expected of a pair, until one that compiled nothing was measured
 MOST_PAIRS = 100  # of a card
-LEFT_S = 4.0  # beyond the last pair's seconds, so that the next one can end
+LEFT_S = 4.0  # a pair may take so much longer than the one before it
 OVERTIME_S = 20.0  # after --seconds; a process that still runs then is ended
-# Of a row of the profile. Its other fields are figures of the turn, or nothing for matching.
+# Fields of a profile's row that say which kernel it is. The others are figures of the turn, or are
+# not needed for matching.
 IDENTITY = ("name", "canonical", "kind", "phase", "grid", "block", "operator", "code", "work")
 
 
@@ -105,8 +107,8 @@ class Card:
         self.failed: list[str] = []
 
     def measure(self, jobs: Sequence[str], out: Document) -> None:
-        """Measure a pair for each job, a change's name, while time is left. After each pair write
-        what is known.
+        """Measure a pair for each job, which is the name of a change, while time is left. Write the
+        file after each pair.
         """
         ticker = Ticker(self._show)
         with contextlib.ExitStack() as stack:
@@ -146,8 +148,8 @@ class Card:
     def _recorded(
         self, pair: Pair, number: int, start_after: Callable[[int], None]
     ) -> dict[str, Any]:
-        """Run one pair to its end, and start the next one once nothing is timed any more. Return
-        what the file keeps. Raises WorkersFailed.
+        """Run one pair to its end. Start the next pair as soon as this one times nothing any more.
+        Return what the file keeps. Raises WorkersFailed.
         """
         began, order = time.monotonic(), ORDERS[number % len(ORDERS)]
         for launch in pair.launches:
@@ -268,8 +270,8 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def order_of(changes: Sequence[str], card: int, cards: int) -> list[str]:
-    """Return the changes in a card's order. Cards begin in different places, so that a short run
-    has every change, and a card rarely compiles what another one compiles, too.
+    """Return the changes in a card's order. Each card begins with another change. So a short run
+    has every change, and two cards rarely compile the same.
     """
     first = card * len(changes) // cards % len(changes)
     return [*changes[first:], *changes[:first]]

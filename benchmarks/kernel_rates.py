@@ -2,14 +2,18 @@
 
     python -m benchmarks.kernel_rates kernels.json --out rates.json
 
-Five tables. (1) Each change, by the pairs as they were recorded: which kernels differ, and by how
-much. (2) The scatter between launches of the same code, all base launches against all on one GPU,
-for each kernel as if it alone differed. (3) Verdicts on nothing: launches of the same code are
-paired anew at random, and each kernel in turn, or a random set of them, is said to differ. (4) The
-same verdicts, with these kernels longer by a share of the step. (5) Verdicts on what was planted:
-its launches are paired at random with launches of the base. No launch is in a verdict twice. A
-verdict is that of the gate's rule, with the first profile of each launch. The exit status is 1 if
-more verdicts on nothing are red than their level allows.
+It makes five tables:
+
+1. Each change, by the pairs as they were recorded: which kernels differ, and by how much.
+2. The scatter of each kernel between launches of equal code, as if it alone differed. All launches
+   of the base on one GPU are compared with each other.
+3. Verdicts on equal code. Launches are paired anew at random. Each kernel in turn, or a random set
+   of kernels, counts as the one that differs.
+4. The same verdicts, with that kernel longer by a share of the step.
+5. Verdicts on what was planted. Its launches are paired at random with launches of the base.
+
+A verdict is that of the gate's rule, by the first profile of each launch. It uses no launch twice.
+The exit status is 1 if more verdicts on equal code are red than their level allows.
 """
 
 import argparse
@@ -99,7 +103,7 @@ class Scatter:
         return Scatter(times_of(pairs), places, step_differences_pct(pairs))
 
     def alone(self) -> Iterator[tuple[int, Mask]]:
-        """Yield each kernel of some length: its place, and that it alone differs."""
+        """Yield each kernel of LEAST_PCT or more: its place, and that it alone differs."""
         share = self.times.share_pct
         for at in np.argsort(-share).tolist():
             if share[at] >= LEAST_PCT:
@@ -167,8 +171,8 @@ def _said(said: Judged) -> dict[str, Any]:
 
 
 def scatter_rows(scatters: dict[str, Scatter]) -> list[dict[str, Any]]:
-    """Return a row for each kernel of some length: root mean squares of differences in percent of a
-    step, between launches and between the turns of one launch.
+    """Return a row for each kernel of LEAST_PCT or more: root mean squares of the differences, in
+    percent of a step, between launches and between the turns of one launch.
     """
     seen: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
     for scatter in scatters.values():
@@ -219,8 +223,8 @@ def _rms(values: Any) -> float:
 
 
 def draws(scatter: Scatter, count: int, rng: random.Random) -> list[list[int]]:
-    """Return verdicts: each the places of ``count`` pairs that share no launch; none if there are
-    too few launches.
+    """Return random verdicts. A verdict is a list of the places of ``count`` pairs that share no
+    launch. There is none if there are too few launches.
     """
     launches = sorted({launch for pair in scatter.pairs for launch in pair})
     if 2 * count > len(launches):
@@ -233,8 +237,8 @@ def draws(scatter: Scatter, count: int, rng: random.Random) -> list[list[int]]:
 
 
 def rates(scatters: dict[str, Scatter], seed: int = 1) -> list[dict[str, Any]]:
-    """Return a row for each number of pairs: how often nothing is red, for one kernel and for sets,
-    and how often a kernel that is longer is.
+    """Return a row for each number of pairs: how often equal code is red, if one kernel or a set is
+    said to differ, and how often a kernel that takes longer is.
     """
     rng, rows = random.Random(seed), []
     for count in PAIRS:

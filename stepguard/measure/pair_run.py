@@ -45,7 +45,7 @@ MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy,
 # On an H200 at its power cap the steps scatter, not the launches, so only timed seconds help. More
 # pairs are better than longer ones, since they also show the scatter. A pair has 13.5 s of load, of
 # which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
-# A profile of a launch takes 4 s more.
+# A profile of a launch takes 5 s more.
 PAIR_TIMINGS = {
     GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
     CPU: PairTiming(
