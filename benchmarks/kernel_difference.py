@@ -13,16 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepguard.core.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.core.margins import PRIOR, Prior
 from stepguard.core.profile import KernelRow, mean
 from stepguard.core.status import Status
 from stepguard.core.work_and_peaks import Work
 from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
 from stepguard.judge.pair_statistics import Bounds
-from stepguard.judge.rules.changed_kernels import IGNORE_PCT, bounds_of
+from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS, bounds_of
 from stepguard.judge.unchanged_pairs import PAIR_SDS
-
-KERNEL_MARGINS = Margins(IGNORE_PCT, MARGINS.ignore_pct)  # of a case with the default margins
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class KernelTimes:
 
     def known(self, mine: Mask) -> Prior:
         """Return the scatter of these kernels' difference that the rule expects."""
-        return self.times.prior(mine, float(self.step_us.mean()))
+        return self.times.scatter(mine, ~mine, float(self.step_us.mean()))
 
 
 @dataclass(frozen=True)

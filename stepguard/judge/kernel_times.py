@@ -5,7 +5,8 @@ same on both sides, and so show the pace of each side. With the pace taken out, 
 differ give one difference a pair of launches, in percent of a step.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,11 +22,12 @@ Mask = NDArray[np.bool_]
 # A class of kernels has a pace of its own if its equal kernels take at least this share of all
 # kernels' time: at a power cap products and copies do not slow down alike.
 LEAST_SHARE = 0.02
-# The standard deviation of a pair's difference is at most about 0.8 % of the time of the kernels
-# that differ, and 0.004 % of a step. Measured with a profile of six steps a launch: 11 launches of
-# one train step on two H200s (2026-11-26), paired anew. Of 90 kernels half scatter by at most half
-# of this, 95 % by at most the whole, and none by more than 1.7 times as much. With three steps of
-# each launch it is nearly twice as much, and a profile takes a fifth less time.
+# The standard deviation of a kernel's time between launches is at most about 0.8 % of that time,
+# and 0.004 % of a step. Measured with a profile of six steps a launch: 11 launches of one train
+# step on two H200s (2026-11-26), paired anew. Of 90 kernels half scatter by at most half of this,
+# 95 % by at most the whole, and none by more than 1.7 times as much; random sets of up to half of
+# the kernels' time do likewise. With three steps of each launch it is nearly twice as much, and a
+# profile takes a fifth less time.
 SCATTER_SHARE, LEAST_SCATTER_PCT = 0.008, 0.004
 # Weight of this knowledge in degrees of freedom. If the true value is twice as large, a rule with
 # three analyses errs by 0.11 % instead of 0.015 %, and hardly at all if it is smaller.
@@ -89,32 +91,37 @@ class Times:
         Raises ValueError if hardly any kernel is left to show the pace.
         """
         longer: Floats = np.zeros(self.base_us.shape[:-1])
-        for kind in sorted({*self.kinds[mine].tolist()}):
-            of_kind = self.kinds == kind
-            chosen = mine & of_kind
-            at_base_pace = self.head_us[..., chosen].sum(axis=-1) / self._pace(equal, of_kind)
+        for chosen, shown in self._by_class(mine, equal):
+            base, head = (side[..., shown].sum(axis=-1) for side in (self.base_us, self.head_us))
+            at_base_pace = self.head_us[..., chosen].sum(axis=-1) * base / head
             longer = longer + at_base_pace - self.base_us[..., chosen].sum(axis=-1)
         return longer
 
-    def _pace(self, equal: Mask, of_kind: Mask) -> Floats:
-        """Return the head's time for equal kernels over the base's."""
-        for mask in (equal & of_kind, equal):
-            base: Floats = self.base_us[..., mask].sum(axis=-1)
-            if base.sum() > LEAST_SHARE * self.base_us.sum():
-                pace: Floats = self.head_us[..., mask].sum(axis=-1) / base
-                return pace
-        raise ValueError("hardly any kernel is equal on both sides: there is no pace to take out")
+    def scatter(self, mine: Mask, equal: Mask, step_us: float) -> Prior:
+        """Return how longer_us() is known to scatter between pairs, in percent of a step. Kernels
+        scatter by themselves, so squares add up. Those that show the pace scatter, too. Raises
+        ValueError as longer_us() does.
+        """
+        sides = (us.reshape(-1, us.shape[-1]).mean(axis=0) for us in (self.base_us, self.head_us))
+        pct = 100 * np.maximum(*sides) / step_us
+        squares = 0.0
+        for chosen, shown in self._by_class(mine, equal):
+            squares += float(np.square(pct[chosen]).sum())
+            pace = np.square(pct[shown]).sum() / pct[shown].sum() ** 2
+            squares += float(pct[chosen].sum() ** 2 * pace)
+        return Prior(math.hypot(LEAST_SCATTER_PCT, SCATTER_SHARE * squares**0.5), SCATTER_DEGREES)
 
-    def prior(self, mine: Mask, step_us: float) -> Prior:
-        """Return the known scatter of the difference of the kernels ``mine`` between pairs."""
-        sides = self.base_us, self.head_us
-        us = max(float(side[..., mine].sum(axis=-1).mean()) for side in sides)
-        return known_scatter(100 * us / step_us)
-
-
-def known_scatter(share_pct: float) -> Prior:
-    """Return how the difference of kernels scatters between pairs that take so much of a step."""
-    return Prior(LEAST_SCATTER_PCT + SCATTER_SHARE * share_pct, SCATTER_DEGREES)
+    def _by_class(self, mine: Mask, equal: Mask) -> Iterator[tuple[Mask, Mask]]:
+        """Yield the kernels ``mine`` of each class, with the kernels that show their pace."""
+        for kind in sorted({*self.kinds[mine].tolist()}):
+            of_kind = self.kinds == kind
+            for shown in (equal & of_kind, equal):
+                if self.base_us[..., shown].sum() > LEAST_SHARE * self.base_us.sum():
+                    yield mine & of_kind, shown
+                    break
+            else:
+                text = "hardly any kernel is equal on both sides: there is no pace to take out"
+                raise ValueError(text)
 
 
 def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:

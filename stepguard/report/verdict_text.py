@@ -239,7 +239,7 @@ def change(metric: MetricVerdict, digits: int = 2) -> str:
         old, new = f"{metric.old:,.0f}", f"{metric.new:,.0f} B"
     text = f"{name} {old} -> {new}"
     if metric.limit_pct is not None and metric.change_pct is not None:
-        digits = digits if metric.limit_pct >= 0.1 else 2
+        digits = digits if metric.limit_pct >= 0.2 else 2
         return f"{text} ({metric.change_pct:+.{digits}f} %, limit {metric.limit_pct:.{digits}f} %)"
     if metric.new == metric.old:
         return text

@@ -32,9 +32,9 @@ from benchmarks.kernel_pairs import (
     order_of,
 )
 from benchmarks.shared import GPT
+from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
-from stepguard.judge.kernel_times import known_scatter
-from stepguard.judge.rules.changed_kernels import IGNORE_PCT
+from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS
 from stepguard.measure.pair_run import PAIR_TIMINGS
 
 STEP_US = 270_000.0
@@ -99,9 +99,9 @@ def test_a_launch_without_a_profile_is_refused():
 
 def test_a_verdict_is_the_rules():
     """By the kernels, unless what is left of the unprofiled steps is something."""
-    known = known_scatter(2.7)
+    known = Prior(0.02, 8.0)
     assert judged([0.17, 0.18], [0.3, 0.2], known).slower
-    assert not judged([IGNORE_PCT, 0.06], [0.1, 0.0], known).slower
+    assert not judged([KERNEL_MARGINS.ignore_pct, 0.06], [0.1, 0.0], known).slower
     for steps in ([0.6, 0.5], [-0.2, -0.3]):
         vetoed = judged([0.17, 0.18], steps, known)
         assert vetoed.vetoed and not vetoed.slower

@@ -31,9 +31,9 @@ from stepguard.judge.unchanged_pairs import unusual, why_not_bound
 from stepguard.trace.kernel_classes import COMMUNICATION
 
 LEAST_PAIRS, PROFILED_PAIRS = 2, 4
-# The kernels that differ may take longer by this much of a step. A choice: a quarter of what the
-# plan ignores. A kernel of a tenth of a step scatters by 0.03 % of it in the mean of two pairs.
-IGNORE_PCT = 0.05
+# Of what the kernels that differ take longer, in percent of a step. A choice: a quarter of a step's
+# margins. A kernel of a tenth of a step scatters by 0.03 % of it in the mean of two pairs.
+KERNEL_MARGINS = Margins(0.05, 0.125)
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
 # Kernels that overlap can take longer without the step. Where they follow each other they take
 # 1.0001 of the time in which the GPU computes (H200s, 2026-11-26).
@@ -157,11 +157,13 @@ class _Kernels:
         pairs, step_us = len(self.step_us), float(self.step_us.mean())
         for place in np.flatnonzero(~self.changed):
             mine = np.arange(len(self.changed)) == place
+            others = ~self.changed & ~mine
             try:
-                longer = self.times.longer_us(mine, ~self.changed & ~mine)
+                longer = self.times.longer_us(mine, others)
+                known = self.times.scatter(mine, others, step_us)
             except ValueError:
                 return True
-            limit_pct = MOVED_SDS * self.times.prior(mine, step_us).sd_pct / math.sqrt(pairs)
+            limit_pct = MOVED_SDS * known.sd_pct / math.sqrt(pairs)
             if not abs(float((100 * longer / self.step_us).mean())) <= limit_pct:
                 return True
         return False
@@ -185,16 +187,17 @@ def bounds_of(log_ratios: Sequence[float], known: Prior, alpha: float = ALPHA) -
 
 
 def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
-    known = kernels.times.prior(kernels.changed, float(kernels.step_us.mean()))
+    changed, step_us = kernels.changed, float(kernels.step_us.mean())
+    known = kernels.times.scatter(changed, ~changed, step_us)
     found = bounds_of(kernels.log_ratios(), known, comparison.alpha)
     by_steps = mean_of_pairs.measured(comparison)
     return Figures(found, _margins(comparison), by_steps.smallest_detectable_pct, None)
 
 
 def _margins(comparison: Comparison) -> Margins:
-    """Return the rule's margins: what passes is what the plan would ignore. A case whose own ignore
-    margin is wider than the default, or finer than this rule's, has its own margins here, too.
+    """Return the rule's margins. A case whose own ignore margin is wider than the default, or finer
+    than this rule's, has its own margins here, too.
     """
     wanted = comparison.margins
-    finer = IGNORE_PCT < wanted.ignore_pct <= MARGINS.ignore_pct
-    return Margins(IGNORE_PCT, wanted.ignore_pct) if finer else wanted
+    finer = KERNEL_MARGINS.ignore_pct < wanted.ignore_pct <= MARGINS.ignore_pct
+    return KERNEL_MARGINS if finer else wanted

@@ -1,12 +1,14 @@
 """Kernels that differ are told from equal ones, and the pace of the equal ones is taken out."""
 
+import math
+
 import numpy as np
 import pytest
 from builders import replace
 
 from stepguard.core.profile import KernelRow
 from stepguard.core.work_and_peaks import Work
-from stepguard.judge.kernel_times import LEAST_SHARE, Matched, known_scatter
+from stepguard.judge.kernel_times import LEAST_SHARE, Matched
 
 STEP_US, STEPS = 270_000.0, 6
 GELU = "triton_poi_fused_gelu_view"
@@ -123,12 +125,28 @@ def test_a_count_that_varies_is_not_the_same_kernel():
     assert Matched.of((base,), (varying,)).differs == ("launches vary",)
 
 
-def test_the_known_scatter_grows_with_the_kernels():
-    """A part of their time, and a floor."""
-    assert known_scatter(0.0).sd_pct == pytest.approx(0.004)
-    assert known_scatter(2.5).sd_pct == pytest.approx(0.024)
-    us = np.array([5_000.0, 1_000.0]), np.array([1_000.0, 5_000.0])
-    matched = Matched.of(step()[:2], step()[:2])
-    for one in (matched.times(*us), matched.times(*us[::-1])):  # of the side that takes longer
-        known = one.prior(np.array([True, False]), 100_000.0)
-        assert known.sd_pct == pytest.approx(0.004 + 0.008 * 5.0)
+def scatter(base_us, head_us, mine):
+    """The known scatter of some of two products and two Triton kernels, in percent of 100 ms."""
+    rows = step()[:2] + step()[4:6]
+    matched = Matched.of(rows, rows)
+    times = matched.times(np.array(base_us), np.array(head_us))
+    chosen = [row for row, its in zip(rows, mine, strict=True) if its]
+    mine = np.array([one.before[0] in chosen for one in matched.matches])
+    return times.scatter(mine, ~mine, 100_000.0).sd_pct
+
+
+def test_the_known_scatter_grows_with_the_kernels_and_with_those_that_show_the_pace():
+    """Squares add up: a floor, each kernel that differs, and the pace as far as it counts."""
+    us = [5_000.0, 1_000.0, 3_000.0, 4_000.0]
+    alone = scatter(us, us, [True, False, False, False])
+    assert alone == pytest.approx(math.hypot(0.004, 0.008 * math.hypot(5.0, 5.0)))
+    longer = [1_000.0, 1_000.0, 3_000.0, 4_000.0]
+    assert scatter(us, longer, [True, False, False, False]) == pytest.approx(alone)
+    assert scatter(longer, us, [True, False, False, False]) == pytest.approx(alone)
+    both = scatter(us, us, [True, False, True, False])
+    assert both == pytest.approx(math.hypot(0.004, 0.008 * math.hypot(5.0, 5.0, 3.0, 3.0)))
+    shown = math.hypot(3.0, 4.0) / 7.0  # by both Triton kernels, if no product is equal
+    class_pct = 0.008 * math.hypot(5.0, 1.0, 6.0 * shown)
+    assert scatter(us, us, [True, True, False, False]) == pytest.approx(
+        math.hypot(0.004, class_pct)
+    )
