@@ -352,6 +352,22 @@ def test_an_equal_kernel_that_moved_forbids_it(pairs, factor, status, sign):
     assert said(found) is status
 
 
+def test_an_equal_kernel_without_others_may_have_moved():
+    """Nothing shows its pace. Two equal kernels show each other's."""
+    longest = sorted(profile().kernels, key=lambda row: -row.us[0])
+    for equal, status in ((1, None), (2, Status.SLOWER)):
+        rows = (*longest[1 : 1 + equal], *(row for row in longest if row.name == GELU))
+        few = replace(profile(), kernels=rows)
+        assert said(made({GELU: 1.0}, head=edited(few, GELU), base=few)) is status
+
+
+def test_a_launch_without_its_pair_does_not_count():
+    """A run that was ended in a pair leaves one."""
+    found = made({GELU: 0.3})
+    more = replace(found.base, launches=(*found.base.launches, found.base.launches[0]))
+    assert rule(replace(found, base=more)) == rule(found)
+
+
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize(("factor", "status"), [(0.99, Status.SLOWER), (1.01, None)])
 @pytest.mark.parametrize("pairs", [2, 3, 4])
