@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 from agent_forks import QUICK_PYTHON
-from quick_launches import BUSY_LIMIT_S, CONFTEST
+from quick_launches import BUSY_LIMIT_S, CONFTEST, NANO, SMALLER, WIDTH
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = """
@@ -34,7 +34,6 @@ EAGER = TINY | {"compile": False, "micro_steps": 1}
 def test_step(perf, case):
     perf(case)
 """
-NANO, WIDTH = '"nano": GPTConfig(n_layer=3, n_head=4, n_embd=128', 32
 # What is planted: the case that sees it, the file, what stands there and what is put there.
 PLANTS = {
     "a doubled product": (
@@ -167,9 +166,7 @@ def recorded(tmp_path_factory):
     for name in ("pytest.ini", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "conftest.py").write_text(CONFTEST)
-    replace(
-        folder / "model/config.py", NANO, f'"nano": GPTConfig(n_layer=1, n_head=2, n_embd={WIDTH}'
-    )
+    replace(folder / "model/config.py", NANO, SMALLER)
     (folder / "perf_tests").mkdir()
     (folder / "perf_tests/test_step.py").write_text(SUITE)
     git(folder, "init", "-q")

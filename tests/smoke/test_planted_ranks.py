@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from git_repositories import commit
-from quick_launches import shorten_launches
+from quick_launches import NANO, SMALLER, shorten_launches
 
 from benchmarks.shared import WORKLOADS, Change, clone_head
 from perf_tests.parameters import NANO_STEP
@@ -44,8 +44,6 @@ PLANTS = {  # old and new text in model/workloads.py
     "a search for unused parameters": (UNUSED, UNUSED.replace("find_unused_parameters", "True")),
     "one more all-reduce": (REDUCE, REDUCE + MORE),
 }
-NANO = '"nano": GPTConfig(n_layer=3, n_head=4, n_embd=128'
-SMALLER = '"nano": GPTConfig(n_layer=1, n_head=2, n_embd=32'
 CASE = Case(
     "planted",
     "model.workloads:train_step",
