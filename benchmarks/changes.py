@@ -1,7 +1,7 @@
 """Slowdowns of the training step by size, honest optimizations, and slowdowns that no kernel shows.
 
-A change is a list of replacements in files of ``model/``. A ``reverse`` one is judged backwards:
-the base has the replacements, HEAD is the step as it is.
+A change is a list of replacements in files of ``model/``. If it is ``reverse``, the base has the
+replacements, and HEAD is the step as it is.
 """
 
 from dataclasses import replace
@@ -12,6 +12,7 @@ SLOWER, FASTER, SAME = "SLOWER", "FASTER", "same"
 EITHER = "SLOWER or same"  # a size between the margins, where both answers are right
 RED = "red"  # by whatever finding, since no kernel shows it
 _GEMM = "nvjet|gemm|cutlass|xmma"
+_IMPORTED = "from model.config import GPTConfig\n"
 _LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
 _PROJECT = "        return self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width))\n"
 _GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
@@ -48,7 +49,7 @@ def _where_planted(lines: str) -> str:
 
 
 def gelu_twice(layers: int) -> Change:
-    """Return a change of a Triton kernel: so many layers apply GELU twice."""
+    """Return a change of a Triton kernel: the first ``layers`` apply GELU twice."""
     new = (
         '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
         + _where_planted('            hidden = F.gelu(hidden, approximate="tanh")\n')
@@ -57,8 +58,45 @@ def gelu_twice(layers: int) -> Change:
     return Change(_in_layers(layers, (_GELU, new)), SLOWER, "gelu")
 
 
+def longer_gelu(multiply_adds: int) -> Change:
+    """Return a slower Triton kernel: GELU in the first layer does ``multiply_adds`` more on each
+    element. It reads and writes as much as before, and the backward pass stays as it is.
+    """
+    new = (
+        '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
+        + _where_planted(
+            "            more = hidden.detach()\n"
+            f"            for _ in range({multiply_adds}):\n"
+            "                more = more * 0.999 + 0.001\n"
+            "            hidden = hidden + 1e-9 * more\n"
+        )
+        + "        return self.c_proj(hidden)\n"
+    )
+    return Change(_in_layers(1, (_GELU, new)), SLOWER, "gelu")
+
+
+def own_attention(multiply_adds: int) -> Change:
+    """Return another attention in the first layer, a Triton kernel that the compiler makes. It does
+    ``multiply_adds`` more on each score, in both passes.
+    """
+    new = (
+        _where_planted(
+            "\n            def score(of: Tensor, *place: Tensor) -> Tensor:\n"
+            f"                for _ in range({multiply_adds}):\n"
+            "                    of = of * 0.999 + 0.001\n"
+            '                return torch.where(place[2] >= place[3], of, float("-inf"))\n\n'
+            "            mixed = flex_attention(query, key, value, score_mod=score)\n"
+        )
+        + "        else:\n"
+        + _ATTEND.replace("        mixed", "            mixed")
+    )
+    flex = (_IMPORTED, "from torch.nn.attention.flex_attention import flex_attention\n" + _IMPORTED)
+    edits = _in_layers(1, flex, (_ATTEND, new))
+    return Change(edits, SLOWER, "flex_attention", needs_gpu=True)
+
+
 def clones(layers: int) -> Change:
-    """Return copies within the graph: so many layers clone query, key and value."""
+    """Return copies within the graph: the first ``layers`` clone query, key and value."""
     new = _where_planted(
         "            query, key, value = query.clone(), key.clone(), value.clone()\n"
     )
@@ -66,7 +104,7 @@ def clones(layers: int) -> Change:
 
 
 def slow_attention(layers: int) -> Change:
-    """Return another attention kernel, PyTorch's memory-efficient one, in so many layers."""
+    """Return another attention kernel, PyTorch's memory-efficient one, in the first ``layers``."""
     new = (
         _where_planted(
             "            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):\n"
@@ -88,7 +126,9 @@ def three_products(layers: int) -> Change:
 
 
 def projection_in_parts(layers: int) -> Change:
-    """Return slower GEMM shapes with equal FLOPs: so many projections as the sum of six."""
+    """Return slower GEMM shapes with equal FLOPs: the first ``layers`` project in six products, and
+    add them up.
+    """
     new = _where_planted(
         "            parts = mixed.transpose(1, 2).reshape(batch, seq, width).chunk(6, dim=2)\n"
         "            products = map(F.linear, parts, self.c_proj.weight.chunk(6, dim=1))\n"
@@ -98,7 +138,7 @@ def projection_in_parts(layers: int) -> Change:
 
 
 def optimizer_passes(count: int) -> Change:
-    """Return more work of the optimizer: all parameters multiplied by 1, so many times."""
+    """Return more work of the optimizer: all parameters are multiplied by 1, ``count`` times."""
     old = "            self._scaler.step(self.optimizer)\n"
     new = (
         f"            for _ in range({count}):\n"
@@ -108,8 +148,8 @@ def optimizer_passes(count: int) -> Change:
 
 
 def parameter_copies(count: int) -> Change:
-    """Return copies outside the graph: all parameters cloned before the optimizer's step, so many
-    times; a clone of a contiguous tensor is a copy from device to device.
+    """Return copies outside the graph: all parameters are cloned ``count`` times before the
+    optimizer's step. A clone of a contiguous tensor is a copy from device to device.
     """
     old = "            self._scaler.step(self.optimizer)\n"
     new = (
@@ -143,7 +183,6 @@ FLASH = Change(
     "flash",
     needs_gpu=True,
 )
-_IMPORTED = "from model.config import GPTConfig\n"
 CUDNN_OFF = Change(  # of all settings the one that no source of the step names
     ((GPT, _IMPORTED, _IMPORTED + "\ntorch.backends.cuda.enable_cudnn_sdp(False)\n"),),
     SLOWER,
@@ -187,6 +226,15 @@ SLOWDOWNS: dict[str, Change] = {
     "projection in 6 parts in 9 layers": projection_in_parts(9),
     "optimizer of 40 more passes": optimizer_passes(40),
     "parameters cloned 30 times": parameter_copies(30),
+}
+# About 0.1, 0.2 and 0.3 % of a step on an H100, by estimate: 14 us of 270 ms for each multiply-add,
+# after about ten that hide behind the kernel's memory traffic.
+LONGER_GELU: dict[str, Change] = {
+    f"{count} multiply-adds in one gelu": longer_gelu(count) for count in (30, 50, 70)
+}
+# About 0.1 % for each, by estimate: 58 us forward, and four times that backward.
+LONGER_ATTENTION: dict[str, Change] = {
+    f"{count} multiply-adds in own attention": own_attention(count) for count in (1, 2, 3)
 }
 OPTIMIZATIONS: dict[str, Change] = {
     "bf16 weights": BF16_WEIGHTS,

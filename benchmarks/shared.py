@@ -92,16 +92,21 @@ def run_until(command: list[str], limit_s: float, **how: Any) -> tuple[str, bool
 
 
 class Document:
-    """A JSON file that is replaced as a whole each time something is added."""
+    """A JSON file that is replaced as a whole each time something is added. ``indent`` None: it is
+    one line.
+    """
 
-    def __init__(self, path: Path, content: Mapping[str, Any] | None = None) -> None:
-        self.path, self.content = path, dict(content or {})
+    def __init__(
+        self, path: Path, content: Mapping[str, Any] | None = None, indent: int | None = 1
+    ) -> None:
+        self.path, self.content, self._indent = path, dict(content or {}), indent
 
     def update(self, **more: Any) -> None:
         """Add entries and write the file."""
         self.content |= more
         fresh = self.path.with_name(self.path.name + ".new")
-        fresh.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", "utf-8")
+        text = json.dumps(self.content, indent=self._indent, allow_nan=False)
+        fresh.write_text(text + "\n", "utf-8")
         fresh.replace(self.path)
 
 

@@ -3,18 +3,29 @@ kept, a multiplication with the derivative of GELU, or the addition of another m
 
     multiply(x, weight, out, False, True, GELU_AUX_BIAS, bias, before)
 
-The first product of a shape times cuBLASLt's kernels and waits for the result; later ones only
-enqueue. On an H100 cuBLASLt's own first choice is up to 9 % slower than the fastest kernel. For
-three of GPT-2's products it is 17 to 25 % slower. The first of the nearly fastest kernels is
-chosen, so that two launches seldom choose differently.
+The first product of a shape times the kernels that cuBLASLt offers, and waits for the result. Later
+products only enqueue the chosen kernel. On an H100 cuBLASLt's own first choice is up to 9 % slower
+than the fastest kernel. For three of GPT-2's products it is 17 to 25 % slower.
+
+The choice is kept in TORCHINDUCTOR_CACHE_DIR, in the folder ``cublaslt``, and later processes take
+it. Torch sets that variable when it first compiles, if nobody else has. Without it each process
+chooses anew. Another process on the GPU disturbs the timing, so processes that choose anew differ,
+by 2 % of a step. To choose anew, remove the folder.
 """
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import functools
+import hashlib
 import math
+import os
+import statistics
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +38,9 @@ PLAIN, ADD_BIAS, GELU_AUX_BIAS, DGELU = 1, 4, 164, 192
 WORKSPACE_BYTES = 32 * 2**20  # as much as PyTorch grants on Hopper
 MOST_WORKSPACE = 1  # an attribute of a preference
 CANDIDATES = 8  # kernels that are timed for a product; on an H100 cuBLASLt offers no more
+FIRST_ROUNDS = 3  # single runs of each kernel; a disturbed one does not count
+FAR = 1.2  # times the fastest kernel's time, in single runs: slower kernels are not timed again
+ROUNDS, ROUND_MS = 7, 1.0  # how often the others are timed again, and how long
 NEAR = 1.02  # times the fastest kernel's time: the first kernel within it is chosen
 
 
@@ -42,6 +56,10 @@ class _Algorithm(ctypes.Structure):
     ]
 
 
+class _Refused(RuntimeError):
+    """cuBLASLt cannot do what was asked for."""
+
+
 @functools.cache
 def _library() -> ctypes.PyDLL:
     # PyTorch has loaded it already. PyDLL keeps the GIL: a call only enqueues work.
@@ -51,7 +69,7 @@ def _library() -> ctypes.PyDLL:
 def _call(name: str, *arguments: Any) -> None:
     status = getattr(_library(), f"cublasLt{name}")(*arguments)
     if status:
-        raise RuntimeError(f"cublasLt{name} returned status {status}")
+        raise _Refused(f"cublasLt{name} returned status {status}")
 
 
 def _create(name: str, *arguments: Any) -> ctypes.c_void_p:
@@ -74,14 +92,16 @@ class _Product:
     """
 
     def __init__(
-        self, a: Tensor, b: Tensor, out: Tensor, transpose_a: bool, transpose_b: bool, epilogue: int
-    ) -> None:
+        self, a: Tensor, b: Tensor, out: Tensor,
+        transpose_a: bool, transpose_b: bool, epilogue: int, kept_in: Path | None,
+    ) -> None:  # fmt: skip
         self._operation = _create("MatmulDesc", COMPUTE_FP32, FP32)
         self._set(TRANSPOSE_A, ctypes.c_int(transpose_b))
         self._set(TRANSPOSE_B, ctypes.c_int(transpose_a))
         self._set(EPILOGUE, ctypes.c_int(epilogue))
         self._layouts = [self._layout(tensor) for tensor in (b, a, out)]
         self._algorithm: _Algorithm | None = None
+        self._kept_in = kept_in
 
     @staticmethod
     def _layout(tensor: Tensor) -> ctypes.c_void_p:
@@ -107,7 +127,7 @@ class _Product:
             self._set(AUX_WIDTH, ctypes.c_int64(aux.shape[1]))
         enqueue = functools.partial(self._enqueue, a, b, out, added)
         if self._algorithm is None:
-            self._algorithm = self._fastest(enqueue, _handle(a.device))
+            self._algorithm = _chosen(enqueue, self._offered(_handle(a.device)), self._kept_in)
         enqueue(self._algorithm)
 
     def _enqueue(
@@ -128,9 +148,7 @@ class _Product:
             ctypes.c_void_p(torch.cuda.current_stream(a.device).cuda_stream),
         )  # fmt: skip
 
-    def _fastest(
-        self, enqueue: Callable[[_Algorithm], None], handle: ctypes.c_void_p
-    ) -> _Algorithm:
+    def _offered(self, handle: ctypes.c_void_p) -> list[_Algorithm]:
         preference, most = _create("MatmulPreference"), ctypes.c_size_t(WORKSPACE_BYTES)
         size = ctypes.c_size_t(ctypes.sizeof(most))
         which = preference, MOST_WORKSPACE
@@ -142,22 +160,89 @@ class _Product:
             preference, CANDIDATES, found, ctypes.byref(count),
         )  # fmt: skip
         if not count.value:
-            raise RuntimeError("cuBLASLt has no kernel for this product")
-        candidates = found[: count.value]
-        # One run is enough to drop those that are far slower.
-        for runs, near in ((1, 1.1), (10, NEAR)):
-            times_ms = [_time_ms(functools.partial(enqueue, one), runs) for one in candidates]
-            slowest_ms = near * min(times_ms)
-            both = zip(candidates, times_ms, strict=True)
-            candidates = [one for one, ms in both if ms <= slowest_ms]
-        return candidates[0]
+            raise _Refused("cuBLASLt has no kernel for this product")
+        return found[: count.value]
+
+
+def _kept_in(device: torch.device, *product: object) -> Path | None:
+    """Return the file for the number of the chosen kernel among those that are offered. Its name is
+    made of all that a choice depends on.
+    """
+    if not (folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR")):
+        return None
+    kernels = _library().cublasLtGetVersion(), torch.cuda.get_device_name(device)
+    key = repr((_code(), kernels, product)).encode()
+    return Path(folder, "cublaslt", hashlib.sha256(key).hexdigest())
+
+
+@functools.cache
+def _code() -> str:
+    """Return this module's code. Comments and docstrings do not count: if they did, an edit of them
+    would make the head of a pair choose anew, beside a base that keeps its choice.
+    """
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return ast.dump(tree)
+
+
+def _chosen(
+    enqueue: Callable[[_Algorithm], None], offered: list[_Algorithm], kept_in: Path | None
+) -> _Algorithm:
+    if kept_in is None:
+        return offered[_fastest([functools.partial(enqueue, one) for one in offered])]
+    if kept := _kept(enqueue, offered, kept_in):
+        return kept
+    number = _fastest([functools.partial(enqueue, one) for one in offered])
+    _keep(number, kept_in)
+    # If several processes chose at the same time, all take the choice that was kept first.
+    return _kept(enqueue, offered, kept_in) or offered[number]
+
+
+def _kept(
+    enqueue: Callable[[_Algorithm], None], offered: list[_Algorithm], kept_in: Path
+) -> _Algorithm | None:
+    """Return the kept choice, if there is one that runs. Remove any other."""
+    try:
+        kernel = {str(n): one for n, one in enumerate(offered)}[kept_in.read_text()]
+        enqueue(kernel)
+    except OSError:
+        return None
+    except (ValueError, KeyError, _Refused):  # no text, no number of a kernel, or not for this GPU
+        with suppress(OSError):
+            kept_in.unlink()
+        return None
+    return kernel
+
+
+def _keep(number: int, kept_in: Path) -> None:
+    part = kept_in.with_suffix(f".{uuid.uuid4().hex}")
+    with suppress(OSError):  # a choice is there already, or the disk is full or read-only
+        kept_in.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(str(number))
+        os.link(part, kept_in)  # a rename would replace another process's choice
+    with suppress(OSError):
+        part.unlink()
+
+
+def _fastest(enqueues: list[Callable[[], None]]) -> int:
+    # In turns, here and below: something else on the GPU slows down several runs in a row, and the
+    # card's clock falls while it gets warm.
+    first = [[_time_ms(one, 1) for one in enqueues] for _ in range(FIRST_ROUNDS)]
+    once_ms = [min(of_one) for of_one in zip(*first, strict=True)]
+    runs = max(1, int(ROUND_MS / min(once_ms)))
+    left = [n for n, ms in enumerate(once_ms) if ms <= FAR * min(once_ms)]
+    rounds = [[_time_ms(enqueues[n], runs) for n in left] for _ in range(ROUNDS)]
+    times_ms = [statistics.median(of_one) for of_one in zip(*rounds, strict=True)]
+    return next(n for n, ms in zip(left, times_ms, strict=True) if ms <= NEAR * min(times_ms))
 
 
 def _time_ms(enqueue: Callable[[], None], runs: int) -> float:
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     try:
         enqueue()
-    except RuntimeError:  # a kernel that was offered may still refuse
+    except _Refused:  # a kernel that was offered may still refuse
         return math.inf
     begin.record()
     for _ in range(runs):
@@ -192,5 +277,5 @@ def multiply(
     kind = (transpose_a, transpose_b, epilogue)
     key = (a.device, a.shape, b.shape, out.dtype, added is None, *kind)
     if key not in _products:
-        _products[key] = _Product(a, b, out, *kind)
+        _products[key] = _Product(a, b, out, *kind, _kept_in(*key))
     _products[key].run(a, b, out, bias, aux, added)

@@ -1,9 +1,9 @@
 """The training forward and backward pass of a ``GPT`` on the operators of ``model.kernels``.
 
 It is the same model: parameters and gradients are the GPT's own, in fp32. Products, and the
-stream between the layers, are bf16. Products read copies of the parameters in bf16, which are
-renewed after each update; a name that ends in 16 is such a copy. An autograd function here also
-takes the fp32 parameters that it does not read: its backward pass returns their gradients.
+stream between the layers, are bf16. Products read copies of the parameters in bf16, whose names end
+in 16. The copies are renewed after each update. An autograd function here takes the fp32 parameters
+beside their copies, because autograd then fills their gradients.
 
     fast = FastGPT(model)
     fast(inputs, targets).backward()  # fills the gradients of model
@@ -42,7 +42,7 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 class _Embed(Function):
-    """Token ids to the stream, and the stream's first norm; both are (rows, width)."""
+    """Make the stream of token ids, and its first norm; both are (rows, width)."""
 
     @staticmethod
     def forward(
@@ -66,7 +66,7 @@ class _Embed(Function):
 
 
 class _Heads(Function):
-    """The normed stream to query, key and value, each (rows, width)."""
+    """Make query, key and value of the normed stream, each (rows, width)."""
 
     @staticmethod
     def forward(
@@ -83,7 +83,7 @@ class _Heads(Function):
 
 
 class _Project(Function):
-    """The result of attention, projected and added to the stream; and the stream's next norm."""
+    """Project the result of attention, and add it to the stream. Return the stream and its norm."""
 
     @staticmethod
     def forward(
@@ -104,7 +104,7 @@ class _Project(Function):
 
 
 class _MLP(Function):
-    """The MLP of the normed stream, added to the stream; and the stream's next norm."""
+    """Add the MLP of the normed stream to the stream. Return the stream and its norm."""
 
     @staticmethod
     def forward(
@@ -129,7 +129,7 @@ class _MLP(Function):
 
 
 class _Loss(Function):
-    """The mean cross-entropy of the output layer."""
+    """Return the mean cross-entropy of the output layer."""
 
     @staticmethod
     def forward(ctx: Any, y: Tensor, tokens: Tensor, tokens16: Tensor, targets: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class _Loss(Function):
 
 
 class FastGPT(nn.Module):
-    """``model``, which keeps the parameters, with a faster way to its loss and gradients.
+    """A faster way to the loss and the gradients of ``model``, which keeps its parameters.
 
     Call it with (B, T) int64 ids and the ids that follow; it returns the mean cross-entropy.
     """

@@ -41,12 +41,7 @@ def product(
     return out
 
 
-@product.register_fake
-def _(
-    a: Tensor, b: Tensor, bias: Any = None, added: Any = None,
-    transpose_a: bool = False, transpose_b: bool = False, fp32: bool = False,
-) -> Tensor:  # fmt: skip
-    return _result(a, b, transpose_a, transpose_b, fp32)
+product.register_fake(lambda a, b, bias=None, added=None, *kind: _result(a, b, *kind))
 
 
 @custom_op("gpt2::linear_gelu", mutates_args=())
@@ -70,16 +65,14 @@ def linear_gelu_backward(grad: Tensor, weight: Tensor, before: Tensor) -> Tensor
     return out
 
 
-@linear_gelu_backward.register_fake
-def _(grad: Tensor, weight: Tensor, before: Tensor) -> Tensor:
-    return torch.empty_like(before)
+linear_gelu_backward.register_fake(lambda grad, weight, before: torch.empty_like(before))
 
 
 @register_flop_formula(
     [torch.ops.gpt2.product, torch.ops.gpt2.linear_gelu, torch.ops.gpt2.linear_gelu_backward]
 )
 def _flops(a: Any, *_: Any, out_shape: Any, **__: Any) -> int:
-    # However a is stored, it has as many numbers as the result has rows, times the depth.
+    # a may be transposed, but always has rows * depth numbers.
     rows, columns = out_shape if isinstance(out_shape[0], int) else out_shape[0]
     return 2 * rows * columns * (a[0] * a[1] // rows)
 
@@ -123,8 +116,7 @@ def _cross_entropy_row(
 
 @triton_op("gpt2::cross_entropy", mutates_args={"logits"})
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean cross-entropy in nats, an fp32 scalar, and overwrite the logits with its
-    gradient.
+    """Return the mean cross-entropy in nats, an fp32 scalar. Its gradient overwrites the logits.
 
     Args:
         logits: (rows, vocabulary).
@@ -179,13 +171,13 @@ def _norm_backward_rows(
 def norm_backward(
     grad_y: Tensor, grad_x: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, which a LayerNorm and others read, and three rows of sums.
+    """Return the gradient of x, which a LayerNorm and other operators read, and three rows of sums.
 
     Args:
-        grad_y: gradient of the norm's result.
-        grad_x: the others' part of the gradient of x, to be added.
+        grad_y: the gradient of the norm's result.
+        grad_x: the gradient of x by the other operators, which is added.
         mean, rstd: of each row of x, fp32.
-        weight: the norm's.
+        weight: of the norm.
 
     Returns:
         the gradient of x; and (3, columns) in fp32: the gradients of the norm's weight and bias,

@@ -131,6 +131,9 @@ class Pair:
             if before != now:
                 self.launches[before].park()
             _block(self.launches[now], self.launches[1 - now], blocks)
+
+    def leave(self) -> None:
+        """Check what both launches imported, and end them."""
         for launch in self.launches:
             launch.leave()
 

@@ -217,6 +217,7 @@ class _PairRun:
             self._start_following(number)
             pair.build(self._both_fit())
             pair.run(order, self._nobody_imports, self._far())
+            pair.leave()
         except WorkersFailed:
             # This pair may hold the memory that launches one after the other need. The following
             # pairs would import beside timed blocks.

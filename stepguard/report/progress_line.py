@@ -74,7 +74,7 @@ class ProgressLine:
         self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
-            left = self._most(0.0) or f"about {clock(self._left_s())} left"
+            left = self._most(0.0) or f"{self._about()} {clock(self._left_s())} left"
             self._write(f"\n{self._position()} {self._case}: {left}\n")
         elif column := self._display.column():
             self._column = column % self._display.width()
@@ -117,8 +117,8 @@ class ProgressLine:
             return [f"{took}, {most}", took]
         expected_s, others_s = self._of(self._case), self._others_s()
         if took_s <= expected_s:
-            left = clock(self._left_s())
-            return [f"{took}, about {left} left", f"  about {left} left", f"  {left} left"]
+            left, about = clock(self._left_s()), self._about()
+            return [f"{took}, {about} {left} left", f"  {about} {left} left", f"  {left} left"]
         longer = f"{took}, longer than expected ({clock(expected_s)})"
         then = [f"{longer}, then about {clock(others_s)}"] if others_s else []
         return [*then, longer, took]
@@ -155,6 +155,9 @@ class ProgressLine:
     def _others_s(self) -> float:
         """Return how long the remaining cases will take."""
         return sum(self._of(case_id) for case_id in self._queue if case_id != self._case)
+
+    def _about(self) -> str:
+        return "at a guess" if self._known_s(self._case) is None else "about"
 
     def _of(self, case_id: str) -> float:
         known_s = self._known_s(case_id)

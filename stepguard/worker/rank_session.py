@@ -6,6 +6,7 @@ one at a time.
     block       run n timed steps
     alternate   run segments of variants of the step
     count       the counting pass
+    profile     the kernels' times in a few steps
     trace       write a trace of a few steps
     memory      write what allocates in a step
     sources     the files that the modules came from, those imported late included
@@ -25,6 +26,7 @@ from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
+import msgspec
 import torch.distributed as dist
 
 from stepguard.core.case import from_dict
@@ -41,6 +43,7 @@ from stepguard.worker.count.changed_settings import everywhere
 from stepguard.worker.count.collector import count_frozen
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.one_profiler import unprofiled
+from stepguard.worker.count.profiled_steps import profile_steps
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
@@ -198,6 +201,14 @@ class Session:
     def do_count(self) -> dict[str, Any]:
         """Run the counting pass. Return its counts."""
         return count(self._step(), self._progress)
+
+    def do_profile(self) -> dict[str, Any]:
+        """Profile a few steps, as the counting pass does. Return their profile, which is None on a
+        CPU, and why there is none on a GPU.
+        """
+        profiled = profile_steps(self._step())
+        kept = msgspec.to_builtins(profiled.profile)
+        return {"profile": kept, "problem": profiled.problem}
 
     def _step(self) -> RankStep:
         ranks = self.channel

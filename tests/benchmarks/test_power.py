@@ -12,7 +12,7 @@ from comparisons import comparison_of
 from run_documents import measured
 
 from benchmarks import power
-from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
+from benchmarks.changes import EITHER, FASTER, LONGER_ATTENTION, LONGER_GELU, RED, SAME, SLOWER
 from benchmarks.fast_levers import CASE
 from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import (
@@ -31,7 +31,7 @@ from stepguard.core.evidence import to_json
 from stepguard.core.permission import KEY
 from stepguard.machine.git.trailers import parse
 
-ALL = CHANGES | FAULTS | OF_TWO_GPUS
+ALL = CHANGES | LONGER_GELU | LONGER_ATTENTION | FAULTS | OF_TWO_GPUS
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -195,7 +195,7 @@ def test_what_is_left_follows_the_cases_that_are_done(screen, most_s):
         left.append(screen.written[-1].rpartition(": ")[2].strip())
         line.end()
         line.learn(name, took_s)
-    first = "up to about 15:00" if most_s else "about 3:35 left"
+    first = "up to about 15:00" if most_s else "at a guess 3:35 left"
     assert left == [first, "about 2:20 left", "about 1:25 left"], "that on the CPU is guessed"
 
 
@@ -258,7 +258,7 @@ def test_without_a_terminal_a_case_is_a_line(screen):
     line.begin("a")
     line.stage("warm-up")
     line.end()
-    assert screen.written == ["\n[1/1] a: about 0:20 left\n"]
+    assert screen.written == ["\n[1/1] a: at a guess 0:20 left\n"]
     verbose = screen.line([], terminal=False, verbose=True)
     verbose.begin("a")
     verbose.stage("warm-up")

@@ -4,15 +4,19 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.trace.chrome_chunks import DetailedEvent
 from stepguard.trace.host_steps import read_steps
+from stepguard.worker import rank_session
 from stepguard.worker.count import profiled_steps
 from stepguard.worker.count.profiled_steps import MARK, ProfiledSteps
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.rank_position import MICRO_STEP
+from stepguard.worker.rank_session import Session
 
 
 @pytest.mark.parametrize(
@@ -81,3 +85,18 @@ def test_a_wrong_event_leaves_no_count(event, words, monkeypatch):
     text = json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm"} | event]})
     with pytest.raises(RuntimeError, match=f"the profiler's trace cannot be read.*{words}"):
         counted_of(text, monkeypatch)
+
+
+def test_a_profile_arrives_as_it_was_taken(monkeypatch):
+    """In plain types, which can be sent; on a CPU there is none."""
+    parts = Parts((2.0, 3.0), (1.0, 2.0), (0.0, 0.0), (0.0, 0.0), (1.0, 1.0))
+    row = KernelRow("mul", "mul", "elementwise", "forward", (1, 1), (1.0, 2.0), (8, 1, 1))
+    taken = Profile("NVIDIA H100", 1, parts, (row,), ())
+    rank = RankStep(lambda: torch.ones(1).add(1), torch.device("cpu"))
+    monkeypatch.setattr(Session, "_step", lambda session: rank)
+    session = Session.__new__(Session)
+    assert session.do_profile() == {"profile": None, "problem": ""}
+    found = ProfiledSteps([], [], taken, "")
+    monkeypatch.setattr(rank_session, "profile_steps", lambda step: found)
+    sent = json.loads(json.dumps(session.do_profile()))
+    assert msgspec.convert(sent["profile"], Profile) == taken

@@ -1,0 +1,442 @@
+"""Kernels against kernels: what is recorded, what is said of it, and how often that is wrong."""
+
+import json
+import random
+from dataclasses import replace
+from statistics import fmean, stdev
+
+import msgspec
+import numpy as np
+import pytest
+from scipy.special import stdtrit
+
+from benchmarks import kernel_rates
+from benchmarks.changes import LONGER_GELU
+from benchmarks.kernel_difference import (
+    Launch,
+    Turn,
+    differences_pct,
+    interval,
+    judged,
+    launch_of,
+    step_differences_pct,
+    times_of,
+)
+from benchmarks.kernel_pairs import (
+    CASES,
+    NOTHING,
+    OWN_ATTENTION,
+    OWN_NOTHING,
+    USUAL,
+    Card,
+    Trees,
+    about_change,
+    identity_of,
+    merged,
+    order_of,
+)
+from benchmarks.shared import GPT
+from stepguard.core.margins import ALPHA, Prior
+from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.measure.pair_run import PAIR_TIMINGS
+
+STEP_US = 270_000.0
+PLANTED = [*LONGER_GELU][0]
+# Name, class, launches and share of a step in percent: about those of the 124M step.
+STEP = (
+    ("nvjet_NNN", "GEMM", 98, 18.0),
+    ("nvjet_TNN", "GEMM", 96, 12.6),
+    ("nvjet_NTN", "GEMM", 48, 7.5),
+    ("sdpa_bprop", "attention", 24, 8.8),
+    ("sdpa_fprop", "attention", 24, 3.1),
+    ("triton_poi_fused_gelu_view_9", "Triton", 24, 2.6),
+    ("triton_per_fused_norm_10", "Triton", 46, 4.7),
+    ("triton_red_fused_loss_11", "Triton", 2, 3.6),
+    ("triton_poi_fused_cat_12", "Triton", 24, 1.8),
+)
+GELU = "triton_poi_fused_gelu_view"
+
+
+def kernel(name, kind, calls, us, code="c", grid=(8, 1, 1)):
+    canonical = name.rstrip("0123456789").rstrip("_") if kind == "Triton" else name
+    series = tuple(us) if isinstance(us, (list, tuple)) else (us,) * 6
+    code = code if kind == "Triton" else ""
+    shapes = {"grid": grid, "block": (128, 1, 1)}
+    return KernelRow(name, canonical, kind, "forward", (calls,) * 6, series, **shapes, code=code)
+
+
+def step(paces=None, longer=None):
+    """The kernels of a step: classes at a pace, and names that take so many us longer."""
+    paces, longer = paces or {}, longer or {}
+    return tuple(
+        kernel(name, kind, calls, share / 100 * STEP_US * paces.get(kind, 1) + longer.get(name, 0))
+        for name, kind, calls, share in STEP
+    )
+
+
+def launch(*turns, block_ms=(270.0, 270.0)):
+    return Launch(tuple(Turn(STEP_US, 0.0, kernels) for kernels in turns), block_ms)
+
+
+def changed(times, *names):
+    return np.array([name in names for name in times.names])
+
+
+def noisy(rng, longer=None, sd_pct=0.02, within_pct=0.01):
+    """A launch of two turns: each class at a pace of its own, scattering by 1 % from turn to turn.
+    A kernel scatters by so much of a step between launches, and from turn to turn.
+    """
+    own = {name: rng.gauss(0, sd_pct / 100 * STEP_US) for name, *_ in STEP}
+    turns = []
+    for _ in range(2):
+        paces = {kind: rng.gauss(1, 0.01) for kind in ("GEMM", "attention", "Triton")}
+        each = {name: us + rng.gauss(0, within_pct / 100 * STEP_US) for name, us in own.items()}
+        each = {name: us + (longer or {}).get(name, 0.0) for name, us in each.items()}
+        turns.append(step(paces, each))
+    return launch(*turns, block_ms=(rng.gauss(270, 0.5), rng.gauss(270, 0.5)))
+
+
+@pytest.mark.parametrize("paces", [{}, {"GEMM": 1.03, "Triton": 0.99}, {"attention": 0.9}])
+def test_a_difference_is_the_kernels_own(paces):
+    """In percent of a step, whatever the pace of the head's classes is."""
+    name = "triton_per_fused_norm_10"
+    base, same = launch(step(), step()), launch(step(paces), step(paces))
+    pace = paces.get("Triton", 1)
+    slow = launch(*[step(paces, {name: pace * 0.002 * STEP_US})] * 2)
+    times = times_of([(base, same), (base, slow)])
+    mask = changed(times, name)
+    assert differences_pct(times, mask) == pytest.approx([0.0, 0.2], abs=1e-9)
+
+
+def test_a_class_without_equal_kernels_has_the_pace_of_all():
+    """Of attention nothing is left that did not change: everything else shows the pace."""
+    paces = dict.fromkeys(("GEMM", "attention", "Triton"), 1.02)
+    times = times_of([(launch(step()), launch(step(paces)))])
+    mask = changed(times, "sdpa_bprop", "sdpa_fprop")
+    assert differences_pct(times, mask) == pytest.approx([0.0], abs=1e-9)
+    with pytest.raises(ValueError, match="no pace"):
+        differences_pct(times, np.ones(len(times.names), bool))
+
+
+def test_a_launch_without_a_profile_is_refused():
+    """As are launches that have not equally many."""
+    with pytest.raises(ValueError, match="profiles of each launch"):
+        times_of([(launch(), launch())])
+    with pytest.raises(ValueError, match="profiles of each launch"):
+        times_of([(launch(step()), launch(step(), step()))])
+
+
+@pytest.mark.parametrize(
+    ("head", "differs"),
+    [
+        ((GELU + "_9", "Triton", 24, 100.0), ""),
+        ((GELU + "_10", "Triton", 24, 200.0, "renumbered"), ""),
+        ((GELU + "_9", "Triton", 24, 100.0, "edited"), "code"),
+        ((GELU + "_9", "Triton", 22, 100.0), "launches 24 -> 22"),
+        ((GELU + "_9", "Triton", 24, 100.0, "c", (9, 1, 1)), "shape"),
+    ],
+)
+def test_what_counts_as_another_kernel(head, differs):
+    """The compiler's number does not, and time alone does not."""
+    base = kernel(GELU + "_9", "Triton", 24, 100.0)
+    times = times_of([(launch((base,)), launch((kernel(*head),)))])
+    assert times.differs == (differs,)
+
+
+def test_a_kernel_that_took_over_some_launches_is_judged_with_the_rest():
+    """Two of 24 launches are of a longer kernel: both count, and what is longer is the sum."""
+    head = [row for row in step() if row.canonical != GELU]
+    each = 0.026 * STEP_US / 24
+    head.append(kernel(GELU + "_9", "Triton", 22, 22 * each))
+    head.append(kernel("triton_poi_fused_add_gelu_mul_view_10", "Triton", 2, 2 * each + 540.0))
+    times = times_of([(launch(step()), launch(tuple(head)))])
+    assert times.changed.sum() in (1, 2)
+    assert {name for name, text in zip(times.names, times.differs, strict=True) if text} <= {
+        GELU + "_9",
+        "triton_poi_fused_add_gelu_mul_view_10",
+    }
+    assert differences_pct(times, times.changed) == pytest.approx([0.2])
+
+
+def test_a_count_that_varies_is_not_the_same_kernel():
+    """From step to step of one turn, though the means of both sides agree."""
+    base = kernel("sync", "elementwise", 2, 5.0)
+    varying = replace(base, calls=(2, 2, 3, 2, 1, 2))
+    times = times_of([(launch((base,)), launch((varying,)))])
+    assert times.differs == ("launches vary",)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4, 8])
+@pytest.mark.parametrize(("factor", "slower"), [(1.01, True), (0.99, False)])
+def test_just_outside_the_limit_is_found_and_just_inside_is_not(pairs, factor, slower):
+    """The limit is t times the standard error of the pairs, with one degree less than pairs."""
+    rng = random.Random(pairs)
+    scatter = [rng.gauss(0, 0.02) for _ in range(pairs)]
+    limit = stdtrit(pairs - 1, 1 - ALPHA) * stdev(scatter) / pairs**0.5
+    values = [value - fmean(scatter) + factor * limit for value in scatter]
+    assert judged(values, values).slower is slower
+    assert interval(values, ALPHA).low_pct == pytest.approx((factor - 1) * limit)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4])
+@pytest.mark.parametrize(("prior", "least"), [(None, 0.8), (Prior(0.02, 8.0), 0.1)])
+def test_each_bound_is_wrong_as_often_as_it_says(pairs, prior, least):
+    """With few launches, too; a scatter that is known makes it no oftener."""
+    rng, wrong, alpha, verdicts = np.random.default_rng(45), [0, 0], 0.02, 10_000
+    for values in rng.normal(0, 0.02, (verdicts, pairs)).tolist():
+        found = interval(values, alpha, prior)
+        wrong[0] += found.low_pct > 0
+        wrong[1] += found.high_pct < 0
+    assert all(least * alpha < count / verdicts < 1.25 * alpha for count in wrong)
+
+
+def test_a_value_alone_has_no_bounds():
+    """Unless its scatter is known; one that is not finite never has."""
+    with pytest.raises(ValueError, match="two finite"):
+        interval([0.1], ALPHA)
+    with pytest.raises(ValueError, match="two finite"):
+        interval([0.1, float("nan")], ALPHA)
+    known = interval([0.1], ALPHA, Prior(0.01, 1e6))
+    assert known.low_pct == pytest.approx(0.1 - 3.09 * 0.01, abs=1e-3)
+
+
+def test_steps_that_surely_did_not_get_slower_forbid_it():
+    """The kernels take 1 % of a step longer; unprofiled steps took that, or a tenth less."""
+    kernels = [0.99, 1.0, 1.0, 1.01]
+    assert judged(kernels, [1.1, 0.9, 1.0, 1.0]).slower
+    contradicted = judged(kernels, [-0.1, 0.1, 0.0, 0.0])
+    assert contradicted.vetoed and not contradicted.slower
+    unsure = judged([0.19, 0.2, 0.2, 0.21], [0.0, 0.1, -0.1, 0.0])
+    assert unsure.slower and not unsure.vetoed
+
+
+def test_a_launch_is_the_unit():
+    """Kernels that scatter between launches, not within them: more turns make no finding."""
+    rng, name = random.Random(7), "triton_per_fused_norm_10"
+    reds = 0
+    for _ in range(300):
+        pairs = []
+        for _ in range(3):
+            sides = [{name: rng.gauss(0, 0.05 / 100 * STEP_US)} for _ in range(2)]
+            pairs.append(tuple(launch(*[step({}, longer)] * 5) for longer in sides))
+        times = times_of(pairs)
+        values = differences_pct(times, changed(times, name)).tolist()
+        reds += judged(values, step_differences_pct(pairs)).slower
+    assert reds <= 2
+
+
+def recording(pairs):
+    """A document of the pairs (change, GPU, base, head), as kernel_pairs writes it."""
+    kernels = {}
+
+    def side(one):
+        turns = []
+        for turn in one.turns:
+            rows = {}
+            for row in turn.kernels:
+                kernels[row.name] = identity_of(row)
+                rows[row.name] = [row.calls[0], list(row.us)]
+            times = {"step_us": [turn.step_us] * 6, "idle_us": [turn.idle_us] * 6}
+            turns.append(times | {"kernels": rows})
+        return {"turns": turns, "block_step_ms": [[ms] for ms in one.block_ms]}
+
+    kept = [
+        about_change(change) | {"gpu": gpu, "base": side(base), "head": side(head)}
+        for change, gpu, base, head in pairs
+    ]
+    return json.loads(json.dumps({"pairs": kept, "kernels": kernels}))
+
+
+@pytest.fixture(scope="module")
+def rated(tmp_path_factory):
+    """The tables of a run of two GPUs: six pairs of nothing and a plant of 0.3 % on each."""
+    rng, folder = random.Random(3), tmp_path_factory.mktemp("rates")
+    longer = {"triton_per_fused_norm_10": 0.003 * STEP_US}
+    pairs = []
+    for gpu in ("GPU-a", "GPU-b"):
+        pairs += [(NOTHING, gpu, noisy(rng), noisy(rng)) for _ in range(6)]
+        for _ in range(3):
+            base, head = noisy(rng), noisy(rng, longer)
+            turns = tuple(
+                Turn(
+                    turn.step_us,
+                    turn.idle_us,
+                    tuple(
+                        replace(row, name=row.name + "0", calls=(45.0,) * 6)
+                        if row.name in longer
+                        else row
+                        for row in turn.kernels
+                    ),
+                )
+                for turn in head.turns
+            )
+            pairs.append((PLANTED, gpu, base, Launch(turns, head.block_ms)))
+    path = folder / "kernels.json"
+    path.write_text(json.dumps(recording(pairs)))
+    recorded = kernel_rates.Recorded.read(path)
+    scatters = {
+        gpu: kernel_rates.Scatter.of(launches) for gpu, launches in recorded.alike().items()
+    }
+    return recorded, scatters
+
+
+def test_what_was_planted_is_found_as_recorded(rated):
+    """With the kernel's name and its size; of nothing no kernel differs."""
+    nothing, planted = kernel_rates.found_changes(rated[0])
+    assert (nothing["pairs"], nothing["differ"]) == (12, [])
+    assert [row[0] for row in planted["differ"]] == ["launches 46 -> 45"]
+    assert planted["interval_95"][0] < 0.3 < planted["interval_95"][1]
+    assert planted["slower"] and not planted["vetoed"]
+
+
+def test_the_scatter_is_that_between_launches(rated):
+    """A kernel's differences scatter as two launches do; its turns less."""
+    rows = kernel_rates.scatter_rows(rated[1])
+    (norm,) = [row for row in rows if row["kernel"].startswith("triton_per_fused_norm_10 ")]
+    assert norm["share_pct"] == pytest.approx(4.7, rel=0.05)
+    assert 0.02 < norm["between_launches_pct"] < 0.09
+    assert norm["within_a_launch_pct"] < norm["between_launches_pct"]
+    kernels, between, within = kernel_rates.by_class(rows)["Triton"]
+    assert kernels == 4 and 0.01 < within < between < 0.09
+
+
+def test_nothing_is_seldom_red_and_a_longer_kernel_often(rated, monkeypatch):
+    """Of verdicts by re-pairing 15 launches of one code on each of two GPUs. Where a kernel's
+    scatter is known, three pairs find nearly all of 0.3 %; without it two find few.
+    """
+    monkeypatch.setattr(kernel_rates, "DRAWS", 100)
+    recorded, scatters = rated
+    assert [len(launches) for launches in recorded.alike().values()] == [15, 15]
+    found = {}
+    for known in (False, True):
+        rows = kernel_rates.rates(scatters, known)
+        assert [row["pairs"] for row in rows] == [1, 2, 3, 4][0 if known else 1 :]
+        for row in rows:
+            red, trials, *bounds = row["red"]["0.0"]
+            assert trials == 2 * 100 * len(STEP)
+            assert red <= 0.004 * trials and bounds[0] <= red / trials <= bounds[1]
+            assert red <= row["red"]["0.1"][0] <= row["red"]["0.3"][0]
+            found[row["pairs"], known] = row["red"]["0.3"][0] / trials
+    assert found[3, True] > 0.9 > 0.5 > found[2, False]
+
+
+def test_what_was_planted_is_found_by_re_pairing_too(rated, monkeypatch):
+    """Three launches of it on each GPU make verdicts of up to three pairs; more pairs find more."""
+    monkeypatch.setattr(kernel_rates, "DRAWS", 100)
+    rows = kernel_rates.planted_rates(*rated)
+    assert [(row["pairs"], row["prior"]) for row in rows] == [
+        (1, True),
+        (2, False),
+        (2, True),
+        (3, False),
+        (3, True),
+    ]
+    assert {(row["change"], row["of"]) for row in rows} == {(PLANTED, 200)}
+    red = {(row["pairs"], row["prior"]): row["red"] for row in rows}
+    assert red[2, False] < red[3, True] and red[3, True] > 180
+
+
+def test_the_command_writes_the_tables(rated, tmp_path, monkeypatch, capsys):
+    """All of them, as valid JSON; a file without profiles is refused."""
+    monkeypatch.setattr(kernel_rates, "DRAWS", 5)
+    path, out = tmp_path / "kernels.json", tmp_path / "rates.json"
+    small = [one for one in rated[0].pairs if one[1].startswith("GPU-a")][-5:]
+    path.write_text(json.dumps(recording([(name, "a", *pair) for name, _, _, pair in small])))
+    monkeypatch.setattr("sys.argv", ["kernel_rates", str(path), "--out", str(out)])
+    assert kernel_rates.main() in (0, 1)
+    assert set(json.loads(out.read_text())) >= {"changes", "scatter", "rates", "planted"}
+    assert "scatter_by_class:" in capsys.readouterr().out
+    path.write_text(json.dumps({"pairs": [], "kernels": {}}))
+    with pytest.raises(SystemExit):
+        kernel_rates.main()
+    assert "they need a GPU" in capsys.readouterr().err
+
+
+def test_a_pair_that_lacks_a_profile_is_left_out(tmp_path):
+    """Its turns cannot be compared with the others'. Without any profile no pair is left."""
+    whole, part = launch(step(), step()), launch(step())
+    pairs = [(NOTHING, "a", whole, whole), (NOTHING, "b", whole, part)]
+    document, path = recording(pairs), tmp_path / "kernels.json"
+    path.write_text(json.dumps(document))
+    assert [gpu for _, gpu, *_ in kernel_rates.Recorded.read(path).pairs] == ["a, base as it is"]
+    for pair in document["pairs"]:
+        for side in ("base", "head"):
+            pair[side]["turns"] = [{"problem": "a CPU has no kernels"}] * 2
+    path.write_text(json.dumps(document))
+    assert kernel_rates.Recorded.read(path).pairs == ()
+
+
+def test_a_launch_is_in_a_verdict_once(rated):
+    """No number of pairs has a verdict with a launch twice; too few launches give none."""
+    scatter = next(iter(rated[1].values()))
+    places = {place: pair for pair, place in scatter.pairs.items()}
+    for verdict in kernel_rates.draws(scatter, 4, random.Random(0)):
+        launches = [one for place in verdict for one in places[place]]
+        assert len({*launches}) == 8
+    assert kernel_rates.draws(scatter, 8, random.Random(0)) == []
+
+
+class Ranks:
+    """A launch that answers with a profile."""
+
+    def __init__(self, profile):
+        self.profile, self.asked = profile, []
+        self.warmup = type("WarmUp", (), {"step_s": 0.25})
+
+    def run(self, steps):
+        self.asked.append(steps)
+
+    def show(self, text):
+        pass
+
+    def ask(self, command):
+        self.asked.append(command)
+        problem = "" if self.profile else "lost records"
+        return [{"profile": msgspec.to_builtins(self.profile), "problem": problem}]
+
+
+def test_a_turn_keeps_a_profile_so_that_it_is_read_back(tmp_path):
+    """Steps run before it, unprofiled. A profile that there is not is said to be missing."""
+    parts = Parts((STEP_US,) * 6, (STEP_US - 100,) * 6, (0.0,) * 6, (0.0,) * 6, (100.0,) * 6)
+    rows = step({"GEMM": 1.01})
+    ranks = Ranks(Profile("NVIDIA H100", 1, parts, rows, ()))
+    card = Card.__new__(Card)
+    card.timing, card.kernels = PAIR_TIMINGS[CASES["cuda"].device], {}
+    kept = json.loads(json.dumps({"turn": card._turn(ranks), "kernels": card.kernels}))
+    assert ranks.asked == [4, "profile"]
+    side = {"turns": [kept["turn"]], "block_step_ms": [[270.0, 272.0]]}
+    read = launch_of(side, kept["kernels"])
+    assert read.block_ms == (271.0,)
+    (turn,) = read.turns
+    assert (turn.step_us, turn.idle_us) == (STEP_US, 100.0)
+    assert [row.key for row in turn.kernels] == [row.key for row in rows]
+    assert all(
+        ours.us == pytest.approx(its.us, abs=0.01) and ours.calls == its.calls
+        for ours, its in zip(turn.kernels, rows, strict=True)
+    )
+    assert card._turn(Ranks(None)) == {"problem": "lost records"}
+
+
+def test_a_short_run_has_every_change():
+    """Cards begin with different ones; what cards found becomes one document."""
+    changes = [*USUAL]
+    assert [order_of(changes, card, 4)[0] for card in range(4)] == changes
+    assert order_of(changes, 1, 2) == changes[2:] + changes[:2]
+    assert {order_of(changes, card, 8)[0] for card in range(8)} == {*changes}
+    one = {"pairs": [1], "kernels": {"a": 1}, "failed": ["no"]}
+    both = merged([one, {"pairs": [2], "kernels": {"b": 2}, "failed": []}, {}])
+    assert both == {"pairs": [1, 2], "kernels": {"a": 1, "b": 2}, "failed": ["no"]}
+
+
+def test_the_base_of_a_change_differs_by_the_change_alone(tmp_path):
+    """An attention of our own is in both trees; of nothing they are equal."""
+    names = [NOTHING, [*LONGER_GELU][0], OWN_NOTHING, [*OWN_ATTENTION][1]]
+    trees = Trees.of(tmp_path, tmp_path / "cache", names)
+    trees.make()
+    sources = {
+        name: [(tree[name] / GPT).read_text() for tree in (trees.bases, trees.heads)]
+        for name in names
+    }
+    assert [base == head for base, head in sources.values()] == [True, False, True, False]
+    assert ["flex" in base for base, _ in sources.values()] == [False, False, True, True]
+    assert [about_change(name)["same"] for name in names] == [True, False, True, False]
