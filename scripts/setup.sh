@@ -77,12 +77,13 @@ install() {
     pinned=$(pinned_torch)
     say "installing for $1, $pinned among it"
     "${pip[@]}" --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$pinned"
-    compile & # torch, while pip keeps one core busy with all else
+    # torch, while pip keeps one core busy with all else, and then what pip has unpacked by then.
+    { compile -j 1; compile -j 1; } &
     compiling=$!
     "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
         -r <("$python" scripts/requirements.py list "$1")
     wait "$compiling"
-    compile
+    compile -j 0
     if [ "${CI:-}" = true ] && ! has_gpu; then
         built=$("$python" -c 'import torch; print(torch.version.cuda or "")')
         [ -z "$built" ] || die "no GPU here, but $pinned came as the build for CUDA $built; set TORCH_INDEX_URL to the CPU wheel index that the PyTorch install page names"
@@ -92,14 +93,14 @@ install() {
     rm -f "$unfinished"
 }
 
-# Writes bytecode on all cores, which pip does on one; most of what no launch imports is left out, and
-# a file for a newer Python does not compile. Not left to the first import: where Python is told to
+# Writes the bytecode that is missing; most of what no launch imports is left out, and a file for a newer
+# Python does not compile. Not left to the first import: where Python is told to
 # write no bytecode, every launch would compile torch.
 compile() {
     local unused='tests?|testing/_internal|_vendor|pip|fontTools|pygments/lexers|mypyc?|pytorch_lightning'
     unused+='|transformers/(models|exporters|pipelines|cli)|sympy/(physics|stats|vector|codegen)'
     unused+='|setuptools|lightning(_fabric)?|torchmetrics|huggingface_hub|pydantic|aiohttp|duckdb|PIL|rich'
-    "$python" -m compileall -q -q -j 0 -x "/($unused)/" "$venv/lib" || true
+    "$python" -m compileall -q -q "$@" -x "/($unused)/" "$venv/lib" || true
 }
 
 [ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"

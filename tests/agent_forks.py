@@ -328,6 +328,8 @@ class Stage:
         self._orphans: set[int] = set()  # agents that do not heed yet what tells them
         self._commands: set[int] = set()
         self._paths = _paths(environment["TMPDIR"], os.getcwd())
+        # Else each fork's collector would begin with all that is held: 0.2 s, and copies of pages.
+        gc.freeze()
 
     def serve(self) -> None:
         """Answer requests until whoever sends them is gone."""
@@ -570,6 +572,8 @@ def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
         torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
+    if request["module"] == AGENT:
+        gc.unfreeze()  # an agent freezes by itself; a command has no use for what is held
     gc.enable()
 
 

@@ -50,6 +50,10 @@ shorten_launches(pytest.MonkeyPatch())
 pytest_plugins = ["stepguard.plugin"]
 """
 WITH_OPTIMIZERS = CONFTEST.replace("MonkeyPatch()", "MonkeyPatch(), compiler=True")
+# In place of nano's size in a copy of model/config.py, for tests of anything but its mathematics.
+WIDTH = 32
+NANO = '"nano": GPTConfig(n_layer=3, n_head=4, n_embd=128'
+SMALLER = f'"nano": GPTConfig(n_layer=1, n_head=2, n_embd={WIDTH}'
 REPEATED = """
 from quick_launches import repeat_pairs
 

@@ -10,6 +10,7 @@ import time
 
 import pytest
 from agent_forks import QUICK_PYTHON, VARIABLE
+from interrupts import heed_interrupts
 from leftovers import environment
 from quick_launches import BUSY_LIMIT_S
 
@@ -60,7 +61,13 @@ def started(tmp_path):
         pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         with (tmp_path / "typed").open() as typed:
             run = subprocess.Popen(
-                [*python, *COMMAND], cwd=tmp_path, env=env, stdin=typed, text=True, **pipes
+                [*python, *COMMAND],
+                cwd=tmp_path,
+                env=env,
+                stdin=typed,
+                text=True,
+                preexec_fn=heed_interrupts,
+                **pipes,
             )
         with run:
             try:

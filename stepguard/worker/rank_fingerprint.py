@@ -4,6 +4,7 @@ import functools
 import os
 import platform
 import site
+import stat
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -92,17 +93,34 @@ def modules(package: str) -> dict[str, dict[str, str]]:
 
 def _loaded() -> Iterator[tuple[str, str]]:
     """Yield the name and the resolved path of every module in a file or in an archive."""
-    real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
+
+    @functools.cache  # torch has two thousand modules in a few hundred folders
+    def real(folder: str) -> str:
+        above, name = os.path.split(folder)
+        if name in ("", os.curdir, os.pardir) or os.path.islink(folder):
+            return os.path.realpath(folder)
+        return os.path.join(real(above), name)
+
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str):
             continue
         folder, base = os.path.split(file)
-        path = os.path.join(real_folder(folder), base)
-        if os.path.islink(path):
+        path = os.path.join(real(folder), base)
+        mode = _mode(path)
+        if stat.S_ISLNK(mode):
             path = os.path.realpath(path)
-        if os.path.isfile(path) or any(parent.is_file() for parent in Path(path).parents):
+            mode = _mode(path)
+        if stat.S_ISREG(mode) or any(parent.is_file() for parent in Path(path).parents):
             yield name, path
+
+
+def _mode(path: str) -> int:
+    """Return what a path is, as os.lstat says; 0 for nothing."""
+    try:
+        return os.lstat(path).st_mode
+    except (OSError, ValueError):  # a name that no file can have
+        return 0
 
 
 def _packages() -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quick_launches import BUSY_LIMIT_S, CONFTEST
+from quick_launches import BUSY_LIMIT_S, CONFTEST, NANO, SMALLER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,6 +42,9 @@ def test_another_torch_is_recorded_first(tmp_path, monkeypatch):
     monkeypatch.setattr(demo.metadata, "version", lambda name: "2.8.0+cpu")
     assert not demo.is_recorded()
     demo.copy(tmp_path)
+    config = tmp_path / "model/config.py"
+    assert NANO in (text := config.read_text())
+    config.write_text(text.replace(NANO, SMALLER))
     (tmp_path / "conftest.py").write_text(CONFTEST)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     demo.record(tmp_path)

@@ -187,7 +187,6 @@ def test_the_compiler_knows_no_operator_of_the_other_tree(run, monkeypatch):
     """Of a graph with an operator of the workload's own it keeps nothing in the cache that both
     trees share: each runs what its own code is composed of, forward and backward.
     """
-    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
     shorten_launches(monkeypatch, compiler=True)
     found = [run("composed", {"compile": True}, old=old) for old in (True, False)]
     assert not any(one.faults for one in found), [one.faults for one in found]

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 from git_repositories import commit
-from quick_launches import shorten_launches
+from quick_launches import NANO, SMALLER, shorten_launches
 
 from benchmarks.shared import WORKLOADS, Change, clone_head
 from perf_tests.parameters import NANO_STEP
@@ -40,7 +40,7 @@ PLANTS = {  # old and new text in model/workloads.py
         "wanted = (last and self.gradient_sync) or",
         "wanted = self.gradient_sync or",
     ),
-    "buckets of 1 MiB": (SETTINGS, SETTINGS.replace("bucket_cap_mb", "1")),
+    "buckets of 10 KiB": (SETTINGS, SETTINGS.replace("bucket_cap_mb", "0.01")),
     "a search for unused parameters": (UNUSED, UNUSED.replace("find_unused_parameters", "True")),
     "one more all-reduce": (REDUCE, REDUCE + MORE),
 }
@@ -56,13 +56,12 @@ CASE = Case(
 
 
 def measured(folder, name, where=".") -> Evidence:
-    """The step of two gloo ranks in a clone with that plant: two layers fill buckets of 1 MiB."""
+    """The step of two gloo ranks in a clone with that plant, of a model that exchanges 1 MB."""
     tree = clone_head(folder / where / name.replace(" ", "-"))
     if name in PLANTS:
         Change(((WORKLOADS, *PLANTS[name]),)).plant(tree)
-    sizes = ("model/config.py", '"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=2')
-    Change((sizes,)).plant(tree)
-    commit(tree, "two layers")
+    Change((("model/config.py", NANO, SMALLER),)).plant(tree)
+    commit(tree, "smaller")
     revision, runs = current(tree, tree / "baselines"), folder / "runs" / tree.name
     with pytest.MonkeyPatch.context() as monkeypatch:
         shorten_launches(monkeypatch)
@@ -119,8 +118,8 @@ def test_sync_in_every_micro_step_doubles_the_buckets(clean, verdicts):
 
 
 def test_smaller_buckets_are_more_calls_of_the_same_bytes(verdicts):
-    """One MiB instead of 25: more reductions, each named by its size, and not a byte more."""
-    verdict = verdicts["buckets of 1 MiB"]
+    """10 KiB instead of 25 MiB: more reductions, each named by its size, and not a byte more."""
+    verdict = verdicts["buckets of 10 KiB"]
     old, new = moved(verdict)[CALLS]
     assert old < new
     assert PAYLOAD not in moved(verdict)

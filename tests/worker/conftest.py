@@ -2,7 +2,7 @@
 
 import gc
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,9 +15,9 @@ def one_thread():
 
 
 @pytest.fixture(scope="module")
-def own_heap() -> Iterator[Callable[[], None]]:
+def own_heap() -> Iterator[None]:
     """What the test process holds anyway is not looked at, which takes most of the time: it stays
-    frozen, and the engine is told that nothing is. Gives what undoes this, for a fork.
+    frozen, and the engine is told that nothing is.
     """
     importlib.import_module("torch._inductor")  # as profilers do
     gc.collect()
@@ -26,4 +26,4 @@ def own_heap() -> Iterator[Callable[[], None]]:
         for name in ("freeze", "unfreeze"):
             monkeypatch.setattr(gc, name, lambda: None)
         monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)  # which walks through all of them
-        yield monkeypatch.undo
+        yield

@@ -1,18 +1,20 @@
 """Memory of a step: programs whose peaks and leaks are known in bytes."""
 
 import gc
-from functools import partial
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from builders import PROPERTY
-from forks import in_a_fork
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.worker import torch_device
-from stepguard.worker.count.collector import live_objects
 from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.memory_counters import (
     _PHASE,
@@ -23,6 +25,7 @@ from stepguard.worker.count.memory_counters import (
 from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 from stepguard.worker.rank_position import Phases
 
+ROOT = Path(__file__).resolve().parents[2]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 N = 1 << 14
 UNIT = 4 * N  # bytes of an empty(N)
@@ -563,67 +566,23 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     assert tally.unstable == {}
 
 
-def hidden_leaks(whole_heap):
-    """The leaks of steps whose tensors the collector does not see, and how it is set afterwards."""
-    whole_heap()
-    gc.collect()
-    gc.freeze()  # as an agent does, before it forks a rank
-    hidden = gc.get_freeze_count()
-    weight, kept = torch.ones(250, requires_grad=True), []
-
-    def storage():
-        kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
-
-    def graph():
-        kept.append((weight * torch.ones(250)).grad_fn)
-
-    def frozen():
-        kept.append(torch.zeros(1000, dtype=torch.uint8))
-        gc.freeze()
-        gc.disable()
-
-    def cycle():
-        made = [torch.zeros(1000, dtype=torch.uint8)]
-        made.append(made)
-        gc.freeze()
-
-    leaks = {}
-    for step in (storage, graph, cycle, frozen):
-        tally = Tally()
-        count_beside_leaks(tally, RankStep(step, torch.device("cpu"), frozen=hidden))
-        leaks[step.__name__] = tally.values["leaked_bytes_per_step"]
-    live_tensor_bytes(hidden)
-    # What is frozen is in no generation of the collector's.
-    return [leaks, gc.isenabled(), any(one is kept[-1] for one in gc.get_objects())]
+@pytest.fixture(scope="module")
+def frozen():
+    """What is counted of leaks in a process that holds little else."""
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    command = [sys.executable, ROOT / "tests/worker/frozen_leaks.py"]
+    return json.loads(subprocess.check_output(command, env=os.environ | {"PYTHONPATH": paths}))
 
 
-def test_leaks_that_python_cannot_see(own_heap):
+def test_leaks_that_python_cannot_see(frozen):
     """1000 bytes a step are a leak of 1000 bytes, held as a bare storage, by autograd alone, or by
     a tensor or garbage that gc.freeze() has put out of the collector's sight; the collector stays
     as it was set.
     """
     leaks = {"storage": 1000, "graph": 1000, "cycle": 1000, "frozen": 1000}
-    assert in_a_fork(partial(hidden_leaks, own_heap)) == {"is": [leaks, False, False]}
+    assert frozen["leaks"] == [leaks, False, False]
 
 
-def seen_although_frozen(whole_heap, freezes):
-    """How many of a workload's tensors are seen after each step, some of which freeze."""
-    whole_heap()
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()
-    hidden = gc.get_freeze_count()
-    kept, seen = [], []
-    for freeze in freezes:
-        kept.append(torch.zeros(1000, dtype=torch.uint8))
-        if freeze:
-            gc.freeze()
-        seen.append(sum(thing is one for thing in live_objects(hidden) for one in kept))
-    return seen
-
-
-@pytest.mark.parametrize("freezes", [(0, 1, 0, 1, 1), (1, 0)])
-def test_what_a_workload_freezes_is_looked_at(own_heap, freezes):
+def test_what_a_workload_freezes_is_looked_at(frozen):
     """Whenever it does, and however often it was looked before."""
-    seen = in_a_fork(partial(seen_although_frozen, own_heap, freezes))
-    assert seen == {"is": [*range(1, len(freezes) + 1)]}
+    assert frozen["seen"] == [[1, 2, 3, 4, 5], [1, 2]]

@@ -19,6 +19,15 @@ def own_collections() -> Iterator[None]:
             gc.enable()
 
 
+def count_frozen() -> int:
+    """Return the number of frozen objects, for live_objects() to tell whether more were frozen
+    later. That takes 30 ms, so it is counted once.
+    """
+    frozen = gc.get_freeze_count()
+    _marks[frozen] = _Mark()
+    return frozen
+
+
 def live_objects(frozen: int) -> list[Any]:
     """Return the objects that Python's collector knows, after a collection.
 
@@ -74,8 +83,8 @@ def collect_frozen(frozen: int) -> int:
 
 
 def _hides_more(frozen: int) -> bool:
-    """Tell whether more than ``frozen`` objects are frozen. Only the first call counts them, which
-    takes 30 ms: afterwards, whatever was frozen since the last call was frozen with its mark.
+    """Tell whether more than ``frozen`` objects are frozen. What was frozen since the last call, or
+    since count_frozen(), was frozen with a mark.
     """
     if mark := _marks.get(frozen):
         hidden = all(thing is not mark for thing in gc.get_objects())

@@ -1,0 +1,71 @@
+"""Leaks that Python's collector does not see, counted as in a rank.
+
+It runs by itself: where gc.freeze() hides leaks, the engine has the collector walk through all that
+the process holds, and a process of tests holds five times as much.
+"""
+
+import gc
+import json
+
+import quick_ranks  # noqa: F401  no profiler imports the compiler
+import torch
+
+from stepguard.worker.count.collector import live_objects
+from stepguard.worker.count.leak_steps import LeakSteps
+from stepguard.worker.count.memory_counters import count_memory, live_tensor_bytes
+from stepguard.worker.count.tally import RankStep, Tally
+
+
+def leaks(hidden):
+    """Bytes a step that are counted of steps whose tensors the collector does not see."""
+    weight, kept = torch.ones(250, requires_grad=True), []
+
+    def storage():
+        kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
+
+    def graph():
+        kept.append((weight * torch.ones(250)).grad_fn)
+
+    def frozen():
+        kept.append(torch.zeros(1000, dtype=torch.uint8))
+        gc.freeze()
+        gc.disable()
+
+    def cycle():
+        made = [torch.zeros(1000, dtype=torch.uint8)]
+        made.append(made)
+        gc.freeze()
+
+    found = {}
+    for step in (storage, graph, cycle, frozen):
+        tally, counted = Tally(), RankStep(step, torch.device("cpu"), frozen=hidden)
+        count_memory(tally, counted, LeakSteps(counted).run)
+        found[step.__name__] = tally.values["leaked_bytes_per_step"]
+    live_tensor_bytes(hidden)
+    # What is frozen is in no generation of the collector's.
+    return [found, gc.isenabled(), any(one is kept[-1] for one in gc.get_objects())]
+
+
+def seen(hidden, freezes):
+    """How many of a workload's tensors are seen after each step, some of which freeze."""
+    kept, found = [], []
+    for freeze in freezes:
+        kept.append(torch.zeros(1000, dtype=torch.uint8))
+        if freeze:
+            gc.freeze()
+        found.append(sum(thing is one for thing in live_objects(hidden) for one in kept))
+    return found
+
+
+def hide():
+    """Freeze all, as an agent does before it forks a rank; the number of objects."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    return gc.get_freeze_count()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    found = {"seen": [seen(hide(), freezes) for freezes in ((0, 1, 0, 1, 1), (1, 0))]}
+    print(json.dumps(found | {"leaks": leaks(hide())}))
