@@ -237,8 +237,8 @@ class _PairRun:
         last = min(number + self.timing.ahead, MOST_PAIRS + len(self.replaced))
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
-        for launch in self._next():
-            launch.group.release()
+        for launch in self.following[0].launches if self.following else []:
+            launch.release()
 
     def _hardly_another(self) -> bool:
         """Tell whether this pair is likely the last. It is if no time is judged, if it is enough
@@ -250,13 +250,10 @@ class _PairRun:
         alike = comparison.pairs == enough(comparison) - 1 and not why_not_identical(comparison)
         return untimed or alike or ends
 
-    def _next(self) -> list[RunningLaunch]:
-        return self.following[0].launches if self.following else []
-
     def _nobody_imports(self) -> bool:
-        standby = [launch for pair in self.following[1:] for launch in pair.launches]
-        imported = all(launch.imported() for launch in standby) and self.sides[HEAD].ahead.ready()
-        return all(launch.ready() for launch in self._next()) and imported
+        # The next pair is still on standby if hardly another pair will come.
+        following = (launch for pair in self.following for launch in pair.launches)
+        return all(launch.ready() for launch in following) and self.sides[HEAD].ahead.ready()
 
     def _both_fit(self) -> bool:
         """Tell whether the peak memory of both trees, as counted, fits on the card together. On a

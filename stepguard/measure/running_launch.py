@@ -54,6 +54,7 @@ class RunningLaunch:
     ) -> None:
         self.workers, self.label, self.protocol = workers, label, protocol
         self.group = workers.start(label, alone=alone, standby=standby)
+        self._standby = standby
         self._began = time.monotonic()
         self._compile_s = 0.0
         self._first_compiled = False  # the first step compiled what no cache had
@@ -92,18 +93,21 @@ class RunningLaunch:
         """Let only these launches be on the GPUs from now on."""
         launches[0].workers.expect(*(launch.group for launch in launches))
 
-    def imported(self) -> bool:
-        """Tell whether a standby's agent has imported, without waiting."""
-        with self._blamed():
-            return self.group.imported()
+    def release(self) -> None:
+        """Let the ranks of a standby import. Those of another launch already do."""
+        self._standby = False
+        self.group.release()
 
     def ready(self) -> bool:
-        """Tell whether the ranks have imported everything, without waiting."""
+        """Tell whether the ranks, or the agent of a standby, have imported everything, without
+        waiting.
+        """
         with self._blamed():
-            return self.group.ready()
+            return self.group.imported() if self._standby else self.group.ready()
 
     def hello(self) -> None:
         """Wait until the ranks have imported everything. Their time limit runs from then on."""
+        self.release()
         self._began = time.monotonic()
         self.show("start")
         with self._blamed():
