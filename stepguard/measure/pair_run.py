@@ -256,7 +256,7 @@ class _PairRun:
         return untimed or alike or ends or few and changed_kernels.wants_profiles(comparison)
 
     def _nobody_imports(self) -> bool:
-        # If hardly another pair will come, the next one is still on standby.
+        # The next pair is still on standby if hardly another pair will come.
         following = (launch for pair in self.following for launch in pair.launches)
         return all(launch.ready() for launch in following) and self.sides[HEAD].ahead.ready()
 

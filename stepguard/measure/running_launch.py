@@ -99,7 +99,7 @@ class RunningLaunch:
         launches[0].workers.expect(*(launch.group for launch in launches))
 
     def release(self) -> None:
-        """Let the ranks of a standby import. Of another launch they do already."""
+        """Let the ranks of a standby import. Those of another launch already do."""
         self._standby = False
         self.group.release()
 

@@ -477,6 +477,17 @@ def test_on_a_gpu_two_pairs_import(world, measure):
     assert all(group.closed for group in world.groups.values())
 
 
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_a_pair_on_standby_is_released_once_it_is_wanted(world, measure, monkeypatch, last):
+    """Also if the one before it was thought to be the last: that one waits for the agents alone."""
+    run = stepguard.measure.pair_run._PairRun
+    monkeypatch.setattr(run, "_hardly_another", lambda self: self.comparison().pairs == last - 1)
+    assert measure(4, GPU).pairs == 4
+    assert [("pair 4 head", what) for what in ("release", "hello")] == [
+        event for event in world.asked("pair 4 head") if event[1] in ("release", "hello")
+    ]
+
+
 def test_on_a_cpu_one_pair_imports(world, measure):
     """Its few cores have enough to do with that: the ranks of the next one, and no third."""
     measure(1)
