@@ -190,11 +190,11 @@ def _code() -> str:
 def _chosen(
     enqueue: Callable[[_Algorithm], None], offered: list[_Algorithm], kept_in: Path | None
 ) -> _Algorithm:
-    if kept_in is None:
-        return offered[_fastest([functools.partial(enqueue, one) for one in offered])]
-    if kept := _kept(enqueue, offered, kept_in):
+    if kept_in and (kept := _kept(enqueue, offered, kept_in)):
         return kept
     number = _fastest([functools.partial(enqueue, one) for one in offered])
+    if kept_in is None:
+        return offered[number]
     _keep(number, kept_in)
     # If several processes chose at the same time, all take the choice that was kept first.
     return _kept(enqueue, offered, kept_in) or offered[number]
