@@ -136,13 +136,13 @@ def step_differences_pct(pairs: Sequence[LaunchPair]) -> list[float]:
 
 
 def judged(kernels_pct: Sequence[float], steps_pct: Sequence[float], known: Prior) -> Judged:
-    """Judge the pairs' differences of the kernels that differ as the rule does. Of its questions to
-    the unprofiled steps only the first is asked: is the mean of what is left near zero?
+    """Judge the pairs' differences of the kernels that differ as the rule does. Unprofiled steps
+    that get less slow than these kernels, by more than their noise, forbid a slowdown.
     """
     logs = [math.log1p(pct / 100) for pct in kernels_pct]
     rest = fmean(step / 100 - log for step, log in zip(steps_pct, logs, strict=True))
     limit = PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(len(logs))
-    return Judged(bounds_of(logs, known), not abs(rest) <= limit)
+    return Judged(bounds_of(logs, known), not rest >= -limit)
 
 
 def launch_of(side: dict[str, Any], kernels: dict[str, dict[str, Any]]) -> Launch:

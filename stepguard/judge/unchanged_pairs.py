@@ -63,11 +63,9 @@ def unusual(comparison: Comparison, explained: Sequence[float] = ()) -> str:
         return "it was not measured in turns"
     if any(out_of_line(*pair) for pair in pairs):
         return "a pair is out of line"
-    if not all(map(_ahead, launches)):
+    if not all(map(ahead, launches)):
         return "the host is hardly ahead of the GPU"
-    limit = PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(len(pairs))
-    rest = fmean(comparison.log_ratios()) - (fmean(explained) if explained else 0.0)
-    if not abs(rest) <= limit:
+    if not abs(unexplained_sds(comparison, explained)) <= PAIR_SDS:
         return "the step time differs"
     if not all(_rise(*pair) <= RISE_LIMIT for pair in pairs):
         return "the last block is slower"
@@ -80,7 +78,15 @@ def unusual(comparison: Comparison, explained: Sequence[float] = ()) -> str:
     return "steps get slower" if slower else ""
 
 
-def _ahead(launch: Launch) -> bool:
+def unexplained_sds(comparison: Comparison, explained: Sequence[float] = ()) -> float:
+    """Return what is left of the pairs' mean without the part that is ``explained``, in standard
+    deviations of such a mean of unchanged code. Both are log-ratios, of each pair.
+    """
+    rest = fmean(comparison.log_ratios()) - (fmean(explained) if explained else 0.0)
+    return rest * math.sqrt(comparison.pairs) / (PRIOR.sd_pct / 100)
+
+
+def ahead(launch: Launch) -> bool:
     """Tell whether even the slowest host launches a step well before the GPU finishes it."""
     return all(
         block.enqueue_ms is not None and block.enqueue_ms <= HOST_SHARE * block.mean_ms

@@ -15,7 +15,6 @@ import msgspec
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
 from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
-from stepguard.judge.kernel_times import times_as_counted
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.combine_ranks import Answers
@@ -238,14 +237,12 @@ class RunningLaunch:
 
     def profile_kernels(self, lead: int) -> None:
         """Run ``lead`` untimed steps, and profile a few. Keep the kernels' times if the kernels are
-        those that the counting pass found.
+        those of the case's profile.
         """
         self.show("profile")
         self.run(lead)
-        kept = self.ask("profile")[0]["profile"]
-        counted = self.workers.counts.profile if self.workers.counts else None
-        if kept and counted:
-            self._kernels_us = times_as_counted(counted, msgspec.convert(kept, Profile))
+        if kept := self.ask("profile")[0]["profile"]:
+            self._kernels_us = self.workers.times_of_kernels(msgspec.convert(kept, Profile))
 
     def park(self) -> None:
         """Give the cached memory back, and idle until the next command."""

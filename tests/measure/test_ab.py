@@ -664,6 +664,26 @@ def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
     assert profiles(world)[-1].startswith("pair 2")
 
 
+def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, differing):
+    """The counting launch compiled, and chose other grids than are kept for later launches."""
+    warm = {"head": world.profiles["head"], "base": world.profiles["base"]}
+    pairs = [f"pair {n} {side}" for n in range(1, 5) for side in warm]
+    world.profiled = {label: warm[label.split()[-1]] for label in pairs}
+    world.profiles["base"] = profile(COLD)
+    found = measure(wants_another_pair, GPU, files=FILES)
+    assert [len(one.kernels_us) for one in found.base.launches] == [93, 93]
+    assert found.base.counts.profile == warm["base"]
+    assert judge_ab(found).reason is Reason.CHANGED_KERNELS
+
+
+def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, differing):
+    """It would lack kernels."""
+    world.profiled["pair 1 base"] = replace(profile(COLD), lost_share=0.1)
+    found = measure(4, GPU, files=FILES)
+    assert not any(one.kernels_us for one in found.base.launches)
+    assert found.base.counts.profile == profile()
+
+
 def test_a_pair_after_a_disturbed_one_is_not_profiled(world, measure, differing):
     """It will replace the other, or both count: then the steps have to decide."""
     world.compiles, world.afresh = {"pair 1 base": 1000}, {"pair 1 base"}

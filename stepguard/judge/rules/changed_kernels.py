@@ -27,7 +27,7 @@ from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
 from stepguard.judge.pair_statistics import Bounds, Figures, bounds
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.sequential_plan import BETA
-from stepguard.judge.unchanged_pairs import unusual, why_not_bound
+from stepguard.judge.unchanged_pairs import PAIR_SDS, ahead, unexplained_sds, unusual, why_not_bound
 from stepguard.trace.kernel_classes import COMMUNICATION
 
 LEAST_PAIRS, PROFILED_PAIRS = 2, 4
@@ -46,7 +46,8 @@ MOVED_SDS = 5.0
 
 def rule(comparison: Comparison) -> Decision | None:
     """Say SLOWER, FASTER or `same` by the kernels that differ, if the other kernels keep pace and
-    what is left of the pairs looks like pairs of unchanged code.
+    the steps do not contradict it. For FASTER and `same`, what is left of the pairs must look like
+    pairs of unchanged code.
     """
     if not LEAST_PAIRS <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
         return None
@@ -55,9 +56,7 @@ def rule(comparison: Comparison) -> Decision | None:
         return None
     measured = _figures(comparison, kernels)
     status = measured.bounds.status(measured.margins)
-    if status is Status.INCONCLUSIVE or unusual(comparison, kernels.log_ratios()):
-        return None
-    if status is Status.SAME and not _rest_is_small(comparison, kernels.log_ratios()):
+    if status is Status.INCONCLUSIVE or _contradicted(comparison, status, kernels.log_ratios()):
         return None
     return measured.say(status, Reason.CHANGED_KERNELS)
 
@@ -74,15 +73,17 @@ def wants_profiles(comparison: Comparison) -> bool:
     if comparison.pairs >= PROFILED_PAIRS or JUDGED_TIME not in comparison.head.gates:
         return False
     launches = (*comparison.head.launches, *comparison.base.launches)
-    lost = comparison.again or not all(launch.kernels_us for launch in launches)
-    return not lost and not why_not_judged(comparison)
+    whole = all(launch.kernels_us for launch in launches)
+    return whole and not why_not_judged(comparison)
 
 
 def why_not_judged(comparison: Comparison) -> str:
-    """Return why kernels cannot be judged, from the counting pass; empty if they can be."""
+    """Return why kernels cannot be judged, whatever they take; empty if they can be."""
     head, base = comparison.head, comparison.base
     if not head.on_gpu or head.world_size > 1 or not comparison.together:
         return "it is no pair of launches of one rank, in turns on a GPU"
+    if comparison.again:
+        return "an earlier pair was disturbed"
     if comparison.files is None:
         # The plan's interval has to exclude what recordings say of the whole step.
         return "an alarm of recordings is judged by whole steps"
@@ -167,6 +168,20 @@ class _Kernels:
             if not abs(float((100 * longer / self.step_us).mean())) <= limit_pct:
                 return True
         return False
+
+
+def _contradicted(comparison: Comparison, status: Status, explained: Sequence[float]) -> bool:
+    """Tell whether the steps contradict what the kernels say. Steps that are even slower, or that
+    scatter, do not contradict SLOWER. Steps that wait for the host do: longer kernels then cost
+    nothing.
+    """
+    if status is Status.SLOWER:
+        launches = (*comparison.head.launches, *comparison.base.launches)
+        bound = all(map(ahead, launches))
+        return not bound or not unexplained_sds(comparison, explained) >= -PAIR_SDS
+    if unusual(comparison, explained):
+        return True
+    return status is Status.SAME and not _rest_is_small(comparison, explained)
 
 
 def _rest_is_small(comparison: Comparison, explained: Sequence[float]) -> bool:

@@ -122,9 +122,11 @@ def test_a_sixth_of_a_percent_is_found_in_two_pairs(chosen, turn):
 
 
 def test_the_recorded_steps_agree_or_forbid_it():
-    """Those of the first two pairs are slower by another 0.5 %; those of all four agree."""
-    assert said(as_recorded(PLANTED_30[:2])) is None
-    assert said(as_recorded(PLANTED_30[2:])) is said(as_recorded(PLANTED_30)) is Status.SLOWER
+    """Those of the first two pairs are slower by another 0.5 %, which forbids only the gain."""
+    for pairs in (PLANTED_30[:2], PLANTED_30[2:], PLANTED_30):
+        assert said(as_recorded(pairs)) is Status.SLOWER
+    found = as_recorded(PLANTED_30[:2])
+    assert said(replace(found, head=found.base, base=found.head)) is None
     found = as_recorded(PLANTED_70, steps=(0.4, 0.4))
     assert rule(found).low_pct < 0.40 < rule(found).high_pct
 
@@ -368,14 +370,23 @@ def test_a_launch_without_its_pair_does_not_count():
     assert rule(replace(found, base=more)) == rule(found)
 
 
-@pytest.mark.parametrize("sign", [-1, 1])
-@pytest.mark.parametrize(("factor", "status"), [(0.99, Status.SLOWER), (1.01, None)])
 @pytest.mark.parametrize("pairs", [2, 3, 4])
-def test_what_is_left_of_the_steps_must_be_nothing(pairs, factor, status, sign):
-    """As of pairs of unchanged code: their mean within two standard deviations of zero."""
-    left = sign * factor * PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs)
-    step_pct = 100 * math.expm1(math.log1p(0.003) + left)
-    assert said(made({GELU: 0.3}, pairs=pairs, step_pct=step_pct)) is status
+@pytest.mark.parametrize(("longer_pct", "sds", "status"), [
+    (0.3, -0.99, Status.SLOWER),
+    (0.3, -1.01, None),
+    (0.3, 3.0, Status.SLOWER),  # even slower
+    (-0.3, -0.99, Status.FASTER),
+    (-0.3, 0.99, Status.FASTER),
+    (-0.3, -1.01, None),
+    (-0.3, 1.01, None),
+])  # fmt: skip
+def test_what_is_left_of_the_steps(pairs, longer_pct, sds, status):
+    """A gain asks for pairs of unchanged code: their mean within two standard deviations of zero. A
+    slowdown asks for steps that are slower, too.
+    """
+    left = sds * PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs)
+    step_pct = 100 * math.expm1(math.log1p(longer_pct / 100) + left)
+    assert said(made({GELU: longer_pct}, pairs=pairs, step_pct=step_pct)) is status
 
 
 def test_a_case_among_many_needs_more_proof():
@@ -412,28 +423,31 @@ def test_a_host_that_is_hardly_ahead_forbids_it():
             assert said(with_blocks(made({GELU: 0.3}), behind, side)) is status
 
 
-def test_a_last_block_that_is_slower_forbids_it():
-    """Though the mean is as the kernels say."""
-    for factor, status in ((0.3, Status.SLOWER), (1.01, None)):
+def test_a_last_block_that_is_slower_forbids_a_gain():
+    """Though the mean is as the kernels say. A slowdown stays one."""
+    for longer_pct, factor, status in (
+        (-0.3, 0.3, Status.FASTER), (-0.3, 1.01, None), (0.3, 1.01, Status.SLOWER),
+    ):  # fmt: skip
         rise = factor * RISE_LIMIT / 2
-        found = with_blocks(made({GELU: 0.3}), slower_block(0, math.exp(-rise)))
+        found = with_blocks(made({GELU: longer_pct}), slower_block(0, math.exp(-rise)))
         assert said(with_blocks(found, slower_block(1, math.exp(rise)))) is status
 
 
-def test_some_slower_steps_forbid_it():
+def test_some_slower_steps_forbid_a_gain():
     """An eighth of them, by 3 %, and the others faster."""
 
     def tailed(at, block):
         steps = [ms * (1.03 if n == 3 else 1 - 0.03 / 7) for n, ms in enumerate(block.step_ms)]
         return replace(block, step_ms=tuple(steps))
 
-    assert said(with_blocks(made({GELU: 0.3}), tailed)) is None
+    assert said(with_blocks(made({GELU: -0.3}), tailed)) is None
+    assert said(with_blocks(made({GELU: 0.3}), tailed)) is Status.SLOWER
 
 
-def test_a_slower_step_between_the_blocks_forbids_it():
+def test_a_slower_step_between_the_blocks_forbids_a_gain():
     """No block times it."""
-    for slower, status in ((0.9, Status.SLOWER), (1.1, None)):
-        found = made({GELU: 0.3})
+    for slower, status in ((0.9, Status.FASTER), (1.1, None)):
+        found = made({GELU: -0.3})
         for side in ("head", "base"):
             for number, one in enumerate(getattr(found, side).launches):
                 ms = [one.blocks[0].step_ms[0]] * 4
@@ -444,12 +458,13 @@ def test_a_slower_step_between_the_blocks_forbids_it():
         assert said(found) is status
 
 
-def test_a_pair_out_of_line_forbids_it():
+def test_a_pair_out_of_line_forbids_a_gain():
     """Its blocks differ within a side."""
-    found = made({GELU: 0.3})
-    for side in ("head", "base"):
-        found = with_blocks(found, slower_block(1, 1.03), side)
-    assert said(found) is None
+    for longer_pct, status in ((-0.3, None), (0.3, Status.SLOWER)):
+        found = made({GELU: longer_pct})
+        for side in ("head", "base"):
+            found = with_blocks(found, slower_block(1, 1.03), side)
+        assert said(found) is status
 
 
 @pytest.mark.parametrize(
