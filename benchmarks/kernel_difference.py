@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepguard.core.margins import PRIOR, Prior
+from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, mean
 from stepguard.core.status import Status
 from stepguard.core.work_and_peaks import Work
 from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
 from stepguard.judge.pair_statistics import Bounds
 from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS, bounds_of
-from stepguard.judge.unchanged_pairs import PAIR_SDS
+from stepguard.judge.unchanged_pairs import PAIR_SDS, unexplained_sds
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,8 @@ def judged(kernels_pct: Sequence[float], steps_pct: Sequence[float], known: Prio
     that get less slow than these kernels, by more than their noise, forbid a slowdown.
     """
     logs = [math.log1p(pct / 100) for pct in kernels_pct]
-    rest = fmean(step / 100 - log for step, log in zip(steps_pct, logs, strict=True))
-    limit = PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(len(logs))
-    return Judged(bounds_of(logs, known), not rest >= -limit)
+    sds = unexplained_sds([step / 100 for step in steps_pct], logs)
+    return Judged(bounds_of(logs, known), not sds >= -PAIR_SDS)
 
 
 def launch_of(side: dict[str, Any], kernels: dict[str, dict[str, Any]]) -> Launch:

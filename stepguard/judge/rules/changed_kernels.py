@@ -11,13 +11,15 @@ between its two profiles.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
+import msgspec
 import numpy as np
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Counts
-from stepguard.core.margins import ALPHA, MARGINS, Margins, Prior
+from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.profile import Profile, less, mean
 from stepguard.core.reasons import Reason
@@ -27,13 +29,21 @@ from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
 from stepguard.judge.pair_statistics import Bounds, Figures, bounds
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.sequential_plan import BETA
-from stepguard.judge.unchanged_pairs import PAIR_SDS, ahead, unexplained_sds, unusual, why_not_bound
+from stepguard.judge.unchanged_pairs import (
+    PAIR_SDS,
+    POWER_SHARE,
+    ahead,
+    range_in_step,
+    unexplained_sds,
+    unusual,
+    why_not_bound,
+)
 from stepguard.trace.kernel_classes import COMMUNICATION
 
 LEAST_PAIRS, PROFILED_PAIRS = 2, 4
-# Of what the kernels that differ take longer, in percent of a step. A choice: a quarter of a step's
+# In percent of a step, for kernels that differ. A choice: an eighth and a quarter of a step's
 # margins. A kernel of a tenth of a step scatters by 0.03 % of it in the mean of two pairs.
-KERNEL_MARGINS = Margins(0.05, 0.125)
+KERNEL_MARGINS = Margins(0.025, 0.125)
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
 # Kernels that overlap can take longer without the step. Where they follow each other they take
 # 1.0001 of the time in which the GPU computes (H200s, 2026-11-26).
@@ -58,7 +68,9 @@ def rule(comparison: Comparison) -> Decision | None:
     status = measured.bounds.status(measured.margins)
     if status is Status.INCONCLUSIVE or _contradicted(comparison, status, kernels.log_ratios()):
         return None
-    return measured.say(status, Reason.CHANGED_KERNELS)
+    longer = _in_step(measured.bounds.mean, comparison.log_ratios())
+    said = measured.say(status, Reason.CHANGED_KERNELS)
+    return msgspec.structs.replace(said, estimate_pct=100 * math.expm1(longer))
 
 
 def margins_of(comparison: Comparison, decided: Decision) -> Margins:
@@ -170,6 +182,17 @@ class _Kernels:
         return False
 
 
+def _in_step(kernels: float, steps: Sequence[float]) -> float:
+    """Return how much longer the step takes, as a log-ratio: the middle of what the kernels allow,
+    and the mean of the steps, weighted by their variances. In the range all is as likely.
+    """
+    least, most = range_in_step(kernels)
+    middle, allowed = (least + most) / 2, (most - least) ** 2 / 12
+    noise = (PRIOR.sd_pct / 100) ** 2 / len(steps)
+    longer = middle + (fmean(steps) - middle) * allowed / (allowed + noise)
+    return min(max(longer, least), most)
+
+
 def _contradicted(comparison: Comparison, status: Status, explained: Sequence[float]) -> bool:
     """Tell whether the steps contradict what the kernels say. Steps that are even slower, or that
     scatter, do not contradict SLOWER. Steps that wait for the host do: longer kernels then cost
@@ -178,7 +201,7 @@ def _contradicted(comparison: Comparison, status: Status, explained: Sequence[fl
     if status is Status.SLOWER:
         launches = (*comparison.head.launches, *comparison.base.launches)
         bound = all(map(ahead, launches))
-        return not bound or not unexplained_sds(comparison, explained) >= -PAIR_SDS
+        return not bound or not unexplained_sds(comparison.log_ratios(), explained) >= -PAIR_SDS
     if unusual(comparison, explained):
         return True
     return status is Status.SAME and not _rest_is_small(comparison, explained)
@@ -195,10 +218,13 @@ def _rest_is_small(comparison: Comparison, explained: Sequence[float]) -> bool:
 
 
 def bounds_of(log_ratios: Sequence[float], known: Prior, alpha: float = ALPHA) -> Bounds:
-    """Return the bounds on what kernels do to a step, given its log-ratio in each pair and their
-    known scatter.
+    """Return the bounds on what kernels do to a step, given what they take longer in each pair, as
+    a log-ratio of the step, and their known scatter. The step takes longer by POWER_SHARE of it at
+    least.
     """
-    return bounds(log_ratios, known, LEAST_PAIRS, alpha)
+    found = bounds(log_ratios, known, LEAST_PAIRS, alpha)
+    low, high = POWER_SHARE * found.low, POWER_SHARE * found.high
+    return replace(found, low=min(found.low, low), high=max(found.high, high))
 
 
 def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:

@@ -39,7 +39,13 @@ from stepguard.judge.rules.changed_kernels import (
     why_not_judged,
 )
 from stepguard.judge.sequential_plan import BETA
-from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS, RISE_LIMIT, UNTIMED_LIMIT
+from stepguard.judge.unchanged_pairs import (
+    HOST_SHARE,
+    PAIR_SDS,
+    POWER_SHARE,
+    RISE_LIMIT,
+    UNTIMED_LIMIT,
+)
 from stepguard.report.verdict_text import headline
 
 PLANTED_30, PLANTED_70, SAME_CODE = (1, 4, 5, 8), (2, 6), (3, 7)  # places of pairs
@@ -117,7 +123,7 @@ def test_a_sixth_of_a_percent_is_found_in_two_pairs(chosen, turn):
     assert decided.low_pct < 0.171 < decided.high_pct < 0.3
     assert decided.p_value <= ALPHA and not wants_another_pair(found)
     verdict = judge_ab(found)
-    assert (verdict.status, verdict.worst.limit_pct) == (Status.SLOWER, 0.05)
+    assert (verdict.status, verdict.worst.limit_pct) == (Status.SLOWER, 0.025)
     assert GELU in headline(verdict)
 
 
@@ -255,7 +261,7 @@ def test_a_bound_beyond_what_is_ignored_is_slower(pairs, factor, slower):
     """If a stricter one is beyond zero, too."""
     edge = edge_pct(
         lambda found: 100 * max(
-            KERNEL_MARGINS.ignore + found.reach(found.analysis.beta),
+            KERNEL_MARGINS.ignore / POWER_SHARE + found.reach(found.analysis.beta),
             found.reach(found.analysis.alpha),
         ),
         pairs,
@@ -381,12 +387,29 @@ def test_a_launch_without_its_pair_does_not_count():
     (-0.3, 1.01, None),
 ])  # fmt: skip
 def test_what_is_left_of_the_steps(pairs, longer_pct, sds, status):
-    """A gain asks for pairs of unchanged code: their mean within two standard deviations of zero. A
-    slowdown asks for steps that are slower, too.
+    """The steps take longer by all that the kernels do, or half: within two standard deviations. A
+    slowdown may be larger.
     """
+    kernels = math.log1p(longer_pct / 100)
+    least, most = sorted((POWER_SHARE * kernels, kernels))
     left = sds * PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs)
-    step_pct = 100 * math.expm1(math.log1p(longer_pct / 100) + left)
+    step_pct = 100 * math.expm1(left + (most if sds > 0 else least))
     assert said(made({GELU: longer_pct}, pairs=pairs, step_pct=step_pct)) is status
+
+
+@pytest.mark.parametrize(("kernels_pct", "step_pct", "estimate_pct"), [
+    (0.2, 0.3, 0.156),  # hardly more than the middle: the steps are not precise enough
+    (1.0, 0.75, 0.75),
+    (1.0, 0.6, 0.673),
+    (1.0, 3.0, 1.0),
+    (-1.0, -0.6, -0.673),
+])  # fmt: skip
+def test_the_change_lies_in_the_range_of_the_kernels(kernels_pct, step_pct, estimate_pct):
+    """At a power cap a step gives back up to half of what a kernel takes longer."""
+    decided = rule(made({GELU: kernels_pct}, step_pct=step_pct))
+    assert decided.estimate_pct == pytest.approx(estimate_pct, abs=0.006)
+    near, far = sorted((decided.low_pct, decided.high_pct), key=abs)
+    assert abs(near) < 0.5 * abs(kernels_pct) and abs(kernels_pct) < abs(far)
 
 
 def test_a_case_among_many_needs_more_proof():
@@ -519,9 +542,9 @@ def test_a_case_without_a_judged_time_is_not_profiled():
 @pytest.mark.parametrize(
     ("wanted", "margins"),
     [
-        ((0.2, 0.5), (0.05, 0.125)),
-        ((0.1, 0.5), (0.05, 0.125)),
-        ((0.2, 1.3), (0.05, 0.125)),
+        ((0.2, 0.5), (0.025, 0.125)),
+        ((0.1, 0.5), (0.025, 0.125)),
+        ((0.2, 1.3), (0.025, 0.125)),
         ((1.0, 3.0), (1.0, 3.0)),  # its user ignores 1 %
         ((0.02, 0.5), (0.02, 0.5)),
     ],
@@ -544,9 +567,11 @@ def test_same_excludes_a_slowdown_that_no_kernel_shows(pairs, factor, status):
     """
     sd, degrees = PRIOR.moderated(0.0, pairs)
     reach = stats.t.ppf(1 - BETA / 3, degrees) * sd / math.sqrt(pairs)
-    edge = min(MARGINS.matter - reach, PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs))
+    usual = PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs)
     for kernels_pct in (0.0, 0.04, -0.04):  # whatever the kernels explain
-        step = math.log1p(kernels_pct / 100) + factor * edge
+        explained = math.log1p(kernels_pct / 100)
+        most = max(explained, POWER_SHARE * explained)
+        step = factor * min(explained + MARGINS.matter - reach, most + usual)
         found = made({GELU: kernels_pct}, pairs=pairs, step_pct=100 * math.expm1(step))
         assert said(found) is status
     assert said(made(pairs=pairs, step_pct=-0.19)) is Status.SAME  # a gain is no such slowdown
