@@ -144,7 +144,7 @@ def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
 
 def _difference(one: Match) -> str:
     """Return how the two sides of a match differ; empty if they do not."""
-    if one.how not in (How.SAME, How.RENAMED):
+    if one.how not in (How.SAME, How.RENAMED) or one.other_names:
         return one.how.value
     if any(count != row.calls[0] for row in one.rows for count in row.calls):
         return "launches vary"

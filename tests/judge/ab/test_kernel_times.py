@@ -61,6 +61,19 @@ def test_a_difference_is_the_kernels_own(paces):
     assert longer_pct(step(), slow, NORM) == pytest.approx(0.2, abs=1e-9)
 
 
+@pytest.mark.parametrize(("before", "after", "differs"), [
+    ("nvjet_192x192_NNN", "nvjet_128x160_NNT", True),
+    (f"{GELU}_9", f"{GELU}_12", False),  # numbered by the compiler
+])  # fmt: skip
+def test_a_kernel_of_another_tile_differs(before, after, differs):
+    """Though its name without numbers, and its grid, are the same."""
+    canonical, kind = (GELU, "Triton") if before.startswith(GELU) else ("nvjet_NN", "GEMM")
+    rows = (replace(kernel(name, kind, 24, 900.0), canonical=canonical) for name in (before, after))
+    matched = Matched.of(*((row,) for row in rows))
+    assert len(matched.matches) == 1
+    assert matched.changed.tolist() == [differs]
+
+
 def test_a_class_without_equal_kernels_has_the_pace_of_all():
     """Of attention nothing is left that did not change: everything else shows the pace."""
     paces = dict.fromkeys(("GEMM", "attention", "Triton"), 1.02)
