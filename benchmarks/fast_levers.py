@@ -82,7 +82,7 @@ _USES = "        return bool(self.fast and"
 LEVERS: dict[str, Change] = {
     "fast step": _without("", ("model/settings.py", _USES, "        return bool(False and")),
     "cross-entropy in place": _without(
-        "softmax|cross_entropy|nll_loss",
+        "log_s|cross_entropy|nll_loss",
         (FAST, _LOSS, _LOGITS),
         (FAST, _LOSS_BACKWARD, _LOGITS_BACKWARD),
         (FAST, _LAST, _PLAIN_LAST),
