@@ -57,7 +57,7 @@ MOVED_SDS = 5.0
 def rule(comparison: Comparison) -> Decision | None:
     """Say SLOWER, FASTER or `same` by the kernels that differ, if the other kernels keep pace and
     the steps do not contradict it. For FASTER and `same`, what is left of the pairs must look like
-    pairs of unchanged code.
+    pairs of unchanged code, and the steps must exclude a slowdown.
     """
     if not LEAST_PAIRS <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
         return None
@@ -202,19 +202,17 @@ def _contradicted(comparison: Comparison, status: Status, explained: Sequence[fl
         launches = (*comparison.head.launches, *comparison.base.launches)
         bound = all(map(ahead, launches))
         return not bound or not unexplained_sds(comparison.log_ratios(), explained) >= -PAIR_SDS
-    if unusual(comparison, explained):
-        return True
-    return status is Status.SAME and not _rest_is_small(comparison, explained)
+    return bool(unusual(comparison, explained)) or not _slowdown_excluded(comparison)
 
 
-def _rest_is_small(comparison: Comparison, explained: Sequence[float]) -> bool:
-    """Tell whether the steps exclude a slowdown as large as the matter margin that no kernel shows.
-    All analyses together err by BETA.
+def _slowdown_excluded(comparison: Comparison) -> bool:
+    """Tell whether the steps by themselves exclude a slowdown as large as the matter margin. They
+    also contain what no kernel shows, and their own scatter counts. All analyses together err by
+    BETA.
     """
-    both = zip(comparison.log_ratios(), explained, strict=True)
-    rest = bounds([log_ratio - part for log_ratio, part in both])
-    reach = rest.reach(BETA / (PROFILED_PAIRS - LEAST_PAIRS + 1))
-    return rest.mean + reach < comparison.margins.matter
+    steps = bounds(comparison.log_ratios())
+    reach = steps.reach(BETA / (PROFILED_PAIRS - LEAST_PAIRS + 1))
+    return steps.mean + reach < comparison.margins.matter
 
 
 def bounds_of(log_ratios: Sequence[float], known: Prior, alpha: float = ALPHA) -> Bounds:
