@@ -2,8 +2,8 @@
 
 A kernel's time scatters by half a percent of itself, a step's by half a percent of the step. So a
 small change shows in the kernels long before it shows in the steps. The first pairs end with a
-profile of each launch, if the counted profiles show kernels that differ. This rule compares them,
-and asks the steps for what no kernel shows.
+profile of each launch, if the counted profiles show kernels that differ. This rule compares them.
+It asks the counted profiles what copies and gaps changed, and the steps for what no profile shows.
 
 It may decide after LEAST_PAIRS to PROFILED_PAIRS pairs. One pair is never enough: a card may drift
 between its two profiles.
@@ -48,6 +48,10 @@ EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these sho
 # Kernels that overlap can take longer without the step. Where they follow each other they take
 # 1.0001 of the time in which the GPU computes (H200s, 2026-11-26).
 OVERLAP = 1.005
+# The idle time of a profile differs from launch to launch, by 0.05 % of a step (a standard
+# deviation; 16 launches of one code on H200s, 2026-11-26). A larger difference counts. Copies and
+# overlap differ by 0.004 %, so all of their difference counts.
+IDLE_LIMIT = 0.001
 # An equal kernel may be off its class's pace by so many standard deviations. Beyond that the change
 # reaches further than the kernels that differ. In pairs of equal launches, put together anew, the
 # farthest of 93 kernels was at 3.8.
@@ -120,10 +124,17 @@ def _why_not_single(counts: Counts) -> str:
     profile = _profile(counts)
     if any(row.kind == COMMUNICATION for row in profile.kernels):
         return "kernels communicate"
-    busy = mean(less(profile.parts.step_us, profile.parts.idle_us))
-    if sum(mean(row.us) for row in profile.kernels) > OVERLAP * busy:
+    if _kernels_us(profile) > OVERLAP * _busy_us(profile):
         return "kernels overlap"
     return ""
+
+
+def _busy_us(profile: Profile) -> float:
+    return mean(less(profile.parts.step_us, profile.parts.idle_us))
+
+
+def _kernels_us(profile: Profile) -> float:
+    return sum(mean(row.us) for row in profile.kernels)
 
 
 def _profile(counts: Counts) -> Profile:
@@ -182,6 +193,18 @@ class _Kernels:
         return False
 
 
+def _beside_kernels(comparison: Comparison) -> float:
+    """Return how much longer the step takes by copies, gaps and kernels that no longer overlap, as
+    a log-ratio. The counted profiles show it.
+    """
+    head, base = (_profile(side.counted) for side in (comparison.head, comparison.base))
+    step_us = mean(base.parts.step_us)
+    copies, base_copies = (_busy_us(one) - _kernels_us(one) for one in (head, base))
+    idle = (mean(head.parts.idle_us) - mean(base.parts.idle_us)) / step_us
+    counts = idle if abs(idle) > IDLE_LIMIT else 0.0
+    return math.log1p((copies - base_copies) / step_us + counts)
+
+
 def _in_step(kernels: float, steps: Sequence[float]) -> float:
     """Return how much longer the step takes, as a log-ratio: the middle of what the kernels allow,
     and the mean of the steps, weighted by their variances. In the range all is as likely.
@@ -229,6 +252,9 @@ def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     changed, step_us = kernels.changed, float(kernels.step_us.mean())
     known = kernels.times.scatter(changed, ~changed, step_us)
     found = bounds_of(kernels.log_ratios(), known, comparison.alpha)
+    # What else changed may add to the kernels' time, or make up for it.
+    beside = _beside_kernels(comparison)
+    found = replace(found, low=found.low + min(beside, 0.0), high=found.high + max(beside, 0.0))
     by_steps = mean_of_pairs.measured(comparison)
     return Figures(found, _margins(comparison), by_steps.smallest_detectable_pct, None)
 

@@ -27,6 +27,7 @@ from stepguard.judge.kernel_times import Matched, times_as_counted
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules.changed_kernels import (
     EQUAL_SHARE,
+    IDLE_LIMIT,
     KERNEL_MARGINS,
     LEAST_PAIRS,
     MOVED_SDS,
@@ -110,6 +111,15 @@ def with_profiles(found, change, sides=("head", "base")):
     return found
 
 
+def with_parts(known, **more_us):
+    """The profile, with so many us more of a part: of the step, or of copies, for example."""
+    parts = {
+        f"{name}_us": tuple(one + us for one in getattr(known.parts, f"{name}_us"))
+        for name, us in more_us.items()
+    }
+    return replace(known, parts=replace(known.parts, **parts))
+
+
 # what was recorded
 
 
@@ -186,7 +196,8 @@ def test_a_kernel_more_counts_with_all_its_time(us, status):
     """0.02 % of a step is ignored, 0.15 % is not."""
     more = KernelRow("triton_poi_fused_clone_99", "triton_poi_fused_clone", "Triton", "forward",
                      (12.0,) * 6, (us,) * 6, code="new")  # fmt: skip
-    head = replace(profile(), kernels=(*profile().kernels, more))
+    head = with_parts(profile(), step=us, compute=us)
+    head = replace(head, kernels=(*head.kernels, more))
     assert said(made(head=head, step_pct=100 * us / STEP_US)) is status
     gone = made(head=profile(), base=head, step_pct=-100 * us / STEP_US)
     assert said(gone) is (Status.FASTER if status is Status.SLOWER else Status.SAME)
@@ -218,7 +229,55 @@ def test_faster_kernels_of_a_slower_step_decide_nothing(step_pct, status):
     assert said(made({GELU: -0.2}, step_pct=step_pct)) is status
 
 
+COPIES = {"step": 0.2 * STEP_US / 100, "exposed_copies": 0.2 * STEP_US / 100}
+
+
+def test_longer_kernels_in_place_of_copies_are_no_slowdown():
+    """A copy by the card's engine became a kernel: the step takes as long."""
+    base = with_parts(profile(), **COPIES)
+    assert said(made({GELU: 0.2}, step_pct=0.0)) is Status.SLOWER
+    assert said(made({GELU: 0.2}, step_pct=0.0, base=base)) is None
+    assert said(made({GELU: 1.0}, step_pct=0.8, base=base)) is Status.SLOWER
+    assert said(made(step_pct=-0.2, base=base)) is None  # the copies alone are a gain
+
+
+def test_shorter_kernels_beside_more_copies_are_no_gain():
+    """And kernels that take as long beside more copies are not the same step."""
+    head = edited(with_parts(profile(), **COPIES), GELU)
+    assert said(made({GELU: -0.2}, step_pct=0.0)) is Status.FASTER
+    assert said(made({GELU: -0.2}, step_pct=0.0, head=head)) is None
+    assert said(made({GELU: -1.0}, step_pct=-0.8, head=head)) is Status.FASTER
+    assert said(made()) is Status.SAME and said(made(head=head)) is None
+
+
+def test_longer_kernels_beside_others_are_no_slowdown():
+    """On another stream they take longer, and the step does not."""
+    rows = tuple(
+        replace(row, us=tuple(us + 0.2 * STEP_US / 100 for us in row.us), code="edited")
+        if row.name == GELU
+        else row
+        for row in profile().kernels
+    )
+    beside = replace(profile(), kernels=rows)
+    assert why_not_judged(made(head=beside)) == ""
+    more = 0.2 * STEP_US / 100
+    after = with_parts(beside, step=more, compute=more)
+    us = tuple(row.us[0] for row in rows)
+    for head, status in ((after, Status.SLOWER), (beside, None)):
+        found = compared([((us, steady()), (kernels(), steady()))] * 2, head, profile())
+        assert said(found) is status
+
+
 # constants, just inside and just outside
+
+
+@pytest.mark.parametrize(("factor", "slower"), [(0.98, True), (1.02, False)])
+def test_gaps_that_got_shorter_make_up_for_longer_kernels(factor, slower):
+    """Unless a profile of the same code may differ by as much."""
+    us = factor * IDLE_LIMIT * profile().parts.step_us[0]
+    base = with_parts(profile(), step=us, idle=us)
+    found = made({GELU: 0.2}, step_pct=0.1, base=base)
+    assert (said(found) is Status.SLOWER) is slower
 
 
 def known(name, longer_pct=0.0, but=()):
