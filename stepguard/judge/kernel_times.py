@@ -7,7 +7,7 @@ differ give one difference a pair of launches, in percent of a step.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -140,6 +140,15 @@ def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
             return ()
         times.append(round(mean(its.us), 3))
     return tuple(times)
+
+
+def with_machine_code_of(counted: Profile, profile: Profile) -> Profile:
+    """Return the profile, with the machine code of the kernels that the counted profile has, too.
+    Only a counting pass reads it.
+    """
+    known = {(row.key, row.code): row.machine_code for row in counted.kernels}
+    rows = (replace(row, machine_code=known.get((row.key, row.code))) for row in profile.kernels)
+    return replace(profile, kernels=tuple(rows))
 
 
 def _difference(one: Match) -> str:
