@@ -162,7 +162,7 @@ class _Kernels:
         sides = (matched.base, comparison.base), (matched.head, comparison.head)
         for rows, side in sides:
             each = [launch.kernels_us for launch in side.launches[: comparison.pairs]]
-            if any(len(one) != len(rows) or not min(one) > 0 for one in each):
+            if any(len(one) != len(rows) or not all(us > 0 for us in one) for one in each):
                 return None
             us.append(np.array(each))
         launches = comparison.base.launches[: comparison.pairs]
