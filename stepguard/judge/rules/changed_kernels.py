@@ -153,7 +153,7 @@ class _Kernels:
 
     changed: Mask
     times: Times
-    step_us: Floats  # of the base's unprofiled blocks, a value a pair
+    step_us: Floats  # of the base, a value a pair
 
     @staticmethod
     def of(comparison: Comparison) -> "_Kernels | None":
@@ -166,7 +166,9 @@ class _Kernels:
                 return None
             us.append(np.array(each))
         launches = comparison.base.launches[: comparison.pairs]
-        step_us = np.array([1e3 * launch.step_ms for launch in launches])
+        unprofiled_us = np.array([1e3 * launch.step_ms for launch in launches])
+        # A profiled step is longer if a kernel stalled in it.
+        step_us = np.maximum(unprofiled_us, us[0].sum(axis=-1))
         return _Kernels(matched.changed, matched.times(*us), step_us)
 
     def log_ratios(self) -> list[float]:

@@ -593,6 +593,26 @@ def test_a_profile_that_is_not_whole_is_not_judged():
         assert why_not_judged(replace(found, **{side: lost})) == "a profile is not whole"
 
 
+def test_a_profile_without_a_step_is_not_judged():
+    """As a file may have it. Nothing is divided by its time."""
+    for step_us in ((), (0.0,) * 6):
+
+        def cut(known, step_us=step_us):
+            return replace(known, parts=replace(known.parts, step_us=step_us, idle_us=step_us))
+
+        found = with_profiles(made({GELU: 0.3}), cut, ("base",))
+        assert why_not_judged(found) == "a profile has no step"
+
+
+def test_a_kernel_that_stalled_in_a_profile_decides_nothing():
+    """For longer than a step, on either side, in one pair or in all."""
+    at = next(n for n, row in enumerate(profile().kernels) if row.name == GELU)
+    stalled = tuple(us + 8 * STEP_US * (n == at) for n, us in enumerate(kernels()))
+    for side in ("head", "base"):
+        one = with_launch(made(), side, 0, kernels_us=stalled)
+        assert said(one) is said(with_launch(one, side, 1, kernels_us=stalled)) is None
+
+
 def test_a_case_without_a_judged_time_is_not_profiled():
     """There is nothing to decide."""
     found = made({GELU: 0.3})
