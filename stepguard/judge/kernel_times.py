@@ -165,7 +165,16 @@ def _difference(one: Match) -> str:
         return "shape"
     if one.other_work:
         return "work"
-    # The hash has the name, and so the compiler's number, in it.
+    return "code" if _other_code(one) else ""
+
+
+def _other_code(one: Match) -> bool:
+    """Tell whether the compiler generated other code. The hash of a source has the name, and so the
+    compiler's number, in it. The machine code of kernels with other numbers has not.
+    """
     codes = [{(row.name, row.code) for row in side} for side in (one.before, one.after)]
     names = [{name for name, _ in side} for side in codes]
-    return "code" if names[0] == names[1] and codes[0] != codes[1] else ""
+    if names[0] == names[1]:
+        return codes[0] != codes[1]
+    machine = [{row.machine_code for row in side} for side in (one.before, one.after)]
+    return None not in machine[0] | machine[1] and machine[0] != machine[1]

@@ -17,6 +17,7 @@ from scipy import stats
 
 from stepguard.core.comparison import from_json
 from stepguard.core.evidence import to_json
+from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins
 from stepguard.core.profile import KernelRow
 from stepguard.core.reasons import Reason
@@ -211,8 +212,20 @@ def test_a_kernel_that_only_moved_is_same():
     assert said(made(head=replace(profile(), kernels=rows))) is Status.SAME
 
 
+def compiled(known, instructions):
+    """The profile, whose gelu has so many instructions; 0: its machine code is not known."""
+    code = MachineCode(128, 0, 0, instructions, 0, 0, 0) if instructions else None
+    rows = (
+        replace(row, machine_code=code) if row.canonical == "triton_poi_fused_gelu_view" else row
+        for row in known.kernels
+    )
+    return replace(known, kernels=tuple(rows))
+
+
 def test_renumbered_kernels_are_the_same_kernels():
-    """One kernel more changes the compiler's number, and so the hash, of all that follow."""
+    """One kernel more changes the compiler's number, and so the hash, of all that follow. A kernel
+    that was also edited has other machine code, if both sides' is known.
+    """
     rows = tuple(
         replace(row, name=f"{row.canonical}_{int(row.name.rpartition('_')[2]) + 1}", code="new")
         if row.kind == "Triton" and row.name.rpartition("_")[2].isdigit()
@@ -221,6 +234,15 @@ def test_renumbered_kernels_are_the_same_kernels():
     )
     found = made({}, edit=(), head=replace(profile(), kernels=rows))
     assert why_not_judged(found) == "no kernel differs"
+    known = "no kernel differs"
+    for old, new, why in (
+        (1280, 1281, ""),
+        (1280, 1280, known),
+        (0, 1281, known),
+        (1280, 0, known),
+    ):
+        head, base = compiled(replace(profile(), kernels=rows), new), compiled(profile(), old)
+        assert why_not_judged(made({}, edit=(), head=head, base=base)) == why
 
 
 @pytest.mark.parametrize(("step_pct", "status"), [(-0.2, Status.FASTER), (0.2, None)])
