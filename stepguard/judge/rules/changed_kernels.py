@@ -72,9 +72,10 @@ def rule(comparison: Comparison) -> Decision | None:
     status = measured.bounds.status(measured.margins)
     if status is Status.INCONCLUSIVE or _contradicted(comparison, status, kernels.log_ratios()):
         return None
-    longer = _in_step(measured.bounds.mean, comparison.log_ratios())
+    longer, high = _in_step(measured.bounds, comparison.log_ratios())
     said = measured.say(status, Reason.CHANGED_KERNELS)
-    return msgspec.structs.replace(said, estimate_pct=100 * math.expm1(longer))
+    pcts = {"estimate_pct": 100 * math.expm1(longer), "high_pct": 100 * math.expm1(high)}
+    return msgspec.structs.replace(said, **pcts)
 
 
 def margins_of(comparison: Comparison, decided: Decision) -> Margins:
@@ -207,15 +208,21 @@ def _beside_kernels(comparison: Comparison) -> float:
     return math.log1p((copies - base_copies) / step_us + counts)
 
 
-def _in_step(kernels: float, steps: Sequence[float]) -> float:
-    """Return how much longer the step takes, as a log-ratio: the middle of what the kernels allow,
-    and the mean of the steps, weighted by their variances. In the range all is as likely.
+def _in_step(kernels: Bounds, steps: Sequence[float]) -> tuple[float, float]:
+    """Return how much longer the step takes, and at most, as log-ratios.
+
+    It is the middle of what the kernels allow, and the mean of the steps, weighted by their
+    variances. In the range all is as likely. If the steps are even slower than the kernels explain,
+    the steps alone say it: otherwise a waiver would allow what no kernel shows.
     """
-    least, most = range_in_step(kernels)
+    if unexplained_sds(steps, [kernels.mean]) > PAIR_SDS:
+        by_steps = bounds(steps)
+        return by_steps.mean, max(kernels.high, by_steps.high)
+    least, most = range_in_step(kernels.mean)
     middle, allowed = (least + most) / 2, (most - least) ** 2 / 12
     noise = (PRIOR.sd_pct / 100) ** 2 / len(steps)
     longer = middle + (fmean(steps) - middle) * allowed / (allowed + noise)
-    return min(max(longer, least), most)
+    return min(max(longer, least), most), kernels.high
 
 
 def _contradicted(comparison: Comparison, status: Status, explained: Sequence[float]) -> bool:
