@@ -5,10 +5,11 @@ torch takes a second of a CPU, and of its compiler up to three. Starts `python -
 A run of the tests owns one server, and all that it starts finds the server by an environment
 variable. The server holds nothing at first. Each stage of imports (torch, dynamo, inductor; pytest)
 is a process of its own, forked from the one before it when somebody first asks for it. So an agent
-holds what it would have imported itself, and no more. A command holds pytest and its plugins too.
+holds what it would have imported itself, and no more. A command holds pytest and its plugins too,
+and the engine if it would import that of this tree, which nobody edits while tests run.
 
 A forked agent has the environment, directory, arguments, import path, streams, session and signals
-of a new process. The engine and the measured tree are imported after the fork. Two things differ:
+of a new process. Any other engine and the measured tree are imported after the fork. Two differ:
 STEPGUARD_HOST_PID names the server's process, which is the agent's parent and passes on that the
 caller died; and agents of one server share a hash seed and the layout of their address space.
 
@@ -47,9 +48,11 @@ from typing import Any, NoReturn
 # A command that begins so may be forked: [*QUICK_PYTHON, "-m", "pytest"].
 QUICK_PYTHON = (sys.executable, "-IS", str(Path(__file__).with_name("quick_python.py")))
 VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace; empty: start cold
+ROOT = Path(__file__).resolve().parents[1]
 AGENT = "stepguard.worker.agent"
 COMMANDS = ("pytest", "quick_stepguard", "stepguard")  # python -m ...
-# What an agent of any launch, or a command, imports of others' code.
+# What an agent of any launch, or a command, imports of others' code; and of this tree's engine all
+# but the plugin, whose assertions pytest rewrites when it imports it.
 BASE = {
     "torch": (
         "torch",
@@ -58,6 +61,16 @@ BASE = {
         "torch.utils.flop_counter",
     ),
     "pytest": ("pytest", "msgspec", "numpy", "packaging.version", "pynvml", "scipy.special"),
+    "engine": (
+        "stepguard.judge.guard",
+        "stepguard.judge.guarded_run",
+        "stepguard.machine.requirements",
+        "stepguard.measure.suite",
+        "stepguard.report.baseline_changes",
+        "stepguard.report.document_json",
+        "stepguard.report.slower_than_last_run",
+        "stepguard.report.terminal_summary",
+    ),
 }
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
 # Variables of a launch or a test that neither Python nor torch reads on import. All others must be
@@ -373,7 +386,7 @@ class Stage:
         wanted = request.get("environment", {}).get("STEPGUARD_SHARED", "").split()
         stages = ["torch", *(name for name in wanted if name.startswith("torch."))]
         if request.get("module") in COMMANDS:
-            stages = ["pytest"]
+            stages = ["pytest", "engine"] if _runs_this_engine(request) else ["pytest"]
         if len(streams) != 3 or not self._held and not self._can_stand_in(request):
             caller.close()
         elif further := stages[len(self._held) :]:
@@ -425,9 +438,13 @@ class Stage:
             ours.close()
             self._leave(caller, streams)
             _die_with(parent, signal.SIGKILL)
+            path = [*sys.path]
             with contextlib.suppress(Exception):  # an agent will say what fails
+                if module == "engine":
+                    sys.path.insert(0, str(ROOT))
                 for name in BASE.get(module, [module]):
                     importlib.import_module(name)
+                sys.path[:] = path
                 if module == "pytest":
                     _import_plugins()
             held = [*self._held, module]
@@ -532,6 +549,12 @@ def _import_plugins() -> None:
         importlib.import_module("pytest").main(["-p", "no:cacheprovider", "-c", os.devnull, "."])
 
 
+def _runs_this_engine(request: dict[str, Any]) -> bool:
+    """Tell whether the first engine on a command's import path is that of this tree."""
+    engines = (path for path in _import_path(request) if os.path.exists(f"{path}/stepguard"))
+    return next(engines, "") == str(ROOT)
+
+
 def _import_path(request: dict[str, Any]) -> list[str]:
     """Return PYTHONPATH as the module site leaves it: absolute, each folder once. A command's
     folder comes before it.
@@ -572,6 +595,8 @@ def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
         torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
+    if inherited := sys.modules.get("stepguard.machine.inherited"):
+        importlib.reload(inherited)  # it has read what its process was started with
     if request["module"] == AGENT:
         gc.unfreeze()  # an agent freezes by itself; a command has no use for what is held
     gc.enable()
