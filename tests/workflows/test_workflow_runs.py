@@ -115,7 +115,7 @@ def origin(tmp_path_factory, memory, python):
     for name in (".github", "scripts", "stepguard"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
-    helpers = ("agent_forks", "builders", "counts", "quick_launches", "quick_ranks")
+    helpers = ("agent_forks", "quick_launches", "quick_ranks")
     for name in (f"{helper}.py" for helper in helpers):
         shutil.copy(ROOT / "tests" / name, made)
     project = (ROOT / "pyproject.toml").read_text().replace('["stepguard"]', '["tests"]', 1)
