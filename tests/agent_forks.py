@@ -50,7 +50,12 @@ QUICK_PYTHON = (sys.executable, "-IS", str(Path(__file__).with_name("quick_pytho
 VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace; empty: start cold
 ROOT = Path(__file__).resolve().parents[1]
 AGENT = "stepguard.worker.agent"
-COMMANDS = ("pytest", "quick_stepguard", "stepguard")  # python -m ...
+COMMANDS = {  # python -m ..., and the stages that they need
+    "pytest": ["pytest"],
+    "quick_stepguard": ["pytest"],
+    "stepguard": ["pytest"],
+    "model.train": ["torch", "torch._dynamo"],
+}
 # What an agent of any launch, or a command, imports of others' code; and of this tree's engine all
 # but the plugin, whose assertions pytest rewrites when it imports it.
 BASE = {
@@ -100,6 +105,18 @@ FREE = (
     "TMPDIR",
     "_",
     *CACHES,
+)
+# What torchrun tells its ranks.
+OF_TORCHRUN = (
+    "GROUP_",
+    "LOCAL_",
+    "MASTER_",
+    "PYTHON_EXEC",
+    "RANK",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "WORLD_SIZE",
 )
 # What every launch on a CPU has (launch/torchrun.py), of what is read on import.
 OF_LAUNCHES = {
@@ -186,9 +203,10 @@ def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
 def run_command(arguments: list[str]) -> NoReturn:
     """Be ``python *arguments``: a fork of a server's if it can stand in, else that process."""
     name = os.environ.get(VARIABLE)
-    if name and arguments[:1] == ["-m"] and arguments[1] in COMMANDS:
+    own = arguments[1:] if arguments[:1] == ["-u"] else arguments  # no fork buffers what it prints
+    if name and own[:1] == ["-m"] and own[1] in COMMANDS:
         command = [sys.executable, *arguments]
-        request = _request_of(arguments[1], command, os.getcwd(), {**os.environ})
+        request = _request_of(own[1], command, os.getcwd(), {**os.environ})
         if forked := _forked(name, request, [0, 1, 2]):
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -386,7 +404,9 @@ class Stage:
         wanted = request.get("environment", {}).get("STEPGUARD_SHARED", "").split()
         stages = ["torch", *(name for name in wanted if name.startswith("torch."))]
         if request.get("module") in COMMANDS:
-            stages = ["pytest", "engine"] if _runs_this_engine(request) else ["pytest"]
+            stages = [*COMMANDS[request["module"]]]
+            if stages == ["pytest"] and _runs_this_engine(request):
+                stages.append("engine")
         if len(streams) != 3 or not self._held and not self._can_stand_in(request):
             caller.close()
         elif further := stages[len(self._held) :]:
@@ -399,7 +419,7 @@ class Stage:
             self._fork(request, caller, streams)
 
     def _can_stand_in(self, request: dict[str, Any]) -> bool:
-        free = FREE if request["module"] == AGENT else (*FREE, *OF_LAUNCHES)
+        free = FREE if request["module"] == AGENT else (*FREE, *OF_LAUNCHES, *OF_TORCHRUN)
         asked, own = (
             {
                 name: value
