@@ -5,11 +5,14 @@ A baseline is recorded on a clean commit; then things are planted in the model, 
 as a user runs it. A model that was only refactored stays `same`.
 """
 
+import contextlib
+import getpass
 import json
 import os
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -177,7 +180,19 @@ def recorded(tmp_path_factory):
     assert status == 0, text
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "baseline")
+    share_headers(folder / ".stepguard/cache/inductor/precompiled_headers")
     return folder
+
+
+def share_headers(kept):
+    """Leave a launch's headers where torch looks for them outside of launches: the tests of the
+    model, which come later, would need 5 s for the same.
+    """
+    place = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}", kept.name)
+    place.mkdir(parents=True, exist_ok=True)
+    for path in kept.iterdir():
+        with contextlib.suppress(FileExistsError):
+            (place / path.stem).hardlink_to(path)
 
 
 def planted(plants, folder):
