@@ -5,13 +5,14 @@ torch takes a second of a CPU, and of its compiler up to three. Starts `python -
 A run of the tests owns one server, and all that it starts finds the server by an environment
 variable. The server holds nothing at first. Each stage of imports (torch, dynamo, inductor; pytest)
 is a process of its own, forked from the one before it when somebody first asks for it. So an agent
-holds what it would have imported itself, and no more. A command holds pytest and its plugins too,
-and the engine if it would import that of this tree, which nobody edits while tests run.
+holds what it would have imported itself, and no more. A command holds pytest and its plugins too.
+Both hold the engine if they would import that of this tree, which nobody edits while tests run.
 
 A forked agent has the environment, directory, arguments, import path, streams, session and signals
-of a new process. Any other engine and the measured tree are imported after the fork. Two differ:
-STEPGUARD_HOST_PID names the server's process, which is the agent's parent and passes on that the
-caller died; and agents of one server share a hash seed and the layout of their address space.
+of a new process. Any other engine and the measured tree are imported after the fork. Three things
+differ: STEPGUARD_HOST_PID names the server's process, which is the agent's parent and passes on
+that the caller died; agents of one server share a hash seed and the layout of their address space;
+and their engine is that of the server's link to it, not of the launch's.
 
 A command is started by quick_python.py. It hands on signals and dies as the command does; if it is
 killed, so is the command.
@@ -48,7 +49,7 @@ from typing import Any, NoReturn
 # A command that begins so may be forked: [*QUICK_PYTHON, "-m", "pytest"].
 QUICK_PYTHON = (sys.executable, "-IS", str(Path(__file__).with_name("quick_python.py")))
 VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace; empty: start cold
-ROOT = Path(__file__).resolve().parents[1]
+ENGINE = Path(__file__).resolve().parents[1] / "stepguard"
 AGENT = "stepguard.worker.agent"
 COMMANDS = {  # python -m ..., and the stages that they need
     "pytest": ["pytest"],
@@ -66,7 +67,8 @@ BASE = {
         "torch.utils.flop_counter",
     ),
     "pytest": ("pytest", "msgspec", "numpy", "packaging.version", "pynvml", "scipy.special"),
-    "engine": (
+    "agent's engine": ("stepguard.worker.rank_session", "stepguard.worker.ranks"),
+    "command's engine": (
         "stepguard.judge.guard",
         "stepguard.judge.guarded_run",
         "stepguard.machine.requirements",
@@ -148,6 +150,8 @@ def served(environment: dict[str, str], folder: Path, free: Iterable[str] = ()) 
         places = [folder / name for name in ("temporary", "current")]
         for place in places:
             place.mkdir()
+        (folder / "engine").mkdir()
+        (folder / "engine" / ENGINE.name).symlink_to(ENGINE)  # as a launch links it
         own |= {"TMPDIR": str(places[0])} | dict.fromkeys(CACHES, str(folder / "caches"))
         theirs = {key: value for key, value in environment.items() if key != VARIABLE}
         server = subprocess.Popen(
@@ -405,8 +409,10 @@ class Stage:
         stages = ["torch", *(name for name in wanted if name.startswith("torch."))]
         if request.get("module") in COMMANDS:
             stages = [*COMMANDS[request["module"]]]
-            if stages == ["pytest"] and _runs_this_engine(request):
-                stages.append("engine")
+            if stages == ["pytest"] and _engine(request) == str(ENGINE):
+                stages.append("command's engine")
+        elif request and os.path.realpath(_engine(request)) == str(ENGINE):
+            stages.append("agent's engine")
         if len(streams) != 3 or not self._held and not self._can_stand_in(request):
             caller.close()
         elif further := stages[len(self._held) :]:
@@ -460,8 +466,10 @@ class Stage:
             _die_with(parent, signal.SIGKILL)
             path = [*sys.path]
             with contextlib.suppress(Exception):  # an agent will say what fails
-                if module == "engine":
-                    sys.path.insert(0, str(ROOT))
+                if module == "agent's engine":
+                    sys.path.insert(0, str(Path(self._environment["TMPDIR"]).with_name("engine")))
+                elif module == "command's engine":
+                    sys.path.insert(0, str(ENGINE.parent))
                 for name in BASE.get(module, [module]):
                     importlib.import_module(name)
                 sys.path[:] = path
@@ -569,10 +577,10 @@ def _import_plugins() -> None:
         importlib.import_module("pytest").main(["-p", "no:cacheprovider", "-c", os.devnull, "."])
 
 
-def _runs_this_engine(request: dict[str, Any]) -> bool:
-    """Tell whether the first engine on a command's import path is that of this tree."""
-    engines = (path for path in _import_path(request) if os.path.exists(f"{path}/stepguard"))
-    return next(engines, "") == str(ROOT)
+def _engine(request: dict[str, Any]) -> str:
+    """Return the first engine on the import path; empty if there is none."""
+    engines = (os.path.join(path, ENGINE.name) for path in _import_path(request))
+    return next(filter(os.path.exists, engines), "")
 
 
 def _import_path(request: dict[str, Any]) -> list[str]:

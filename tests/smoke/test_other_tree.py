@@ -99,8 +99,8 @@ BESIDE = {
     "script": "import sibling\n",
     "sibling": "print('sibling')\n",
     # Without torch, which a spawned process would import for as long as all else here takes.
-    "seen": "import stepguard\nfrom part import PRODUCTS\n\n\n"
-    "def seen():\n    return PRODUCTS, stepguard.__file__\n",
+    "seen": "import os\n\nimport stepguard\nfrom part import PRODUCTS\n\n\n"
+    "def seen():\n    return PRODUCTS, os.path.realpath(stepguard.__file__)\n",
 }
 
 
