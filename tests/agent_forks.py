@@ -52,9 +52,9 @@ VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace
 ENGINE = Path(__file__).resolve().parents[1] / "stepguard"
 AGENT = "stepguard.worker.agent"
 COMMANDS = {  # python -m ..., and the stages that they need
-    "pytest": ["pytest"],
-    "quick_stepguard": ["pytest"],
-    "stepguard": ["pytest"],
+    "pytest": ["pytest", "pytest: engine"],
+    "quick_stepguard": ["pytest", "pytest: engine"],
+    "stepguard": ["pytest", "pytest: engine"],
     "model.train": ["torch", "torch._dynamo"],
 }
 # What an agent of any launch, or a command, imports of others' code; and of this tree's engine all
@@ -67,8 +67,8 @@ BASE = {
         "torch.utils.flop_counter",
     ),
     "pytest": ("pytest", "msgspec", "numpy", "packaging.version", "pynvml", "scipy.special"),
-    "agent's engine": ("stepguard.worker.rank_session", "stepguard.worker.ranks"),
-    "command's engine": (
+    "torch: engine": ("stepguard.worker.rank_session", "stepguard.worker.ranks"),
+    "pytest: engine": (
         "stepguard.judge.guard",
         "stepguard.judge.guarded_run",
         "stepguard.machine.requirements",
@@ -406,13 +406,10 @@ class Stage:
 
     def _handle(self, request: dict[str, Any], caller: socket.socket, streams: list[int]) -> None:
         wanted = request.get("environment", {}).get("STEPGUARD_SHARED", "").split()
-        stages = ["torch", *(name for name in wanted if name.startswith("torch."))]
-        if request.get("module") in COMMANDS:
-            stages = [*COMMANDS[request["module"]]]
-            if stages == ["pytest"] and _engine(request) == str(ENGINE):
-                stages.append("command's engine")
-        elif request and os.path.realpath(_engine(request)) == str(ENGINE):
-            stages.append("agent's engine")
+        agents = ["torch", *(name for name in wanted if name.startswith("torch.")), "torch: engine"]
+        stages = COMMANDS.get(request.get("module"), agents)
+        if not request or os.path.realpath(_engine(request)) != str(ENGINE):
+            stages = [name for name in stages if not name.endswith(": engine")]
         if len(streams) != 3 or not self._held and not self._can_stand_in(request):
             caller.close()
         elif further := stages[len(self._held) :]:
@@ -466,14 +463,14 @@ class Stage:
             _die_with(parent, signal.SIGKILL)
             path = [*sys.path]
             with contextlib.suppress(Exception):  # an agent will say what fails
-                if module == "agent's engine":
+                if module == "torch: engine":
                     sys.path.insert(0, str(Path(self._environment["TMPDIR"]).with_name("engine")))
-                elif module == "command's engine":
+                elif module == "pytest: engine":
                     sys.path.insert(0, str(ENGINE.parent))
                 for name in BASE.get(module, [module]):
                     importlib.import_module(name)
                 sys.path[:] = path
-                if module == "agent's engine":  # where modules came from is looked up once
+                if module == "torch: engine":  # where modules came from is looked up once
                     sys.modules["stepguard.worker.rank_fingerprint"].modules("")
                 if module == "pytest":
                     _import_plugins()

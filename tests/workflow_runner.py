@@ -180,7 +180,6 @@ class _Machine:
         git(self.folder, "clone", "--quiet", "--no-checkout", str(self.hub.repository), str(target))
         git(target, "fetch", "--quiet", "origin", inputs.get("ref") or self.github["sha"])
         git(target, "checkout", "--quiet", "--detach", "FETCH_HEAD")
-        share_bytecode(self.hub.repository, target)
         return True
 
     def _setup_python(self, inputs: dict[str, str]) -> bool:
@@ -233,16 +232,6 @@ class _Machine:
 
 def _within(machine: _Machine, path: Path) -> str:
     return str(path.relative_to(machine.workspace))
-
-
-def share_bytecode(repository: Path, clone: Path) -> None:
-    """Give a clone what is compiled of the repository's engine. It is valid by its sources' hashes
-    (compileall --invalidation-mode=checked-hash), so a source that differs is compiled anew.
-    """
-    for compiled in (repository / "stepguard").rglob("__pycache__"):
-        target = clone / compiled.relative_to(repository)
-        if target.parent.is_dir():
-            shutil.copytree(compiled, target, copy_function=os.link, dirs_exist_ok=True)
 
 
 def git(folder: Path, *arguments: str) -> str:
