@@ -37,6 +37,7 @@ import runpy
 import select
 import shlex
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -99,6 +100,7 @@ FREE = (
     "PYTEST_",
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONPATH",
+    *([] if site.ENABLE_USER_SITE else ["PYTHONUSERBASE"]),  # else for the import path
     "RUNNER_",
     "SHLVL",
     "SLURM_",
@@ -608,6 +610,7 @@ def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, process["blocked"])
     os.environ.clear()
     os.environ.update(environment)
+    site.USER_BASE = site.USER_SITE = None  # of which it has not been asked yet
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     # Where the kernel looks for a process's environment, and the engine for a launch's token.
     block = _block(environment).ljust(room[1] - room[0], b"\0")

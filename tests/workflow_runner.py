@@ -5,6 +5,7 @@ checkout is a clone of the repository, an artifact or a cache a folder. Expressi
 the workflows use.
 """
 
+import functools
 import json
 import os
 import re
@@ -187,9 +188,7 @@ class _Machine:
         python = self.workspace / ".venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.symlink_to(self.hub.python)
-        pins = [sys.executable, self.workspace / "scripts" / "requirements.py", "pins"]
-        said = subprocess.check_output(pins, cwd=self.workspace, text=True).splitlines()
-        (torch,) = [line for line in said if line.startswith("torch==")]
+        torch = _pin_of_torch(self.hub.repository)
         for what in ("perf", "test"):
             (self.workspace / ".venv" / f".stepguard-{what}").write_text(torch)
         return True
@@ -228,6 +227,15 @@ class _Machine:
         shutil.copytree(self.workspace / inputs["path"], kept)
         self.hub.caches[inputs["key"]] = kept
         return True
+
+
+@functools.cache
+def _pin_of_torch(repository: Path) -> str:
+    """Return what main installs, which no revision changes."""
+    pins = [sys.executable, repository / "scripts" / "requirements.py", "pins"]
+    said = subprocess.check_output(pins, cwd=repository, text=True).splitlines()
+    (torch,) = [line for line in said if line.startswith("torch==")]
+    return torch
 
 
 def _within(machine: _Machine, path: Path) -> str:
