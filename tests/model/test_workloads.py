@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor import config as inductor
 from torch._inductor.cpu_vec_isa import VecISA
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -303,10 +304,11 @@ def attention_operators(workload: Workload) -> set[str]:
 
 
 @pytest.mark.parametrize("compile", [False, True], ids=["eager", "compiled"])
-def test_the_attention_backend_is_the_one_asked_for(compile: bool, one_layer):
+def test_the_attention_backend_is_the_one_asked_for(compile: bool, one_layer, monkeypatch):
     """Asked for "math", no fused kernel runs: the compiler neither takes the graph that it cached
     for the default, nor puts the fused operator back where it recognises attention."""
     asked = {"default": True, "math": False} | ({} if compile else {"flash": True})
+    monkeypatch.setattr(inductor, "fallback_by_default", True, raising=False)
     for attention, fused in asked.items():
         torch.compiler.reset()
         workload = forward(**{**SMALL, "compile": compile}, attention=attention)
