@@ -463,15 +463,14 @@ class Stage:
             ours.close()
             self._leave(caller, streams)
             _die_with(parent, signal.SIGKILL)
-            path = [*sys.path]
+            link = Path(self._environment["TMPDIR"]).with_name("engine")
+            above = {"torch: engine": [str(link)], "pytest: engine": [str(ENGINE.parent)]}
+            sys.path[:0] = above.get(module, [])
             with contextlib.suppress(Exception):  # an agent will say what fails
-                if module == "torch: engine":
-                    sys.path.insert(0, str(Path(self._environment["TMPDIR"]).with_name("engine")))
-                elif module == "pytest: engine":
-                    sys.path.insert(0, str(ENGINE.parent))
                 for name in BASE.get(module, [module]):
                     importlib.import_module(name)
-                sys.path[:] = path
+                for folder in above.get(module, []):
+                    sys.path.remove(folder)
                 if module == "torch: engine":  # where modules came from is looked up once
                     sys.modules["stepguard.worker.rank_fingerprint"].modules("")
                 if module == "pytest":
@@ -610,7 +609,8 @@ def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, process["blocked"])
     os.environ.clear()
     os.environ.update(environment)
-    site.USER_BASE = site.USER_SITE = None  # of which it has not been asked yet
+    site.USER_BASE = site.USER_SITE = None
+    site.getusersitepackages()  # by what the environment says now
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     # Where the kernel looks for a process's environment, and the engine for a launch's token.
     block = _block(environment).ljust(room[1] - room[0], b"\0")
