@@ -57,7 +57,16 @@ BASE = {
         "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
         "torch.utils.flop_counter",
     ),
-    "pytest": ("pytest", "msgspec", "numpy", "packaging.version", "pynvml", "scipy.special"),
+    "pytest": (
+        "pytest",
+        "concurrent.futures.thread",
+        "msgspec",
+        "numpy",
+        "packaging.requirements",
+        "pynvml",
+        "scipy.special",
+        "tomllib",
+    ),
 }
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
 # Variables of a launch or a test that neither Python nor torch reads on import. All others must be
