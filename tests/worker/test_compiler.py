@@ -489,7 +489,7 @@ def test_a_warm_cache_changes_no_count(clean, tmp_path):
 
 
 def changes_of_compiling(names):
-    """What a launch would not inherit after torch has compiled, and which of these names are set."""
+    """What a launch would not inherit once torch has compiled, and which of these names are set."""
     for name in names:
         os.environ.pop(name, None)
     torch._inductor.config.cpp_cache_precompile_headers = False  # as above
