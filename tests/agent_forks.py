@@ -67,7 +67,17 @@ BASE = {
         "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
         "torch.utils.flop_counter",
     ),
-    "pytest": ("pytest", "msgspec", "numpy", "packaging.version", "pynvml", "scipy.special"),
+    "pytest": (
+        "pytest",
+        "concurrent.futures.thread",
+        "msgspec",
+        "numpy",
+        "packaging.requirements",
+        "packaging.version",
+        "pynvml",
+        "scipy.special",
+        "tomllib",
+    ),
     "torch: engine": ("stepguard.worker.rank_session", "stepguard.worker.ranks"),
     "pytest: engine": (
         "stepguard.judge.guard",

@@ -41,6 +41,8 @@ PAIR_TIMING = PairTiming(0.02, 0.1, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, bloc
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
 START_COLD = torchrun.spawn
+# What an optimizer imports in its first step: a second in each rank whose agent has not.
+OPTIMIZERS = ("torch._dynamo", "torch._functorch._aot_autograd.autograd_cache")
 # First lines of the conftest.py of a repository that a test makes.
 CONFTEST = """
 import pytest
@@ -121,7 +123,7 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
         shared = ["quick_ranks"]
         trains = case.workload.startswith(("model.", "factories:ranks"))
         if compiler or trains and not label.startswith("pair"):
-            shared += ["torch._dynamo", "torch._functorch._aot_autograd.autograd_cache"]
+            shared += OPTIMIZERS
             shared += ["torch._inductor.compile_fx"] if case.params.get("compile") else []
         return replace(whole(case, bench, label, *how), shared=tuple(shared))
 

@@ -114,7 +114,8 @@ def test_a_forked_agent_is_as_a_new_process(tmp_path, monkeypatch, standby):
     open files, session, signals, limits and imports, though of another link to the engine; and so
     has its rank. Random numbers are its own, as a new process draws them.
     """
-    changes = {"shared": (*case_workers.COMPILER, "facts"), "standby": standby}
+    imports = case_workers.COMPILER if standby else ()  # of torch alone, too
+    changes = {"shared": (*imports, "facts"), "standby": standby}
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "a"), "b", str(tmp_path)]))
     monkeypatch.setenv("STEPGUARD_OWN", "x" * 1000)
     hot, forked, seeds = facts_of_a_launch(tmp_path, **changes)
