@@ -76,18 +76,19 @@ _PLAIN_DGELU = """\
 """
 _FP32 = "    return kernels.product(grad, x, transpose_a=True, fp32=True)\n"
 _ROUNDED = "    return kernels.product(grad, x, transpose_a=True).float()\n"
+_WANTED = "        self._wanted = FASTEST_OF_WIDE if a.shape[1] >= WIDE else FASTEST.get(kind)\n"
 _USES = "        return bool(self.fast and"
 # By worth, the whole first.
 LEVERS: dict[str, Change] = {
     "fast step": _without("", ("model/settings.py", _USES, "        return bool(False and")),
     "cross-entropy in place": _without(
-        "softmax|cross_entropy|nll_loss",
+        "log_s|cross_entropy|nll_loss",
         (FAST, _LOSS, _LOGITS),
         (FAST, _LOSS_BACKWARD, _LOGITS_BACKWARD),
         (FAST, _LAST, _PLAIN_LAST),
     ),
     "GELU backward in its product": _without("gelu", (KERNELS, _DGELU, _PLAIN_DGELU)),
-    "choice by time": _without(_PRODUCT, (CUBLASLT, "CANDIDATES = 8 ", "CANDIDATES = 1 ")),
+    "fastest products": _without(_PRODUCT, (CUBLASLT, _WANTED, "        self._wanted = None\n")),
     "GELU in its product": _without("gelu", (KERNELS, _GELU, _PLAIN_GELU)),
     "norm backward with sums": _without("norm|sum", (KERNELS, _NORM, _PLAIN_NORM)),
     "norm backward by two rows": _without(
