@@ -190,8 +190,8 @@ def share_headers(kept):
     """
     place = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}", kept.name)
     place.mkdir(parents=True, exist_ok=True)
-    for path in kept.iterdir():
-        with contextlib.suppress(FileExistsError):
+    for path in kept.glob("*.h.*"):
+        with contextlib.suppress(OSError):  # some are there, or on another disk
             (place / path.stem).hardlink_to(path)
 
 
