@@ -38,8 +38,8 @@ from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules import pattern_of_head, slow_steps
-from stepguard.judge.rules.identical_step import TAIL_LIMIT, tail_excess
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.unchanged_pairs import TAIL_LIMIT, tail_excess
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)

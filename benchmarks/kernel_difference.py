@@ -1,34 +1,26 @@
-"""Judge kernels against kernels: how much longer do the kernels that differ take? Pure functions.
+"""Read what benchmarks.kernel_pairs recorded, and judge it as the gate's rule does.
 
-Kernels of both sides are matched. Some differ, by name, grid, launches or code. The others are the
-same on both sides, and so they show the pace of each side. The times of the kernels that differ are
-divided by the pace. They give one difference for each pair of launches, in percent of a step. Its
-bounds come from the scatter of the pairs' differences (Student's t, or moderated by a known
-scatter). Unprofiled blocks can forbid a finding, but never make one.
+The arithmetic is the judge's (stepguard/judge/kernel_times.py and judge/rules/changed_kernels.py).
+Here are only the recorded turns, side by side. Each turn is a profile of a launch.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from statistics import fmean, variance
+from statistics import fmean
 from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import stdtrit
 
-from stepguard.core.margins import ALPHA, PRIOR, Prior
+from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, mean
+from stepguard.core.status import Status
 from stepguard.core.work_and_peaks import Work
-from stepguard.explain.match_kernels import How, Match, match
-
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-# A class of kernels has a pace of its own if its equal kernels take at least this share of all
-# kernels' time: at a power cap products and copies do not slow down alike.
-LEAST_SHARE = 0.02
+from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
+from stepguard.judge.pair_statistics import Bounds
+from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS, bounds_of
+from stepguard.judge.unchanged_pairs import PAIR_SDS, unexplained_sds
 
 
 @dataclass(frozen=True)
@@ -53,53 +45,51 @@ LaunchPair = tuple[Launch, Launch]  # base, head
 
 @dataclass(frozen=True)
 class KernelTimes:
-    """Times of matched kernels in us a step: of each pair, turn and match."""
+    """Matched kernels of pairs, with their times in us a step: of each pair, turn and match."""
 
-    names: tuple[str, ...]
-    labels: tuple[str, ...]  # of the base's kernels: names with grid, phase and FLOPs
-    kinds: tuple[str, ...]
-    differs: tuple[str, ...]  # how the two sides differ; empty where they do not
-    base_us: Floats
-    head_us: Floats
+    matched: Matched
+    times: Times
     step_us: Floats  # of the base, of each pair and turn
 
-    @cached_property
-    def changed(self) -> Mask:
-        """Return which kernels differ."""
-        return np.array([bool(text) for text in self.differs])
+    @property
+    def names(self) -> list[str]:
+        """Return a name for each match."""
+        return [one.rows[0].name for one in self.matched.matches]
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the base's names with grid, phase and FLOPs."""
+        return [_label((*one.before, *one.after)[0]) for one in self.matched.matches]
 
     @property
     def share_pct(self) -> Floats:
         """Return each kernel's time on the base, in percent of a step."""
-        share: Floats = 100 * self.base_us.mean(axis=(0, 1)) / self.step_us.mean()
+        share: Floats = 100 * self.times.base_us.mean(axis=(0, 1)) / self.step_us.mean()
         return share
 
+    def differences_pct(self, mine: Mask) -> Floats:
+        """Return by how much the head's kernels ``mine`` take longer, of each pair and turn, in
+        percent of the base's step, at the pace of all others. Raises ValueError as longer_us().
+        """
+        longer: Floats = 100 * self.times.longer_us(mine, ~mine) / self.step_us
+        return longer
 
-@dataclass(frozen=True)
-class Interval:
-    """A mean with bounds; each is wrong with the chance that was asked for."""
-
-    mean_pct: float
-    low_pct: float
-    high_pct: float
+    def known(self, mine: Mask) -> Prior:
+        """Return the scatter of these kernels' difference that the rule expects."""
+        return self.times.scatter(mine, ~mine, float(self.step_us.mean()))
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the kernels say of a change, and what the unprofiled steps say."""
+    """What the kernels say of a change, and whether the unprofiled steps forbid it."""
 
-    kernels: Interval
-    steps: Interval
-
-    @property
-    def vetoed(self) -> bool:
-        """Tell whether unprofiled steps contradict the kernels: these surely lost less."""
-        return self.steps.high_pct < self.kernels.low_pct
+    kernels: Bounds
+    vetoed: bool
 
     @property
     def slower(self) -> bool:
-        """Tell whether the kernels that differ surely take longer, and no step contradicts."""
-        return self.kernels.low_pct > 0 and not self.vetoed
+        """Tell whether the kernels are SLOWER, and no step forbids it."""
+        return self.kernels.status(KERNEL_MARGINS) is Status.SLOWER and not self.vetoed
 
 
 def times_of(pairs: Sequence[LaunchPair]) -> KernelTimes:
@@ -109,20 +99,13 @@ def times_of(pairs: Sequence[LaunchPair]) -> KernelTimes:
     turns = {len(launch.turns) for pair in pairs for launch in pair}
     if len(turns) != 1 or not min(turns):
         raise ValueError(f"profiles of each launch: {sorted(turns)}; one number, not 0, is needed")
+    shape = len(pairs), turns.pop()
     sides = [[turn for pair in pairs for turn in pair[side].turns] for side in (0, 1)]
     rows = [_all_rows(side) for side in sides]
-    matches = match(*rows)
-    size = len(pairs), turns.pop(), len(matches)
-    base, head = (_us_of(side, matches, number) for number, side in enumerate(sides))
-    return KernelTimes(
-        names=tuple(one.rows[0].name for one in matches),
-        labels=tuple(_label((*one.before, *one.after)[0]) for one in matches),
-        kinds=tuple(one.rows[0].kind for one in matches),
-        differs=tuple(map(_difference, matches)),
-        base_us=base.reshape(size),
-        head_us=head.reshape(size),
-        step_us=np.array([turn.step_us for turn in sides[0]]).reshape(size[:2]),
-    )
+    us = [np.array([row.us for row in side]).T.reshape(*shape, len(side)) for side in rows]
+    matched = Matched.of(*rows)
+    step_us = np.array([turn.step_us for turn in sides[0]]).reshape(shape)
+    return KernelTimes(matched, matched.times(*us), step_us)
 
 
 def _label(row: KernelRow) -> str:
@@ -147,94 +130,18 @@ def _all_rows(turns: Sequence[Turn]) -> list[KernelRow]:
     return merged
 
 
-def _us_of(turns: Sequence[Turn], matches: Sequence[Match], side: int) -> Floats:
-    """Return the us a step of each turn and match."""
-    us = np.zeros((len(turns), len(matches)))
-    for at, one in enumerate(matches):
-        for row in (one.before, one.after)[side]:
-            us[:, at] += row.us
-    return us
-
-
-def _difference(one: Match) -> str:
-    """Return how the two sides of a match differ; empty if they do not."""
-    if one.how not in (How.SAME, How.RENAMED):
-        return one.how.value
-    if any(count != row.calls[0] for row in one.rows for count in row.calls):
-        return "launches vary"
-    before, after = (sum(row.calls[0] for row in side) for side in (one.before, one.after))
-    if before != after:
-        return f"launches {before:g} -> {after:g}"
-    shapes = [sorted((row.grid, row.block) for row in side) for side in (one.before, one.after)]
-    if shapes[0] != shapes[1]:
-        return "shape"
-    if one.other_work:
-        return "work"
-    # The hash has the name, and so the compiler's number, in it.
-    codes = [{(row.name, row.code) for row in side} for side in (one.before, one.after)]
-    names = [{name for name, _ in side} for side in codes]
-    return "code" if names[0] == names[1] and codes[0] != codes[1] else ""
-
-
-def differences_pct(times: KernelTimes, changed: Mask) -> Floats:
-    """Return for each pair how much longer the ``changed`` kernels of the head take, in percent of
-    the base's step. Their times are divided by the pace of the other kernels, turn by turn.
-
-    Raises ValueError if no other kernel is left to show the pace.
-    """
-    longer_us = np.zeros(times.step_us.shape)
-    kinds = np.array(times.kinds)
-    for kind in sorted({*kinds[changed]}):
-        mine = changed & (kinds == kind)
-        at_base_pace = times.head_us[:, :, mine].sum(axis=2) / _pace(times, changed, kinds == kind)
-        longer_us += at_base_pace - times.base_us[:, :, mine].sum(axis=2)
-    result: Floats = (100 * longer_us / times.step_us).mean(axis=1)
-    return result
-
-
-def _pace(times: KernelTimes, changed: Mask, of_kind: Mask) -> Floats:
-    """Return for each pair and turn the head's time for unchanged kernels, divided by the base's.
-    These are the kernels of the class, or all kernels if the class has few unchanged ones.
-    """
-    for mask in (of_kind & ~changed, ~changed):
-        base = times.base_us[:, :, mask].sum(axis=2)
-        if base.sum() > LEAST_SHARE * times.base_us.sum():
-            pace: Floats = times.head_us[:, :, mask].sum(axis=2) / base
-            return pace
-    raise ValueError("hardly any kernel is the same on both sides: there is no pace to take out")
-
-
 def step_differences_pct(pairs: Sequence[LaunchPair]) -> list[float]:
     """Return for each pair how much longer the head's unprofiled steps take, in percent."""
     return [100 * math.log(fmean(head.block_ms) / fmean(base.block_ms)) for base, head in pairs]
 
 
-def interval(values_pct: Sequence[float], alpha: float, prior: Prior | None = None) -> Interval:
-    """Return the mean of the pairs' values with two bounds, each wrong with the chance ``alpha``.
-
-    Without ``prior`` the standard deviation is the sample's. Raises ValueError for a single value
-    without a prior, or for a value that is not finite.
+def judged(kernels_pct: Sequence[float], steps_pct: Sequence[float], known: Prior) -> Judged:
+    """Judge the pairs' differences of the kernels that differ as the rule does. Unprofiled steps
+    that get less slow than these kernels, by more than their noise, forbid a slowdown.
     """
-    count = len(values_pct)
-    if not all(map(math.isfinite, values_pct)) or count < (1 if prior else 2):
-        raise ValueError(f"values {list(values_pct)!r}: two finite ones are needed")
-    sample = variance(values_pct) / 1e4 if count > 1 else 0.0
-    sd, degrees = prior.moderated(sample, count) if prior else (math.sqrt(sample), count - 1)
-    half = float(stdtrit(degrees, 1 - alpha)) * 100 * sd / math.sqrt(count)
-    middle = fmean(values_pct)
-    return Interval(middle, middle - half, middle + half)
-
-
-def judged(
-    kernels_pct: Sequence[float],
-    steps_pct: Sequence[float],
-    alpha: float = ALPHA,
-    prior: Prior | None = None,
-) -> Judged:
-    """Judge the pairs' differences of the kernels that differ, and of the unprofiled steps. The
-    steps have the known scatter of pairs. Raises ValueError as interval() does.
-    """
-    return Judged(interval(kernels_pct, alpha, prior), interval(steps_pct, alpha, PRIOR))
+    logs = [math.log1p(pct / 100) for pct in kernels_pct]
+    sds = unexplained_sds([step / 100 for step in steps_pct], logs)
+    return Judged(bounds_of(logs, known), not sds >= -PAIR_SDS)
 
 
 def launch_of(side: dict[str, Any], kernels: dict[str, dict[str, Any]]) -> Launch:

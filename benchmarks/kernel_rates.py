@@ -12,12 +12,13 @@ It makes five tables:
 4. The same verdicts, with that kernel longer by a share of the step.
 5. Verdicts on what was planted. Its launches are paired at random with launches of the base.
 
-A verdict uses no launch twice. The exit status is 1 if more verdicts on equal code are red than
-their level allows.
+A verdict is that of the gate's rule, by the first profile of each launch. It uses no launch twice.
+The exit status is 1 if more verdicts on equal code are red than their level allows.
 """
 
 import argparse
 import json
+import math
 import random
 import sys
 from collections import Counter, defaultdict
@@ -37,18 +38,17 @@ from benchmarks.kernel_difference import (
     Launch,
     LaunchPair,
     Mask,
-    differences_pct,
-    interval,
     judged,
     launch_of,
     step_differences_pct,
     times_of,
 )
 from benchmarks.shared import Document, about, binomial_bounds
-from stepguard.core.margins import ALPHA, Prior
+from stepguard.core.margins import ALPHA
+from stepguard.judge.rules.changed_kernels import LEAST_PAIRS, PROFILED_PAIRS
 
 SIZES_PCT = (0.05, 0.1, 0.2, 0.3)  # of a step, by which a kernel is made longer
-PAIRS = (1, 2, 3, 4)  # of a verdict; a single pair has bounds only if the scatter is known
+PAIRS = range(LEAST_PAIRS, PROFILED_PAIRS + 1)  # of a verdict
 LEAST_PCT = 0.05  # share of a step; a shorter kernel could not be longer by much of a step
 SETS = 50  # of random kernels
 DRAWS = 300  # of launches, for each number of pairs
@@ -102,19 +102,23 @@ class Scatter:
         places = {pair: at for at, pair in enumerate(order)}
         return Scatter(times_of(pairs), places, step_differences_pct(pairs))
 
-    def alone(self) -> Iterator[tuple[int, Floats]]:
-        """Yield each kernel of LEAST_PCT or more, and the pairs' differences in it alone."""
+    def alone(self) -> Iterator[tuple[int, Mask]]:
+        """Yield each kernel of LEAST_PCT or more: its place, and that it alone differs."""
         share = self.times.share_pct
         for at in np.argsort(-share).tolist():
             if share[at] >= LEAST_PCT:
-                yield at, differences_pct(self.times, _mask(self.times, [at]))
+                yield at, _mask(self.times, [at])
 
-    def sets(self, rng: random.Random) -> Iterator[Floats]:
-        """Yield every pair's difference as if a random set of kernels differed: one to twenty."""
+    def sets(self, rng: random.Random) -> Iterator[Mask]:
+        """Yield random sets of kernels that differ: one to twenty."""
         kernels = range(len(self.times.names))
         for _ in range(SETS):
-            chosen = rng.sample(kernels, rng.randint(1, min(20, len(kernels) // 2)))
-            yield differences_pct(self.times, _mask(self.times, chosen))
+            yield _mask(self.times, rng.sample(kernels, rng.randint(1, min(20, len(kernels) // 2))))
+
+    def values(self, mine: Mask) -> Floats:
+        """Return every pair's difference, by the first profile of each launch."""
+        first: Floats = self.times.differences_pct(mine)[:, 0]
+        return first
 
 
 def _mask(times: KernelTimes, chosen: Sequence[int]) -> Mask:
@@ -131,18 +135,26 @@ def found_changes(recorded: Recorded) -> list[dict[str, Any]]:
         times = times_of(pairs)
         row: dict[str, Any] = {"change": name, "pairs": len(pairs)}
         row["differ"] = [
-            [text, times.kinds[at], times.names[at][:90], round(float(times.share_pct[at]), 4)]
-            for at, text in enumerate(times.differs)
+            [text, kind, label[:90], round(float(share), 4)]
+            for text, kind, label, share in zip(
+                times.matched.differs,
+                times.matched.kinds.tolist(),
+                times.labels,
+                times.share_pct,
+                strict=True,
+            )
             if text
         ]
         row["idle_pct"] = round(100 * fmean(_idle(launch) for p in pairs for launch in p), 2)
         steps = step_differences_pct(pairs)
         row["step_differences_pct"] = [round(value, 3) for value in steps]
-        if times.changed.any():
-            values = differences_pct(times, times.changed).tolist()
+        changed = times.matched.changed
+        if changed.any():
+            values = times.differences_pct(changed)[:, 0].tolist()
             row["differences_pct"] = [round(value, 4) for value in values]
-            if len(pairs) > 1:
-                row |= _said(values, steps)
+            if len(pairs) >= LEAST_PAIRS:
+                first = values[:PROFILED_PAIRS], steps[:PROFILED_PAIRS]
+                row |= _said(judged(*first, times.known(changed)))
         rows.append(row)
     return rows
 
@@ -151,29 +163,26 @@ def _idle(launch: Launch) -> float:
     return fmean(turn.idle_us / turn.step_us for turn in launch.turns)
 
 
-def _said(values: Sequence[float], steps: Sequence[float]) -> dict[str, Any]:
-    said, wide = judged(values, steps), interval(values, 0.025)
-    return {
-        "mean_pct": round(wide.mean_pct, 4),
-        "interval_95": [round(wide.low_pct, 4), round(wide.high_pct, 4)],
-        "slower": said.slower,
-        "low_pct": round(said.kernels.low_pct, 4),
-        "vetoed": said.vetoed,
-    }
+def _said(said: Judged) -> dict[str, Any]:
+    found = said.kernels
+    bounds = [round(100 * math.expm1(one), 4) for one in (found.low, found.high)]
+    mean_pct = round(100 * math.expm1(found.mean), 4)
+    return {"mean_pct": mean_pct, "bounds": bounds, "slower": said.slower, "vetoed": said.vetoed}
 
 
 def scatter_rows(scatters: dict[str, Scatter]) -> list[dict[str, Any]]:
     """Return a row for each kernel of LEAST_PCT or more: root mean squares of the differences, in
     percent of a step, between launches and between the turns of one launch.
     """
-    seen: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    seen: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
     for scatter in scatters.values():
-        within = _within(scatter)
-        inside = dict(within.alone())
-        for at, values in scatter.alone():
-            key = (scatter.times.kinds[at], scatter.times.labels[at])
+        within, labels = _within(scatter.times), scatter.times.labels
+        for at, mine in scatter.alone():
+            key = str(scatter.times.matched.kinds[at]), labels[at]
+            inside = _rms(within.differences_pct(mine)) if within else 0.0
+            known = scatter.times.known(mine).sd_pct
             share = float(scatter.times.share_pct[at])
-            seen[key].append((share, _rms(values), _rms(inside[at]) if at in inside else 0.0))
+            seen[key].append((share, _rms(scatter.values(mine)), inside, known))
     return [
         {
             "kind": kind,
@@ -181,14 +190,15 @@ def scatter_rows(scatters: dict[str, Scatter]) -> list[dict[str, Any]]:
             "share_pct": round(fmean(one[0] for one in each), 4),
             "between_launches_pct": round(_rms([one[1] for one in each]), 5),
             "within_a_launch_pct": round(_rms([one[2] for one in each]), 5),
+            "expected_pct": round(fmean(one[3] for one in each), 5),
         }
         for (kind, label), each in seen.items()
     ]
 
 
 def by_class(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Return for each class the kernels, and the root mean squares of both their scatters."""
-    names = ("between_launches_pct", "within_a_launch_pct")
+    """Return for each class the kernels, and the root mean squares of their scatters."""
+    names = ("between_launches_pct", "within_a_launch_pct", "expected_pct")
     found = {}
     for kind in dict.fromkeys(row["kind"] for row in rows):
         mine = [row for row in rows if row["kind"] == kind]
@@ -197,16 +207,15 @@ def by_class(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
-def _within(scatter: Scatter) -> Scatter:
-    """Return the differences between the turns of each launch, as if these were launches."""
-    times = scatter.times
-    turns = replace(
-        times,
-        base_us=times.base_us[:, :-1],
-        head_us=times.base_us[:, 1:],
-        step_us=times.step_us[:, :-1],
-    )
-    return replace(scatter, times=turns)
+def _within(times: KernelTimes) -> KernelTimes | None:
+    """Return the differences between the turns of each launch, as if these were launches. None if
+    launches have one turn.
+    """
+    if times.step_us.shape[1] < 2:
+        return None
+    base_us = times.times.base_us
+    turns = replace(times.times, base_us=base_us[:, :-1], head_us=base_us[:, 1:])
+    return replace(times, times=turns, step_us=times.step_us[:, :-1])
 
 
 def _rms(values: Any) -> float:
@@ -227,74 +236,46 @@ def draws(scatter: Scatter, count: int, rng: random.Random) -> list[list[int]]:
     return verdicts
 
 
-def rates(scatters: dict[str, Scatter], known: bool, seed: int = 1) -> list[dict[str, Any]]:
-    """Return a row for each number of pairs: how often equal code is red, and how often a kernel
-    that takes longer is. With ``known`` a kernel's scatter on the other GPUs counts, too (on the
-    same GPU if there is no other).
+def rates(scatters: dict[str, Scatter], seed: int = 1) -> list[dict[str, Any]]:
+    """Return a row for each number of pairs: how often equal code is red, if one kernel or a set is
+    said to differ, and how often a kernel that takes longer is.
     """
     rng, rows = random.Random(seed), []
-    for count in PAIRS[0 if known else 1 :]:
+    for count in PAIRS:
         red: Counter[str] = Counter()
         trials: Counter[str] = Counter()
-        for gpu, scatter in scatters.items():
+        for scatter in scatters.values():
             verdicts = draws(scatter, count, rng)
-            for at, values in scatter.alone() if verdicts else ():
-                prior = prior_of(scatters, gpu, [scatter.times.labels[at]]) if known else None
-                for said in _judged(scatter, values, verdicts, prior):
-                    trials.update(map(str, (0.0, *SIZES_PCT)))
-                    red.update(str(size) for size in (0.0, *SIZES_PCT) if _red(said, size))
-            for values in scatter.sets(rng) if verdicts and not known else ():
-                for said in _judged(scatter, values, verdicts, None):
-                    trials["sets"] += 1
-                    red["sets"] += said.slower
+            for _, mine in scatter.alone() if verdicts else ():
+                for size in (0.0, *SIZES_PCT):
+                    trials[str(size)] += len(verdicts)
+                    red[str(size)] += sum(_red(scatter, mine, verdicts, size))
+            for mine in scatter.sets(rng) if verdicts else ():
+                trials["sets"] += len(verdicts)
+                red["sets"] += sum(_red(scatter, mine, verdicts))
         each = {name: [red[name], n, *_bounds(red[name], n)] for name, n in trials.items()}
-        rows += [{"pairs": count, "prior": known, "red": each}] if each else []
+        rows += [{"pairs": count, "red": each}] if each else []
     return rows
 
 
-def _judged(
-    scatter: Scatter, values: Floats, verdicts: Sequence[list[int]], prior: Prior | None
-) -> Iterator[Judged]:
-    for places in verdicts:
-        steps = [scatter.steps_pct[place] for place in places]
-        yield judged(values[places].tolist(), steps, prior=prior)
-
-
-def _red(said: Judged, size_pct: float) -> bool:
-    """Tell whether the verdict is red if kernels, and so steps, take that much longer. All bounds
-    move by as much, so a veto stays.
+def _red(
+    scatter: Scatter, mine: Mask, verdicts: Sequence[list[int]], size_pct: float = 0.0
+) -> Iterator[bool]:
+    """Yield whether each verdict is red if these kernels, and so the steps, take that much longer
+    than they were recorded.
     """
-    return said.kernels.low_pct + size_pct > 0 and not said.vetoed
+    values, known = scatter.values(mine) + size_pct, scatter.times.known(mine)
+    for places in verdicts:
+        steps = [scatter.steps_pct[place] + size_pct for place in places]
+        yield judged(values[places].tolist(), steps, known).slower
 
 
 def _bounds(red: int, trials: int) -> list[float]:
     return [round(bound, 6) for bound in binomial_bounds(red, trials)]
 
 
-def prior_of(scatters: dict[str, Scatter], gpu: str, labels: Sequence[str]) -> Prior | None:
-    """Return how the base's kernels of these labels scatter together in the other groups of
-    launches (in this group if there is no other). A group are a GPU's launches of one base. Each of
-    its launches but the first weighs one degree of freedom. Return None if no group has the
-    kernels.
-    """
-    seen: list[tuple[float, int]] = []
-    for scatter in [one for name, one in scatters.items() if name != gpu] or [scatters[gpu]]:
-        chosen = [at for at, label in enumerate(scatter.times.labels) if label in labels]
-        if chosen:
-            values = differences_pct(scatter.times, _mask(scatter.times, chosen))
-            launches = len({launch for pair in scatter.pairs for launch in pair})
-            seen.append((_rms(values), launches - 1))
-    if not seen:
-        return None
-    return Prior(max(1e-6, _rms([sd for sd, _ in seen])), float(sum(n for _, n in seen)))
-
-
-def planted_rates(
-    recorded: Recorded, scatters: dict[str, Scatter], seed: int = 1
-) -> list[dict[str, Any]]:
-    """Return how many verdicts find a change. There is a row for each change and number of pairs,
-    with known scatter and without.
-    """
+def planted_rates(recorded: Recorded, seed: int = 1) -> list[dict[str, Any]]:
+    """Return a row for each change and number of pairs: how many verdicts find the change."""
     rng, red, trials = random.Random(seed), Counter[Any](), Counter[Any]()
     changes = {(name, gpu) for name, gpu, same, _ in recorded.pairs if not same}
     for name, gpu in sorted(changes):
@@ -306,29 +287,18 @@ def planted_rates(
         if not pairs:
             continue
         times, steps = times_of(pairs), step_differences_pct(pairs)
-        values = differences_pct(times, times.changed)
-        differing = [label for label, one in zip(times.labels, times.changed, strict=True) if one]
-        prior = prior_of(scatters, gpu, differing)
-        for count in PAIRS[: min(len(heads), len(bases))]:
-            for known in (None, prior) if count > 1 else filter(None, [prior]):
-                for _ in range(DRAWS):
-                    both = [rng.sample(range(len(side)), count) for side in (heads, bases)]
-                    places = [h * len(bases) + b for h, b in zip(*both, strict=True)]
-                    said = judged(
-                        values[places].tolist(), [steps[at] for at in places], prior=known
-                    )
-                    row = name, count, known is not None
-                    red[row] += said.slower
-                    trials[row] += 1
+        changed = times.matched.changed
+        values, known = times.differences_pct(changed)[:, 0], times.known(changed)
+        for count in [count for count in PAIRS if count <= min(len(heads), len(bases))]:
+            for _ in range(DRAWS):
+                both = [rng.sample(range(len(side)), count) for side in (heads, bases)]
+                places = [h * len(bases) + b for h, b in zip(*both, strict=True)]
+                said = judged(values[places].tolist(), [steps[at] for at in places], known)
+                red[name, count] += said.slower
+                trials[name, count] += 1
     return [
-        {
-            "change": name,
-            "pairs": count,
-            "prior": known,
-            "red": red[name, count, known],
-            "of": total,
-        }
-        for (name, count, known), total in sorted(trials.items())
+        {"change": name, "pairs": count, "red": red[name, count], "of": total}
+        for (name, count), total in sorted(trials.items())
     ]
 
 
@@ -347,13 +317,17 @@ def main() -> int:
         "changes": found_changes(recorded),
         "launches": {gpu: len(launches) for gpu, launches in recorded.alike().items()},
         "odd_kernels": {
-            gpu: [n for n, text in zip(one.times.labels, one.times.differs, strict=True) if text]
+            gpu: [
+                label
+                for label, text in zip(one.times.labels, one.times.matched.differs, strict=True)
+                if text
+            ]
             for gpu, one in scatters.items()
         },
         "scatter_by_class": by_class(rows),
         "scatter": rows,
-        "rates": rates(scatters, known=False) + rates(scatters, known=True),
-        "planted": planted_rates(recorded, scatters),
+        "rates": rates(scatters),
+        "planted": planted_rates(recorded),
     }
     if options.out:
         Document(options.out, about()).update(**result)

@@ -27,14 +27,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import stage_seconds
-from benchmarks.changes import EITHER, FASTER, HIDDEN, OPTIMIZATIONS, RED, SAME, SLOWDOWNS, SLOWER
+from benchmarks.changes import (
+    EITHER,
+    FASTER,
+    HIDDEN,
+    LONGER_GELU,
+    OPTIMIZATIONS,
+    RED,
+    SAME,
+    SLOWDOWNS,
+    SLOWER,
+)
 from benchmarks.fast_levers import LEVERS
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import Change, Document, about, clone_head, commit_all, run_until
 from stepguard.core.comparison import from_json
 from stepguard.machine.gpu.nvml import visible_gpus
 
-CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | LEVERS
+CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | LEVERS | LONGER_GELU
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}
 # Of a verdict by the one pair of a step that did not change; of a pair that was begun in time; of
 # an end.

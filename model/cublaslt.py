@@ -3,29 +3,16 @@ kept, a multiplication with the derivative of GELU, or the addition of another m
 
     multiply(x, weight, out, False, True, GELU_AUX_BIAS, bias, before)
 
-The first product of a shape times the kernels that cuBLASLt offers, and waits for the result. Later
-products only enqueue the chosen kernel. On an H100 cuBLASLt's own first choice is up to 9 % slower
-than the fastest kernel. For three of GPT-2's products it is 17 to 25 % slower.
-
-The choice is kept in TORCHINDUCTOR_CACHE_DIR, in the folder ``cublaslt``, and later processes take
-it. Torch sets that variable when it first compiles, if nobody else has. Without it each process
-chooses anew. Another process on the GPU disturbs the timing, so processes that choose anew differ,
-by 2 % of a step. To choose anew, remove the folder.
+cuBLASLt offers up to eight kernels for a product. On an H100 its own first choice is up to 31 %
+slower than the fastest of them. ``FASTEST`` names the kernel to take for each product of GPT-2.
+Nothing is timed here, so every process on a machine takes the same kernels.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import functools
-import hashlib
-import math
-import os
-import statistics
-import uuid
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,11 +24,22 @@ TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS, AUX, AUX_WIDTH = 3, 4, 7, 8, 11, 12
 PLAIN, ADD_BIAS, GELU_AUX_BIAS, DGELU = 1, 4, 164, 192
 WORKSPACE_BYTES = 32 * 2**20  # as much as PyTorch grants on Hopper
 MOST_WORKSPACE = 1  # an attribute of a preference
-CANDIDATES = 8  # kernels that are timed for a product; on an H100 cuBLASLt offers no more
-FIRST_ROUNDS = 3  # single runs of each kernel; a disturbed one does not count
-FAR = 1.2  # times the fastest kernel's time, in single runs: slower kernels are not timed again
-ROUNDS, ROUND_MS = 7, 1.0  # how often the others are timed again, and how long
-NEAR = 1.02  # times the fastest kernel's time: the first kernel within it is chosen
+TILE, CLUSTER = (1, ctypes.c_uint32), (8, ctypes.c_uint16)  # attributes of a kernel, their types
+OFFERED = 8  # kernels to ask for; on an H100 cuBLASLt offers no more
+# The kernel to take, by (transpose_a, transpose_b, epilogue): its tile, and its cluster of thread
+# blocks, as cublasLt.h numbers them. On an H100 with cuBLASLt 13.1 these are the fastest, or at
+# most 4 % slower, for 64 and 128 sequences of GPT-2 124M (benchmarks/fast_step.md). If cuBLASLt
+# does not offer it, its first choice is taken.
+FASTEST = {
+    (False, True, PLAIN): (201, 5),  # logits
+    (False, True, ADD_BIAS): (24, 5),
+    (False, True, GELU_AUX_BIAS): (28, 3),
+    (False, False, PLAIN): (29, 3),  # gradients of inputs
+    (False, False, DGELU): (20, 3),
+    (True, False, PLAIN): (209, 3),  # gradients of weights
+}
+# The kernel of the two products that read the gradient of the logits. Only that matrix is so wide.
+WIDE, FASTEST_OF_WIDE = 16_384, (23, 3)
 
 
 class _Algorithm(ctypes.Structure):
@@ -55,9 +53,13 @@ class _Algorithm(ctypes.Structure):
         ("reserved", ctypes.c_int * 4),
     ]
 
-
-class _Refused(RuntimeError):
-    """cuBLASLt cannot do what was asked for."""
+    def get(self, attribute: int, kind: type[ctypes.c_uint32 | ctypes.c_uint16]) -> int:
+        """Return an attribute of the kernel."""
+        value, written = kind(), ctypes.c_size_t()
+        size = ctypes.c_size_t(ctypes.sizeof(value))
+        where = attribute, ctypes.byref(value), size, ctypes.byref(written)
+        _call("MatmulAlgoConfigGetAttribute", ctypes.byref(self), *where)
+        return value.value
 
 
 @functools.cache
@@ -69,7 +71,7 @@ def _library() -> ctypes.PyDLL:
 def _call(name: str, *arguments: Any) -> None:
     status = getattr(_library(), f"cublasLt{name}")(*arguments)
     if status:
-        raise _Refused(f"cublasLt{name} returned status {status}")
+        raise RuntimeError(f"cublasLt{name} returned status {status}")
 
 
 def _create(name: str, *arguments: Any) -> ctypes.c_void_p:
@@ -85,23 +87,24 @@ def _handle(device: torch.device) -> ctypes.c_void_p:
 
 
 class _Product:
-    """A matrix product of one shape, and the kernel that was chosen for it.
+    """A matrix product of one shape, and its kernel.
 
-    cuBLASLt stores matrices by columns. What it reads of ours is the transpose, so it computes the
-    transpose of our product: its A is our b, its B our a, and its rows are our columns.
+    cuBLASLt stores matrices by columns, PyTorch by rows. So cuBLASLt sees our matrices transposed,
+    and computes the transpose of our product: its A is our b, its B our a, its rows our columns.
     """
 
     def __init__(
         self, a: Tensor, b: Tensor, out: Tensor,
-        transpose_a: bool, transpose_b: bool, epilogue: int, kept_in: Path | None,
+        transpose_a: bool, transpose_b: bool, epilogue: int,
     ) -> None:  # fmt: skip
         self._operation = _create("MatmulDesc", COMPUTE_FP32, FP32)
         self._set(TRANSPOSE_A, ctypes.c_int(transpose_b))
         self._set(TRANSPOSE_B, ctypes.c_int(transpose_a))
         self._set(EPILOGUE, ctypes.c_int(epilogue))
         self._layouts = [self._layout(tensor) for tensor in (b, a, out)]
+        kind = transpose_a, transpose_b, epilogue
+        self._wanted = FASTEST_OF_WIDE if a.shape[1] >= WIDE else FASTEST.get(kind)
         self._algorithm: _Algorithm | None = None
-        self._kept_in = kept_in
 
     @staticmethod
     def _layout(tensor: Tensor) -> ctypes.c_void_p:
@@ -119,20 +122,15 @@ class _Product:
         self, a: Tensor, b: Tensor, out: Tensor,
         bias: Tensor | None, aux: Tensor | None, added: Tensor | None,
     ) -> None:  # fmt: skip
-        """Enqueue the product. The first call chooses its kernel, and waits for the device."""
+        """Enqueue the product."""
         if bias is not None:
             self._set(BIAS, ctypes.c_void_p(bias.data_ptr()))
         if aux is not None:
             self._set(AUX, ctypes.c_void_p(aux.data_ptr()))
             self._set(AUX_WIDTH, ctypes.c_int64(aux.shape[1]))
-        enqueue = functools.partial(self._enqueue, a, b, out, added)
-        if self._algorithm is None:
-            self._algorithm = _chosen(enqueue, self._offered(_handle(a.device)), self._kept_in)
-        enqueue(self._algorithm)
-
-    def _enqueue(
-        self, a: Tensor, b: Tensor, out: Tensor, added: Tensor | None, algorithm: _Algorithm
-    ) -> None:
+        if self._algorithm is None:  # what is offered depends on the attributes above
+            self._algorithm = _choose(self._offered(_handle(a.device)), self._wanted)
+        algorithm = self._algorithm
         # cuBLASLt computes out = alpha * product + beta * added.
         alpha, beta = ctypes.c_float(1.0), ctypes.c_float(0.0 if added is None else 1.0)
         added = out if added is None else added
@@ -153,103 +151,22 @@ class _Product:
         size = ctypes.c_size_t(ctypes.sizeof(most))
         which = preference, MOST_WORKSPACE
         _call("MatmulPreferenceSetAttribute", *which, ctypes.byref(most), size)
-        found, count = (_Algorithm * CANDIDATES)(), ctypes.c_int()
+        found, count = (_Algorithm * OFFERED)(), ctypes.c_int()
         layout_b, layout_a, layout = self._layouts
         _call(
             "MatmulAlgoGetHeuristic", handle, self._operation, layout_b, layout_a, layout, layout,
-            preference, CANDIDATES, found, ctypes.byref(count),
+            preference, OFFERED, found, ctypes.byref(count),
         )  # fmt: skip
         if not count.value:
-            raise _Refused("cuBLASLt has no kernel for this product")
+            raise RuntimeError("cuBLASLt has no kernel for this product")
         return found[: count.value]
 
 
-def _kept_in(device: torch.device, *product: object) -> Path | None:
-    """Return the file for the number of the chosen kernel among those that are offered. Its name is
-    made of all that a choice depends on.
-    """
-    if not (folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR")):
-        return None
-    kernels = _library().cublasLtGetVersion(), torch.cuda.get_device_name(device)
-    key = repr((_code(), kernels, product)).encode()
-    return Path(folder, "cublaslt", hashlib.sha256(key).hexdigest())
-
-
-@functools.cache
-def _code() -> str:
-    """Return this module's code. Comments and docstrings do not count: if they did, an edit of them
-    would make the head of a pair choose anew, beside a base that keeps its choice.
-    """
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            node.value.value = ""
-    return ast.dump(tree)
-
-
-def _chosen(
-    enqueue: Callable[[_Algorithm], None], offered: list[_Algorithm], kept_in: Path | None
-) -> _Algorithm:
-    if kept_in and (kept := _kept(enqueue, offered, kept_in)):
-        return kept
-    number = _fastest([functools.partial(enqueue, one) for one in offered])
-    if kept_in is None:
-        return offered[number]
-    _keep(number, kept_in)
-    # If several processes chose at the same time, all take the choice that was kept first.
-    return _kept(enqueue, offered, kept_in) or offered[number]
-
-
-def _kept(
-    enqueue: Callable[[_Algorithm], None], offered: list[_Algorithm], kept_in: Path
-) -> _Algorithm | None:
-    """Return the kept choice, if there is one that runs. Remove any other."""
-    try:
-        kernel = {str(n): one for n, one in enumerate(offered)}[kept_in.read_text()]
-        enqueue(kernel)
-    except OSError:
-        return None
-    except (ValueError, KeyError, _Refused):  # no text, no number of a kernel, or not for this GPU
-        with suppress(OSError):
-            kept_in.unlink()
-        return None
-    return kernel
-
-
-def _keep(number: int, kept_in: Path) -> None:
-    part = kept_in.with_suffix(f".{uuid.uuid4().hex}")
-    with suppress(OSError):  # a choice is there already, or the disk is full or read-only
-        kept_in.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(str(number))
-        os.link(part, kept_in)  # a rename would replace another process's choice
-    with suppress(OSError):
-        part.unlink()
-
-
-def _fastest(enqueues: list[Callable[[], None]]) -> int:
-    # In turns, here and below: something else on the GPU slows down several runs in a row, and the
-    # card's clock falls while it gets warm.
-    first = [[_time_ms(one, 1) for one in enqueues] for _ in range(FIRST_ROUNDS)]
-    once_ms = [min(of_one) for of_one in zip(*first, strict=True)]
-    runs = max(1, int(ROUND_MS / min(once_ms)))
-    left = [n for n, ms in enumerate(once_ms) if ms <= FAR * min(once_ms)]
-    rounds = [[_time_ms(enqueues[n], runs) for n in left] for _ in range(ROUNDS)]
-    times_ms = [statistics.median(of_one) for of_one in zip(*rounds, strict=True)]
-    return next(n for n, ms in zip(left, times_ms, strict=True) if ms <= NEAR * min(times_ms))
-
-
-def _time_ms(enqueue: Callable[[], None], runs: int) -> float:
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    try:
-        enqueue()
-    except _Refused:  # a kernel that was offered may still refuse
-        return math.inf
-    begin.record()
-    for _ in range(runs):
-        enqueue()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / runs
+def _choose(offered: Sequence[_Algorithm], wanted: tuple[int, int] | None) -> _Algorithm:
+    for kernel in offered:
+        if (kernel.get(*TILE), kernel.get(*CLUSTER)) == wanted:
+            return kernel
+    return offered[0]
 
 
 _products: dict[tuple[object, ...], _Product] = {}
@@ -274,8 +191,8 @@ def multiply(
     """
     if not (a.is_contiguous() and b.is_contiguous()):
         raise RuntimeError(f"strides are {a.stride()} and {b.stride()}; possible: contiguous")
-    kind = (transpose_a, transpose_b, epilogue)
+    kind = transpose_a, transpose_b, epilogue
     key = (a.device, a.shape, b.shape, out.dtype, added is None, *kind)
     if key not in _products:
-        _products[key] = _Product(a, b, out, *kind, _kept_in(*key))
+        _products[key] = _Product(a, b, out, *kind)
     _products[key].run(a, b, out, bias, aux, added)

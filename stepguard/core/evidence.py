@@ -18,7 +18,7 @@ from stepguard.core.case import from_dict
 from stepguard.core.device import is_gpu
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS
-from stepguard.core.profile import Parts, Profile, StepIdentity
+from stepguard.core.profile import LONGEST_US, Parts, Profile, StepIdentity
 from stepguard.core.reason_sentences import (
     BadTime,
     BlockWithoutTimes,
@@ -122,6 +122,9 @@ class Launch:
     discarded: tuple[Block, ...] = ()  # disturbed blocks, kept for the record
     # Steps of a pair between its blocks. They count towards no mean, but single slow steps show.
     untimed: tuple[Block, ...] = ()
+    # Of a pair's launch that was profiled after its blocks: us a step of each kernel of the counted
+    # profile, in that order. Empty if it was not, or if it ran other kernels than the counted ones.
+    kernels_us: tuple[float, ...] = ()
 
     def has_times(self) -> bool:
         """Tell whether there is a block, and all blocks have a time for each step."""
@@ -339,6 +342,7 @@ def _problems_of_launch(launch: Launch) -> Iterator[str]:
         if len(block.wall_ms) != len(block.events_ms):
             yield f"a block has {len(block.wall_ms)} wall clocks and {len(block.events_ms)} events"
         yield from _implausible_times((*block.wall_ms, *block.events_ms, *block.step_ms))
+    yield from (f"a kernel of {us!r} us" for us in launch.kernels_us if not 0 <= us <= LONGEST_US)
 
 
 def _implausible_times(times_ms: Iterable[float]) -> Iterator[str]:

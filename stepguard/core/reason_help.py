@@ -101,6 +101,13 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "noisy machine) shows no difference ([judge.md](judge.md#a-step-that-is-the-same)).",
         "Nothing.",
     ),
+    Reason.CHANGED_KERNELS: Help(
+        "Only some kernels differ, and the GPU bounds the step. What these kernels take longer, or "
+        "less long, is beyond 0.05 % of the step, or for `same` within 0.125 %. The other kernels "
+        "keep their pace, and the steps do not contradict it "
+        "([judge.md](judge.md#kernels-against-kernels)).",
+        "`SLOWER`: look at the kernel that the first line names.",
+    ),
     Reason.UNDECIDED: Help(
         "All pairs are measured, or the time of `--perf-budget` is over. The step time's interval "
         "over the pairs is neither beyond the ignore margin nor inside the matter margins. Or HEAD "

@@ -94,6 +94,11 @@ class Reason(StrEnum):
         "the step is the same, and pairs of both revisions show no difference",
         Status.SAME,
     )
+    CHANGED_KERNELS = (
+        "CHANGED_KERNELS",
+        "by the kernels that differ, and pairs of both revisions agree",
+        (Status.SLOWER, Status.FASTER, Status.SAME),
+    )
     UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
     MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME

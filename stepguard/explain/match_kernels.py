@@ -42,6 +42,14 @@ class Match:
         return self.after + self.before
 
     @property
+    def other_names(self) -> bool:
+        """Tell whether names differ, and not only by the compiler's number. So do the products'
+        kernels of another tile.
+        """
+        names = {row.canonical if _numbered(row) else row.name for row in self.rows}
+        return len(names) > 1
+
+    @property
     def more_calls(self) -> float:
         """Return how many more launches there are than before, in a step."""
         return sum(mean(r.calls) for r in self.after) - sum(mean(r.calls) for r in self.before)

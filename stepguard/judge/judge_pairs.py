@@ -53,6 +53,7 @@ from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
+from stepguard.judge.rules.changed_kernels import margins_of
 from stepguard.judge.rules.identical_step import not_enough
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -114,7 +115,7 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
-        comparison.margins,
+        margins_of(comparison, decided),
         comparison.alpha,
         comparison.together,
         most,
@@ -255,10 +256,21 @@ def _compared(comparison: Comparison) -> Findings:
     if start := first_step.decision(comparison):
         judged = first_step.verdict(comparison, start)
         compared = [judged if metric.metric == judged.metric else metric for metric in compared]
-    status = decided.status if decided and comparison.head.on_gpu else None
+    status = _shown_by_time(comparison, decided)
     metrics = tuple(beside_time(metric, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None
     return _findings(comparison, metrics, p_value=p_value, **why(comparison))
+
+
+def _shown_by_time(comparison: Comparison, decided: Decision | None) -> Status | None:
+    """Return what a GPU's time says beside counters; None if no time is judged. A gain that the
+    case's margin ignores shows only in kernels. It pays for no cost, so it counts as `same`.
+    """
+    if decided is None or not comparison.head.on_gpu:
+        return None
+    gain = -math.log1p(decided.high_pct / 100)
+    ignored = decided.status is Status.FASTER and gain <= comparison.margins.ignore
+    return Status.SAME if ignored else decided.status
 
 
 def _findings(
@@ -335,7 +347,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
     new time is the old one with them. If the time is `same` although such steps are slower, for
     example on both sides, the reason names them.
     """
-    margins, reason, pct = comparison.margins, decided.reason, decided.estimate_pct
+    margins, reason, pct = margins_of(comparison, decided), decided.reason, decided.estimate_pct
     known = of_pairs(comparison) or of_head_alone(comparison)
     slow = known if decided.status is Status.SLOWER else None
     pattern = known or of_launches(comparison.head.launches)

@@ -8,7 +8,7 @@ machines counts, too. Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two on
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 from typing import Any
@@ -79,8 +79,13 @@ class Bounds:
         # `same` also needs an interval that reaches into the ignore margin. Otherwise four quiet
         # pairs would pass a change that six such pairs fail.
         reaches = self.low <= margins.ignore and self.high >= -margins.ignore
-        said = inside and reaches and self.pairs >= SEQUENTIAL_PLAN[0].pairs
+        said = inside and reaches and self.pairs >= min(self.fewest, SEQUENTIAL_PLAN[0].pairs)
         return Status.SAME if said else Status.INCONCLUSIVE
+
+    def reach(self, level: float) -> float:
+        """Return how far a bound that errs by this level is from the mean."""
+        error = self.sd / math.sqrt(self.pairs)
+        return float(scipy.special.stdtrit(self.degrees, 1 - level)) * error
 
     @property
     def p_value(self) -> float:
@@ -120,11 +125,11 @@ def bounds(
     mean = math.fsum(log_ratios) / count
     sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
-    analysis, error = analysis_at(count), sd / math.sqrt(count)
-    level = analysis.alpha * level_share(alpha)
-    surely = abs(mean) > float(scipy.special.stdtrit(degrees, 1 - level)) * error
-    reach = float(scipy.special.stdtrit(degrees, 1 - analysis.beta)) * error
-    return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees, fewest)
+    analysis = analysis_at(count)
+    known = Bounds(analysis, count, mean, mean, mean, False, sd, degrees, fewest)
+    surely = abs(mean) > known.reach(analysis.alpha * level_share(alpha))
+    reach = known.reach(analysis.beta)
+    return replace(known, low=mean - reach, high=mean + reach, surely=surely)
 
 
 _REASONS = {

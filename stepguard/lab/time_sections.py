@@ -7,6 +7,7 @@ from statistics import mean, median
 
 from stepguard.core.evidence import Block, Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.reasons import Reason
 from stepguard.core.verdict import MetricVerdict, PairsFinding
 from stepguard.lab.charts import Chart, Interval, Slot, change_chart, slots_chart
 from stepguard.lab.report_input import MeasuredCase
@@ -124,7 +125,9 @@ def _changes_pct(case: MeasuredCase) -> list[float]:
 
 def _of_pairs(case: MeasuredCase, pairs: PairsFinding) -> Chart:
     decision, margins = pairs.decision, pairs.margins
-    interval = Interval("interval", decision.estimate_pct, decision.low_pct, decision.high_pct)
+    # The points are steps, also if kernels decided.
+    by = "kernels" if decision.reason is Reason.CHANGED_KERNELS else "interval"
+    interval = Interval(by, decision.estimate_pct, decision.low_pct, decision.high_pct)
     bands = ((margins.ignore_pct, "ignored"), (margins.matter_pct, "matters from"))
     return change_chart("Change beside the margins", _changes_pct(case), interval, bands)
 

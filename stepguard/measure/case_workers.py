@@ -17,7 +17,9 @@ from typing import Any
 from stepguard.core.case import Case
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
+from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
+from stepguard.judge.kernel_times import times_as_counted
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
@@ -240,6 +242,22 @@ class CaseWorkers:
         counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}
         self.counts = replace(counts, information=counts.information | cold)
+
+    def times_of_kernels(self, profile: Profile) -> tuple[float, ...]:
+        """Return the us a step of each kernel of the case's profile, by the profile of a pair's
+        launch; empty if it has other kernels, or lost some.
+
+        The counting launch may have compiled, and so run forms of kernels that are not kept. The
+        first pair's profile then becomes that of the case.
+        """
+        if self.counts is None or self.counts.profile is None:
+            return ()
+        times_us = times_as_counted(self.counts.profile, profile)
+        if not times_us and not any(launch.kernels_us for launch in self.launches):
+            times_us = times_as_counted(profile, profile)
+            if times_us:
+                self.counts = replace(self.counts, profile=profile)
+        return times_us
 
     @property
     def gpu_memory_bytes(self) -> int:

@@ -132,6 +132,16 @@ class Pair:
                 self.launches[before].park()
             _block(self.launches[now], self.launches[1 - now], blocks)
 
+    def profile(self, order: Sequence[int]) -> None:
+        """Run untimed steps and profile a few, of each launch, after run() in the same order."""
+        active = order[-1]
+        for now in order[: len(SIDES)]:
+            launch = self.launches[now]
+            if now != active:
+                self.launches[active].park()
+            launch.profile_kernels(block_steps(self._timing.lead_s, launch.warmup.step_s))
+            active = now
+
     def leave(self) -> None:
         """Check what both launches imported, and end them."""
         for launch in self.launches:

@@ -2,7 +2,7 @@
 
 First each tree has a counting launch, which also fills the compile cache that both share. Then come
 the pairs (pair.py). If the two trees do not fit into memory together, their launches run one after
-the other.
+the other. The first pairs end with a profile of each launch if kernels differ (changed_kernels.py).
 
 No launch imports beside a timed block. A launch imports torch in its agent, and then the compiler
 and the workload in its ranks. Together that takes longer than building a pair. So while a pair is
@@ -23,7 +23,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.pair_statistics import out_of_line
-from stepguard.judge.rules import mean_on_cpu
+from stepguard.judge.rules import changed_kernels, mean_on_cpu
 from stepguard.judge.rules.identical_step import enough, why_not_identical
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
@@ -45,6 +45,7 @@ MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy,
 # On an H200 at its power cap the steps scatter, not the launches, so only timed seconds help. More
 # pairs are better than longer ones, since they also show the scatter. A pair has 13.5 s of load, of
 # which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
+# A profile of a launch takes 5 s more.
 PAIR_TIMINGS = {
     GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
     CPU: PairTiming(
@@ -217,6 +218,8 @@ class _PairRun:
             self._start_following(number)
             pair.build(self._both_fit())
             pair.run(order, self._nobody_imports, self._far())
+            if self.waiting is None and changed_kernels.wants_profiles(self.comparison()):
+                pair.profile(order)
             pair.leave()
         except WorkersFailed:
             # This pair may hold the memory that launches one after the other need. The following
@@ -242,13 +245,15 @@ class _PairRun:
 
     def _hardly_another(self) -> bool:
         """Tell whether this pair is likely the last. It is if no time is judged, if it is enough
-        for a step that is the same, or if the rule for a CPU can end the case after it.
+        for a step that is the same, or if the rule for kernels that differ, or for a CPU, can end
+        the case after it.
         """
         comparison = self.comparison()
         ends = comparison.glance and comparison.pairs == mean_on_cpu.LEAST_PAIRS - 1
         untimed = JUDGED_TIME not in judged(self.case)
         alike = comparison.pairs == enough(comparison) - 1 and not why_not_identical(comparison)
-        return untimed or alike or ends
+        few = comparison.pairs == changed_kernels.LEAST_PAIRS - 1
+        return untimed or alike or ends or few and changed_kernels.wants_profiles(comparison)
 
     def _nobody_imports(self) -> bool:
         # The next pair is still on standby if hardly another pair will come.

@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
+from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
@@ -66,6 +69,7 @@ class RunningLaunch:
         self.blocks: list[Block] = []
         self._discarded: list[Block] = []
         self._untimed: list[Block] = []
+        self._kernels_us: tuple[float, ...] = ()
 
     @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -231,6 +235,15 @@ class RunningLaunch:
         cold_s = self._compile_s if self._first_compiled else None
         self.workers.take_counts(answers, time.monotonic() - began, cold_s)
 
+    def profile_kernels(self, lead: int) -> None:
+        """Run ``lead`` untimed steps, and profile a few. Keep the kernels' times if the kernels are
+        those of the case's profile.
+        """
+        self.show("profile")
+        self.run(lead)
+        if kept := self.ask("profile")[0]["profile"]:
+            self._kernels_us = self.workers.times_of_kernels(msgspec.convert(kept, Profile))
+
     def park(self) -> None:
         """Give the cached memory back, and idle until the next command."""
         self.ask("park")
@@ -256,6 +269,7 @@ class RunningLaunch:
             wall_s=time.monotonic() - self._began,
             discarded=tuple(self._discarded),
             untimed=tuple(self._untimed),
+            kernels_us=self._kernels_us,
         )
 
 

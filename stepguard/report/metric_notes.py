@@ -47,6 +47,9 @@ def note(metric: MetricVerdict) -> str:
         # did not, so they are left out.
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
+    if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
+        by = interval(metric.pairs.decision)
+        return f"{within}{metric.reason.phrase}: {by} {_over(metric.pairs)}"
     if metric.pairs:
         return within + pairs_text(metric.pairs)
     if metric.figures:

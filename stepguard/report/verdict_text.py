@@ -156,7 +156,7 @@ def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
 def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
     """Return texts of a time with slow steps, or of one that pairs leave undecided; else none."""
     where = f" {worst.place.place}" if worst.place else ""
-    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
+    if worst.slow_steps and worst.reason not in (Reason.BEYOND_MARGIN, Reason.CHANGED_KERNELS):
         within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
         return [f"{within}, {figures}{where}", f"{within}, {figures}", within]
     if worst.pairs and worst.reason is Reason.UNDECIDED:
@@ -239,8 +239,8 @@ def change(metric: MetricVerdict, digits: int = 2) -> str:
         old, new = f"{metric.old:,.0f}", f"{metric.new:,.0f} B"
     text = f"{name} {old} -> {new}"
     if metric.limit_pct is not None and metric.change_pct is not None:
-        limit = f"limit {metric.limit_pct:.{digits}f} %"
-        return f"{text} ({metric.change_pct:+.{digits}f} %, {limit})"
+        digits = digits if metric.limit_pct >= 0.2 else 2
+        return f"{text} ({metric.change_pct:+.{digits}f} %, limit {metric.limit_pct:.{digits}f} %)"
     if metric.new == metric.old:
         return text
     share = abs(metric.change_pct or 0)

@@ -10,7 +10,8 @@ import time
 import pytest
 import torch
 
-from stepguard.worker.count.profiled_steps import count_profiled
+from stepguard.judge.kernel_times import times_as_counted
+from stepguard.worker.count.profiled_steps import count_profiled, profile_steps
 from stepguard.worker.count.tally import RankStep, Tally
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -92,6 +93,17 @@ def test_the_same_step_is_the_same():
     assert list(one.identity.differs_from(other.identity)) == []
     assert one.profile.steps == 6 and one.profile.lost_share == 0 and one.profile.incomplete == 0
     assert sum(row.calls[0] for row in one.profile.kernels if row.kind == "GEMM") == 4
+
+
+def test_another_profile_has_the_counted_kernels():
+    """As a pair's launch takes it, after other steps; one that launches a kernel more has not."""
+    one, other = Step(), Step(lambda step: step.a.sum())
+    counted = tally(one).profile
+    one()
+    again, more = (profile_steps(RankStep(step, torch.device("cuda"))) for step in (one, other))
+    times_us = times_as_counted(counted, again.profile)
+    assert len(times_us) == len(counted.kernels) and min(times_us) > 0
+    assert times_as_counted(counted, more.profile) == ()
 
 
 @pytest.mark.parametrize("attack", [on_another_stream, in_a_thread])

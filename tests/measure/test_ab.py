@@ -6,8 +6,10 @@ A group's step takes as long as the test says, on no clock but the one in its an
 import math
 import threading
 
+import msgspec
 import pytest
 from builders import FINGERPRINT, replace
+from recorded_kernels import COLD, FILES, edited, longer, profile
 
 import stepguard.measure.case_workers
 import stepguard.measure.launches
@@ -17,7 +19,7 @@ from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.margins import Margins
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.judge.judge_recordings import judge
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
@@ -52,6 +54,8 @@ class World:
         self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
         self.compiles = {}  # label: which of its blocks still compile, from the first on
         self.afresh = set()  # labels that find nothing of it in the cache
+        self.profiles = {}  # of each side's step; none: there is none
+        self.profiled = {}  # label: the profile of a launch that ran other kernels
 
     def asked(self, *labels):
         """The events of these labels."""
@@ -170,7 +174,12 @@ def fake_group(world):
 
         def count(self):
             information = {"peak_reserved_bytes": float(world.peak_bytes[self.side])}
-            return {"values": {"flops_per_step": 7}, "information": information, "unstable": {}}
+            counts = {"values": {"flops_per_step": 7}, "information": information, "unstable": {}}
+            return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
+
+        def profile(self):
+            known = world.profiled.get(self.key, world.profiles[self.side])
+            return {"profile": msgspec.to_builtins(known), "problem": ""}
 
         def block(self, steps):
             ms = world.step_ms[self.side]
@@ -178,7 +187,8 @@ def fake_group(world):
             seldom = world.every if self.side == "head" else 0
             late = sum(seldom > 0 and (n + 1) % seldom == 0 for n in range(begin, self.done))
             self.run = min(getattr(self, "run", 0) + 1, world.compiles.get(self.key, 0))
-            single = {"step_ms": [ms] * steps, "enqueue_ms": None, "began_ns": 1, "ended_ns": 2}
+            ahead_ms = ms / 2 if world.profiles else None
+            single = {"step_ms": [ms] * steps, "enqueue_ms": ahead_ms, "began_ns": 1, "ended_ns": 2}
             return single | {
                 "wall_ms": ms * steps + 2000.0 * late,
                 "events_ms": ms * steps + 2000.0 * late,
@@ -212,13 +222,13 @@ def world(monkeypatch):
 
 @pytest.fixture
 def measure(world, tmp_path):
-    """Measures so many pairs of a case; the comparison."""
+    """Measures so many pairs of a case, or as long as they are wanted; the comparison."""
 
     def measure(pairs=1, case=CPU, budget_s=600.0, **changes):
         bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
         base = replace(bench, folder=tmp_path / "base", revision=Revision("0" * 40))
         world.told = []
-        more = lambda found: found.pairs < pairs  # noqa: E731
+        more = pairs if callable(pairs) else lambda found: found.pairs < pairs
         wanted = PairsWanted(budget_s, more, **changes)
         return measure_ab(case, (bench, base), "main", world.told.append, wanted)
 
@@ -586,6 +596,108 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     monkeypatch.setattr(stepguard.measure.pair_run, "watch", refuse)
     found = measure(1, GPU)
     assert not world.groups and judge_ab(found).reason is Reason.FOREIGN_PROCESS
+
+
+# kernels that differ
+
+GELU = "triton_poi_fused_gelu_view_9"
+
+
+@pytest.fixture
+def differing(world):
+    """HEAD has another source of a kernel, which takes 0.3 % of the step longer."""
+    world.step_ms = {"head": 250.0 * 1.003, "base": 250.0}
+    world.profiles = {"base": profile(), "head": longer(edited(profile(), GELU), GELU, 750.0)}
+
+
+def profiles(world):
+    """The labels of the launches that were profiled."""
+    return [label for label, what in world.events if what == "profile"]
+
+
+def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, differing):
+    """One of each launch, in the pair's order, after untimed steps, the other launch parked. All
+    blocks were timed before.
+    """
+    found = measure(6, GPU, files=FILES)
+    orders = [("base", "head"), ("head", "base")] * 2
+    assert profiles(world) == [f"pair {n} {side}" for n, both in enumerate(orders, 1)
+                               for side in both]  # fmt: skip
+    steps = round(PAIR_TIMINGS["cuda"].lead_s * 1e3 / 250.0)
+    lead = f"block {max(4, steps)}"
+    for number, (first, second) in enumerate(orders, 1):
+        did = [event for event in blocks(world, number) if event[1] not in ("sources", "leave")]
+        wanted = [(first, lead), (first, "profile"), (first, "park")]
+        assert did[-5:] == [*wanted, (second, lead), (second, "profile")]
+        assert did[-6][0] == first and did[-6][1].startswith("block")
+        (timed,) = {b.steps for b in found.head.launches[number - 1].blocks}
+        assert did[-6][1] == f"block {timed}"
+    both = zip(found.head.launches, found.base.launches, strict=True)
+    whole = [[len(one.kernels_us) for one in pair] for pair in both]
+    assert whole == [[93, 93]] * 4 + [[0, 0]] * 2
+
+
+def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
+    """After two, with the verdict; no third pair is built."""
+    found = measure(wants_another_pair, GPU, files=FILES)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
+    assert found.pairs == 2 and not world.asked("pair 4 head")
+    assert {what for _, what in world.asked("pair 3 head")} <= {"start", "close", "imported"}
+
+
+def test_an_unchanged_step_is_not_profiled(world, measure, differing):
+    """Nor a CPU's, nor one that an alarm asks for."""
+    measure(2, GPU, files=None)
+    world.profiles["head"] = world.profiles["base"]
+    measure(2, GPU, files=FILES)
+    world.profiles = {}
+    measure(2, CPU, files=FILES)
+    assert not profiles(world)
+
+
+def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
+    """A launch whose compiler chose another grid decides nothing, and no later pair can."""
+    world.profiled["pair 2 base"] = profile(COLD)
+    found = measure(4, GPU, files=FILES)
+    assert [len(one.kernels_us) for one in found.base.launches] == [93, 0, 0, 0]
+    assert profiles(world)[-1].startswith("pair 2")
+
+
+def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, differing):
+    """The counting launch compiled, and chose other grids than are kept for later launches."""
+    warm = {"head": world.profiles["head"], "base": world.profiles["base"]}
+    pairs = [f"pair {n} {side}" for n in range(1, 5) for side in warm]
+    world.profiled = {label: warm[label.split()[-1]] for label in pairs}
+    world.profiles["base"] = profile(COLD)
+    found = measure(wants_another_pair, GPU, files=FILES)
+    assert [len(one.kernels_us) for one in found.base.launches] == [93, 93]
+    assert found.base.counts.profile == warm["base"]
+    assert judge_ab(found).reason is Reason.CHANGED_KERNELS
+
+
+def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, differing):
+    """It would lack kernels."""
+    world.profiled["pair 1 base"] = replace(profile(COLD), lost_share=0.1)
+    found = measure(4, GPU, files=FILES)
+    assert not any(one.kernels_us for one in found.base.launches)
+    assert found.base.counts.profile == profile()
+
+
+def test_a_pair_after_a_disturbed_one_is_not_profiled(world, measure, differing):
+    """It will replace the other, or both count: then the steps have to decide."""
+    world.compiles, world.afresh = {"pair 1 base": 1000}, {"pair 1 base"}
+    measure(2, GPU, files=FILES)
+    assert {label[:6] for label in profiles(world)} == {"pair 1"}
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side):
+    """As any other command."""
+    world.fails[(f"pair 1 {side}", "profile")] = "KILLED"
+    found = measure(2, GPU, files=FILES)
+    assert [len(getattr(found, one).faults) for one in (side, "head", "base")].count(1) == 2
+    assert judge_ab(found).reason is Reason.KILLED
 
 
 # a run that is repeated

@@ -18,6 +18,7 @@ from inputs import (
     within,
 )
 from kernels import NORM, counts_of, step
+from recorded_kernels import as_recorded
 from scenario import Files, Run, Scenario
 
 from stepguard.core.machine_code import MachineCode
@@ -149,6 +150,20 @@ PAIRED = (
         "SLOWER",
         "BEYOND_MARGIN",
         Run(pairs=profiled(pairs(2.0), step(1.085, seed=2), step())),
+    ),
+    Scenario(
+        "pairs-changed-kernel-longer",
+        "Two recorded pairs: a Triton kernel takes 0.17 % of the step longer. No step shows it.",
+        "SLOWER",
+        "CHANGED_KERNELS",
+        Run(pairs=as_recorded([5, 8])),
+    ),
+    Scenario(
+        "pairs-changed-kernel-as-long",
+        "Two recorded pairs of the same code, as if the kernel of gelu's gradient had been edited.",
+        "same",
+        "CHANGED_KERNELS",
+        Run(pairs=as_recorded([3, 7], 0, (0.1, -0.1), ("triton_poi_fused_gelu_gelu",))),
     ),
     Scenario(
         "pairs-identical-step",

@@ -11,6 +11,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import (
+    changed_kernels,
     identical_step,
     mean_of_pairs,
     mean_on_cpu,
@@ -55,6 +56,14 @@ RULES = (
         (Status.SLOWER, Status.INCONCLUSIVE),
         "unchanged code is SLOWER, or needs more pairs, in none of 2,700 simulated comparisons: "
         "benchmarks/judge_rates.py",
+    ),
+    Rule(
+        "the kernels that differ",
+        changed_kernels.rule,
+        (Status.SLOWER, Status.FASTER, Status.SAME),
+        "kernels that take as long are SLOWER in under 0.02 %; a slowdown that no kernel shows, as "
+        "large as the matter margin, passes in at most 8 %: "
+        "tests/judge/ab/test_changed_kernels.py",
     ),
     Rule(
         "the mean on a CPU",

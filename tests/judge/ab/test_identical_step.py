@@ -22,13 +22,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
-from stepguard.judge.rules.identical_step import (
-    HOST_SHARE,
-    PAIR_SDS,
-    enough,
-    identical,
-    why_not_identical,
-)
+from stepguard.judge.rules.identical_step import enough, identical, why_not_identical
+from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
 from stepguard.report.terminal_summary import Run, lines

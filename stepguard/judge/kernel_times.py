@@ -1,0 +1,162 @@
+"""Kernels against kernels: how much longer do the kernels that differ take? Pure functions.
+
+Kernels of both sides are matched. Some differ, by name, grid, launches or code. The others are the
+same on both sides, and so show the pace of each side. With the pace taken out, the kernels that
+differ give one difference a pair of launches, in percent of a step.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepguard.core.margins import Prior
+from stepguard.core.profile import KernelRow, Profile, mean
+from stepguard.explain.match_kernels import How, Match, match
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+# A class of kernels has a pace of its own if its equal kernels take at least this share of all
+# kernels' time: at a power cap products and copies do not slow down alike.
+LEAST_SHARE = 0.02
+# The standard deviation of a kernel's time between launches is at most about 0.8 % of that time,
+# and 0.004 % of a step. Measured with a profile of six steps a launch: 11 launches of one train
+# step on two H200s (2026-11-26), paired anew. Of 90 kernels half scatter by at most half of this,
+# 95 % by at most the whole, and none by more than 1.7 times as much; random sets of up to half of
+# the kernels' time do likewise. With three steps of each launch it is nearly twice as much, and a
+# profile takes a fifth less time.
+SCATTER_SHARE, LEAST_SCATTER_PCT = 0.008, 0.004
+# Weight of this knowledge in degrees of freedom. If the true value is twice as large, a rule with
+# three analyses errs by 0.11 % instead of 0.015 %, and hardly at all if it is smaller.
+SCATTER_DEGREES = 8.0
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Kernels of two sides, matched."""
+
+    base: tuple[KernelRow, ...]
+    head: tuple[KernelRow, ...]
+    matches: tuple[Match, ...]
+    differs: tuple[str, ...]  # how the two sides of a match differ; empty where they do not
+
+    @staticmethod
+    def of(base: Sequence[KernelRow], head: Sequence[KernelRow]) -> "Matched":
+        """Match the kernels of two sides."""
+        matches = tuple(match(base, head))
+        return Matched(tuple(base), tuple(head), matches, tuple(map(_difference, matches)))
+
+    @cached_property
+    def changed(self) -> Mask:
+        """Return which kernels differ."""
+        return np.array([bool(text) for text in self.differs], bool)
+
+    @cached_property
+    def kinds(self) -> NDArray[np.str_]:
+        """Return the class of each match's kernels."""
+        return np.array([one.rows[0].kind for one in self.matches], np.str_)
+
+    def times(self, base_us: Floats, head_us: Floats) -> "Times":
+        """Return the times of the matches. The last axis of both arrays is that of a side's
+        kernels, in their order.
+        """
+        sides = []
+        for rows, us, of_match in (
+            (self.base, base_us, [one.before for one in self.matches]),
+            (self.head, head_us, [one.after for one in self.matches]),
+        ):
+            places = {id(row): at for at, row in enumerate(rows)}
+            sums = [us[..., [places[id(row)] for row in its]].sum(axis=-1) for its in of_match]
+            sides.append(np.stack(sums, axis=-1))
+        return Times(self.kinds, *sides)
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of matched kernels in us a step. The last axis is that of the matches, the others are
+    those of the profiles: pairs, or pairs and turns.
+    """
+
+    kinds: NDArray[np.str_]
+    base_us: Floats
+    head_us: Floats
+
+    def longer_us(self, mine: Mask, equal: Mask) -> Floats:
+        """Return for each profile by how much the head's kernels ``mine`` take longer at the base's
+        pace. The kernels ``equal`` show the pace: those of the class, or all if it has few.
+
+        Raises ValueError if hardly any kernel is left to show the pace.
+        """
+        longer: Floats = np.zeros(self.base_us.shape[:-1])
+        for chosen, shown in self._by_class(mine, equal):
+            base, head = (side[..., shown].sum(axis=-1) for side in (self.base_us, self.head_us))
+            at_base_pace = self.head_us[..., chosen].sum(axis=-1) * base / head
+            longer = longer + at_base_pace - self.base_us[..., chosen].sum(axis=-1)
+        return longer
+
+    def scatter(self, mine: Mask, equal: Mask, step_us: float) -> Prior:
+        """Return how longer_us() is known to scatter between pairs, in percent of a step. Kernels
+        scatter by themselves, so squares add up. Those that show the pace scatter, too. Raises
+        ValueError as longer_us() does.
+        """
+        sides = (us.reshape(-1, us.shape[-1]).mean(axis=0) for us in (self.base_us, self.head_us))
+        pct = 100 * np.maximum(*sides) / step_us
+        squares = 0.0
+        for chosen, shown in self._by_class(mine, equal):
+            squares += float(np.square(pct[chosen]).sum())
+            pace = np.square(pct[shown]).sum() / pct[shown].sum() ** 2
+            squares += float(pct[chosen].sum() ** 2 * pace)
+        return Prior(math.hypot(LEAST_SCATTER_PCT, SCATTER_SHARE * squares**0.5), SCATTER_DEGREES)
+
+    def _by_class(self, mine: Mask, equal: Mask) -> Iterator[tuple[Mask, Mask]]:
+        """Yield the kernels ``mine`` of each class, with the kernels that show their pace."""
+        for kind in sorted({*self.kinds[mine].tolist()}):
+            of_kind = self.kinds == kind
+            for shown in (equal & of_kind, equal):
+                if self.base_us[..., shown].sum() > LEAST_SHARE * self.base_us.sum():
+                    yield mine & of_kind, shown
+                    break
+            else:
+                text = "hardly any kernel is equal on both sides: there is no pace to take out"
+                raise ValueError(text)
+
+
+def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
+    """Return the us a step of each kernel of the counted profile, in its order. Empty if the other
+    profile is not whole, or does not have just these kernels, launched as often.
+    """
+    if profile.incomplete or profile.lost_share:
+        return ()
+    known = {(row.key, row.code): row for row in profile.kernels}
+    if len(known) != len(counted.kernels):
+        return ()
+    times = []
+    for row in counted.kernels:
+        its = known.get((row.key, row.code))
+        if its is None or mean(its.calls) != mean(row.calls):
+            return ()
+        times.append(round(mean(its.us), 3))
+    return tuple(times)
+
+
+def _difference(one: Match) -> str:
+    """Return how the two sides of a match differ; empty if they do not."""
+    if one.how not in (How.SAME, How.RENAMED) or one.other_names:
+        return one.how.value
+    if any(count != row.calls[0] for row in one.rows for count in row.calls):
+        return "launches vary"
+    before, after = (sum(row.calls[0] for row in side) for side in (one.before, one.after))
+    if before != after:
+        return f"launches {before:g} -> {after:g}"
+    shapes = [sorted((row.grid, row.block) for row in side) for side in (one.before, one.after)]
+    if shapes[0] != shapes[1]:
+        return "shape"
+    if one.other_work:
+        return "work"
+    # The hash has the name, and so the compiler's number, in it.
+    codes = [{(row.name, row.code) for row in side} for side in (one.before, one.after)]
+    names = [{name for name, _ in side} for side in codes]
+    return "code" if names[0] == names[1] and codes[0] != codes[1] else ""

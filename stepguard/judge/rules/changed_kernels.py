@@ -1,0 +1,247 @@
+"""The kernels that differ: how much longer they take, measured against the kernels that are equal.
+
+A kernel's time scatters by half a percent of itself, a step's by half a percent of the step. So a
+small change shows in the kernels long before it shows in the steps. The first pairs end with a
+profile of each launch, if the counted profiles show kernels that differ. This rule compares them,
+and asks the steps for what no kernel shows.
+
+It may decide after LEAST_PAIRS to PROFILED_PAIRS pairs. One pair is never enough: a card may drift
+between its two profiles.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import msgspec
+import numpy as np
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Counts
+from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.profile import Profile, less, mean
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
+from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
+from stepguard.judge.pair_statistics import Bounds, Figures, bounds
+from stepguard.judge.rules import mean_of_pairs
+from stepguard.judge.sequential_plan import BETA
+from stepguard.judge.unchanged_pairs import (
+    PAIR_SDS,
+    POWER_SHARE,
+    ahead,
+    range_in_step,
+    unexplained_sds,
+    unusual,
+    why_not_bound,
+)
+from stepguard.trace.kernel_classes import COMMUNICATION
+
+LEAST_PAIRS, PROFILED_PAIRS = 2, 4
+# In percent of a step, for kernels that differ. A choice: an eighth and a quarter of a step's
+# margins. In the mean of two pairs, a kernel that takes a tenth of a step scatters by 0.05 % of the
+# step.
+KERNEL_MARGINS = Margins(0.025, 0.125)
+EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
+# If kernels overlap, they can take longer although the step does not. The sum of their times may be
+# at most so many times the time in which the GPU computes. Of kernels that follow each other it is
+# 1.0001 (H200s, 2026-11-26).
+OVERLAP = 1.005
+# An equal kernel may be off its class's pace by so many standard deviations. If it is further off,
+# the change reaches kernels that do not differ. In launches of equal code that were paired anew,
+# the farthest of 93 kernels was at 3.8.
+MOVED_SDS = 5.0
+
+
+def rule(comparison: Comparison) -> Decision | None:
+    """Say SLOWER, FASTER or `same` by the kernels that differ, if the other kernels keep pace and
+    the steps do not contradict it. For FASTER and `same`, what is left of the pairs must look like
+    pairs of unchanged code.
+    """
+    if not LEAST_PAIRS <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
+        return None
+    kernels = _Kernels.of(comparison)
+    if kernels is None or kernels.others_moved():
+        return None
+    measured = _figures(comparison, kernels)
+    status = measured.bounds.status(measured.margins)
+    if status is Status.INCONCLUSIVE or _contradicted(comparison, status, kernels.log_ratios()):
+        return None
+    longer = _in_step(measured.bounds.mean, comparison.log_ratios())
+    said = measured.say(status, Reason.CHANGED_KERNELS)
+    return msgspec.structs.replace(said, estimate_pct=100 * math.expm1(longer))
+
+
+def margins_of(comparison: Comparison, decided: Decision) -> Margins:
+    """Return the margins by which the time was decided: this rule's, or the case's."""
+    return _margins(comparison) if decided.reason is Reason.CHANGED_KERNELS else comparison.margins
+
+
+def wants_profiles(comparison: Comparison) -> bool:
+    """Tell whether the next pair should end with a profile of each launch: this rule may decide
+    then, or after one of the pairs that follow.
+    """
+    if comparison.pairs >= PROFILED_PAIRS or JUDGED_TIME not in comparison.head.gates:
+        return False
+    launches = (*comparison.head.launches, *comparison.base.launches)
+    whole = all(launch.kernels_us for launch in launches)
+    return whole and not why_not_judged(comparison)
+
+
+def why_not_judged(comparison: Comparison) -> str:
+    """Return why kernels cannot be judged, whatever they take; empty if they can be."""
+    head, base = comparison.head, comparison.base
+    if not head.on_gpu or head.world_size > 1 or not comparison.together:
+        return "it is no pair of launches of one rank, in turns on a GPU"
+    if comparison.again:
+        return "an earlier pair was disturbed"
+    if comparison.files is None:
+        # The plan's interval has to exclude what recordings say of the whole step.
+        return "an alarm of recordings is judged by whole steps"
+    for counts in (head.counted, base.counted):
+        if why := why_not_bound(counts) or _why_not_single(counts):
+            return why
+    matched = _matched(comparison)
+    if not matched.changed.any():
+        return "no kernel differs"
+    rows = matched.base, matched.head
+    times = matched.times(*(np.array([mean(row.us) for row in side]) for side in rows))
+    for us in (times.base_us, times.head_us):
+        if us[~matched.changed].sum() < EQUAL_SHARE * us.sum():
+            return "most kernels differ"
+    return ""
+
+
+def _why_not_single(counts: Counts) -> str:
+    """Return why a step is more than kernels that follow each other on one card; empty if it is
+    not.
+    """
+    profile = _profile(counts)
+    if any(row.kind == COMMUNICATION for row in profile.kernels):
+        return "kernels communicate"
+    busy = mean(less(profile.parts.step_us, profile.parts.idle_us))
+    if sum(mean(row.us) for row in profile.kernels) > OVERLAP * busy:
+        return "kernels overlap"
+    return ""
+
+
+def _profile(counts: Counts) -> Profile:
+    assert counts.profile is not None  # why_not_bound() has asked
+    return counts.profile
+
+
+def _matched(comparison: Comparison) -> Matched:
+    sides = comparison.base, comparison.head
+    return Matched.of(*(_profile(side.counted).kernels for side in sides))
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """The kernels of all pairs: which differ, and what each took."""
+
+    changed: Mask
+    times: Times
+    step_us: Floats  # of the base's unprofiled blocks, a value a pair
+
+    @staticmethod
+    def of(comparison: Comparison) -> "_Kernels | None":
+        """Return the kernels; None if a launch has no profile of the counted kernels."""
+        matched, us = _matched(comparison), []
+        sides = (matched.base, comparison.base), (matched.head, comparison.head)
+        for rows, side in sides:
+            each = [launch.kernels_us for launch in side.launches[: comparison.pairs]]
+            if any(len(one) != len(rows) or not min(one) > 0 for one in each):
+                return None
+            us.append(np.array(each))
+        launches = comparison.base.launches[: comparison.pairs]
+        step_us = np.array([1e3 * launch.step_ms for launch in launches])
+        return _Kernels(matched.changed, matched.times(*us), step_us)
+
+    def log_ratios(self) -> list[float]:
+        """Return for each pair what the kernels that differ do to the step, as a log-ratio."""
+        longer = self.times.longer_us(self.changed, ~self.changed) / self.step_us
+        return [math.log1p(share) for share in longer.tolist()]
+
+    def others_moved(self) -> bool:
+        """Tell whether an equal kernel is off the pace of the others, in the mean of the pairs. If
+        no other kernel shows its pace, it counts as moved.
+        """
+        pairs, step_us = len(self.step_us), float(self.step_us.mean())
+        for place in np.flatnonzero(~self.changed):
+            mine = np.arange(len(self.changed)) == place
+            others = ~self.changed & ~mine
+            try:
+                longer = self.times.longer_us(mine, others)
+                known = self.times.scatter(mine, others, step_us)
+            except ValueError:
+                return True
+            limit_pct = MOVED_SDS * known.sd_pct / math.sqrt(pairs)
+            if not abs(float((100 * longer / self.step_us).mean())) <= limit_pct:
+                return True
+        return False
+
+
+def _in_step(kernels: float, steps: Sequence[float]) -> float:
+    """Return how much longer the step takes, as a log-ratio: a mean of two figures, weighted by
+    their variances. One is the middle of the range that the kernels allow, in which every value
+    counts as equally likely. The other is the mean of the steps.
+    """
+    least, most = range_in_step(kernels)
+    middle, allowed = (least + most) / 2, (most - least) ** 2 / 12
+    noise = (PRIOR.sd_pct / 100) ** 2 / len(steps)
+    longer = middle + (fmean(steps) - middle) * allowed / (allowed + noise)
+    return min(max(longer, least), most)
+
+
+def _contradicted(comparison: Comparison, status: Status, explained: Sequence[float]) -> bool:
+    """Tell whether the steps contradict what the kernels say. Steps that are even slower, or that
+    scatter, do not contradict SLOWER. Steps that wait for the host do: longer kernels then cost
+    nothing.
+    """
+    if status is Status.SLOWER:
+        launches = (*comparison.head.launches, *comparison.base.launches)
+        bound = all(map(ahead, launches))
+        return not bound or not unexplained_sds(comparison.log_ratios(), explained) >= -PAIR_SDS
+    if unusual(comparison, explained):
+        return True
+    return status is Status.SAME and not _rest_is_small(comparison, explained)
+
+
+def _rest_is_small(comparison: Comparison, explained: Sequence[float]) -> bool:
+    """Tell whether the steps exclude a slowdown as large as the matter margin that no kernel shows.
+    All analyses together err by BETA.
+    """
+    both = zip(comparison.log_ratios(), explained, strict=True)
+    rest = bounds([log_ratio - part for log_ratio, part in both])
+    reach = rest.reach(BETA / (PROFILED_PAIRS - LEAST_PAIRS + 1))
+    return rest.mean + reach < comparison.margins.matter
+
+
+def bounds_of(log_ratios: Sequence[float], known: Prior, alpha: float = ALPHA) -> Bounds:
+    """Return the bounds on how much longer a step takes, as a log-ratio: from POWER_SHARE of what
+    its kernels take longer, to all of it. ``log_ratios`` has what they take longer in each pair, as
+    a log-ratio of the step. ``known`` is how that scatters.
+    """
+    found = bounds(log_ratios, known, LEAST_PAIRS, alpha)
+    low, high = POWER_SHARE * found.low, POWER_SHARE * found.high
+    return replace(found, low=min(found.low, low), high=max(found.high, high))
+
+
+def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
+    changed, step_us = kernels.changed, float(kernels.step_us.mean())
+    known = kernels.times.scatter(changed, ~changed, step_us)
+    found = bounds_of(kernels.log_ratios(), known, comparison.alpha)
+    by_steps = mean_of_pairs.measured(comparison)
+    return Figures(found, _margins(comparison), by_steps.smallest_detectable_pct, None)
+
+
+def _margins(comparison: Comparison) -> Margins:
+    """Return the rule's margins. A case whose own ignore margin is wider than the default, or finer
+    than this rule's, has its own margins here, too.
+    """
+    wanted = comparison.margins
+    finer = KERNEL_MARGINS.ignore_pct < wanted.ignore_pct <= MARGINS.ignore_pct
+    return KERNEL_MARGINS if finer else wanted

@@ -1,0 +1,694 @@
+"""Kernels against kernels: a small change is found in them, by launches that two H200s recorded.
+
+Each constant is tested just inside and just outside. Launches of one code that are paired anew are
+hardly ever SLOWER, whichever kernels are said to differ.
+"""
+
+import math
+import random
+from itertools import permutations
+
+import numpy as np
+import pytest
+import recorded_kernels as recorded
+from builders import replace
+from recorded_kernels import as_recorded, compared, edited, profile, steady
+from scipy import stats
+
+from stepguard.core.comparison import from_json
+from stepguard.core.evidence import to_json
+from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins
+from stepguard.core.profile import KernelRow
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.judge.compare_profiles import IDLE_SHARE
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.kernel_times import Matched, times_as_counted
+from stepguard.judge.pair_statistics import bounds
+from stepguard.judge.rules.changed_kernels import (
+    EQUAL_SHARE,
+    KERNEL_MARGINS,
+    LEAST_PAIRS,
+    MOVED_SDS,
+    OVERLAP,
+    PROFILED_PAIRS,
+    bounds_of,
+    margins_of,
+    rule,
+    wants_profiles,
+    why_not_judged,
+)
+from stepguard.judge.sequential_plan import BETA
+from stepguard.judge.unchanged_pairs import (
+    HOST_SHARE,
+    PAIR_SDS,
+    POWER_SHARE,
+    RISE_LIMIT,
+    UNTIMED_LIMIT,
+)
+from stepguard.report.verdict_text import headline
+
+PLANTED_30, PLANTED_70, SAME_CODE = (1, 4, 5, 8), (2, 6), (3, 7)  # places of pairs
+GELU, NORM = "triton_poi_fused_gelu_view_9", "triton_per_fused__to_copy_add_native_layer_norm_b"
+STEP_US = 250e3
+GPUS = sorted({one.gpu for one in recorded.launches("base")})
+
+
+def kernels(longer_pct=None, counted=None):
+    """The us of a launch's kernels, of which these take so much of a step longer, by name."""
+    counted, left = counted or profile(), dict(longer_pct or {})
+    us = []
+    for row in counted.kernels:
+        name = next((name for name in left if row.name.startswith(name)), None)
+        us.append(row.us[0] + (left.pop(name) / 100 * STEP_US if name else 0.0))
+    assert not left
+    return tuple(us)
+
+
+def made(longer_pct=None, pairs=2, edit=(GELU,), step_pct=None, head=None, base=None, **changes):
+    """Pairs without any noise. Of HEAD the kernels ``edit`` have another source, and some take
+    longer. The step does, too, by as much, or by ``step_pct``. ``head`` and ``base`` are profiles
+    of the counting pass.
+    """
+    longer = longer_pct or {}
+    ratio = 1 + (sum(longer.values()) if step_pct is None else step_pct) / 100
+    head, base = head or edited(profile(), *edit), base or profile()
+    one = (kernels(longer, head), steady(ratio)), (kernels(None, base), steady())
+    return compared([one] * pairs, head, base, **changes)
+
+
+def said(found):
+    """The status by this rule; None if it says nothing."""
+    decided = rule(found)
+    return decided and decided.status
+
+
+def with_launch(found, side, number, **changes):
+    """The comparison, with another launch."""
+    one = getattr(found, side)
+    launches = list(one.launches)
+    launches[number] = replace(launches[number], **changes)
+    return replace(found, **{side: replace(one, launches=tuple(launches))})
+
+
+def with_blocks(found, change, side="head"):
+    """The comparison, with other blocks of HEAD's launches: ``change`` of a block's number and
+    itself.
+    """
+    for number, one in enumerate(getattr(found, side).launches):
+        blocks = tuple(change(at, block) for at, block in enumerate(one.blocks))
+        found = with_launch(found, side, number, blocks=blocks)
+    return found
+
+
+def with_profiles(found, change, sides=("head", "base")):
+    """The comparison, with other counted profiles."""
+    for side in sides:
+        one = getattr(found, side)
+        counts = replace(one.counts, profile=change(one.counts.profile))
+        found = replace(found, **{side: replace(one, counts=counts)})
+    return found
+
+
+# what was recorded
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+@pytest.mark.parametrize("chosen", [*permutations(PLANTED_30, 2)][:6])
+def test_a_sixth_of_a_percent_is_found_in_two_pairs(chosen, turn):
+    """Of two cards. The steps are within their noise of it, and the verdict names the kernel."""
+    found = as_recorded(chosen, turn, steps=(0.3, -0.1))
+    decided = rule(found)
+    assert decided.status is Status.SLOWER and decided.reason is Reason.CHANGED_KERNELS
+    assert decided.low_pct < 0.171 < decided.high_pct < 0.3
+    assert decided.p_value <= ALPHA and not wants_another_pair(found)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.worst.limit_pct) == (Status.SLOWER, 0.025)
+    assert GELU in headline(verdict)
+
+
+def test_the_recorded_steps_agree_or_forbid_it():
+    """Those of the first two pairs are slower by another 0.5 %, which forbids only the gain."""
+    for pairs in (PLANTED_30[:2], PLANTED_30[2:], PLANTED_30):
+        assert said(as_recorded(pairs)) is Status.SLOWER
+    found = as_recorded(PLANTED_30[:2])
+    assert said(replace(found, head=found.base, base=found.head)) is None
+    found = as_recorded(PLANTED_70, steps=(0.4, 0.4))
+    assert rule(found).low_pct < 0.40 < rule(found).high_pct
+
+
+def test_it_is_faster_the_other_way_round():
+    """The head without the multiply-adds, beside the base that has them."""
+    found = as_recorded(PLANTED_30[2:], steps=(0.2, 0.1))
+    assert said(replace(found, head=found.base, base=found.head)) is Status.FASTER
+
+
+def test_the_same_code_is_not_judged_by_kernels():
+    """No kernel differs, so none is profiled. If one is said to differ, it takes as long."""
+    assert why_not_judged(as_recorded(SAME_CODE)) == "no kernel differs"
+    assert said(as_recorded(SAME_CODE)) is None and not wants_profiles(as_recorded(SAME_CODE))
+    edit = ("triton_poi_fused_gelu_gelu",)
+    assert said(as_recorded(SAME_CODE, edit=edit, steps=(0.1, -0.1))) is Status.SAME
+
+
+def test_a_launch_that_ran_other_kernels_than_counted_decides_nothing():
+    """A cold compiler chose another grid for three kernels in the first recorded launch."""
+    counted, cold = profile(), profile(recorded.COLD)
+    assert times_as_counted(counted, counted) == kernels()
+    assert times_as_counted(counted, cold) == times_as_counted(cold, counted) == ()
+    more = KernelRow("more", "more", "other", "forward", (1.0,) * 6, (1.0,) * 6)
+    assert times_as_counted(counted, replace(counted, kernels=(*counted.kernels, more))) == ()
+    assert times_as_counted(counted, replace(counted, incomplete=1)) == ()
+    assert times_as_counted(counted, replace(counted, lost_share=0.001)) == ()
+    fewer = replace(counted.kernels[0], calls=(1.0,) * 6)
+    assert times_as_counted(counted, replace(counted, kernels=(fewer, *counted.kernels[1:]))) == ()
+    found = made({GELU: 0.3})
+    assert said(found) is Status.SLOWER
+    for side in ("head", "base"):
+        for lost in ((), kernels()[:-1], (0.0, *kernels()[1:])):
+            assert said(with_launch(found, side, 1, kernels_us=lost)) is None
+
+
+def test_evidence_keeps_the_kernels():
+    """And is refused with a time that is none."""
+    found = made({GELU: 0.3})
+    assert from_json(to_json(found), "x") == found
+    bad = with_launch(found, "head", 0, kernels_us=(-1.0,))
+    with pytest.raises(ValueError, match="a kernel of -1.0 us"):
+        from_json(to_json(bad), "x")
+
+
+# what a change may be
+
+
+@pytest.mark.parametrize(("us", "status"), [(50.0, Status.SAME), (375.0, Status.SLOWER)])
+def test_a_kernel_more_counts_with_all_its_time(us, status):
+    """0.02 % of a step is ignored, 0.15 % is not."""
+    more = KernelRow("triton_poi_fused_clone_99", "triton_poi_fused_clone", "Triton", "forward",
+                     (12.0,) * 6, (us,) * 6, code="new")  # fmt: skip
+    head = replace(profile(), kernels=(*profile().kernels, more))
+    assert said(made(head=head, step_pct=100 * us / STEP_US)) is status
+    gone = made(head=profile(), base=head, step_pct=-100 * us / STEP_US)
+    assert said(gone) is (Status.FASTER if status is Status.SLOWER else Status.SAME)
+
+
+def test_a_kernel_that_only_moved_is_same():
+    """To another phase: it differs, and takes as long."""
+    rows = tuple(
+        replace(row, phase="optimizer") if row.name == GELU else row for row in profile().kernels
+    )
+    assert said(made(head=replace(profile(), kernels=rows))) is Status.SAME
+
+
+def test_renumbered_kernels_are_the_same_kernels():
+    """One kernel more changes the compiler's number, and so the hash, of all that follow."""
+    rows = tuple(
+        replace(row, name=f"{row.canonical}_{int(row.name.rpartition('_')[2]) + 1}", code="new")
+        if row.kind == "Triton" and row.name.rpartition("_")[2].isdigit()
+        else row
+        for row in profile().kernels
+    )
+    found = made({}, edit=(), head=replace(profile(), kernels=rows))
+    assert why_not_judged(found) == "no kernel differs"
+
+
+@pytest.mark.parametrize(("step_pct", "status"), [(-0.2, Status.FASTER), (0.2, None)])
+def test_faster_kernels_of_a_slower_step_decide_nothing(step_pct, status):
+    """The step has to be faster, too."""
+    assert said(made({GELU: -0.2}, step_pct=step_pct)) is status
+
+
+# constants, just inside and just outside
+
+
+def known(name, longer_pct=0.0, but=()):
+    """How the kernel whose name begins so is known to scatter if it takes so much longer. The
+    kernels ``but`` show no pace.
+    """
+    rows = profile().kernels
+    matched = Matched.of(rows, rows)
+    times = matched.times(np.array(kernels()), np.array(kernels({name: longer_pct})))
+    first = next(row for row in rows if row.name.startswith(name))
+    mine = np.array([first in one.rows for one in matched.matches])
+    others = np.array([one.rows[0].name not in but for one in matched.matches])
+    return times.scatter(mine, others & ~mine, STEP_US)
+
+
+def edge_pct(of_bounds, pairs):
+    """The value of pairs that all have it at which a limit lies, given their bounds."""
+    value_pct = KERNEL_MARGINS.ignore_pct
+    for _ in range(30):
+        found = bounds_of([math.log1p(value_pct / 100)] * pairs, known(GELU, value_pct))
+        value_pct = of_bounds(found)
+    return value_pct
+
+
+@pytest.mark.parametrize(("pct", "paid"), [(-0.15, False), (-0.5, True)])
+def test_a_small_gain_of_kernels_pays_for_no_cost(pct, paid):
+    """One that the step's margin ignores is FASTER, but a sync more still fails."""
+    found = made({GELU: pct})
+    counts = found.head.counts
+    syncs = {"host_syncs_per_step": counts.values["host_syncs_per_step"] + 1}
+    head = replace(found.head, counts=replace(counts, values=counts.values | syncs))
+    assert said(found) is Status.FASTER and judge_ab(found).status is Status.FASTER
+    verdict = judge_ab(replace(found, head=head))
+    assert verdict.status is (Status.FASTER if paid else Status.CHANGED)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4])
+@pytest.mark.parametrize(("factor", "slower"), [(1.02, True), (0.98, False)])
+def test_a_bound_beyond_what_is_ignored_is_slower(pairs, factor, slower):
+    """If a stricter one is beyond zero, too."""
+    edge = edge_pct(
+        lambda found: 100 * max(
+            KERNEL_MARGINS.ignore / POWER_SHARE + found.reach(found.analysis.beta),
+            found.reach(found.analysis.alpha),
+        ),
+        pairs,
+    )  # fmt: skip
+    assert (said(made({GELU: factor * edge}, pairs=pairs)) is Status.SLOWER) is slower
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+@pytest.mark.parametrize(("factor", "same"), [(0.98, True), (1.02, False)])
+def test_bounds_within_what_matters_are_same(pairs, factor, same):
+    """Both of them. With four pairs they are so close that all beyond is SLOWER."""
+    edge = edge_pct(
+        lambda found: 100 * (KERNEL_MARGINS.matter - found.reach(found.analysis.beta)), pairs
+    )
+    assert (said(made({GELU: factor * edge}, pairs=pairs)) is Status.SAME) is same
+
+
+@pytest.mark.parametrize("pairs", range(1, 7))
+def test_two_to_four_pairs_decide(pairs):
+    """One is never enough; of later ones none is profiled, and the plan has them."""
+    within = LEAST_PAIRS <= pairs <= PROFILED_PAIRS
+    assert (LEAST_PAIRS, PROFILED_PAIRS) == (2, 4)
+    assert said(made({GELU: 0.3}, pairs=pairs)) is (Status.SLOWER if within else None)
+    assert wants_profiles(made({GELU: 0.3}, pairs=pairs)) is (pairs < PROFILED_PAIRS)
+    assert wants_another_pair(made({GELU: 0.3}, pairs=pairs)) is (pairs in (1, 5))
+
+
+def test_most_of_the_time_must_be_in_equal_kernels():
+    """The longest kernels are edited, one after the other, until half of the time is left."""
+    rows = sorted(profile().kernels, key=lambda row: -row.us[0])
+    total, changed_us = sum(row.us[0] for row in rows), 0.0
+    for count in range(1, len(rows)):
+        changed_us += rows[count - 1].us[0]
+        few = {row.key for row in rows[:count]}
+        head = replace(
+            profile(),
+            kernels=tuple(
+                replace(row, code="edited") if row.key in few else row for row in profile().kernels
+            ),
+        )
+        wanted = "" if 1 - changed_us / total >= EQUAL_SHARE else "most kernels differ"
+        assert why_not_judged(made(head=head)) == wanted
+        if wanted:
+            break
+    assert 5 < count < 20 and EQUAL_SHARE == 0.5
+
+
+def test_a_kernel_more_that_takes_most_of_the_time_is_left_to_the_plan():
+    """Of HEAD's time alone most is in kernels that differ, and the other way round."""
+    us = (1.01 * sum(row.us[0] for row in profile().kernels),) * 6
+    more = KernelRow("slow", "slow", "other", "forward", (1.0,) * 6, us)
+    step_us = tuple(a + b for a, b in zip(profile().parts.step_us, us, strict=True))
+    parts = replace(profile().parts, step_us=step_us)
+    other = replace(profile(), kernels=(*profile().kernels, more), parts=parts)
+    assert why_not_judged(made(head=other)) == "most kernels differ"
+    assert why_not_judged(made(head=profile(), base=other)) == "most kernels differ"
+
+
+@pytest.mark.parametrize(("share", "why"), [(0.999, ""), (1.001, "kernels overlap")])
+def test_kernels_that_overlap_are_not_judged(share, why):
+    """Their times add up to more than the time in which the GPU is busy."""
+
+    def busy(known):
+        us = sum(row.us[0] for row in known.kernels) / (share * OVERLAP)
+        idle = tuple(step - us for step in known.parts.step_us)
+        return replace(known, parts=replace(known.parts, idle_us=idle))
+
+    assert why_not_judged(with_profiles(made({GELU: 0.3}), busy)) == why
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize(("factor", "bound"), [(0.99, True), (1.01, False)])
+def test_the_gpu_must_bound_the_step(side, factor, bound):
+    """On both sides, by the counted profile."""
+
+    def idle(known):
+        us = tuple(factor * IDLE_SHARE * step for step in known.parts.step_us)
+        return replace(known, parts=replace(known.parts, idle_us=us))
+
+    found = with_profiles(made({GELU: 0.3}), idle, (side,))
+    shorter = "kernels overlap"  # with less idle time than was recorded they would
+    assert (why_not_judged(found) in ("", shorter)) is bound
+    assert said(found) in ((Status.SLOWER, None) if bound else (None,))
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+@pytest.mark.parametrize(("factor", "status"), [(0.97, Status.SLOWER), (1.03, None)])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_an_equal_kernel_that_moved_forbids_it(pairs, factor, status, sign):
+    """The change reaches further than the kernels that differ. The step need not show it."""
+    limit = 0.0
+    for _ in range(20):
+        its = known(NORM, sign * factor * limit, but=(GELU,))
+        limit = MOVED_SDS * its.sd_pct / math.sqrt(pairs)
+    found = made({GELU: 0.3, NORM: sign * factor * limit}, pairs=pairs, step_pct=0.3)
+    assert said(found) is status
+
+
+def test_an_equal_kernel_without_others_may_have_moved():
+    """Nothing shows its pace. Two equal kernels show each other's."""
+    longest = sorted(profile().kernels, key=lambda row: -row.us[0])
+    for equal, status in ((1, None), (2, Status.SLOWER)):
+        rows = (*longest[1 : 1 + equal], *(row for row in longest if row.name == GELU))
+        few = replace(profile(), kernels=rows)
+        assert said(made({GELU: 1.0}, head=edited(few, GELU), base=few)) is status
+
+
+def test_a_launch_without_its_pair_does_not_count():
+    """A run that was ended in a pair leaves one."""
+    found = made({GELU: 0.3})
+    more = replace(found.base, launches=(*found.base.launches, found.base.launches[0]))
+    assert rule(replace(found, base=more)) == rule(found)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4])
+@pytest.mark.parametrize(("longer_pct", "sds", "status"), [
+    (0.3, -0.99, Status.SLOWER),
+    (0.3, -1.01, None),
+    (0.3, 3.0, Status.SLOWER),  # even slower
+    (-0.3, -0.99, Status.FASTER),
+    (-0.3, 0.99, Status.FASTER),
+    (-0.3, -1.01, None),
+    (-0.3, 1.01, None),
+])  # fmt: skip
+def test_what_is_left_of_the_steps(pairs, longer_pct, sds, status):
+    """The steps take longer by all that the kernels do, or half: within two standard deviations. A
+    slowdown may be larger.
+    """
+    kernels = math.log1p(longer_pct / 100)
+    least, most = sorted((POWER_SHARE * kernels, kernels))
+    left = sds * PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs)
+    step_pct = 100 * math.expm1(left + (most if sds > 0 else least))
+    assert said(made({GELU: longer_pct}, pairs=pairs, step_pct=step_pct)) is status
+
+
+@pytest.mark.parametrize(("kernels_pct", "step_pct", "estimate_pct"), [
+    (0.2, 0.3, 0.156),  # hardly more than the middle: the steps are not precise enough
+    (1.0, 0.75, 0.75),
+    (1.0, 0.6, 0.673),
+    (1.0, 3.0, 1.0),
+    (-1.0, -0.6, -0.673),
+])  # fmt: skip
+def test_the_change_lies_in_the_range_of_the_kernels(kernels_pct, step_pct, estimate_pct):
+    """At a power cap a step gives back up to half of what a kernel takes longer."""
+    decided = rule(made({GELU: kernels_pct}, step_pct=step_pct))
+    assert decided.estimate_pct == pytest.approx(estimate_pct, abs=0.006)
+    near, far = sorted((decided.low_pct, decided.high_pct), key=abs)
+    assert abs(near) < 0.5 * abs(kernels_pct) and abs(kernels_pct) < abs(far)
+
+
+def test_a_case_among_many_needs_more_proof():
+    """Its level is stricter, as in the plan."""
+    found = made({GELU: 0.16})
+    assert said(found) is Status.SLOWER
+    assert said(replace(found, alpha=ALPHA / 20)) is not Status.SLOWER
+
+
+# vetoes, one by one
+
+
+def slower_block(number, factor):
+    """A change of blocks: one of them takes so much longer."""
+
+    def change(at, block):
+        if at != number:
+            return block
+        times = {name: tuple(factor * ms for ms in getattr(block, name))
+                 for name in ("wall_ms", "events_ms", "step_ms")}  # fmt: skip
+        return replace(block, **times)
+
+    return change
+
+
+def test_a_host_that_is_hardly_ahead_forbids_it():
+    """In any launch of either side."""
+    for factor, status in ((0.99, Status.SLOWER), (1.01, None)):
+
+        def behind(at, block, share=factor * HOST_SHARE):
+            return replace(block, enqueue_ms=share * block.mean_ms)
+
+        for side in ("head", "base"):
+            assert said(with_blocks(made({GELU: 0.3}), behind, side)) is status
+
+
+def test_a_last_block_that_is_slower_forbids_a_gain():
+    """Though the mean is as the kernels say. A slowdown stays one."""
+    for longer_pct, factor, status in (
+        (-0.3, 0.3, Status.FASTER), (-0.3, 1.01, None), (0.3, 1.01, Status.SLOWER),
+    ):  # fmt: skip
+        rise = factor * RISE_LIMIT / 2
+        found = with_blocks(made({GELU: longer_pct}), slower_block(0, math.exp(-rise)))
+        assert said(with_blocks(found, slower_block(1, math.exp(rise)))) is status
+
+
+def test_some_slower_steps_forbid_a_gain():
+    """An eighth of them, by 3 %, and the others faster."""
+
+    def tailed(at, block):
+        steps = [ms * (1.03 if n == 3 else 1 - 0.03 / 7) for n, ms in enumerate(block.step_ms)]
+        return replace(block, step_ms=tuple(steps))
+
+    assert said(with_blocks(made({GELU: -0.3}), tailed)) is None
+    assert said(with_blocks(made({GELU: 0.3}), tailed)) is Status.SLOWER
+
+
+def test_a_slower_step_between_the_blocks_forbids_a_gain():
+    """No block times it."""
+    for slower, status in ((0.9, Status.FASTER), (1.1, None)):
+        found = made({GELU: -0.3})
+        for side in ("head", "base"):
+            for number, one in enumerate(getattr(found, side).launches):
+                ms = [one.blocks[0].step_ms[0]] * 4
+                if side == "head":
+                    ms[2] *= math.exp(slower * UNTIMED_LIMIT)
+                untimed = (replace(recorded.block_of(ms, 30), enqueue_ms=1.0),)
+                found = with_launch(found, side, number, untimed=untimed)
+        assert said(found) is status
+
+
+def test_a_pair_out_of_line_forbids_a_gain():
+    """Its blocks differ within a side."""
+    for longer_pct, status in ((-0.3, None), (0.3, Status.SLOWER)):
+        found = made({GELU: longer_pct})
+        for side in ("head", "base"):
+            found = with_blocks(found, slower_block(1, 1.03), side)
+        assert said(found) is status
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"together": False},
+        {"files": None},
+        {"again": (recorded.LaunchPair(recorded.launch(), recorded.launch()),)},
+    ],
+)
+def test_pairs_of_another_kind_are_left_to_the_plan(changes):
+    """One launch after the other, an alarm of recordings, a disturbed pair: no profile either."""
+    found = made({GELU: 0.3}, **changes)
+    assert said(found) is None and not wants_profiles(found)
+
+
+def test_a_case_of_several_ranks_is_left_to_the_plan():
+    """As one whose kernels communicate, and one on a CPU."""
+    found = made({GELU: 0.3})
+    for changes in ({"world_size": 2}, {"device": "cpu"}):
+        sides = (replace(one, case={**one.case, **changes}) for one in (found.head, found.base))
+        assert why_not_judged(replace(found, **dict(zip(("head", "base"), sides, strict=True))))
+
+    def communicating(known):
+        first = replace(known.kernels[0], kind="communication")
+        return replace(known, kernels=(first, *known.kernels[1:]))
+
+    assert why_not_judged(with_profiles(found, communicating)) == "kernels communicate"
+
+
+def test_a_profile_that_is_not_whole_is_not_judged():
+    """Of either side; and without counts nothing is known."""
+    for side in ("head", "base"):
+        found = with_profiles(
+            made({GELU: 0.3}), lambda known: replace(known, incomplete=1), (side,)
+        )
+        assert why_not_judged(found) == "a profile is not whole"
+        lost = replace(getattr(found, side), counts=None)
+        assert why_not_judged(replace(found, **{side: lost})) == "a profile is not whole"
+
+
+def test_a_case_without_a_judged_time_is_not_profiled():
+    """There is nothing to decide."""
+    found = made({GELU: 0.3})
+    assert wants_profiles(found)
+    assert not wants_profiles(replace(found, head=replace(found.head, gates=("graph_breaks",))))
+
+
+# margins
+
+
+@pytest.mark.parametrize(
+    ("wanted", "margins"),
+    [
+        ((0.2, 0.5), (0.025, 0.125)),
+        ((0.1, 0.5), (0.025, 0.125)),
+        ((0.2, 1.3), (0.025, 0.125)),
+        ((1.0, 3.0), (1.0, 3.0)),  # its user ignores 1 %
+        ((0.02, 0.5), (0.02, 0.5)),
+    ],
+)
+def test_margins_follow_from_the_cases(wanted, margins):
+    """What a case ignores passes. A case that ignores more than usual does so here, too."""
+    found = made({GELU: 0.3})
+    sides = (replace(one, margins_pct=wanted) for one in (found.head, found.base))
+    found = replace(found, **dict(zip(("head", "base"), sides, strict=True)))
+    decided = rule(found)
+    assert margins_of(found, decided) == Margins(*margins)
+    assert decided.status is (Status.SAME if wanted[0] == 1.0 else Status.SLOWER)
+
+
+@pytest.mark.parametrize("pairs", [2, 3, 4])
+@pytest.mark.parametrize(("factor", "status"), [(0.98, Status.SAME), (1.02, None)])
+def test_same_excludes_a_slowdown_that_no_kernel_shows(pairs, factor, status):
+    """The steps' own bound lies within the matter margin. Each of three analyses has a third of
+    BETA.
+    """
+    sd, degrees = PRIOR.moderated(0.0, pairs)
+    reach = stats.t.ppf(1 - BETA / 3, degrees) * sd / math.sqrt(pairs)
+    usual = PAIR_SDS * PRIOR.sd_pct / 100 / math.sqrt(pairs)
+    for kernels_pct in (0.0, 0.04, -0.04):  # whatever the kernels explain
+        explained = math.log1p(kernels_pct / 100)
+        most = max(explained, POWER_SHARE * explained)
+        step = factor * min(explained + MARGINS.matter - reach, most + usual)
+        found = made({GELU: kernels_pct}, pairs=pairs, step_pct=100 * math.expm1(step))
+        assert said(found) is status
+    assert said(made(pairs=pairs, step_pct=-0.19)) is Status.SAME  # a gain is no such slowdown
+
+
+def test_same_takes_as_many_pairs_as_an_unchanged_step():
+    """If the matter margin is narrower, two pairs do not exclude what no kernel shows."""
+    for matter, statuses in ((0.3, {2: None, 4: Status.SAME}), (0.5, {2: Status.SAME})):
+        for pairs, status in statuses.items():
+            found = made(pairs=pairs)
+            sides = (replace(one, margins_pct=(0.1, matter)) for one in (found.head, found.base))
+            assert said(replace(found, **dict(zip(("head", "base"), sides, strict=True)))) is status
+
+
+# error rates
+
+
+def series(turn, gpu):
+    """The kernels' us of the launches of the base's code on a card."""
+    of_code = [
+        one
+        for side in ("head", "base")
+        for one in recorded.launches(side)
+        if (one.step, one.gpu) == (recorded.BASE, gpu)
+    ]
+    return np.array([one.kernels_us[turn] for one in of_code])
+
+
+@pytest.fixture(scope="module")
+def rates():
+    """Verdicts of two and three pairs of launches of one code that share no launch. A kernel is
+    said to differ, or a random set of them. Statuses, by number of pairs; each with what a
+    slowdown of 0.2 % of a step in these kernels would be.
+    """
+    draw = random.Random(45)
+    rows, found = profile().kernels, {2: [], 3: []}
+    matched = Matched.of(rows, rows)
+    count = len(matched.matches)
+    for turn in (0, 1):
+        for us in (series(turn, gpu) for gpu in GPUS):
+            order = [*permutations(range(len(us)), 2)]
+            at = {both: place for place, both in enumerate(order)}
+            base, head = (us[[both[side] for both in order]] for side in (0, 1))
+            times = matched.times(base, head)
+            for _ in range(120):
+                chosen = draw.sample(range(count), draw.choice((1, 1, 1, 2, 3, 5, 10)))
+                mine = np.isin(np.arange(count), chosen)
+                longer = times.longer_us(mine, ~mine) / STEP_US
+                its = times.scatter(mine, ~mine, STEP_US)
+                for pairs in found:
+                    if len(us) < 2 * pairs:
+                        continue
+                    for _ in range(10):
+                        drawn = draw.sample(range(len(us)), 2 * pairs)
+                        places = [at[one] for one in zip(drawn[::2], drawn[1::2], strict=True)]
+                        values = longer[places].tolist()
+                        found[pairs].append((values, its))
+    return found
+
+
+def shares(verdicts, more_pct=0.0):
+    """The share of each status, if the kernels took so much of a step longer."""
+    counted = [
+        bounds_of([value + more_pct / 100 for value in values], its).status(KERNEL_MARGINS)
+        for values, its in verdicts
+    ]
+    return {status: counted.count(status) / len(counted) for status in set(counted)}
+
+
+def test_kernels_that_take_as_long_are_hardly_ever_slower(rates):
+    """Not one in a thousand of several thousand verdicts on launches of the same code."""
+    assert [len(verdicts) for verdicts in rates.values()] == [4800, 2400]
+    for verdicts in rates.values():
+        found = shares(verdicts)
+        assert found.get(Status.SLOWER, 0.0) <= ALPHA >= found.get(Status.FASTER, 0.0)
+        assert found[Status.SAME] > 0.75
+
+
+@pytest.mark.parametrize(("pct", "pairs", "least"), [(0.2, 2, 0.85), (0.2, 3, 0.9), (0.3, 2, 0.9)])
+def test_a_longer_kernel_is_found_among_them(rates, pct, pairs, least):
+    """Of the sets that are not much of the step."""
+    small = [(values, its) for values, its in rates[pairs] if its.sd_pct < 0.05]
+    assert len(small) > 0.7 * len(rates[pairs])
+    assert shares(small, pct)[Status.SLOWER] > least
+
+
+@pytest.mark.parametrize(("ratio", "most"), [(0.3, 1e-5), (1.0, 1e-5), (1.5, 1e-4), (2.0, 0.0012)])
+def test_a_scatter_that_is_not_as_known_errs_as_stated(ratio, most):
+    """All three analyses together, integrated over the sample variance of normal pairs."""
+    its, total = known(GELU), 0.0
+    sd = ratio * its.sd_pct / 100
+    for pairs in range(LEAST_PAIRS, PROFILED_PAIRS + 1):
+        points = stats.chi2.ppf((np.arange(500) + 0.5) / 500, pairs - 1) / (pairs - 1)
+        for point in points:
+            used, degrees = its.moderated(sd**2 * point, pairs)
+            level = bounds([0.0] * pairs, its, LEAST_PAIRS).analysis.alpha
+            total += stats.norm.cdf(-stats.t.ppf(1 - level, degrees) * used / sd) / len(points)
+    assert total <= most
+
+
+@pytest.mark.parametrize(
+    ("sd_pct", "most"),
+    [(0.1, 0.002), (0.2, 0.03), (0.3, 0.06), (0.5, 0.08), (0.7, 0.08), (1.0, 0.05), (2.0, 0.05)],
+)
+def test_what_no_kernel_shows_passes_seldom(sd_pct, most):
+    """A slowdown as large as the matter margin, after two, three or four pairs: what is left of the
+    pairs must look like nothing.
+    """
+    draw = np.random.default_rng(1).normal(MARGINS.matter_pct, sd_pct, (20_000, PROFILED_PAIRS))
+    passed = np.zeros(len(draw), bool)
+    looks = range(LEAST_PAIRS, PROFILED_PAIRS + 1)
+    for pairs in looks:
+        means = draw[:, :pairs].mean(axis=1)
+        variances = draw[:, :pairs].var(axis=1, ddof=1) / 1e4
+        known = [PRIOR.moderated(float(one), pairs) for one in variances]
+        used, degrees = np.array(known).T
+        reach = 100 * stats.t.ppf(1 - BETA / len(looks), degrees) * used / math.sqrt(pairs)
+        limit = PAIR_SDS * PRIOR.sd_pct / math.sqrt(pairs)
+        passed |= (abs(means) <= limit) & (means + reach < MARGINS.matter_pct)
+    assert passed.mean() <= most

@@ -1,0 +1,165 @@
+"""Kernels that differ are told from equal ones, and the pace of the equal ones is taken out."""
+
+import math
+
+import numpy as np
+import pytest
+from builders import replace
+
+from stepguard.core.profile import KernelRow
+from stepguard.core.work_and_peaks import Work
+from stepguard.judge.kernel_times import LEAST_SHARE, Matched
+
+STEP_US, STEPS = 270_000.0, 6
+GELU = "triton_poi_fused_gelu_view"
+NORM = "triton_per_fused_norm_10"
+# Name, class, launches and share of a step in percent: about those of the 124M step.
+STEP = (
+    ("nvjet_NNN", "GEMM", 98, 18.0),
+    ("nvjet_TNN", "GEMM", 96, 12.6),
+    ("sdpa_bprop", "attention", 24, 8.8),
+    ("sdpa_fprop", "attention", 24, 3.1),
+    (f"{GELU}_9", "Triton", 24, 2.6),
+    (NORM, "Triton", 46, 4.7),
+    ("triton_red_fused_loss_11", "Triton", 2, 3.6),
+)
+
+
+def kernel(name, kind, calls, us, code="c", grid=(8, 1, 1)):
+    """A kernel that takes so many us in each step."""
+    canonical = name.rstrip("0123456789").rstrip("_") if kind == "Triton" else name
+    series = (float(calls),) * STEPS, (float(us),) * STEPS
+    code = code if kind == "Triton" else ""
+    return KernelRow(name, canonical, kind, "forward", *series, grid, (128, 1, 1), code=code)
+
+
+def step(paces=None, longer=None):
+    """The kernels of a step: classes at a pace, and names that take so many us longer."""
+    paces, longer = paces or {}, longer or {}
+    return tuple(
+        kernel(name, kind, calls, share / 100 * STEP_US * paces.get(kind, 1) + longer.get(name, 0))
+        for name, kind, calls, share in STEP
+    )
+
+
+def longer_pct(base, head, *names):
+    """What the kernels of these names take longer, in percent of a step; of none, those that
+    differ.
+    """
+    matched = Matched.of(base, head)
+    times = matched.times(*(np.array([row.us[0] for row in side]) for side in (base, head)))
+    named = [any(row.name in names for row in one.rows) for one in matched.matches]
+    mine = np.array(named) if names else matched.changed
+    return 100 * float(times.longer_us(mine, ~mine)) / STEP_US
+
+
+@pytest.mark.parametrize("paces", [{}, {"GEMM": 1.03, "Triton": 0.99}, {"attention": 0.9}])
+def test_a_difference_is_the_kernels_own(paces):
+    """In percent of a step, whatever the pace of HEAD's classes is."""
+    slow = step(paces, {NORM: paces.get("Triton", 1) * 0.002 * STEP_US})
+    assert longer_pct(step(), step(paces), NORM) == pytest.approx(0.0, abs=1e-9)
+    assert longer_pct(step(), slow, NORM) == pytest.approx(0.2, abs=1e-9)
+
+
+@pytest.mark.parametrize(("before", "after", "differs"), [
+    ("nvjet_192x192_NNN", "nvjet_128x160_NNT", True),
+    (f"{GELU}_9", f"{GELU}_12", False),  # numbered by the compiler
+])  # fmt: skip
+def test_a_kernel_of_another_tile_differs(before, after, differs):
+    """Though its name without numbers, and its grid, are the same."""
+    canonical, kind = (GELU, "Triton") if before.startswith(GELU) else ("nvjet_NN", "GEMM")
+    rows = (replace(kernel(name, kind, 24, 900.0), canonical=canonical) for name in (before, after))
+    matched = Matched.of(*((row,) for row in rows))
+    assert len(matched.matches) == 1
+    assert matched.changed.tolist() == [differs]
+
+
+def test_a_class_without_equal_kernels_has_the_pace_of_all():
+    """Of attention nothing is left that did not change: everything else shows the pace."""
+    paces = dict.fromkeys(("GEMM", "attention", "Triton"), 1.02)
+    both = "sdpa_bprop", "sdpa_fprop"
+    assert longer_pct(step(), step(paces), *both) == pytest.approx(0.0, abs=1e-9)
+    with pytest.raises(ValueError, match="no pace"):
+        longer_pct(step(), step(), *(row[0] for row in STEP))
+
+
+@pytest.mark.parametrize(("factor", "own"), [(1.01, True), (0.99, False)])
+def test_a_class_has_a_pace_of_its_own_if_it_has_enough_time(factor, own):
+    """LEAST_SHARE of all kernels' time: otherwise all equal kernels show it."""
+    others = sum(row[3] for row in STEP if row[1] != "attention") / 100 * STEP_US
+    rest = others + kernel("sdpa_bprop", "attention", 24, 20_000.0).us[0]
+    few = factor * LEAST_SHARE / (1 - factor * LEAST_SHARE) * rest
+
+    def side(pace):
+        most = [row for row in step() if row.kind != "attention"]
+        attention = kernel("sdpa_bprop", "attention", 24, pace * 20_000.0)
+        return (*most, attention, kernel("sdpa_fprop", "attention", 24, pace * few))
+
+    found = longer_pct(side(1.0), side(1.1), "sdpa_bprop")
+    assert (found == pytest.approx(0.0, abs=1e-9)) is own
+
+
+@pytest.mark.parametrize(
+    ("head", "differs"),
+    [
+        ((GELU + "_9", "Triton", 24, 100.0), ""),
+        ((GELU + "_10", "Triton", 24, 200.0, "renumbered"), ""),
+        ((GELU + "_9", "Triton", 24, 100.0, "edited"), "code"),
+        ((GELU + "_9", "Triton", 22, 100.0), "launches 24 -> 22"),
+        ((GELU + "_9", "Triton", 24, 100.0, "c", (9, 1, 1)), "shape"),
+    ],
+)
+def test_what_counts_as_another_kernel(head, differs):
+    """The compiler's number does not, and time alone does not."""
+    base = kernel(GELU + "_9", "Triton", 24, 100.0)
+    assert Matched.of((base,), (kernel(*head),)).differs == (differs,)
+
+
+def test_other_work_is_another_kernel():
+    """Its grid does not show it: a product's kernel may stay on its multiprocessors."""
+    base, head = (replace(step()[0], work=Work(flops)) for flops in (1e9, 2e9))
+    assert Matched.of((base,), (head,)).differs == ("work",)
+
+
+def test_a_kernel_that_took_over_some_launches_is_judged_with_the_rest():
+    """Two of 24 launches are of a longer kernel: both count, and what is longer is the sum."""
+    head = [row for row in step() if row.canonical != GELU]
+    each = 0.026 * STEP_US / 24
+    head.append(kernel(GELU + "_9", "Triton", 22, 22 * each))
+    head.append(kernel("triton_poi_fused_add_gelu_mul_view_10", "Triton", 2, 2 * each + 540.0))
+    assert Matched.of(step(), head).changed.sum() in (1, 2)
+    assert longer_pct(step(), tuple(head)) == pytest.approx(0.2)
+
+
+def test_a_count_that_varies_is_not_the_same_kernel():
+    """From step to step of one profile, though the means of both sides agree."""
+    base = kernel("sync", "elementwise", 2, 5.0)
+    varying = replace(base, calls=(2, 2, 3, 2, 1, 2))
+    assert Matched.of((base,), (varying,)).differs == ("launches vary",)
+
+
+def scatter(base_us, head_us, mine):
+    """The known scatter of some of two products and two Triton kernels, in percent of 100 ms."""
+    rows = step()[:2] + step()[4:6]
+    matched = Matched.of(rows, rows)
+    times = matched.times(np.array(base_us), np.array(head_us))
+    chosen = [row for row, its in zip(rows, mine, strict=True) if its]
+    mine = np.array([one.before[0] in chosen for one in matched.matches])
+    return times.scatter(mine, ~mine, 100_000.0).sd_pct
+
+
+def test_the_known_scatter_grows_with_the_kernels_and_with_those_that_show_the_pace():
+    """Squares add up: a floor, each kernel that differs, and the pace as far as it counts."""
+    us = [5_000.0, 1_000.0, 3_000.0, 4_000.0]
+    alone = scatter(us, us, [True, False, False, False])
+    assert alone == pytest.approx(math.hypot(0.004, 0.008 * math.hypot(5.0, 5.0)))
+    longer = [1_000.0, 1_000.0, 3_000.0, 4_000.0]
+    assert scatter(us, longer, [True, False, False, False]) == pytest.approx(alone)
+    assert scatter(longer, us, [True, False, False, False]) == pytest.approx(alone)
+    both = scatter(us, us, [True, False, True, False])
+    assert both == pytest.approx(math.hypot(0.004, 0.008 * math.hypot(5.0, 5.0, 3.0, 3.0)))
+    shown = math.hypot(3.0, 4.0) / 7.0  # by both Triton kernels, if no product is equal
+    class_pct = 0.008 * math.hypot(5.0, 1.0, 6.0 * shown)
+    assert scatter(us, us, [True, True, False, False]) == pytest.approx(
+        math.hypot(0.004, class_pct)
+    )
