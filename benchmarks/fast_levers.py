@@ -1,6 +1,6 @@
-"""The levers of the fast step, each a change that the gate is to call FASTER.
+"""The levers of the fast step. The gate should call each of them FASTER.
 
-A lever is judged backwards: the base trains without it, HEAD is the fast step as it is.
+The base trains without the lever. HEAD is the fast step as it is.
 
     python -m benchmarks.power --only "cross-entropy in place" --seconds 200 --out levers.json
 """
@@ -14,7 +14,9 @@ _PRODUCT = "nvjet|gemm|cutlass"
 
 
 def _without(named: str, *edits: Edit) -> Change:
-    """Return a lever by the edits that take it away, and what went, which the first line names."""
+    """Return the change that brings a lever back after these edits took it away. ``named`` matches
+    the kernel that the verdict's first line should name.
+    """
     return Change(edits, FASTER, named, reverse=True, needs_gpu=True, case=CASE)
 
 
@@ -78,7 +80,7 @@ _FP32 = "    return kernels.product(grad, x, transpose_a=True, fp32=True)\n"
 _ROUNDED = "    return kernels.product(grad, x, transpose_a=True).float()\n"
 _WANTED = "        self._wanted = FASTEST_OF_WIDE if a.shape[1] >= WIDE else FASTEST.get(kind)\n"
 _USES = "        return bool(self.fast and"
-# By worth, the whole first.
+# All levers together first, then each alone, the largest gain first by estimate.
 LEVERS: dict[str, Change] = {
     "fast step": _without("", ("model/settings.py", _USES, "        return bool(False and")),
     "cross-entropy in place": _without(

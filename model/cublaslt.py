@@ -3,9 +3,9 @@ kept, a multiplication with the derivative of GELU, or the addition of another m
 
     multiply(x, weight, out, False, True, GELU_AUX_BIAS, bias, before)
 
-cuBLASLt offers up to eight kernels for a product. On an H100 its own first choice is up to 29 %
-slower than the fastest of them. ``FASTEST`` says which to take for each product of GPT-2. Nothing
-is timed, so every process on the same machine takes the same kernels.
+cuBLASLt offers up to eight kernels for a product. On an H100 its own first choice is up to 31 %
+slower than the fastest of them. ``FASTEST`` names the kernel to take for each product of GPT-2.
+Nothing is timed here, so every process on a machine takes the same kernels.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ WORKSPACE_BYTES = 32 * 2**20  # as much as PyTorch grants on Hopper
 MOST_WORKSPACE = 1  # an attribute of a preference
 TILE, CLUSTER = (1, ctypes.c_uint32), (8, ctypes.c_uint16)  # attributes of a kernel, their types
 OFFERED = 8  # kernels to ask for; on an H100 cuBLASLt offers no more
-# The fastest kernel by (transpose_a, transpose_b, epilogue): its tile, and its cluster of thread
-# blocks, as cublasLt.h numbers them. Measured on an H100 with cuBLASLt 13.1, for 64 and 128
-# sequences of GPT-2 124M (benchmarks/fast_step.md). Where it is not offered the first kernel is
-# taken.
+# The kernel to take, by (transpose_a, transpose_b, epilogue): its tile, and its cluster of thread
+# blocks, as cublasLt.h numbers them. On an H100 with cuBLASLt 13.1 these are the fastest, or at
+# most 4 % slower, for 64 and 128 sequences of GPT-2 124M (benchmarks/fast_step.md). If cuBLASLt
+# does not offer it, its first choice is taken.
 FASTEST = {
     (False, True, PLAIN): (201, 5),  # logits
     (False, True, ADD_BIAS): (24, 5),
@@ -38,7 +38,7 @@ FASTEST = {
     (False, False, DGELU): (20, 3),
     (True, False, PLAIN): (209, 3),  # gradients of weights
 }
-# The same for both products that read the gradient of the logits. Only it is as wide as this.
+# The kernel of the two products that read the gradient of the logits. Only that matrix is so wide.
 WIDE, FASTEST_OF_WIDE = 16_384, (23, 3)
 
 
@@ -89,8 +89,8 @@ def _handle(device: torch.device) -> ctypes.c_void_p:
 class _Product:
     """A matrix product of one shape, and its kernel.
 
-    cuBLASLt stores matrices by columns. What it reads of ours is the transpose, so it computes the
-    transpose of our product: its A is our b, its B our a, and its rows are our columns.
+    cuBLASLt stores matrices by columns, PyTorch by rows. So cuBLASLt sees our matrices transposed,
+    and computes the transpose of our product: its A is our b, its B our a, its rows our columns.
     """
 
     def __init__(

@@ -6,11 +6,13 @@ A run of the tests owns one server, and all that it starts finds the server by a
 variable. The server holds nothing at first. Each stage of imports (torch, dynamo, inductor; pytest)
 is a process of its own, forked from the one before it when somebody first asks for it. So an agent
 holds what it would have imported itself, and no more. A command holds pytest and its plugins too.
+Both hold the engine if they would import that of this tree, which nobody edits while tests run.
 
 A forked agent has the environment, directory, arguments, import path, streams, session and signals
-of a new process. The engine and the measured tree are imported after the fork. Two things differ:
-STEPGUARD_HOST_PID names the server's process, which is the agent's parent and passes on that the
-caller died; and agents of one server share a hash seed and the layout of their address space.
+of a new process. Any other engine and the measured tree are imported after the fork. Three things
+differ: STEPGUARD_HOST_PID names the server's process, which is the agent's parent and passes on
+that the caller died; agents of one server share a hash seed and the layout of their address space;
+and their engine is that of the server's link to it, not of the launch's.
 
 A command is started by quick_python.py. It hands on signals and dies as the command does; if it is
 killed, so is the command.
@@ -35,6 +37,7 @@ import runpy
 import select
 import shlex
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -47,9 +50,16 @@ from typing import Any, NoReturn
 # A command that begins so may be forked: [*QUICK_PYTHON, "-m", "pytest"].
 QUICK_PYTHON = (sys.executable, "-IS", str(Path(__file__).with_name("quick_python.py")))
 VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace; empty: start cold
+ENGINE = Path(__file__).resolve().parents[1] / "stepguard"
 AGENT = "stepguard.worker.agent"
-COMMANDS = ("pytest", "quick_stepguard", "stepguard")  # python -m ...
-# What an agent of any launch, or a command, imports of others' code.
+COMMANDS = {  # python -m ..., and the stages that they need
+    "pytest": ["pytest", "pytest: engine"],
+    "quick_stepguard": ["pytest", "pytest: engine"],
+    "stepguard": ["pytest", "pytest: engine"],
+    "model.train": ["torch", "torch._dynamo"],
+}
+# What an agent of any launch, or a command, imports of others' code; and of this tree's engine all
+# but the plugin, whose assertions pytest rewrites when it imports it.
 BASE = {
     "torch": (
         "torch",
@@ -57,7 +67,28 @@ BASE = {
         "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
         "torch.utils.flop_counter",
     ),
-    "pytest": ("pytest", "msgspec", "numpy", "packaging.version", "pynvml", "scipy.special"),
+    "pytest": (
+        "pytest",
+        "concurrent.futures.thread",
+        "msgspec",
+        "numpy",
+        "packaging.requirements",
+        "packaging.version",
+        "pynvml",
+        "scipy.special",
+        "tomllib",
+    ),
+    "torch: engine": ("stepguard.worker.rank_session", "stepguard.worker.ranks"),
+    "pytest: engine": (
+        "stepguard.judge.guard",
+        "stepguard.judge.guarded_run",
+        "stepguard.machine.requirements",
+        "stepguard.measure.suite",
+        "stepguard.report.baseline_changes",
+        "stepguard.report.document_json",
+        "stepguard.report.slower_than_last_run",
+        "stepguard.report.terminal_summary",
+    ),
 }
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
 # Variables of a launch or a test that neither Python nor torch reads on import. All others must be
@@ -79,6 +110,7 @@ FREE = (
     "PYTEST_",
     "PYTHONDONTWRITEBYTECODE",
     "PYTHONPATH",
+    *([] if site.ENABLE_USER_SITE else ["PYTHONUSERBASE"]),  # else for the import path
     "RUNNER_",
     "SHLVL",
     "SLURM_",
@@ -87,6 +119,18 @@ FREE = (
     "TMPDIR",
     "_",
     *CACHES,
+)
+# What torchrun tells its ranks.
+OF_TORCHRUN = (
+    "GROUP_",
+    "LOCAL_",
+    "MASTER_",
+    "PYTHON_EXEC",
+    "RANK",
+    "ROLE_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "WORLD_SIZE",
 )
 # What every launch on a CPU has (launch/torchrun.py), of what is read on import.
 OF_LAUNCHES = {
@@ -118,6 +162,8 @@ def served(environment: dict[str, str], folder: Path, free: Iterable[str] = ()) 
         places = [folder / name for name in ("temporary", "current")]
         for place in places:
             place.mkdir()
+        (folder / "engine").mkdir()
+        (folder / "engine" / ENGINE.name).symlink_to(ENGINE)  # as a launch links it
         own |= {"TMPDIR": str(places[0])} | dict.fromkeys(CACHES, str(folder / "caches"))
         theirs = {key: value for key, value in environment.items() if key != VARIABLE}
         server = subprocess.Popen(
@@ -173,9 +219,10 @@ def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
 def run_command(arguments: list[str]) -> NoReturn:
     """Be ``python *arguments``: a fork of a server's if it can stand in, else that process."""
     name = os.environ.get(VARIABLE)
-    if name and arguments[:1] == ["-m"] and arguments[1] in COMMANDS:
+    own = arguments[1:] if arguments[:1] == ["-u"] else arguments  # no fork buffers what it prints
+    if name and own[:1] == ["-m"] and own[1] in COMMANDS:
         command = [sys.executable, *arguments]
-        request = _request_of(arguments[1], command, os.getcwd(), {**os.environ})
+        request = _request_of(own[1], command, os.getcwd(), {**os.environ})
         if forked := _forked(name, request, [0, 1, 2]):
             for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) is not signal.SIG_IGN:
@@ -371,9 +418,10 @@ class Stage:
 
     def _handle(self, request: dict[str, Any], caller: socket.socket, streams: list[int]) -> None:
         wanted = request.get("environment", {}).get("STEPGUARD_SHARED", "").split()
-        stages = ["torch", *(name for name in wanted if name.startswith("torch."))]
-        if request.get("module") in COMMANDS:
-            stages = ["pytest"]
+        agents = ["torch", *(name for name in wanted if name.startswith("torch.")), "torch: engine"]
+        stages = COMMANDS.get(request.get("module"), agents)
+        if not request or os.path.realpath(_engine(request)) != str(ENGINE):
+            stages = [name for name in stages if not name.endswith(": engine")]
         if len(streams) != 3 or not self._held and not self._can_stand_in(request):
             caller.close()
         elif further := stages[len(self._held) :]:
@@ -386,7 +434,7 @@ class Stage:
             self._fork(request, caller, streams)
 
     def _can_stand_in(self, request: dict[str, Any]) -> bool:
-        free = FREE if request["module"] == AGENT else (*FREE, *OF_LAUNCHES)
+        free = FREE if request["module"] == AGENT else (*FREE, *OF_LAUNCHES, *OF_TORCHRUN)
         asked, own = (
             {
                 name: value
@@ -425,9 +473,16 @@ class Stage:
             ours.close()
             self._leave(caller, streams)
             _die_with(parent, signal.SIGKILL)
+            link = Path(self._environment["TMPDIR"]).with_name("engine")
+            above = {"torch: engine": [str(link)], "pytest: engine": [str(ENGINE.parent)]}
+            sys.path[:0] = above.get(module, [])
             with contextlib.suppress(Exception):  # an agent will say what fails
                 for name in BASE.get(module, [module]):
                     importlib.import_module(name)
+                for folder in above.get(module, []):
+                    sys.path.remove(folder)
+                if module == "torch: engine":  # where modules came from is looked up once
+                    sys.modules["stepguard.worker.rank_fingerprint"].modules("")
                 if module == "pytest":
                     _import_plugins()
             held = [*self._held, module]
@@ -532,6 +587,12 @@ def _import_plugins() -> None:
         importlib.import_module("pytest").main(["-p", "no:cacheprovider", "-c", os.devnull, "."])
 
 
+def _engine(request: dict[str, Any]) -> str:
+    """Return the first engine on the import path; empty if there is none."""
+    engines = (os.path.join(path, ENGINE.name) for path in _import_path(request))
+    return next(filter(os.path.exists, engines), "")
+
+
 def _import_path(request: dict[str, Any]) -> list[str]:
     """Return PYTHONPATH as the module site leaves it: absolute, each folder once. A command's
     folder comes before it.
@@ -558,6 +619,8 @@ def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, process["blocked"])
     os.environ.clear()
     os.environ.update(environment)
+    site.USER_BASE = site.USER_SITE = None
+    site.getusersitepackages()  # by what the environment says now
     sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))
     # Where the kernel looks for a process's environment, and the engine for a launch's token.
     block = _block(environment).ljust(room[1] - room[0], b"\0")
@@ -572,6 +635,8 @@ def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
         torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
+    if inherited := sys.modules.get("stepguard.machine.inherited"):
+        importlib.reload(inherited)  # it has read what its process was started with
     if request["module"] == AGENT:
         gc.unfreeze()  # an agent freezes by itself; a command has no use for what is held
     gc.enable()

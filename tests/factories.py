@@ -251,11 +251,11 @@ def uneven(*, device):
 
 
 def ranks(*, device):
-    """The training step of a model of one layer."""
+    """The training step of a narrow model of one layer."""
     from model.config import SIZES
     from model.workloads import train_step
 
-    SIZES["one layer"] = replace(SIZES["nano"], n_layer=1)
+    SIZES["one layer"] = replace(SIZES["nano"], n_layer=1, n_embd=16)
     return train_step(
         size="one layer",
         batch=1,

@@ -7,13 +7,13 @@ need, and nothing is given up early because the machine is busy with something e
 import hashlib
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import agent_forks
 import pytest
-from builders import replace
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import LaunchPair
@@ -41,6 +41,8 @@ PAIR_TIMING = PairTiming(0.02, 0.1, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, bloc
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
 START_COLD = torchrun.spawn
+# What an optimizer imports in its first step: a second in each rank whose agent has not.
+OPTIMIZERS = ("torch._dynamo", "torch._functorch._aot_autograd.autograd_cache")
 # First lines of the conftest.py of a repository that a test makes.
 CONFTEST = """
 import pytest
@@ -116,11 +118,12 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
 
     def spec(case: Case, bench: Bench, label: str, *how: bool) -> LaunchSpec:
         # The agent imports once for all ranks, and in half the time that it takes while what builds
-        # the workload is observed. To time a step of a pair needs nothing.
+        # the workload is observed. To time a step of a pair needs nothing but what its optimizer
+        # imports.
         shared = ["quick_ranks"]
-        trains = compiler or case.workload.startswith(("model.", "factories:ranks"))
-        if trains and not label.startswith("pair"):
-            shared += ["torch._dynamo", "torch._functorch._aot_autograd.autograd_cache"]
+        trains = case.workload.startswith(("model.", "factories:ranks"))
+        if compiler or trains and not label.startswith("pair"):
+            shared += OPTIMIZERS
             shared += ["torch._inductor.compile_fx"] if case.params.get("compile") else []
         return replace(whole(case, bench, label, *how), shared=tuple(shared))
 

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 
 import stepguard
 from stepguard.machine.gpu.nvml import MachineError
@@ -99,13 +100,18 @@ def installed(tmp_path_factory):
     shutil.copytree(ROOT / "docs", tree / "docs")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    offline = ["--no-deps", "--no-index"]
-    build = [*pip, "wheel", *offline, "--no-build-isolation", "-w", str(wheels), str(tree)]
-    subprocess.run(build, check=True, capture_output=True)
+    built("wheel", tree, wheels)
     (wheel,) = wheels.iterdir()
-    subprocess.run([*pip, "install", *offline, "--target", str(site), str(wheel)], check=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    offline = ["--no-deps", "--no-index", "--no-compile", "--target", str(site)]
+    subprocess.run([*pip, *offline, str(wheel)], check=True)
     return site
+
+
+def built(kind, tree, folder):
+    """Build the wheel or the sdist of a tree into a folder, as pip does without isolation."""
+    build = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})"
+    subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
 
 
 def test_the_wheel_has_all_that_runs(installed):
@@ -164,11 +170,10 @@ def test_the_sdist_s_tests_run(tmp_path):
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
-    build = "from setuptools import build_meta; build_meta.build_sdist('..')"
-    subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
+    built("sdist", tree, tmp_path)
     (archive,) = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(archive, tmp_path, filter="data")
     unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
     assert [name for name in names if not os.path.lexists(unpacked / name)] == []
-    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_case.py"]
+    test = [*QUICK_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_case.py"]
     subprocess.run(test, cwd=unpacked, check=True, capture_output=True)

@@ -5,6 +5,7 @@ checkout is a clone of the repository, an artifact or a cache a folder. Expressi
 the workflows use.
 """
 
+import functools
 import json
 import os
 import re
@@ -180,7 +181,6 @@ class _Machine:
         git(self.folder, "clone", "--quiet", "--no-checkout", str(self.hub.repository), str(target))
         git(target, "fetch", "--quiet", "origin", inputs.get("ref") or self.github["sha"])
         git(target, "checkout", "--quiet", "--detach", "FETCH_HEAD")
-        share_bytecode(self.hub.repository, target)
         return True
 
     def _setup_python(self, inputs: dict[str, str]) -> bool:
@@ -188,9 +188,7 @@ class _Machine:
         python = self.workspace / ".venv" / "bin" / "python"
         python.parent.mkdir(parents=True)
         python.symlink_to(self.hub.python)
-        pins = [sys.executable, self.workspace / "scripts" / "requirements.py", "pins"]
-        said = subprocess.check_output(pins, cwd=self.workspace, text=True).splitlines()
-        (torch,) = [line for line in said if line.startswith("torch==")]
+        torch = _pin_of_torch(self.hub.repository)
         for what in ("perf", "test"):
             (self.workspace / ".venv" / f".stepguard-{what}").write_text(torch)
         return True
@@ -231,18 +229,17 @@ class _Machine:
         return True
 
 
+@functools.cache
+def _pin_of_torch(repository: Path) -> str:
+    """Return what main installs, which no revision changes."""
+    pins = [sys.executable, repository / "scripts" / "requirements.py", "pins"]
+    said = subprocess.check_output(pins, cwd=repository, text=True).splitlines()
+    (torch,) = [line for line in said if line.startswith("torch==")]
+    return torch
+
+
 def _within(machine: _Machine, path: Path) -> str:
     return str(path.relative_to(machine.workspace))
-
-
-def share_bytecode(repository: Path, clone: Path) -> None:
-    """Give a clone what is compiled of the repository's engine. It is valid by its sources' hashes
-    (compileall --invalidation-mode=checked-hash), so a source that differs is compiled anew.
-    """
-    for compiled in (repository / "stepguard").rglob("__pycache__"):
-        target = clone / compiled.relative_to(repository)
-        if target.parent.is_dir():
-            shutil.copytree(compiled, target, copy_function=os.link, dirs_exist_ok=True)
 
 
 def git(folder: Path, *arguments: str) -> str:

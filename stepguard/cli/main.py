@@ -87,11 +87,14 @@ def main(arguments: list[str] | None = None) -> int:
         return 130  # 128 + SIGINT, as shells return it
 
 
-def every_command() -> Iterator[ModuleType]:
-    """Yield the modules of all commands, the gate's before the lab's."""
-    yield from COMMANDS
-    for name in LAB:
-        yield import_module(f"stepguard.lab.{name}")
+def every_command(first: str = "") -> Iterator[ModuleType]:
+    """Yield the modules of all commands, the gate's before the lab's. The module of the command
+    ``first`` is the very first one.
+    """
+    own = {module.__name__.rpartition(".")[2]: module for module in COMMANDS}
+    names = (*own, *LAB)
+    for name in sorted(names, key=lambda name: name.replace("_", "-") != first):
+        yield own.get(name) or import_module(f"stepguard.lab.{name}")
 
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
@@ -139,12 +142,12 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"stepguard {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     root = root_of(Path.cwd())
-    for command in every_command():
+    for command in every_command(*arguments[:1]):
         known = set(commands.choices)
         command.add_command(commands, root)
         for name in commands.choices.keys() - known:
             _describe(commands.choices[name], command.__doc__ or "")
-        # Later commands are neither imported nor described.
+        # Other commands are neither imported nor described.
         if arguments and arguments[0] in commands.choices:
             return _options(commands.choices[arguments[0]], arguments[1:])
     if not arguments:

@@ -44,6 +44,11 @@ LEAST_OF_LINE = 8  # how many steps of a launch show how fast they grow
 # residuals that a jump leaves.
 LINE = 0.9
 
+# All phases of all periods, one after the other.
+_PERIODS = np.arange(2, LONGEST_PERIOD + 1)
+_FIRST_BINS = np.cumsum(_PERIODS) - _PERIODS
+_BINS = int(_PERIODS.sum())
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -275,17 +280,20 @@ def _best_phase(steps: Numbers, rest: Numbers, fewest: int) -> tuple[int, int]:
     """Return the period and the phase that explain most of the scatter. (0, 0) if no slow step
     returns ``fewest`` times.
     """
+    from_mean = rest - rest.mean()
+    bins = (steps % _PERIODS[:, None] + _FIRST_BINS[:, None]).ravel()
+    count = np.bincount(bins, minlength=_BINS)
+    total = np.bincount(bins, weights=np.tile(from_mean, len(_PERIODS)), minlength=_BINS)
+    others = np.maximum(len(steps) - count, 1)
+    enough = (count >= fewest) & (total > 0)
+    explained = np.where(enough, total**2 * len(steps) / (np.maximum(count, 1) * others), 0.0)
+    most = np.maximum.reduceat(explained, _FIRST_BINS)
     best, place = 0.0, (0, 0)
-    for period in range(2, LONGEST_PERIOD + 1):
-        phases = steps % period
-        count = np.bincount(phases, minlength=period)
-        total = np.bincount(phases, weights=rest - rest.mean(), minlength=period)
-        others = np.maximum(len(steps) - count, 1)
-        enough = (count >= fewest) & (total > 0)
-        explained = np.where(enough, total**2 * len(steps) / (np.maximum(count, 1) * others), 0.0)
-        phase = int(np.argmax(explained))
-        if explained[phase] > best * (1 + 1e-9):
-            best, place = float(explained[phase]), (period, phase)
+    for period, first, its in zip(
+        _PERIODS.tolist(), _FIRST_BINS.tolist(), most.tolist(), strict=True
+    ):
+        if its > best * (1 + 1e-9):
+            best, place = its, (period, int(np.argmax(explained[first : first + period])))
     return place
 
 

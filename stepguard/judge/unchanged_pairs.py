@@ -1,7 +1,8 @@
 """What pairs of unchanged code look like.
 
-A rule asks that knows what changed: nothing, or some kernels. What these kernels explain is then
-taken out, and what is left of the pairs must look like pairs of unchanged code.
+A rule that knows what changed asks this: nothing (identical_step.py) or some kernels
+(changed_kernels.py). What these kernels explain is taken out of the pairs. The rest must look like
+pairs of unchanged code.
 """
 
 import math
@@ -23,9 +24,9 @@ from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 # room in the queue.
 HOST_SHARE = 0.8
 PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
-# At a power cap the rest of a step gets faster while a kernel that draws less power takes longer.
-# Such a kernel lengthens the step by a share of its time: its power, divided by the cap. For GELU
-# on an H100 the share was two thirds (2026-11-26). A choice: no kernel draws less than half.
+# At a power cap a kernel that draws less power than the cap lets the rest of the step run faster.
+# If it takes longer, the step takes longer by a share of that: the kernel's power divided by the
+# cap. For GELU on an H100 the share was two thirds (2026-11-26). A choice: no share is below half.
 POWER_SHARE = 0.5
 # A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
 # train steps on H200s (studies/judge_power) its standard deviation was 0.45 %, and the largest rise
@@ -33,7 +34,7 @@ POWER_SHARE = 0.5
 RISE_LIMIT = 0.02
 # The tails of a pair are the eighth of its steps with the highest log-ratios, and the eighth with
 # the lowest. The slow tail may be further from the median than the fast one, by this limit at most.
-# Launches of unchanged code were put together to 212 new pairs: one of these is beyond the limit
+# Of 212 pairs that were made anew of launches of unchanged code, one is beyond the limit
 # (studies/judge_power).
 TAIL, TAIL_LIMIT = 1 / 8, 0.025
 # A step between the blocks of a pair may be longer than usual by this log-ratio. A choice: a pause
@@ -57,9 +58,8 @@ def why_not_bound(counts: Counts) -> str:
 
 
 def unusual(comparison: Comparison, explained: Sequence[float] = ()) -> str:
-    """Return what pairs of unchanged code hardly ever show, and these do; empty if nothing. Each
-    pair's log-ratio is taken without the part that is ``explained``, as a log-ratio; by default
-    none is.
+    """Return what these pairs show and pairs of unchanged code hardly ever do; empty if nothing.
+    ``explained`` has the part of each pair's log-ratio that is taken out; by default none is.
     """
     if comparison.again:
         return "an earlier pair was disturbed"
@@ -85,20 +85,20 @@ def unusual(comparison: Comparison, explained: Sequence[float] = ()) -> str:
 
 
 def range_in_step(kernels: float) -> tuple[float, float]:
-    """Return the range of what the step takes longer if its kernels take so much longer. All are
-    log-ratios of the step.
+    """Return the least and the most that a step may take longer if its kernels take so much longer.
+    All are log-ratios of the step.
     """
     least, most = sorted((POWER_SHARE * kernels, kernels))
     return least, most
 
 
 def unexplained_sds(steps: Sequence[float], explained: Sequence[float] = ()) -> float:
-    """Return what the kernels leave unexplained of the pairs' mean, in standard deviations of such
-    a mean of unchanged code. Both are log-ratios, of each pair.
+    """Return the part of the steps' mean that the kernels do not explain, in standard deviations of
+    such a mean of unchanged code. ``steps`` and ``explained`` have a log-ratio for each pair.
     """
-    mean = fmean(steps)
+    longer = fmean(steps)
     least, most = range_in_step(fmean(explained) if explained else 0.0)
-    rest = mean - min(max(mean, least), most)
+    rest = longer - min(max(longer, least), most)
     return rest * math.sqrt(len(steps)) / (PRIOR.sd_pct / 100)
 
 

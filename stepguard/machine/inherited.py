@@ -64,7 +64,7 @@ def _at_start() -> Inherited:
     """Return the environment that this process was started with, and its limits. The kernel does
     not keep the limits of the start: they are the present ones, so this runs at import.
     """
-    text = Path("/proc/self/environ").read_bytes()
+    text = Path("/proc/self/environ").read_bytes().rstrip(b"\0")
     pairs = (entry.partition(b"=") for entry in text.split(b"\0") if b"=" in entry)
     return Inherited({os.fsdecode(k): os.fsdecode(v) for k, _, v in pairs}, dict(_limits()))
 

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -38,15 +37,14 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
 
 def pids_by_token(token: str) -> list[int]:
     """Return the processes that inherited ``STEPGUARD_TOKEN=token``, without zombies."""
-    wanted = f"STEPGUARD_TOKEN={token}".encode()
+    wanted = f"\0STEPGUARD_TOKEN={token}\0".encode()
     pids = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             # The environment of a zombie is empty.
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                pids.append(int(entry.name))
+            with open(f"/proc/{name}/environ", "rb", buffering=0) as environment:
+                if wanted in b"\0" + environment.readall() + b"\0":
+                    pids.append(int(name))
     return pids
 
 

@@ -94,25 +94,31 @@ def modules(package: str) -> dict[str, dict[str, str]]:
 def _loaded() -> Iterator[tuple[str, str]]:
     """Yield the name and the resolved path of every module in a file or in an archive."""
 
-    @functools.cache  # torch has two thousand modules in a few hundred folders
-    def real(folder: str) -> str:
-        above, name = os.path.split(folder)
-        if name in ("", os.curdir, os.pardir) or os.path.islink(folder):
-            return os.path.realpath(folder)
-        return os.path.join(real(above), name)
-
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str):
-            continue
-        folder, base = os.path.split(file)
-        path = os.path.join(real(folder), base)
-        mode = _mode(path)
-        if stat.S_ISLNK(mode):
-            path = os.path.realpath(path)
-            mode = _mode(path)
-        if stat.S_ISREG(mode) or any(parent.is_file() for parent in Path(path).parents):
+        if isinstance(file, str) and (path := _real_file(file)):
             yield name, path
+
+
+@functools.cache  # of torch's two thousand modules, which a launch asks for again when it ends
+def _real_file(file: str) -> str:
+    """Return a file's resolved path; empty if it is neither a file nor in an archive."""
+    folder, base = os.path.split(file)
+    path = os.path.join(_real_folder(folder), base)
+    mode = _mode(path)
+    if stat.S_ISLNK(mode):
+        path = os.path.realpath(path)
+        mode = _mode(path)
+    is_file = stat.S_ISREG(mode) or any(parent.is_file() for parent in Path(path).parents)
+    return path if is_file else ""
+
+
+@functools.cache
+def _real_folder(folder: str) -> str:
+    above, name = os.path.split(folder)
+    if name in ("", os.curdir, os.pardir) or os.path.islink(folder):
+        return os.path.realpath(folder)
+    return os.path.join(_real_folder(above), name)
 
 
 def _mode(path: str) -> int:

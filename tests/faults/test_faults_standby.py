@@ -1,5 +1,5 @@
-"""A launch on standby: the agent waits, no rank has started. It can die all the same. All start
-cold: what is tested is what the agent does on its own.
+"""A launch on standby: the agent waits, no rank has started. It can die all the same. Agents start
+cold where they still import, or where the kernel tells them of their caller.
 """
 
 import os
@@ -9,12 +9,18 @@ import sys
 import time
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
+from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
 
 from stepguard.launch import worker_group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Agents that have imported at once."""
+    fork_agents(monkeypatch)
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_no_rank_starts_before_it_is_released(standby):
+def test_no_rank_starts_before_it_is_released(quick, standby):
     """The agent alone is there; released, it starts the rank, which says hello."""
     until(standby.imported)
     (agent,) = pids_by_token(standby.token)
@@ -55,11 +61,14 @@ def test_it_can_be_released_before_it_has_imported(standby):
     assert standby.imported() and standby.pids
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_it_is_closed_as_any_other(standby, waits):
-    """While it imports, or waits: nothing is left, see the fixture."""
-    if waits:
-        until(standby.imported)
+def test_it_is_closed_as_any_other(standby):
+    """While it imports: nothing is left, see the fixture."""
+    standby.close()
+
+
+def test_it_is_closed_while_it_waits(quick, standby):
+    """So is one that has imported."""
+    until(standby.imported)
     standby.close()
 
 

@@ -320,6 +320,7 @@ def test_an_edit_of_the_old_size_and_time_is_dirty_whatever_the_configuration_sa
 def test_a_graft_gives_a_commit_no_other_parents(root):
     """A file of the clone, that no push shows: the parents are those that the hash says."""
     git(root, "commit", "-q", "--allow-empty", "-m", "second")
+    (root / ".git/info").mkdir(exist_ok=True)
     (root / ".git/info/grafts").write_text(git(root, "rev-parse", "HEAD"))
     assert run_git(root, "rev-list", "--count", "HEAD").stdout == "2\n"
 

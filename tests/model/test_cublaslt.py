@@ -3,9 +3,22 @@
 python -m pytest tests/model/test_cublaslt.py
 """
 
+import json
+from pathlib import Path
+
 import pytest
 
 from model import cublaslt
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "product_kernels_h100.json"
+KINDS = {
+    "logits": (False, True, cublaslt.PLAIN),
+    "heads": (False, True, cublaslt.ADD_BIAS),
+    "attention's projection": (False, True, cublaslt.ADD_BIAS),
+    "MLP out": (False, True, cublaslt.ADD_BIAS),
+    "MLP in, GELU": (False, True, cublaslt.GELU_AUX_BIAS),
+    "MLP out, GELU, by input": (False, False, cublaslt.DGELU),
+}
 
 
 class Kernel:
@@ -25,6 +38,21 @@ class Kernel:
     (None, 0),
 ])  # fmt: skip
 def test_the_wanted_kernel_is_taken_where_it_is_offered(wanted, taken):
-    """By tile and cluster, wherever it stands in cuBLASLt's order."""
+    """It is found by tile and cluster, at any place in cuBLASLt's order."""
     offered = [Kernel(24, 5), Kernel(20, 5), Kernel(20, 3), Kernel(20, 5)]
     assert cublaslt._choose(offered, wanted) is offered[taken]
+
+
+@pytest.mark.parametrize("sequences", ["64", "128"])
+def test_what_is_taken_was_measured(sequences):
+    """On an H100, for each product of a step: at most 4 % slower than the fastest kernel."""
+    for name, one in json.loads(DATA.read_text())["products"][sequences].items():
+        by_input = False, False, cublaslt.PLAIN
+        by_weight = True, False, cublaslt.PLAIN
+        kind = KINDS.get(name, by_weight if name.endswith("by weight") else by_input)
+        of_logits = name in ("logits, by input", "logits, by weight")
+        wanted = cublaslt.FASTEST_OF_WIDE if of_logits else cublaslt.FASTEST[kind]
+        offered = [Kernel(*each) for each in one["tile_cluster"]]
+        taken = offered.index(cublaslt._choose(offered, wanted))
+        assert taken == one["taken"], name
+        assert one["us"][taken] <= 1.04 * min(one["us"]), name

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from agent_forks import interpreter
 from forks import torchrun
 from killed_runs import RUN, differing, killed_often, leaves
 from training_runs import START, TINY, run_two_ranks, short_run
@@ -277,11 +278,14 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pyte
 
 
 def test_torchrun_trains_with_two_ranks(tmp_path: Path):
-    """The command as it stands in the documentation; one log, one checkpoint, both ranks' data."""
+    """The command as it stands in the documentation; one log, one checkpoint, both ranks' data. The
+    ranks are forked.
+    """
     arguments = ["--standalone", "--nproc-per-node=2", "-m", "model.train"]
     arguments += ["--out", str(tmp_path / "out"), *RUN, "--steps", "2", "--resume"]
     log, root = tmp_path / "log", Path(__file__).resolve().parents[2]
-    found = torchrun(arguments, log, root, OMP_NUM_THREADS="1")
+    python = str(interpreter(tmp_path / "bin"))
+    found = torchrun(arguments, log, root, OMP_NUM_THREADS="1", PYTHON_EXEC=python)
     assert found == {"is": None}, log.read_text()
     printed = log.read_text()
     assert printed.count("step 2/2  loss") == printed.count("beginning at step 0") == 1

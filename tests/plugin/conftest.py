@@ -5,10 +5,12 @@ says, and answers every measurement with evidence that the test says.
 """
 
 import contextlib
+import functools
 import importlib.metadata
 import math
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_benchmark.plugin
@@ -39,11 +41,15 @@ from stepguard.storage.accept_recording import accept
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
+# What pytest reads of each plugin that is installed, in every run: read once.
 PLUGINS = [
-    one
+    SimpleNamespace(
+        metadata=one.metadata, version=one.version, files=one.files, entry_points=one.entry_points
+    )
     for one in importlib.metadata.distributions()
     if any(entry.group == "pytest11" for entry in one.entry_points)
 ]
+VERSION = functools.cache(importlib.metadata.version)
 # The first would be imported anew in every run, which looks through the second for fixtures.
 WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:anyio")
 KNOWN_COUNTS = {
@@ -320,6 +326,7 @@ def gate(pytester, monkeypatch):
     monkeypatch.setattr(stepguard.measure.beside_base, "measure_ab", made.measure_ab)
     # Every run would read all that is installed, and ask git for a name that nothing shows.
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
+    monkeypatch.setattr(importlib.metadata, "version", VERSION)
     monkeypatch.setattr(pytest_benchmark.plugin, "get_tag", lambda: "tag")
     # They start a Python to look at the CPU, and a program to look at Python.
     monkeypatch.setattr(pytest_benchmark.plugin, "get_cpu_info", dict)

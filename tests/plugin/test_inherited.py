@@ -6,13 +6,12 @@ Both sides of a pair would have it, so that no comparison could show it.
 import os
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import factories
 import pytest
 from forks import in_a_fork
+from quick_launches import shorten_launches
 
 from stepguard import Case
 from stepguard.core.fingerprint import Fingerprint
@@ -26,7 +25,6 @@ PLUGIN = 'import os\nimport resource\n\nimport pytest\n\npytest_plugins = ["step
 EARLY = "{text}\n"
 LATE = "@pytest.fixture(autouse=True)\ndef late(monkeypatch):\n    {text}\n"
 IN_MODULE = "import os\n\n{text}\n\n"
-ROOT = Path(__file__).resolve().parents[2]
 SETS = "os.environ['MKL_CBWR'] = 'COMPATIBLE'"
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 FEWER = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES[0] - 1}, {FILES[1]}))"
@@ -121,8 +119,9 @@ def test_launches_get_what_pytest_was_started_with(project, monkeypatch):
     assert [one["OMP_NUM_THREADS"] for one in given] == ["3"]
 
 
-def test_no_rank_sees_what_a_conftest_set(project):
+def test_no_rank_sees_what_a_conftest_set(project, monkeypatch):
     """Of a real launch, whose workload looks for itself."""
+    shorten_launches(monkeypatch)
     text = "import os\n\nfrom factories import linear as build\n\n\n"
     text += "def linear(**given):\n    assert 'MKL_CBWR' not in os.environ\n"
     text += "    return build(**given)\n"
@@ -135,15 +134,6 @@ def test_no_rank_sees_what_a_conftest_set(project):
     result = project.run("--perf-json=.stepguard/run.json")
     (found,) = load_document(project.path / ".stepguard/run.json").results
     assert found.verdict.status is Status.NO_BASELINE, str(result.stdout)
-
-
-def test_torch_in_pytests_own_process_is_no_change():
-    """Tests beside the cases may import it, and compile: torch then sets variables by itself."""
-    code = "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(4))\n"
-    code += "from stepguard.machine import inherited as one\n"
-    code += "print(one.STARTED.changes(one.inherited_now()))"
-    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
-    assert said == "()\n"
 
 
 def test_values_of_secrets_are_not_shown():

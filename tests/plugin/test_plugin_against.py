@@ -257,24 +257,24 @@ def test_it_works_without_pytest_benchmark(gate, h200):
 
 
 def test_a_case_among_many_has_its_level_beforehand(gate, h200):
-    """0.9 % in pairs that scatter by 0.24 % is SLOWER alone, at p = 0.0006; among forty cases that
+    """0.9 % in pairs that scatter by 0.24 % is SLOWER alone, at p = 0.0006; among twenty cases that
     is not enough, and says at which level it is undecided.
     """
     gate.gpus = [h200]
-    cases = [gate.cuda(f"c{number}") for number in range(40)]
+    cases = [gate.cuda(f"c{number}") for number in range(20)]
     gate.suite(*cases)
     gate.commit(tag="old")
     gate.commit()
     gate.will_compare(cases[7], 0.9, wider=18)
     result = gate.run(OTHER, "--perf-json=run.json")
     assert result.ret == 1
-    result.says("1 INCONCLUSIVE, 39 same", "*level 0.025 % among the cases of its run*")
+    result.says("1 INCONCLUSIVE, 19 same", "*level 0.05 % among the cases of its run*")
     document = json.loads((gate.path / "run.json").read_text())["results"]
     verdicts = {one["case"]: one["verdict"] for one in document}
     assert verdicts[cases[7].id]["reason"] == "UNDECIDED"
-    gate.run(OTHER, "-k", "c7", "--perf-json=run.json", failed=1, deselected=39)
+    gate.run(OTHER, "-k", "c7", "--perf-json=run.json", failed=1, deselected=19)
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
-    assert 0.01 / 40 < found["verdict"]["p_value"] <= 0.001
+    assert 0.01 / 20 < found["verdict"]["p_value"] <= 0.001
 
 
 def test_a_tree_edited_meanwhile_is_broken(gate, h200):

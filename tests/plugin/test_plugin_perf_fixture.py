@@ -51,14 +51,6 @@ def test_cases_without_perf_are_refused(unchanged, mark, declared):
     assert unchanged.measured == []
 
 
-def test_cases_without_perf_fail_under_xdist(gate):
-    """There, where a usage error would hide its reason, each of them is an error with the same."""
-    gate.tests(f"{PARAMETRIZED}def test_forgot(case):\n    pass\n")
-    result = gate.run_apart("-n", "1")
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*has @cases but not the fixture perf*"])
-
-
 def test_perf_may_come_through_another_fixture(unchanged):
     """A test that has perf by way of a fixture of its own is measured."""
     fixture = "@pytest.fixture\ndef judged(perf, case):\n    return perf(case)\n\n\n"

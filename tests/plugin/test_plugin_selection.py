@@ -83,13 +83,18 @@ def test_the_same_name_of_two_factories_is_no_duplicate(gate):
 )
 def test_xdist_is_refused(recorded, arguments):
     """Cases cannot share a machine: under xdist each is an error at its set-up, with the reason, so
-    that the exit is 1 and not a refusal's 4; no measurement.
+    that the exit is 1 and not a refusal's 4; no measurement. So is a test with cases but not perf,
+    which without xdist is a usage error.
     """
+    forgot = f"\n\n@cases({recorded.cpu('c')!r})\ndef test_forgot(case):\n    pass\n"
+    with (recorded.path / "test_perf.py").open("a") as file:
+        file.write(forgot)
     result = recorded.run_apart(*arguments)
     assert result.ret == 1
+    result.assert_outcomes(errors=3)
     words = "\n".join(result.outlines + result.errlines)
     assert "performance cases cannot share a machine: run without -n" in words
-    assert result.parseoutcomes().get("passed", 0) == 0
+    assert "has @cases but not the fixture perf" in words
     assert not (recorded.path / ".stepguard").exists()
 
 

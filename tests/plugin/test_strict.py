@@ -121,10 +121,16 @@ def looser(gate):
     gate.record_anew(gate.cpu("a"), gate.cpu("b"))
 
 
+def exclude(gate, pattern):
+    """Let git ignore files, by what is no file of the tree."""
+    (gate.path / ".git/info").mkdir()
+    (gate.path / ".git/info/exclude").write_text(pattern)
+
+
 def ignored(gate):
     """The same, in a file that git ignores."""
     gate.git("rm", "-q", "--cached", "baselines/cpu.json")
-    (gate.path / ".git/info/exclude").write_text("*.json\n")
+    exclude(gate, "*.json")
     gate.git("commit", "-qam", "no baseline")
 
 
@@ -139,7 +145,7 @@ def linked(gate):
 def waived(gate):
     """Waive what case b fails for, in a file that git ignores."""
     changed(gate)
-    (gate.path / ".git/info/exclude").write_text("waivers.json\n")
+    exclude(gate, "waivers.json")
     waiver = "linear[b] flops_per_step --value 2000 --days 9 --who A --reason planted".split()
     assert main(["waive", *waiver]) == 0
 

@@ -5,7 +5,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+from agent_forks import interpreter
 from quick_launches import BUSY_LIMIT_S, CONFTEST, NANO, SMALLER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +43,16 @@ def test_another_torch_is_recorded_first(tmp_path, monkeypatch):
 
     monkeypatch.setattr(demo.metadata, "version", lambda name: "2.8.0+cpu")
     assert not demo.is_recorded()
-    demo.copy(tmp_path)
-    config = tmp_path / "model/config.py"
-    assert NANO in (text := config.read_text())
-    config.write_text(text.replace(NANO, SMALLER))
-    (tmp_path / "conftest.py").write_text(CONFTEST)
+    quick = interpreter(tmp_path / "quick")
+    monkeypatch.setattr(demo, "sys", SimpleNamespace(executable=str(quick)))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    demo.copy(copy)
+    shorter = ("perf_tests/parameters.py", '"seq": 64', '"seq": 16')
+    for name, old, new in (("model/config.py", NANO, SMALLER), shorter):
+        assert old in (text := (copy / name).read_text())
+        (copy / name).write_text(text.replace(old, new))
+    (copy / "conftest.py").write_text(CONFTEST)
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
-    demo.record(tmp_path)
-    assert list(json.loads((tmp_path / demo.BASELINE).read_text())["cases"]) == [demo.CASE]
+    demo.record(copy)
+    assert list(json.loads((copy / demo.BASELINE).read_text())["cases"]) == [demo.CASE]

@@ -1,14 +1,19 @@
-"""HEAD beside itself from end to end, on a CPU."""
+"""HEAD beside itself from end to end, on a CPU, with the engine in the measured tree: as this
+project is measured by its own pull requests.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+from agent_forks import QUICK_PYTHON
 from git_repositories import commit, git, repository
-from quick_launches import CLOCK_OF_STEPS, repeat_pairs, shorten_launches
+from quick_launches import BUSY_LIMIT_S, CLOCK_OF_STEPS, CONFTEST, REPEATED
 
-import stepguard.measure.pair_run
-from stepguard import Case
-from stepguard.core.status import Status
-from stepguard.machine.git.worktree import tree_of
-from stepguard.measure.suite import Suite
+ROOT = Path(__file__).resolve().parents[2]
 
 WORK = f"""
 import os
@@ -38,30 +43,53 @@ class Work:
 def work(*, device):
     return Work()
 """
-TINY = Case("tiny", "work:work", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
+TEST = """
+from stepguard import Case
+from stepguard.plugin import cases
+
+GATES = ("step_ms", "flops_per_step")
+
+
+@cases(Case("tiny", "work:work", device="cpu", launches=1, gates=GATES))
+def test_step(perf, case):
+    perf(case)
+"""
+FEW = """
+import stepguard.measure.pair_run
+
+stepguard.measure.pair_run.MOST_PAIRS = 6
+"""
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """A repository, and pairs that are few and short: what is tested is no time."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    shorten_launches(monkeypatch)
-    repeat_pairs(monkeypatch)
-    monkeypatch.setattr(stepguard.measure.pair_run, "MOST_PAIRS", 6)
+def root(tmp_path):
+    """A repository with the engine, and pairs that are few and short: what is tested is no time."""
     root = repository(tmp_path / "a tree")
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "stepguard", root / "stepguard", ignore=ignored)
     (root / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
-    (root / "pytest.ini").touch()
-    commit(root, "all", work=WORK)
-    monkeypatch.chdir(root)
+    (root / "pytest.ini").write_text("[pytest]\n")
+    (root / "baselines").mkdir()
+    commit(root, "all", work=WORK, test_perf=TEST, conftest=CONFTEST + REPEATED + FEW)
     return root
 
 
 def test_six_pairs_of_a_tiny_step(root):
-    """Equal code is `same`, by every pair; nothing of the other tree is left."""
-    with tree_of(root, "HEAD") as tree:
-        suite = Suite(root, root / "baselines", (), ["pytest", "--perf-against=HEAD"], tree=tree)
-        found = suite.run(TINY, lambda text: None)
-    assert found.verdict.status is Status.SAME and found.comparison.pairs == 6
+    """Equal code is `same`, by every pair, and each side runs this one engine; nothing of the other
+    tree is left.
+    """
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT / "tests")}
+    command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--perf-against=HEAD"]
+    command += ["--perf-json=.stepguard/run.json"]
+    done = subprocess.run(
+        command, cwd=root, env=env, capture_output=True, text=True, timeout=BUSY_LIMIT_S
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads((root / ".stepguard/run.json").read_text())["results"]
+    assert found["verdict"]["status"] == "same"
+    (step_ms,) = (one for one in found["verdict"]["metrics"] if one["metric"] == "step_ms")
+    assert step_ms["pairs"]["decision"]["pairs"] == 6
     assert git(root, "status", "--porcelain", "--untracked-files=all") == ""
     assert [p.name for p in (root / ".stepguard" / "trees").iterdir()] == ["lock"]
     assert git(root, "worktree", "list", "--porcelain").count("worktree ") == 1

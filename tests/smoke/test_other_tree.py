@@ -4,6 +4,7 @@ The repository's revisions differ in how many products a step has. Revision "old
 engine of its own, which must not be imported.
 """
 
+import os
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ from multiprocessing import get_context
 
 import torch
 from part import PRODUCTS
+
+from pkg.seen import seen
 
 
 class Work:
@@ -54,6 +57,9 @@ def plain(*, device):
 
 
 def compiled(*, compile, device):
+    # Here, and not in the environment, by which a launch would start cold.
+    torch._inductor.config.compile_threads = 2
+    torch._inductor.config.cpp_cache_precompile_headers = False  # for a kernel or two
     return Work(compile)
 
 
@@ -88,14 +94,14 @@ def child(*, device):
         products, engine = pool.submit(seen).result()
     assert (products, engine) == seen(), (products, engine)
     return Work()
-
-
-def seen():
-    import stepguard
-
-    return PRODUCTS, stepguard.__file__
 """
-SCRIPT = {"script": "import sibling\n", "sibling": "print('sibling')\n"}
+BESIDE = {
+    "script": "import sibling\n",
+    "sibling": "print('sibling')\n",
+    # Without torch, which a spawned process would import for as long as all else here takes.
+    "seen": "import os\n\nimport stepguard\nfrom part import PRODUCTS\n\n\n"
+    "def seen():\n    return PRODUCTS, os.path.realpath(stepguard.__file__)\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +113,7 @@ def root(tmp_path_factory):
     for path in (engine / "__init__.py", engine / "worker" / "agent.py"):
         path.write_text("raise RuntimeError('the engine of the old revision')\n")
     (root / "pkg").mkdir()
-    for name, text in SCRIPT.items():
+    for name, text in BESIDE.items():
         (root / "pkg" / f"{name}.py").write_text(text)
     (root / "pkg" / "work.py").write_text(WORKLOAD)
     commit(root, "old", part="PRODUCTS = 2\n", only_old="")
@@ -174,8 +180,6 @@ def test_the_compiler_works_in_the_tree(run, monkeypatch):
     """The compiler makes kernels in processes of its own, into a cache in the other tree: no fault,
     and what it needs is imported from this tree.
     """
-    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
-    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # for a kernel or two
     shorten_launches(monkeypatch, compiler=True)
     found = run("compiled", {"compile": True})
     assert not found.faults and products(found) == 2, found.faults
@@ -200,18 +204,15 @@ def test_a_module_of_the_other_tree_is_a_fault(root, run, tmp_path, monkeypatch,
     """PYTHONPATH drags in a module that only the other tree has: BROKEN, with module and file. The
     workload itself was the tree's own: two products in the old one, three in HEAD.
     """
-    name = "only_new" if old else "only_old"
-    if old:
-        monkeypatch.setenv("PYTHONPATH", str(root))
-        where = root
-    else:  # the tree's name is not known in advance
-        where = root / ".stepguard" / "trees"
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site" / "sitecustomize.py").write_text(
-            f"import glob, sys\nsys.path += glob.glob({str(where / '*/')!r})\n"
+    name = module = "only_new" if old else "only_old"
+    where = dragged = root
+    if not old:  # the tree's name is not known in advance
+        where, dragged, module = root / ".stepguard" / "trees", tmp_path, "drags_it_in"
+        (tmp_path / f"{module}.py").write_text(
+            f"import glob, sys\nsys.path += glob.glob({str(where / '*/')!r})\nimport {name}\n"
         )
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    evidence = run("late", {"module": name}, old=old)
+    monkeypatch.setenv("PYTHONPATH", str(dragged), prepend=os.pathsep)
+    evidence = run("late", {"module": module}, old=old)
     assert products(evidence) == (2 if old else 3)
     found = fault(evidence)
     assert (found.code, found.during) == ("OTHER_TREE", "launch 1, end")

@@ -1,9 +1,10 @@
 """Two real ranks, end to end: what is planted between them is caught by its counter and named.
 
-What is measured are clones of this repository, judged against a recording.
+What is measured is a clone of this repository, judged against a recording.
 """
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 from git_repositories import commit
@@ -55,37 +56,43 @@ CASE = Case(
 )
 
 
-def measured(folder, name, where=".") -> Evidence:
-    """The step of two gloo ranks in a clone with that plant, of a model that exchanges 1 MB."""
-    tree = clone_head(folder / where / name.replace(" ", "-"))
-    if name in PLANTS:
-        Change(((WORKLOADS, *PLANTS[name]),)).plant(tree)
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """A clone, of whose model the ranks exchange 1 MB."""
+    tree = clone_head(tmp_path_factory.mktemp("work") / "tree")
     Change((("model/config.py", NANO, SMALLER),)).plant(tree)
     commit(tree, "smaller")
-    revision, runs = current(tree, tree / "baselines"), folder / "runs" / tree.name
+    return tree
+
+
+def measured(tree, name="") -> Evidence:
+    """The step of two gloo ranks in the clone, with that plant, which is then taken out."""
+    clean = (tree / WORKLOADS).read_text()
+    if name:
+        Change(((WORKLOADS, *PLANTS[name]),)).plant(tree)
+        commit(tree, name)
+    place = tree.parent / (name or "clean")
+    revision = current(tree, tree / "baselines")
+    bench = Bench(tree, tree.parent / "cache", place, (), revision, "planted")
     with pytest.MonkeyPatch.context() as monkeypatch:
         shorten_launches(monkeypatch)
-        return measure_launches(CASE, Bench(tree, folder / "cache", runs, (), revision, "planted"))
+        found = measure_launches(CASE, bench)
+    (tree / WORKLOADS).write_text(clean)
+    return found
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A place for clones, with one compile cache."""
-    return tmp_path_factory.mktemp("work")
-
-
-@pytest.fixture(scope="module")
-def clean(folder) -> Evidence:
+def clean(tree) -> Evidence:
     """Without a plant."""
-    return measured(folder, "nothing", "clean")
+    return measured(tree)
 
 
 @pytest.fixture(scope="module")
-def verdicts(folder, clean) -> dict[str, Verdict]:
+def verdicts(tree, clean) -> dict[str, Verdict]:
     """By plant: the verdict against a recording of the clean step."""
     recorded = Epoch(reason="clean", recordings=[recording_of(clean)])
     judged = partial(judge, entry=Entry(case=clean.case, epochs=[recorded]))
-    return {name: judged(measured(folder, name)) for name in PLANTS}
+    return {name: judged(measured(tree, name)) for name in PLANTS}
 
 
 def moved(verdict: Verdict) -> dict[str, list[float | None]]:

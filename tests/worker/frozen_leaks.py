@@ -53,7 +53,8 @@ def seen(hidden, freezes):
         kept.append(torch.zeros(1000, dtype=torch.uint8))
         if freeze:
             gc.freeze()
-        found.append(sum(thing is one for thing in live_objects(hidden) for one in kept))
+        alive = {*map(id, live_objects(hidden))}
+        found.append(sum(id(one) in alive for one in kept))
     return found
 
 

@@ -19,6 +19,7 @@ from forks import in_a_fork
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepguard.machine.inherited import inherited_now
 from stepguard.worker.count import compiler
 from stepguard.worker.count.compiler import Recompiles, graph_breaks, recompile_limits
 from stepguard.worker.count.counting import Tally, count_compiler
@@ -485,6 +486,23 @@ def test_a_warm_cache_changes_no_count(clean, tmp_path):
     *_, kernels = cold[1]
     assert kernels > 0
     assert cold[3] == [0, 0, 1, 1]
+
+
+def changes_of_compiling(names):
+    """What a launch would not inherit once torch has compiled, and which of these names are set."""
+    for name in names:
+        os.environ.pop(name, None)
+    torch._inductor.config.cpp_cache_precompile_headers = False  # as above
+    before = inherited_now()
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
+    return [before.changes(inherited_now()), [name for name in names if name in os.environ]]
+
+
+def test_torch_in_pytests_own_process_is_no_change():
+    """Tests beside the cases may compile: torch then sets variables by itself."""
+    importlib.import_module("torch._inductor.compile_fx")
+    names = ["TORCHINDUCTOR_CACHE_DIR", "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"]
+    assert in_a_fork(partial(changes_of_compiling, names)) == {"is": [[], names]}
 
 
 @pytest.mark.parametrize("counted", ["fxgraph_cache_miss", "fxgraph_cache_bypass", ""])

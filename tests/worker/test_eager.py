@@ -21,6 +21,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.time_causes import site_of
+from stepguard.worker.count import sync_candidates
 from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.count.tensor_devices import Placement
@@ -265,6 +266,7 @@ def test_a_step_with_another_number_is_unstable():
 def test_the_workloads_do_not_wait(factory, precision, monkeypatch):
     """A clean step has no candidate: nothing is to be mended where nothing waits."""
     monkeypatch.setitem(SIZES, "tiny", TINY)
+    monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 3)  # every step does the same
     made = dict(size="tiny", batch=1, seq=16, precision=precision, compile=False, device="cpu")
     phases, tally, placement = Phases(), Tally(), Placement()
     with placement.observed():

@@ -4,7 +4,7 @@ import os
 import py_compile
 from py_compile import PycInvalidationMode
 
-from quick_launches import launch_spec
+from quick_launches import be_patient, fork_agents, launch_spec
 
 from stepguard.launch.worker_group import WorkerGroup
 
@@ -26,6 +26,8 @@ def test_bytecode_of_another_source_is_not_run(tmp_path, monkeypatch):
     """By time and size, or unchecked: in the working directory, in a package, and elsewhere in the
     repository. What is installed there is loaded as always, and a module of bytecode alone, too.
     """
+    be_patient(monkeypatch)
+    fork_agents(monkeypatch)
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     root = tmp_path / "project"
     (tmp_path / ".git").mkdir()

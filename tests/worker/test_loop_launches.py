@@ -2,7 +2,7 @@
 
 import pytest
 from leftovers import environment
-from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
+from quick_launches import BUSY_LIMIT_S, OPTIMIZERS, be_patient, fork_agents, launch_spec
 
 from stepguard.core.case import Case, Loop
 from stepguard.launch.diagnosis import LaunchFailed
@@ -66,7 +66,7 @@ def test_several_ranks_make_their_own_group(tmp_path):
     """
     (tmp_path / "train.py").write_text(DDP)
     case = Case("x", "train.py", device="cpu", world_size=2, launches=1)
-    with WorkerGroup(launch_spec(tmp_path, world_size=2)) as group:
+    with WorkerGroup(launch_spec(tmp_path, world_size=2, shared=OPTIMIZERS)) as group:
         group.hello()
         prepared = ask(group, "prepare", case=case.as_dict())
         assert [rank["tokens_per_step"] for rank in prepared] == [0, 0]
@@ -79,7 +79,7 @@ def test_one_rank_makes_its_own_group_where_that_is_asked_for(tmp_path):
     """A script that is only ever started by torchrun: it reads RANK, and exchanges with itself."""
     (tmp_path / "train.py").write_text("import os\nassert os.environ['RANK'] == '0'\n" + DDP)
     case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(torchrun=True))
-    with WorkerGroup(launch_spec(tmp_path)) as group:
+    with WorkerGroup(launch_spec(tmp_path, shared=OPTIMIZERS)) as group:
         group.hello()
         ask(group, "prepare", case=case.as_dict())
         ask(group, "first_step")
@@ -112,7 +112,7 @@ def test_the_first_step_of_a_script_takes_all_that_comes_before_it(tmp_path):
     """It has compiled, and run steps, when it stops for the first time. Only a lower bound."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(0.5)\n" + DDP)
     case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(torchrun=True))
-    with WorkerGroup(launch_spec(tmp_path)) as group:
+    with WorkerGroup(launch_spec(tmp_path, shared=OPTIMIZERS)) as group:
         group.hello()
         ask(group, "prepare", case=case.as_dict())
         (first,) = ask(group, "first_step")
@@ -189,7 +189,7 @@ def test_a_script_that_profiles_itself(tmp_path, how):
     """A process has one profiler, which the counts need: one sentence says so."""
     (tmp_path / "train.py").write_text(PROFILED + PROFILES[how])
     case = Case("x", "train.py", device="cpu", launches=1)
-    with WorkerGroup(launch_spec(tmp_path)) as group:
+    with WorkerGroup(launch_spec(tmp_path, shared=OPTIMIZERS)) as group:
         group.hello()
         ask(group, "prepare", case=case.as_dict(), timed_s=1.0)
         ask(group, "block", steps=1)

@@ -696,14 +696,17 @@ for number, batch in enumerate(batches):
 }
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_library_s_loop_needs_no_adapter(script, library):
+@pytest.mark.parametrize(
+    ("package", "libraries"),
+    [("accelerate", ["accelerate"]), ("lightning", ["fabric", "lightning"])],
+)
+def test_a_library_s_loop_needs_no_adapter(script, package, libraries):
     """Its optimizer's step ends a step, in which two passes are accumulated."""
     # Not imported here: lightning sets a variable, and later launches of this process start cold.
-    if not find_spec("accelerate" if library == "accelerate" else "lightning"):
-        pytest.skip(f"{library} is not installed")
-    make = script(LIBRARIES[library])
-    assert in_a_fork(lambda: journal_of(make, 3)) == {"is": ["pp"] * 3}
+    if not find_spec(package):
+        pytest.skip(f"{package} is not installed")
+    found = in_a_fork(lambda: {one: journal_of(script(LIBRARIES[one]), 3) for one in libraries})
+    assert found == {"is": dict.fromkeys(libraries, ["pp"] * 3)}
 
 
 def test_a_mark_costs_nothing_and_imports_no_torch():

@@ -42,19 +42,21 @@ from stepguard.trace.kernel_classes import COMMUNICATION
 
 LEAST_PAIRS, PROFILED_PAIRS = 2, 4
 # In percent of a step, for kernels that differ. A choice: an eighth and a quarter of a step's
-# margins. A kernel of a tenth of a step scatters by 0.03 % of it in the mean of two pairs.
+# margins. In the mean of two pairs, a kernel that takes a tenth of a step scatters by 0.05 % of the
+# step.
 KERNEL_MARGINS = Margins(0.025, 0.125)
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
-# Kernels that overlap can take longer without the step. Where they follow each other they take
-# 1.0001 of the time in which the GPU computes (H200s, 2026-11-26).
+# If kernels overlap, they can take longer although the step does not. The sum of their times may be
+# at most so many times the time in which the GPU computes. Of kernels that follow each other it is
+# 1.0001 (H200s, 2026-11-26).
 OVERLAP = 1.005
 # The idle time of a profile differs from launch to launch, by 0.05 % of a step (a standard
 # deviation; 16 launches of one code on H200s, 2026-11-26). A larger difference counts. Copies and
 # overlap differ by 0.004 %, so all of their difference counts.
 IDLE_LIMIT = 0.001
-# An equal kernel may be off its class's pace by so many standard deviations. Beyond that the change
-# reaches further than the kernels that differ. In pairs of equal launches, put together anew, the
-# farthest of 93 kernels was at 3.8.
+# An equal kernel may be off its class's pace by so many standard deviations. If it is further off,
+# the change reaches kernels that do not differ. In launches of equal code that were paired anew,
+# the farthest of 93 kernels was at 3.8.
 MOVED_SDS = 5.0
 
 
@@ -202,18 +204,21 @@ def _beside_kernels(comparison: Comparison) -> float:
     """
     head, base = (_profile(side.counted) for side in (comparison.head, comparison.base))
     step_us = mean(base.parts.step_us)
-    copies, base_copies = (_busy_us(one) - _kernels_us(one) for one in (head, base))
-    idle = (mean(head.parts.idle_us) - mean(base.parts.idle_us)) / step_us
-    counts = idle if abs(idle) > IDLE_LIMIT else 0.0
-    return math.log1p((copies - base_copies) / step_us + counts)
+    # Copies, without the time in which kernels overlap.
+    copies_us = (_busy_us(head) - _kernels_us(head)) - (_busy_us(base) - _kernels_us(base))
+    idle_us = mean(head.parts.idle_us) - mean(base.parts.idle_us)
+    if abs(idle_us) <= IDLE_LIMIT * step_us:
+        idle_us = 0.0
+    return math.log1p((copies_us + idle_us) / step_us)
 
 
 def _in_step(kernels: Bounds, steps: Sequence[float]) -> tuple[float, float]:
     """Return how much longer the step takes, and at most, as log-ratios.
 
-    It is the middle of what the kernels allow, and the mean of the steps, weighted by their
-    variances. In the range all is as likely. If the steps are even slower than the kernels explain,
-    the steps alone say it: otherwise a waiver would allow what no kernel shows.
+    It is a mean of two figures, weighted by their variances. One is the middle of the range that
+    the kernels allow, in which every value counts as equally likely. The other is the mean of the
+    steps. If the steps are slower than the kernels explain, only the steps count: otherwise a
+    waiver would allow what no kernel shows.
     """
     if unexplained_sds(steps, [kernels.mean]) > PAIR_SDS:
         by_steps = bounds(steps)
@@ -248,9 +253,9 @@ def _slowdown_excluded(comparison: Comparison) -> bool:
 
 
 def bounds_of(log_ratios: Sequence[float], known: Prior, alpha: float = ALPHA) -> Bounds:
-    """Return the bounds on what kernels do to a step, given what they take longer in each pair, as
-    a log-ratio of the step, and their known scatter. The step takes longer by POWER_SHARE of it at
-    least.
+    """Return the bounds on how much longer a step takes, as a log-ratio: from POWER_SHARE of what
+    its kernels take longer, to all of it. ``log_ratios`` has what they take longer in each pair, as
+    a log-ratio of the step. ``known`` is how that scatters.
     """
     found = bounds(log_ratios, known, LEAST_PAIRS, alpha)
     low, high = POWER_SHARE * found.low, POWER_SHARE * found.high
