@@ -231,14 +231,14 @@ def _in_step(kernels: Bounds, steps: Sequence[float]) -> tuple[float, float]:
 
 
 def _contradicted(comparison: Comparison, status: Status, explained: Sequence[float]) -> bool:
-    """Tell whether the steps contradict what the kernels say. Steps that are even slower, or that
-    scatter, do not contradict SLOWER. Steps that wait for the host do: longer kernels then cost
-    nothing.
+    """Tell whether the steps contradict what the kernels say. SLOWER is contradicted by steps that
+    are less slow, and by a host that is hardly ahead: then longer kernels may cost nothing. Steps
+    that are even slower, or that scatter, do not contradict it.
     """
     if status is Status.SLOWER:
         launches = (*comparison.head.launches, *comparison.base.launches)
-        bound = all(map(ahead, launches))
-        return not bound or not unexplained_sds(comparison.log_ratios(), explained) >= -PAIR_SDS
+        as_slow = unexplained_sds(comparison.log_ratios(), explained) >= -PAIR_SDS
+        return not as_slow or not all(map(ahead, launches))
     return bool(unusual(comparison, explained)) or not _slowdown_excluded(comparison)
 
 
