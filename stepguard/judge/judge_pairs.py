@@ -16,6 +16,7 @@ that rose still fails, unless the step is FASTER.
 import math
 from collections.abc import Iterable
 from datetime import date
+from statistics import fmean
 from typing import Any
 
 from msgspec import structs
@@ -264,11 +265,12 @@ def _compared(comparison: Comparison) -> Findings:
 
 def _shown_by_time(comparison: Comparison, decided: Decision | None) -> Status | None:
     """Return what a GPU's time says beside counters; None if no time is judged. A gain that the
-    case's margin ignores shows only in kernels. It pays for no cost, so it counts as `same`.
+    case's margin ignores, or that the steps' mean lacks, shows only in kernels. It pays for no
+    cost, so it counts as `same`.
     """
     if decided is None or not comparison.head.on_gpu:
         return None
-    gain = -math.log1p(decided.high_pct / 100)
+    gain = -max(math.log1p(decided.high_pct / 100), fmean(comparison.log_ratios()))
     ignored = decided.status is Status.FASTER and gain <= comparison.margins.ignore
     return Status.SAME if ignored else decided.status
 

@@ -7,7 +7,7 @@ differ give one difference a pair of launches, in percent of a step.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -142,6 +142,15 @@ def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
     return tuple(times)
 
 
+def with_machine_code_of(counted: Profile, profile: Profile) -> Profile:
+    """Return the profile, with the machine code of the kernels that the counted profile has, too.
+    Only a counting pass reads it.
+    """
+    known = {(row.key, row.code): row.machine_code for row in counted.kernels}
+    rows = (replace(row, machine_code=known.get((row.key, row.code))) for row in profile.kernels)
+    return replace(profile, kernels=tuple(rows))
+
+
 def _difference(one: Match) -> str:
     """Return how the two sides of a match differ; empty if they do not."""
     if one.how not in (How.SAME, How.RENAMED) or one.other_names:
@@ -156,7 +165,16 @@ def _difference(one: Match) -> str:
         return "shape"
     if one.other_work:
         return "work"
-    # The hash has the name, and so the compiler's number, in it.
+    return "code" if _other_code(one) else ""
+
+
+def _other_code(one: Match) -> bool:
+    """Tell whether the compiler generated other code. The hash of a source has the name, and so the
+    compiler's number, in it. The machine code of kernels with other numbers has not.
+    """
     codes = [{(row.name, row.code) for row in side} for side in (one.before, one.after)]
     names = [{name for name, _ in side} for side in codes]
-    return "code" if names[0] == names[1] and codes[0] != codes[1] else ""
+    if names[0] == names[1]:
+        return codes[0] != codes[1]
+    machine = [{row.machine_code for row in side} for side in (one.before, one.after)]
+    return None not in machine[0] | machine[1] and machine[0] != machine[1]

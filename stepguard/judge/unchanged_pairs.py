@@ -49,6 +49,8 @@ def why_not_bound(counts: Counts) -> str:
     if profile is None or profile.incomplete or profile.lost_share:
         return "a profile is not whole"
     for rank in counts.parts_by_rank or (profile.parts,):
+        if not mean(rank.step_us) > 0:
+            return "a profile has no step"
         idle = mean(rank.idle_us) / mean(rank.step_us)
         if not 0 <= idle <= IDLE_SHARE:
             return f"a GPU is idle for {100 * idle:.1f} % of a step"

@@ -19,7 +19,7 @@ from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
-from stepguard.judge.kernel_times import times_as_counted
+from stepguard.judge.kernel_times import times_as_counted, with_machine_code_of
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
@@ -248,7 +248,8 @@ class CaseWorkers:
         launch; empty if it has other kernels, or lost some.
 
         The counting launch may have compiled, and so run forms of kernels that are not kept. The
-        first pair's profile then becomes that of the case.
+        first pair's profile then becomes that of the case, with the machine code of the kernels
+        that were counted.
         """
         if self.counts is None or self.counts.profile is None:
             return ()
@@ -256,6 +257,7 @@ class CaseWorkers:
         if not times_us and not any(launch.kernels_us for launch in self.launches):
             times_us = times_as_counted(profile, profile)
             if times_us:
+                profile = with_machine_code_of(self.counts.profile, profile)
                 self.counts = replace(self.counts, profile=profile)
         return times_us
 

@@ -16,6 +16,7 @@ import stepguard.measure.launches
 import stepguard.measure.pair_run
 from stepguard import Case
 from stepguard.core.evidence import Disturbance, Fault
+from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import Margins
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
@@ -601,6 +602,7 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
 # kernels that differ
 
 GELU = "triton_poi_fused_gelu_view_9"
+CODE = MachineCode(128, 0, 0, 1280, 0, 0, 0)
 
 
 @pytest.fixture
@@ -608,6 +610,15 @@ def differing(world):
     """HEAD has another source of a kernel, which takes 0.3 % of the step longer."""
     world.step_ms = {"head": 250.0 * 1.003, "base": 250.0}
     world.profiles = {"base": profile(), "head": longer(edited(profile(), GELU), GELU, 750.0)}
+
+
+def with_code(known, only=None):
+    """The profile, with the machine code of the kernels with these keys; by default of all."""
+    rows = (
+        replace(row, machine_code=CODE if only is None or row.key in only else None)
+        for row in known.kernels
+    )
+    return replace(known, kernels=tuple(rows))
 
 
 def profiles(world):
@@ -665,14 +676,18 @@ def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
 
 
 def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, differing):
-    """The counting launch compiled, and chose other grids than are kept for later launches."""
+    """The counting launch compiled, and chose other grids than are kept for later launches. What
+    only a counting pass reads stays, of the kernels that ran in the same form.
+    """
     warm = {"head": world.profiles["head"], "base": world.profiles["base"]}
     pairs = [f"pair {n} {side}" for n in range(1, 5) for side in warm]
     world.profiled = {label: warm[label.split()[-1]] for label in pairs}
-    world.profiles["base"] = profile(COLD)
+    world.profiles["base"] = with_code(profile(COLD))
     found = measure(wants_another_pair, GPU, files=FILES)
     assert [len(one.kernels_us) for one in found.base.launches] == [93, 93]
-    assert found.base.counts.profile == warm["base"]
+    cold, kept = ({row.key for row in one.kernels} for one in (profile(COLD), warm["base"]))
+    assert 80 < len(cold & kept) < len(kept)
+    assert found.base.counts.profile == with_code(warm["base"], cold)
     assert judge_ab(found).reason is Reason.CHANGED_KERNELS
 
 

@@ -61,8 +61,8 @@ RULES = (
         "the kernels that differ",
         changed_kernels.rule,
         (Status.SLOWER, Status.FASTER, Status.SAME),
-        "kernels that take as long are SLOWER in under 0.02 %; a slowdown that no kernel shows, as "
-        "large as the matter margin, passes in at most 8 %: "
+        "kernels that take as long are SLOWER in under 0.02 %; a step slower by the matter "
+        "margin passes in at most 8 %: "
         "tests/judge/ab/test_changed_kernels.py",
     ),
     Rule(
