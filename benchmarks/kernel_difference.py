@@ -137,7 +137,7 @@ def step_differences_pct(pairs: Sequence[LaunchPair]) -> list[float]:
 
 def judged(kernels_pct: Sequence[float], steps_pct: Sequence[float], known: Prior) -> Judged:
     """Judge the pairs' differences of the kernels that differ as the rule does. Unprofiled steps
-    that get less slow than these kernels, by more than their noise, forbid a slowdown.
+    forbid a slowdown if they are less slow than POWER_SHARE of it, by more than their noise.
     """
     logs = [math.log1p(pct / 100) for pct in kernels_pct]
     sds = unexplained_sds([step / 100 for step in steps_pct], logs)

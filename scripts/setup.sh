@@ -101,9 +101,9 @@ install() {
     rm -f "$unfinished"
 }
 
-# Writes the bytecode that is missing; most of what no launch imports is left out, and a file for a newer
-# Python does not compile. Not left to the first import: where Python is told to
-# write no bytecode, every launch would compile torch.
+# Writes the bytecode that is missing. Most of what no launch imports is left out, and a file for a
+# newer Python does not compile. The first import is too late: where Python is told to write no
+# bytecode, every launch would compile torch.
 compile() {
     local unused='tests?|testing/_internal|benchmarks?|_vendor|pip|fontTools|pygments/lexers|mypyc?'
     unused+='|transformers/(models|exporters|pipelines|cli)|accelerate/(commands|test_utils)'

@@ -32,6 +32,10 @@ SCATTER_SHARE, LEAST_SCATTER_PCT = 0.008, 0.004
 # Weight of this knowledge in degrees of freedom. If the true value is twice as large, a rule with
 # three analyses errs by 0.11 % instead of 0.015 %, and hardly at all if it is smaller.
 SCATTER_DEGREES = 8.0
+# At a power cap a kernel that draws less power than the cap lets the rest of the step run faster.
+# If it takes longer, the step takes longer by a share of that: the kernel's power divided by the
+# cap. For GELU on an H100 the share was two thirds (2026-11-26). A choice: no share is below half.
+POWER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,14 @@ class Times:
             else:
                 text = "hardly any kernel is equal on both sides: there is no pace to take out"
                 raise ValueError(text)
+
+
+def range_in_step(kernels: float) -> tuple[float, float]:
+    """Return the least and the most that a step may take longer if its kernels take so much longer.
+    All are log-ratios of the step.
+    """
+    least, most = sorted((POWER_SHARE * kernels, kernels))
+    return least, most
 
 
 def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:

@@ -15,6 +15,7 @@ from stepguard.core.evidence import Counts, Launch
 from stepguard.core.margins import ALPHA, PRIOR
 from stepguard.core.profile import mean
 from stepguard.judge.compare_profiles import IDLE_SHARE
+from stepguard.judge.kernel_times import range_in_step
 from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 
@@ -24,10 +25,6 @@ from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 # room in the queue.
 HOST_SHARE = 0.8
 PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
-# At a power cap a kernel that draws less power than the cap lets the rest of the step run faster.
-# If it takes longer, the step takes longer by a share of that: the kernel's power divided by the
-# cap. For GELU on an H100 the share was two thirds (2026-11-26). A choice: no share is below half.
-POWER_SHARE = 0.5
 # A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
 # train steps on H200s (studies/judge_power) its standard deviation was 0.45 %, and the largest rise
 # 0.96 %. In seven pairs of `forward` these were 0.8 and 1.1 %.
@@ -82,14 +79,6 @@ def unusual(comparison: Comparison, explained: Sequence[float] = ()) -> str:
     # The level is that of a single case: with a stricter level more patterns would pass here.
     slower = of_pairs(replace(comparison, alpha=ALPHA), least=1)
     return "steps get slower" if slower else ""
-
-
-def range_in_step(kernels: float) -> tuple[float, float]:
-    """Return the least and the most that a step may take longer if its kernels take so much longer.
-    All are log-ratios of the step.
-    """
-    least, most = sorted((POWER_SHARE * kernels, kernels))
-    return least, most
 
 
 def unexplained_sds(steps: Sequence[float], explained: Sequence[float] = ()) -> float:

@@ -243,22 +243,23 @@ class CaseWorkers:
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}
         self.counts = replace(counts, information=counts.information | cold)
 
-    def times_of_kernels(self, profile: Profile) -> tuple[float, ...]:
-        """Return the us a step of each kernel of the case's profile, by the profile of a pair's
-        launch; empty if it has other kernels, or lost some.
+    def take_profile(self, profile: Profile) -> tuple[float, ...]:
+        """Take the profile of a pair's launch. Return the us a step of each kernel of the case's
+        profile; empty if this one has other kernels, or lost some.
 
-        The counting launch may have compiled, and so run forms of kernels that are not kept. The
-        first pair's profile then becomes that of the case, with the machine code of the kernels
-        that were counted.
+        The counting launch may have compiled, and so run forms of kernels that are not kept. Then
+        the first pair's profile becomes that of the case, with the machine code of the kernels that
+        were counted.
         """
         if self.counts is None or self.counts.profile is None:
             return ()
         times_us = times_as_counted(self.counts.profile, profile)
-        if not times_us and not any(launch.kernels_us for launch in self.launches):
-            times_us = times_as_counted(profile, profile)
-            if times_us:
-                profile = with_machine_code_of(self.counts.profile, profile)
-                self.counts = replace(self.counts, profile=profile)
+        if times_us or any(launch.kernels_us for launch in self.launches):
+            return times_us
+        times_us = times_as_counted(profile, profile)  # empty if it is not whole
+        if times_us:
+            profile = with_machine_code_of(self.counts.profile, profile)
+            self.counts = replace(self.counts, profile=profile)
         return times_us
 
     @property

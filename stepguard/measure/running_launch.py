@@ -242,7 +242,7 @@ class RunningLaunch:
         self.show("profile")
         self.run(lead)
         if kept := self.ask("profile")[0]["profile"]:
-            self._kernels_us = self.workers.times_of_kernels(msgspec.convert(kept, Profile))
+            self._kernels_us = self.workers.take_profile(msgspec.convert(kept, Profile))
 
     def park(self) -> None:
         """Give the cached memory back, and idle until the next command."""

@@ -93,7 +93,6 @@ def modules(package: str) -> dict[str, dict[str, str]]:
 
 def _loaded() -> Iterator[tuple[str, str]]:
     """Yield the name and the resolved path of every module in a file or in an archive."""
-
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and (path := _real_file(file)):

@@ -25,15 +25,13 @@ from stepguard.core.profile import Profile, less, mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
+from stepguard.judge.kernel_times import POWER_SHARE, Floats, Mask, Matched, Times, range_in_step
 from stepguard.judge.pair_statistics import Bounds, Figures, bounds
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.sequential_plan import BETA
 from stepguard.judge.unchanged_pairs import (
     PAIR_SDS,
-    POWER_SHARE,
     ahead,
-    range_in_step,
     unexplained_sds,
     unusual,
     why_not_bound,

@@ -24,7 +24,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
-from stepguard.judge.kernel_times import Matched, times_as_counted
+from stepguard.judge.kernel_times import POWER_SHARE, Matched, times_as_counted
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules.changed_kernels import (
     EQUAL_SHARE,
@@ -44,7 +44,6 @@ from stepguard.judge.sequential_plan import BETA
 from stepguard.judge.unchanged_pairs import (
     HOST_SHARE,
     PAIR_SDS,
-    POWER_SHARE,
     RISE_LIMIT,
     UNTIMED_LIMIT,
 )
