@@ -10,7 +10,7 @@ import json
 import quick_ranks  # noqa: F401  no profiler imports the compiler
 import torch
 
-from stepguard.worker.count.collector import live_objects
+from stepguard.worker.count.collector import live_objects, note_frozen
 from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.memory_counters import count_memory, live_tensor_bytes
 from stepguard.worker.count.tally import RankStep, Tally
@@ -59,11 +59,11 @@ def seen(hidden, freezes):
 
 
 def hide():
-    """Freeze all, as an agent does before it forks a rank; the number of objects."""
+    """Freeze all, as an agent does before it forks a rank; the key of what is frozen."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    return gc.get_freeze_count()
+    return note_frozen()
 
 
 if __name__ == "__main__":
