@@ -20,24 +20,21 @@ def leaks(hidden):
     """Bytes a step that are counted of steps whose tensors the collector does not see."""
     weight, kept = torch.ones(250, requires_grad=True), []
 
-    def storage():
+    def held():
+        """A bare storage, and a graph that keeps a product's factor."""
         kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
-
-    def graph():
         kept.append((weight * torch.ones(250)).grad_fn)
 
     def frozen():
-        kept.append(torch.zeros(1000, dtype=torch.uint8))
+        """Garbage, and a tensor."""
+        made = [torch.zeros(1000, dtype=torch.uint8)]
+        made.append(made)
+        kept.append(torch.zeros(3000, dtype=torch.uint8))
         gc.freeze()
         gc.disable()
 
-    def cycle():
-        made = [torch.zeros(1000, dtype=torch.uint8)]
-        made.append(made)
-        gc.freeze()
-
     found = {}
-    for step in (storage, graph, cycle, frozen):
+    for step in (held, frozen):
         tally, counted = Tally(), RankStep(step, torch.device("cpu"), frozen=hidden)
         count_memory(tally, counted, LeakSteps(counted).run)
         found[step.__name__] = tally.values["leaked_bytes_per_step"]
