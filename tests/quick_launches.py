@@ -37,7 +37,8 @@ PROTOCOL = Protocol(
     segment_s=0.004,
     settling_segments=1,
 )
-PAIR_TIMING = PairTiming(0.005, 0.03, Protocol(0.03, 0.3, 0.015, 0.5, blocks=2, block_s=0.03), ahead=1)
+PAIR_WARMUP = Protocol(0.03, 0.3, 0.015, 0.5, blocks=2, block_s=0.03)
+PAIR_TIMING = PairTiming(0.005, 0.03, PAIR_WARMUP, ahead=1)
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
 START_COLD = torchrun.spawn

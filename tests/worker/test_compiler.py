@@ -448,10 +448,11 @@ def test_who_compiles_nothing_pays_nothing():
 
 
 def compile_quickly():
-    """Compile no header ahead, which is not worth it for a kernel or two; and no programs only to
-    see whether the compiler can build for this CPU.
+    """Compile no header ahead, which is not worth it for a kernel or two; none for vectors, which
+    take the compiler two seconds; and no programs only to see whether it can build for this CPU.
     """
     torch._inductor.config.cpp_cache_precompile_headers = False
+    torch._inductor.config.cpp.simdlen = 0
     torch._inductor.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
 
 
