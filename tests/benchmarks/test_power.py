@@ -3,10 +3,12 @@
 import json
 import shutil
 import subprocess
+import sys
 from argparse import Namespace
 
 import msgspec
 import pytest
+from agent_forks import QUICK_PYTHON
 from builders import entry
 from comparisons import comparison_of
 from run_documents import measured
@@ -157,7 +159,8 @@ def test_a_lever_is_judged_by_a_case_of_its_own(tmp_path, monkeypatch):
 def test_the_command_selects_its_case(case, tmp_path):
     """One case and no other, whether it is in the core suite or an extended one."""
     command = command_of(case, "HEAD", tmp_path / "power.json", 300.0)
-    command += ["--collect-only"]
+    assert command[0] == sys.executable
+    command = [*QUICK_PYTHON, *command[1:], "--collect-only"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert f"<Function test_{case}>" in ran.stdout
     assert "1 test collected" in ran.stdout
