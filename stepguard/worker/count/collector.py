@@ -61,12 +61,13 @@ def with_finalizer() -> list[Any]:
     some at any time.
     """
     things = gc.get_objects() if threading.active_count() == 1 else []
+    kinds = [*map(type, things)]
     # By id: a metaclass may compare classes, and then they have no hash.
-    kinds = {id(type(thing)): type(thing) for thing in things}
+    by_id = {id(kind): kind for kind in kinds}
     finalized = {
-        key for key, kind in kinds.items() if any("__del__" in vars(base) for base in kind.__mro__)
+        key for key, kind in by_id.items() if any("__del__" in vars(base) for base in kind.__mro__)
     }
-    return [thing for thing in things if id(type(thing)) in finalized]
+    return [thing for thing, kind in zip(things, kinds, strict=True) if id(kind) in finalized]
 
 
 def collect_frozen(frozen: int) -> int:
@@ -87,7 +88,7 @@ def hides_more(frozen: int) -> bool:
     key. They were frozen with a mark. With the key 0 the first call tells whether any are frozen.
     """
     if mark := _marks.get(frozen):
-        hidden = all(thing is not mark for thing in gc.get_objects())
+        hidden = id(mark) not in map(id, gc.get_objects())
     else:
         hidden = gc.get_freeze_count() > frozen
     _marks[frozen] = _Mark()  # the caller, too, may freeze it

@@ -248,13 +248,13 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     """Return the tensors on a kind of device that Python can reach."""
-    tensors = (thing for thing in live_objects(frozen) if _has_bytes(type(thing)))
-    return [tensor for tensor in tensors if tensor.device.type == kind]
+    things, tensor_class = live_objects(frozen), torch.Tensor
+    tensors = [thing for thing in things if issubclass(type(thing), tensor_class)]
+    return [one for one in tensors if _has_bytes(type(one)) and one.device.type == kind]
 
 
 def _has_bytes(kind: Any) -> bool:
     """Tell whether tensors of a class have the bytes that they report. A class with its own
     __torch_dispatch__ wraps other tensors, or has no bytes (FakeTensor).
     """
-    plain = torch.Tensor.__torch_dispatch__
-    return issubclass(kind, torch.Tensor) and kind.__torch_dispatch__ is plain
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
