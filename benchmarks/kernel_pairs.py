@@ -186,7 +186,8 @@ class Card:
         """Run untimed steps, then profile a launch. Return the kernels' times step by step."""
         launch.run(block_steps(self.timing.lead_s, launch.warmup.step_s))
         launch.show("profile")
-        answer = launch.ask("profile")[0]
+        launch.ask("profile")
+        answer = launch.ask("kernels")[0]
         if answer["profile"] is None:
             return {"problem": answer["problem"] or "a CPU has no kernels"}
         profile = msgspec.convert(answer["profile"], Profile)

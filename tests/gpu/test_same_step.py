@@ -11,7 +11,11 @@ import pytest
 import torch
 
 from stepguard.judge.kernel_times import times_as_counted
-from stepguard.worker.count.profiled_steps import count_profiled, profile_steps
+from stepguard.worker.count.profiled_steps import (
+    count_profiled,
+    read_all,
+    take_profile,
+)
 from stepguard.worker.count.tally import RankStep, Tally
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -96,14 +100,19 @@ def test_the_same_step_is_the_same():
 
 
 def test_another_profile_has_the_counted_kernels():
-    """As a pair's launch takes it, after other steps; one that launches a kernel more has not."""
+    """As a pair's launch takes it, after other steps; one that launches a kernel more has not. Read
+    alone, after other steps, it is the one that the counting pass reads of the same trace.
+    """
     one, other = Step(), Step(lambda step: step.a.sum())
     counted = tally(one).profile
     one()
-    again, more = (profile_steps(RankStep(step, torch.device("cuda"))) for step in (one, other))
-    times_us = times_as_counted(counted, again.profile)
+    again, more = (take_profile(RankStep(step, torch.device("cuda"))) for step in (one, other))
+    one()
+    profile, problem = again.kernels()
+    assert profile == read_all(again).profile and not problem
+    times_us = times_as_counted(counted, profile)
     assert len(times_us) == len(counted.kernels) and min(times_us) > 0
-    assert times_as_counted(counted, more.profile) == ()
+    assert times_as_counted(counted, more.kernels()[0]) == ()
 
 
 @pytest.mark.parametrize("attack", [on_another_stream, in_a_thread])
