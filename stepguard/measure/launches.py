@@ -24,7 +24,7 @@ from stepguard.measure.launch_durations import protocol_of
 from stepguard.measure.pair import build_alone
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
 
-FIRST = "launch 1"
+FIRST, ONE_RANK = "launch 1", "one-rank launch"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
     # Only a case that gates its step time needs this launch. On a CPU, where few do, ranks slow
     # each other down by 50 to 200 %.
     if case.world_size > 1 and JUDGED_TIME in case.gates:
-        planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
+        planned.append(PlannedLaunch(ONE_RANK, True, False, alone=True))
     return planned
 
 
@@ -111,7 +111,7 @@ class _CaseRun:
         self.most_launches = self.case.launches + more_launches
         self.protocol = protocol_of(self.case)
         self._planned = planned_launches(self.case)  # the planned launches to come
-        self._importing: dict[PlannedLaunch, RunningLaunch] = {}
+        self._importing: dict[str, RunningLaunch] = {}  # by label
         self._only_compiled = 0  # how many launches were not timed because they compiled
         self.differences: list[Difference] = []
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
@@ -142,7 +142,8 @@ class _CaseRun:
     def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
         """Return the plan of a launch. A GPU's first launch is not timed if it compiled what no
         cache had: the compiler's trial runs leave other memory allocated, and the card idled
-        meanwhile. Another launch is then planned after the timed ones.
+        meanwhile. Another launch is then planned after the timed ones. The next timed one measures
+        the differences, so this one need not warm up.
         """
         first = plan.timed and self._numbered == 0
         if not (first and is_gpu(self.case.device) and launch.compiled_afresh):
@@ -151,7 +152,9 @@ class _CaseRun:
         label = f"launch {self.case.launches + 1}"
         before_one_rank = len(self._planned) - sum(planned.alone for planned in self._planned)
         self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
-        return replace(plan, timed=False)
+        at = next(index for index, planned in enumerate(self._planned) if planned.timed)
+        self._planned[at] = replace(self._planned[at], differences=plan.differences)
+        return replace(plan, timed=False, differences=())
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
         """Run one rank alone. Its result is only shown, so a failure is only noted: a workload need
@@ -166,8 +169,8 @@ class _CaseRun:
         """Run launches as long as one more is wanted. End a launch that imported for nothing."""
         while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
             self._run(self._one_more(1), self._one_more(2) if self._room(2) else None)
-        for plan in [plan for plan in self._importing if not plan.alone]:
-            self._importing.pop(plan).group.close()
+        for label in [label for label in self._importing if label != ONE_RANK]:
+            self._importing.pop(label).group.close()
 
     def _room(self, launches: int) -> bool:
         return len(self.workers.launches) + launches <= self.most_launches
@@ -196,10 +199,10 @@ class _CaseRun:
 
     def _run(self, plan: PlannedLaunch, following: PlannedLaunch | None) -> None:
         """Run one launch to its end. Meanwhile ``following`` imports."""
-        launch = self._importing.pop(plan, None) or self._start(plan)
+        launch = self._importing.pop(plan.label, None) or self._start(plan)
         launch.hello()
         if following:
-            self._importing[following] = self._start(following)
+            self._importing[following.label] = self._start(following)
         if not self._planned:  # the next case starts early even if this case wants another launch
             self.workers.start_ahead(FIRST)
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
