@@ -37,6 +37,19 @@ class PlannedLaunch:
     differences: tuple[str, ...] = ()
     alone: bool = False  # one rank of the case runs alone; its times are none of the case's
 
+    @property
+    def only_timed(self) -> bool:
+        """Tell whether the launch only adds times to those of the case's other launches."""
+        return self.timed and not (self.count or self.differences or self.alone)
+
+
+@dataclass(frozen=True)
+class Enough:
+    """Tells whether what was measured so far is enough: more could not change the verdict."""
+
+    launches: Callable[[Evidence], bool]
+    pairs: Callable[[Evidence, Difference], bool]  # of the difference; the evidence is without it
+
 
 def planned_launches(case: Case) -> list[PlannedLaunch]:
     """Return the launches of a case, in order.
@@ -69,15 +82,18 @@ def measure_launches(
     bench: Bench,
     progress: Progress = lambda text: None,
     wants_another: Callable[[Evidence], bool] = lambda evidence: False,
+    enough: Enough | None = None,
 ) -> Evidence:
     """Run all launches of a case, and return the evidence. ``wants_another`` is asked after the
-    planned launches, and after each further one. Failures of a workload or a worker raise nothing:
-    they are faults in the evidence.
+    planned launches, and after each further one. With ``enough``, planned launches that would only
+    be timed are left out once the timed ones are enough. Failures of a workload or a worker raise
+    nothing: they are faults in the evidence.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
         monitor, unfit = watch(case, bench, stack, ticker)
-        run = _CaseRun(CaseWorkers(case, bench, ticker, monitor, stack), bench.more_launches)
+        workers = CaseWorkers(case, bench, ticker, monitor, stack)
+        run = _CaseRun(workers, bench.more_launches, enough)
         if unfit:
             run.workers.faults.append(unfit)
         else:
@@ -106,9 +122,13 @@ def ask_ranks(
 
 
 class _CaseRun:
-    def __init__(self, workers: CaseWorkers, more_launches: int) -> None:
+    def __init__(
+        self, workers: CaseWorkers, more_launches: int, enough: Enough | None = None
+    ) -> None:
         self.case, self.workers = workers.case, workers
+        self.least_launches = self.case.launches  # timed; fewer if these are enough
         self.most_launches = self.case.launches + more_launches
+        self._enough = enough
         self.protocol = protocol_of(self.case)
         self._planned = planned_launches(self.case)  # the planned launches to come
         self._importing: dict[str, RunningLaunch] = {}  # by label
@@ -122,14 +142,13 @@ class _CaseRun:
             # An unsteady launch decides the verdict, however many launches follow.
             while self._planned and not self._unsteady():
                 plan = self._planned.pop(0)
+                if self._may_leave_out(plan):
+                    continue
                 if plan.alone:  # further launches come before it, since it lets other cards cool
                     self._more_launches(wants_another)
                     self._one_rank(plan)
                     return
-                following = self._planned[0] if self._planned else None
-                if following is None and self._may_want(wants_another):
-                    following = self._one_more(2)
-                self._run(plan, following)
+                self._run(plan, self._following(wants_another))
             self._more_launches(wants_another)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
@@ -138,6 +157,32 @@ class _CaseRun:
         """Tell whether a launch of a case that gates times never got steady."""
         gated = JUDGED_TIME in self.case.gates
         return gated and any(launch.steady for launch in self.workers.launches)
+
+    def _may_leave_out(self, plan: PlannedLaunch) -> bool:
+        """Tell whether a planned launch may be left out, since the timed ones are enough."""
+        done = len(self.workers.launches)
+        if self._enough is None or not done or not plan.only_timed:
+            return False
+        if not self._enough.launches(replace(self.evidence(), planned_launches=done)):
+            return False
+        self.least_launches = done
+        return True
+
+    def _likely_last(self) -> bool:
+        """Tell whether the launch that runs is likely the last: it is the first timed one, and one
+        is enough if nothing has changed.
+        """
+        rest_only_timed = all(plan.only_timed for plan in self._planned)
+        first = self._enough is not None and not self.workers.launches
+        return not self._planned or first and rest_only_timed
+
+    def _following(self, wants_another: Callable[[Evidence], bool]) -> PlannedLaunch | None:
+        """Return the launch of this case that imports while the one before it runs; None if it is
+        likely not wanted.
+        """
+        if self._planned:
+            return None if self._likely_last() else self._planned[0]
+        return self._one_more(2) if self._may_want(wants_another) else None
 
     def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
         """Return the plan of a launch. A GPU's first launch is not timed if it compiled what no
@@ -154,6 +199,8 @@ class _CaseRun:
         self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
         at = next(index for index, planned in enumerate(self._planned) if planned.timed)
         self._planned[at] = replace(self._planned[at], differences=plan.differences)
+        if (following := self._planned[0]).label not in self._importing:
+            self._importing[following.label] = self._start(following)
         return replace(plan, timed=False, differences=())
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
@@ -203,7 +250,8 @@ class _CaseRun:
         launch.hello()
         if following:
             self._importing[following.label] = self._start(following)
-        if not self._planned:  # the next case starts early even if this case wants another launch
+        # The next case starts early even if this case wants another launch.
+        if self._likely_last():
             self.workers.start_ahead(FIRST)
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
@@ -218,8 +266,7 @@ class _CaseRun:
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:
-            difference = measure_difference(name, launch, self.case.difference_pairs)
-            self.differences.append(difference)
+            self._measure_difference(name, launch)
         if plan.count:
             launch.count()
         launch.leave()
@@ -229,6 +276,16 @@ class _CaseRun:
             self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
         elif plan.timed:
             launches[-1] = launch.measured(self._numbered)  # now with all that followed its blocks
+
+    def _measure_difference(self, name: str, launch: RunningLaunch) -> None:
+        asked = self._enough
+
+        def enough(so_far: Difference) -> bool:
+            return asked is not None and asked.pairs(self.evidence(), so_far)
+
+        wanted = self.case.difference_pairs
+        found = measure_difference(name, launch, wanted, enough if asked else None)
+        self.differences.append(found)
 
     def _time(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         steps = block_steps(self.protocol.block_s, launch.warmup.step_s)
@@ -240,7 +297,7 @@ class _CaseRun:
     def evidence(self) -> Evidence:
         """Return what is known so far."""
         return self.workers.evidence(
-            planned_launches=self.case.launches,
+            planned_launches=self.least_launches,
             gates=self.case.gates,
             extended=self.case.extended,
             differences=tuple(self.differences),
