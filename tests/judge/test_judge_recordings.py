@@ -718,14 +718,17 @@ def test_one_launch_is_enough_far_inside_the_limit():
         ({"counts": Counts(COUNTS | {"host_syncs_per_step": 7}, {}, {})}, {}),
         ({"counts": Counts(COUNTS | {"launches_per_step": 1}, {}, {})}, {}),
         ({"faults": (Fault(Reason.RAISED, "x"),)}, {}),
-        ({"gates": ("flops_per_step",)}, {}),
         ({}, {"software": {"torch": "1.0"}}),
         ({}, {"times_ms": {}}),
     ],
 )
 def test_one_launch_is_not_enough_for_a_case_that_is_not_same(moved, past):
-    """A counter rose, or fell; it is not sound; its time is not gated; nothing can be compared."""
-    assert not enough_launches(one(250.0, **moved), one_recording(**past))
+    """A counter rose, or fell; it is not sound; nothing can be compared. If its time is not gated,
+    another launch would change nothing.
+    """
+    found = one(250.0, **moved)
+    assert not enough_launches(found, one_recording(**past))
+    assert enough_launches(replace(found, gates=("flops_per_step",)), one_recording(**past))
 
 
 @pytest.mark.parametrize("slow", [range(150, 300), range(112, 300, 7)])
