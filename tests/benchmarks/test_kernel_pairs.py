@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks import kernel_rates
-from benchmarks.changes import LONGER_GELU
 from benchmarks.kernel_difference import (
     Launch,
     Turn,
@@ -19,10 +18,9 @@ from benchmarks.kernel_difference import (
     times_of,
 )
 from benchmarks.kernel_pairs import (
+    ALIKE,
     CASES,
     NOTHING,
-    OWN_ATTENTION,
-    OWN_NOTHING,
     USUAL,
     Card,
     Trees,
@@ -31,6 +29,7 @@ from benchmarks.kernel_pairs import (
     merged,
     order_of,
 )
+from benchmarks.longer_kernels import BASES, LONGER_ATTENTION, LONGER_GELU, LONGER_PRODUCT
 from benchmarks.shared import GPT
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
@@ -319,14 +318,22 @@ def test_a_short_run_has_every_change():
 
 
 def test_the_base_of_a_change_differs_by_the_change_alone(tmp_path):
-    """An attention of our own is in both trees; of nothing they are equal."""
-    names = [NOTHING, [*LONGER_GELU][0], OWN_NOTHING, [*OWN_ATTENTION][1]]
+    """An attention or a product of our own is in both trees; of nothing they are equal."""
+    longer = [[*each][1] for each in (LONGER_GELU, LONGER_ATTENTION, LONGER_PRODUCT)]
+    names = [*ALIKE, *longer]
     trees = Trees.of(tmp_path, tmp_path / "cache", names)
     trees.make()
     sources = {
         name: [(tree[name] / GPT).read_text() for tree in (trees.bases, trees.heads)]
         for name in names
     }
-    assert [base == head for base, head in sources.values()] == [True, False, True, False]
-    assert ["flex" in base for base, _ in sources.values()] == [False, False, True, True]
-    assert [about_change(name)["same"] for name in names] == [True, False, True, False]
+    same = [True] * 3 + [False] * 3
+    assert [base == head for base, head in sources.values()] == same
+    assert [about_change(name)["same"] for name in names] == same
+    assert [about_change(name)["base_is"] for name in names] == [*BASES] * 2
+    for word, at in (("flex", 1), ("planted::addmm", 2)):
+        found = [[word in text for text in both] for both in sources.values()]
+        assert found == [[place % 3 == at] * 2 for place in range(6)]
+    for base, head in [*sources.values()][4:]:
+        sides = zip(base.splitlines(), head.splitlines(), strict=True)
+        assert len([1 for before, after in sides if before != after]) == 1
