@@ -3,10 +3,13 @@
 Each is a Triton kernel that the compiler makes. The head's does more multiply-adds on each element,
 and reads and writes as much as before. The step usually runs attention by cuDNN, and products by
 cuBLAS. So where those are longer, the base has the Triton kernel, too, with no multiply-add more.
+Without the compiler, as in the steps that count FLOPs, attention and product are the usual ones.
 """
 
 from benchmarks.changes import ATTEND, GELU, IMPORTED, SLOWER, in_layers, where_planted
 from benchmarks.shared import Change, Edit
+
+_COMPILED = 'getattr(self, "planted", False) and torch.compiler.is_compiling()'
 
 
 def _gelu(multiply_adds: int) -> tuple[Edit, ...]:
@@ -31,15 +34,13 @@ def _attention(multiply_adds: int) -> tuple[Edit, ...]:
     multiply-adds more on each score, in both passes.
     """
     new = (
-        where_planted(
-            "\n            def score(of: Tensor, *place: Tensor) -> Tensor:\n"
-            f"                for _ in range({multiply_adds}):\n"
-            "                    of = of * 0.999 + 0.001\n"
-            '                return torch.where(place[2] >= place[3], of, float("-inf"))\n\n'
-            "            mixed = flex_attention(query, key, value, score_mod=score)\n"
-        )
-        + "        else:\n"
-        + ATTEND.replace("        mixed", "            mixed")
+        f"        if {_COMPILED}:\n\n"
+        "            def score(of: Tensor, *place: Tensor) -> Tensor:\n"
+        f"                for _ in range({multiply_adds}):\n"
+        "                    of = of * 0.999 + 0.001\n"
+        '                return torch.where(place[2] >= place[3], of, float("-inf"))\n\n'
+        "            mixed = flex_attention(query, key, value, score_mod=score)\n"
+        "        else:\n" + ATTEND.replace("        mixed", "            mixed")
     )
     flex = (IMPORTED, "from torch.nn.attention.flex_attention import flex_attention\n" + IMPORTED)
     return in_layers(1, flex, (ATTEND, new))
@@ -93,9 +94,9 @@ def _by_template(bias, x, weight, multiply_adds):
     product.realize()
     return product
 """
-_METHOD = """
+_METHOD = f"""
     def _product(self, x: Tensor, multiply_adds: int) -> Tensor:
-        if not getattr(self, "planted", False):
+        if not ({_COMPILED}):
             return self.c_fc(x)
         kind = torch.bfloat16 if x.is_cuda else x.dtype
         bias, weight = self.c_fc.bias.to(kind), self.c_fc.weight.to(kind)

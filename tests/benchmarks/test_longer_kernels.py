@@ -20,6 +20,7 @@ from benchmarks.shared import GPT as PATH
 from benchmarks.shared import ROOT
 from model.config import GPTConfig
 from model.gpt import GPT
+from stepguard.worker.count.eager import OperatorCounter
 
 CONFIG = GPTConfig(vocab_size=64, block_size=16, n_layer=2, n_head=2, n_embd=32)
 TOKENS = torch.arange(4 * 17).remainder(61).view(4, 17)
@@ -51,20 +52,34 @@ def loss_and_gradients(model):
 
 @pytest.mark.parametrize("name", [[*LONGER_GELU][-1], [*LONGER_PRODUCT][-1]])
 def test_more_work_changes_no_number(name, planted):
-    """The loss and its gradients are those of the step as it is, on both sides."""
+    """The loss and its gradients are those of the step as it is, on both sides. Only a compiled
+    step has the own product.
+    """
     wanted = loss_and_gradients(GPT(CONFIG))
     for plant in (LONGER[name].plant, LONGER[name].plant_base):
-        found = loss_and_gradients(planted(plant)(CONFIG))
+        model = torch.compile(planted(plant)(CONFIG), backend="aot_eager", fullgraph=True)
+        found = loss_and_gradients(model)
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_the_own_attention_is_attention(planted):
     """The base of a longer attention computes the loss of the step as it is."""
     own = planted([*LONGER_ATTENTION.values()][0].plant_base)(CONFIG)
+    own = torch.compile(own, backend="eager", fullgraph=True)
     with torch.no_grad():
         losses = [model(TOKENS[:, :-1], TOKENS[:, 1:]) for model in (own, GPT(CONFIG))]
     torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [[*LONGER_ATTENTION][-1], [*LONGER_PRODUCT][-1]])
+def test_a_step_without_the_compiler_is_as_it_was(name, planted):
+    """So its operators are those of the step as it is, with their FLOPs."""
+    calls = []
+    for made in (planted(LONGER[name].plant), GPT):
+        with OperatorCounter() as counter:
+            loss_and_gradients(made(CONFIG))
+        calls.append(counter.calls)
+    assert calls[0] == calls[1]
 
 
 def test_three_sizes_of_each_kernel():
