@@ -6,7 +6,6 @@ pytest tests/test_readme.py
 import ast
 import dataclasses
 import importlib
-import json
 import os
 import re
 import shlex
