@@ -118,6 +118,8 @@ def checkout(root: Path) -> Checkout:
     """Return what git says of ``root``; an empty answer if there is no repository or no git. An
     untracked document of a run is not part of the tree.
     """
+    if _holder_of_git(root) is None:
+        return Checkout()
     # git would list a rename as two entries. By default it lists an untracked folder in place of
     # its files, which hides the baselines among them. A configuration may hide untracked files and
     # submodules.
@@ -154,14 +156,21 @@ def top_of(root: Path) -> Path | None:
     """
     real = root.resolve()
     known = _tops.get(real)
-    nearest = next((one for one in (real, *real.parents) if (one / ".git").exists()), None)
-    if known is None or known != nearest:
+    if known is None or known != _holder_of_git(root):
         folder = git(root, "rev-parse", "--show-toplevel")
         if not folder:
             return None
         # Only the line break is removed: a folder's name may end in a blank.
         known = _tops[real] = Path(folder.removesuffix("\n"))
     return known
+
+
+def _holder_of_git(folder: Path) -> Path | None:
+    """Return the nearest folder at or above this one that has an entry .git; None if none has. Then
+    git would find no tree either, and need not be asked.
+    """
+    real = folder.resolve()
+    return next((one for one in (real, *real.parents) if os.path.exists(one / ".git")), None)
 
 
 def _listed(top: Path) -> list[tuple[str, str]]:
@@ -197,7 +206,8 @@ def _state(top: Path, paths: Collection[str]) -> str:
 
 def is_tracked(path: Path) -> bool:
     """Tell whether git has a file of that name in its index, whatever the file holds now."""
-    return bool(git(path.parent, "ls-files", "--", path.name))
+    above = path.parent
+    return _holder_of_git(above) is not None and bool(git(above, "ls-files", "--", path.name))
 
 
 def tracked_files(root: Path, *paths: Path) -> list[str]:
