@@ -41,7 +41,7 @@ from stepguard.worker.compile_caches import (
 )
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import everywhere
-from stepguard.worker.count.collector import count_frozen
+from stepguard.worker.count.collector import note_frozen
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.one_profiler import unprofiled
 from stepguard.worker.count.profiled_steps import TakenProfile, take_profile
@@ -85,7 +85,7 @@ class Session:
     """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
 
     def __init__(self, note: Note) -> None:
-        self._frozen, self._read_once = count_frozen(), read_once()
+        self._frozen, self._read_once = note_frozen(), read_once()
         self._settings = everywhere()
         trace_own_code_anew()  # in each rank, not in its agent; before the workload is imported
         preload("STEPGUARD_PRELOAD")
