@@ -72,7 +72,11 @@ def test_work_by_shapes(call, work):
     assert work_of(call) == work
 
 
-JSON = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda x: st.lists(x))
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+)
 
 
 @PROPERTY

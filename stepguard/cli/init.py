@@ -45,7 +45,7 @@ from stepguard.cli.workload_arguments import (
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.shared_sentences import uncommitted
-from stepguard.machine.git.revision import current, git, no_commit, run_git
+from stepguard.machine.git.revision import current, git, no_commit, run_git, top_of
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import interpreter
 from stepguard.machine.requirements import require_torch
@@ -192,7 +192,7 @@ def _commit(root: Path, paths: list[Path]) -> str:
     """Commit these files if nothing else is uncommitted; else return why not."""
     dirty = set(current(root, root / "baselines").dirty)
     names = [os.path.relpath(path, root) for path in paths if path.exists()]
-    top = (git(root, "rev-parse", "--show-toplevel") or "").rstrip("\n")
+    top = top_of(root)
     ours = {name: os.path.relpath(root / name, top) for name in names}
     if others := sorted(dirty - {*ours.values()}):
         return f"there are {uncommitted(others)}"

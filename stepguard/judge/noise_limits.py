@@ -60,6 +60,13 @@ class Screen:
         within = abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
         return self.own_card and within
 
+    @property
+    def certain(self) -> bool:
+        """Tell whether the change is so far inside its limit that more launches would hardly bring
+        it out, on whatever card.
+        """
+        return not self.noisy and abs(self.change_pct) + CLOSE_SE * self.se_pct <= self.limit_pct
+
 
 def own_card_limit_pct(levels: Sequence[float]) -> float:
     """Return the limit in percent for a run on a card with recordings, from their log levels.
@@ -187,7 +194,15 @@ class Paired:
     mean_ms: float
     mean_pct: float  # of the plain step
     half_width_pct: float  # of the 95 % interval, Student's t over the pairs; inf for one pair
+    se_pct: float  # standard error of the mean, pooled as that of launches (LAUNCH_SD_PCT)
     pairs: int
+
+    def certain(self, then_pct: float) -> bool:
+        """Tell whether the difference is so close to a recorded one that more pairs would hardly
+        bring it out of its limit.
+        """
+        moved = abs(self.mean_pct - then_pct) + CLOSE_SE * self.se_pct
+        return max(moved, self.half_width_pct) <= DIFFERENCE_LIMIT_PCT
 
 
 def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
@@ -208,4 +223,5 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
         t = float(scipy.special.stdtrit(count - 1, 0.975))
         half = t * math.sqrt(_variance(differences) / count)
     mean = fmean(differences)
-    return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, count)
+    error = standard_error_pct([math.log(other / plain) for plain, other in pairs_ms])
+    return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, error, count)

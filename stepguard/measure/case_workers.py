@@ -25,7 +25,7 @@ from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.launch.worker_group import WorkerGroup
-from stepguard.machine.git.revision import Revision, untracked
+from stepguard.machine.git.revision import Revision, tracked_files, untracked
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.measure.combine_ranks import (
@@ -230,7 +230,8 @@ class CaseWorkers:
         """
         new = self._modules - self._known.keys()
         if new and self._bench.revision.commit:
-            missing = {*untracked(self._tree, new)}
+            tracked = tracked_files(self._tree, *new)
+            missing = {*untracked(self._tree, new, tracked)}
             self._known |= {path: path in missing for path in new}
         top = self._tree.resolve()
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))

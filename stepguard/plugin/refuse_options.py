@@ -20,7 +20,13 @@ from stepguard.judge.guard_options import AFRESH, JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
 from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError, resolve
-from stepguard.machine.git.revision import current, git, no_commit, untracked
+from stepguard.machine.git.revision import (
+    Revision,
+    current,
+    no_commit,
+    tracked_files,
+    untracked,
+)
 from stepguard.machine.gpu.nvml import MachineError, known_gpus
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
@@ -197,16 +203,17 @@ def guarding_options(config: pytest.Config) -> list[Option]:
     ]
 
 
-def tree_beside_commit(root: Path, baselines: Path) -> Tree:
-    """Return how the tree, baselines included, differs from its commit."""
-    if why := no_commit(root):
-        return Tree("", why)
-    revision = current(root, None)
+def tree_beside_commit(root: Path, baselines: Path, revision: Revision) -> Tree:
+    """Return how the tree, baselines included, differs from its commit. ``revision`` is the tree's,
+    with no excuse for baselines.
+    """
+    if not revision.commit:
+        return Tree("", no_commit(root) or f"git knows no commit of {root}")
     dirty = list(revision.dirty)
     judges = sorted(baselines.rglob("*.json"))  # waivers, too
-    dirty += [os.path.relpath(path, root) for path in untracked(root, judges)]
+    tracked = tracked_files(root, baselines)
+    dirty += [os.path.relpath(path, root) for path in untracked(root, judges, tracked)]
     # Without the file of its baseline nothing reports that a case is missing.
-    tracked = (git(root, "ls-files", "-z", "--", str(baselines)) or "").split("\0")
-    gone = [path for path in tracked if path and not (root / path).exists()]
+    gone = [path for path in tracked if not (root / path).exists()]
     left_out = [path for path in gone if path not in dirty]
     return Tree(revision.commit, "", list(dict.fromkeys(dirty)), left_out)

@@ -18,7 +18,7 @@ from stepguard.judge.guard import guard
 from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
 from stepguard.launch.nodes.scheduler import Launcher, spread
 from stepguard.machine import inherited
-from stepguard.machine.git.revision import Revision, current
+from stepguard.machine.git.revision import Revision, checkout
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.interpreter import as_typed
 from stepguard.measure.suite import Result
@@ -74,8 +74,9 @@ class StrictRun:
         self._selection.refuse_unknown(self._recorded)
         if self.strict:
             root = self._config.rootpath
-            self._began = current(root, self._baselines)
-            tree = tree_beside_commit(root, self._baselines)
+            seen = checkout(root)
+            self._began = seen.revision(self._baselines)
+            tree = tree_beside_commit(root, self._baselines, seen.revision(None))
             options = guarding_options(self._config)
             self._refuse(replace(self._run(), options=options, tree=tree))
 

@@ -14,7 +14,7 @@ from comparisons import comparison_of
 from run_documents import measured
 
 from benchmarks import power
-from benchmarks.changes import EITHER, FASTER, LONGER_ATTENTION, LONGER_GELU, RED, SAME, SLOWER
+from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
 from benchmarks.fast_levers import CASE
 from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import (
@@ -33,28 +33,57 @@ from stepguard.core.evidence import to_json
 from stepguard.core.permission import KEY
 from stepguard.machine.git.trailers import parse
 
-ALL = CHANGES | LONGER_GELU | LONGER_ATTENTION | FAULTS | OF_TWO_GPUS
+ALL = CHANGES | FAULTS | OF_TWO_GPUS
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_change_can_be_made(name, tmp_path):
     """The model is Python still, and not what it was; a second time is refused."""
-    ignored = shutil.ignore_patterns("*.bin", "__pycache__")  # which another process may be writing
-    shutil.copytree(ROOT / "model", tmp_path / "model", ignore=ignored)
     change = ALL[name]
-    lines = change.plant(tmp_path)
-    for path, _, _ in change.edits:
-        text = (tmp_path / path).read_text()
+    assert change.edits or change.base_edits
+    for edits, plant in ((change.edits, change.plant), (change.base_edits, change.plant_base)):
+        if edits:
+            made_and_refused(edits, plant, tmp_path)
+
+
+def made_and_refused(edits, plant, tree):
+    ignored = shutil.ignore_patterns("*.bin", "__pycache__")  # which another process may be writing
+    shutil.copytree(ROOT / "model", tree / "model", ignore=ignored)
+    lines = plant(tree)
+    for path, _, _ in edits:
+        text = (tree / path).read_text()
         compile(text, path, "exec")
         assert text != (ROOT / path).read_text()
-    path, _, new = change.edits[-1]
-    last = (tmp_path / path).read_text().splitlines()[lines.start - 1 : lines.stop - 1]
+    path, _, new = edits[-1]
+    last = (tree / path).read_text().splitlines()[lines.start - 1 : lines.stop - 1]
     assert new.splitlines()[0] in last[0]
-    shutil.rmtree(tmp_path / "model")
-    (tmp_path / change.edits[0][0]).parent.mkdir(parents=True)
-    (tmp_path / change.edits[0][0]).write_text("")
+    shutil.rmtree(tree / "model")
+    (tree / edits[0][0]).parent.mkdir(parents=True)
+    (tree / edits[0][0]).write_text("")
     with pytest.raises(ValueError, match="0 times there, not once"):
-        change.plant(tmp_path)
+        plant(tree)
+    shutil.rmtree(tree / "model")
+
+
+@pytest.mark.parametrize("name", ["2 multiply-adds in own attention", "one gelu"])
+def test_a_change_is_judged_beside_its_own_base(name, tmp_path):
+    """The base is a commit, the change is not. A change that undoes something leaves the step as it
+    is. The rest of the clone is equal.
+    """
+    change, tree = CHANGES[name], tmp_path / "tree"
+    base, lines = planted(tree, change, CASES["cuda"], tmp_path / "cache")
+    assert base == "HEAD"
+    for edits, plant, text in (
+        (change.base_edits, change.plant_base, git(tree, "show", "HEAD:model/gpt.py")),
+        (change.edits, change.plant, (tree / "model/gpt.py").read_text().strip()),
+    ):
+        other = tmp_path / f"of {len(edits)}"
+        (other / "model").mkdir(parents=True, exist_ok=True)
+        (other / "model/gpt.py").write_text((ROOT / "model/gpt.py").read_text())
+        made = plant(other)
+        assert text == (other / "model/gpt.py").read_text().strip()
+    assert lines == made
+    assert git(tree, "diff", "--name-only", "HEAD") == "model/gpt.py"
 
 
 def test_what_an_honest_change_costs_is_declared_where_the_gate_reads_it(tmp_path):

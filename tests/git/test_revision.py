@@ -1,6 +1,8 @@
 """What git says of a tree, with real repositories."""
 
 import os
+import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from stepguard.machine.git.revision import (
     no_commit,
     run_git,
     same_files,
+    tracked_files,
     untracked,
 )
 
@@ -120,6 +123,31 @@ def test_a_subfolder_sees_the_whole_repository(root):
     assert dirty(below) == ()
     (root / "code.py").write_text("2\n")
     assert dirty(below) == ("code.py",)
+
+
+def test_a_repository_that_begins_inside_of_another(root):
+    """From then on the inner one is the folder's, and it ends with its folder .git."""
+    repository(root / "inner", code="1")
+    shutil.move(root / "inner" / ".git", root / "kept")
+    outer = current(root / "inner", None)
+    assert (outer.commit, outer.dirty[0]) == (git(root, "rev-parse", "HEAD"), "inner/code.py")
+    shutil.move(root / "kept", root / "inner" / ".git")
+    inner = current(root / "inner", None)
+    assert (inner.commit, inner.dirty) == (git(root / "inner", "rev-parse", "HEAD"), ())
+    (root / "inner" / "code.py").write_text("1")
+    written = current(root / "inner", None)
+    assert written == inner and written.state != inner.state
+
+
+def test_files_of_a_merge_that_is_not_done_are_dirty(root):
+    """The two sides' change of a line is neither side's."""
+    for name, text in (("one", "2\n"), ("two", "3\n")):
+        git(root, "switch", "-q", "-c", name, "main")
+        (root / "a b.py").write_text(text)
+        git(root, "commit", "-q", "-a", "-m", name)
+    with pytest.raises(subprocess.CalledProcessError):
+        git(root, "merge", "-q", "one")
+    assert dirty(root) == ("a b.py",)
 
 
 def test_no_repository(tmp_path):
@@ -345,7 +373,7 @@ def test_a_module_of_a_submodule_is_in_a_commit(root, tmp_path):
     git(root, "commit", "-q", "-m", "third")
     (root / "third" / "made.py").write_text("1")
     modules = [root / "code.py", root / "third" / "lib.py", root / "third" / "made.py"]
-    assert untracked(root, modules) == modules[2:]
+    assert untracked(root, modules, tracked_files(root, *modules)) == modules[2:]
 
 
 @pytest.mark.parametrize("hide", [False, True])

@@ -17,11 +17,11 @@ import pytest_benchmark.plugin
 import pytest_benchmark.session
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 import scipy.stats  # noqa: F401
-from _pytest.fixtures import FixtureManager
 from agent_forks import QUICK_PYTHON
 from builders import replace
 from counts import counted
 from quick_launches import BUSY_LIMIT_S
+from quick_pytest import shorten_runs
 
 import stepguard.measure.beside_base
 import stepguard.measure.launches
@@ -50,8 +50,18 @@ PLUGINS = [
     if any(entry.group == "pytest11" for entry in one.entry_points)
 ]
 VERSION = functools.cache(importlib.metadata.version)
-# The first would be imported anew in every run, which looks through the second for fixtures.
-WITHOUT = ("-p", "no:hypothesispytest", "-p", "no:anyio")
+# Plugins that no run needs. The first would be imported anew in every run; the others are looked
+# through, and asked again and again.
+UNUSED = "hypothesispytest anyio doctest faulthandler legacypath pastebin recwarn stepwise"
+UNUSED += " subtests threadexception unraisableexception xdist.looponfail"
+WITHOUT = [part for name in UNUSED.split() for part in ("-p", f"no:{name}")]
+# What git init writes, which takes as long as a tenth of a run.
+GIT_CONFIG = """[core]
+	repositoryformatversion = 0
+	filemode = true
+	bare = false
+	logallrefupdates = true
+"""
 KNOWN_COUNTS = {
     "flops_per_step": 1000,
     "operator_calls_per_step": 100,
@@ -121,6 +131,7 @@ class Gate:
         self.gpus: list[Gpu] = []
         self.hidden_gpus = 0  # by CUDA_VISIBLE_DEVICES
         self.measured: list[str] = []
+        self.may_be_enough = False  # whether the last case could end before all was measured
         self.fields: dict[str, dict[str, object]] = {}
         self.paired: list[tuple[str, str, float]] = []  # case, base commit, budget in s
         self.pair_fields: dict[str, dict[str, object]] = {}
@@ -173,9 +184,10 @@ class Gate:
         counts = replace(made.counts, values=made.counts.values | counters)
         return replace(made, **({"counts": counts} | fields))
 
-    def measure(self, case, bench, progress, wants_another=None) -> Evidence:
+    def measure(self, case, bench, progress, wants_another=None, enough=None) -> Evidence:
         """In place of stepguard.measure.launches.measure_launches."""
         self.measured.append(case.id)
+        self.may_be_enough = enough is not None
         progress("launch 1: start")
         progress("launch 1: block 1 of 3")
         made = self.evidence(case)
@@ -298,8 +310,11 @@ class Gate:
     def commit(self, tag: str = "") -> None:
         """Make the folder a repository with everything in it committed, and tagged if asked."""
         (self.path / ".gitignore").write_text(".stepguard/\n__pycache__/\n.pytest_cache/\n")
-        if not (self.path / ".git").exists():
-            self.git("init", "-q", "-b", "main")
+        if not (made := self.path / ".git").exists():
+            for name in ("objects", "refs"):
+                (made / name).mkdir(parents=True)
+            (made / "HEAD").write_text("ref: refs/heads/main\n")
+            (made / "config").write_text(GIT_CONFIG)
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", "all of it")
         if tag:
@@ -331,10 +346,7 @@ def gate(pytester, monkeypatch):
     # They start a Python to look at the CPU, and a program to look at Python.
     monkeypatch.setattr(pytest_benchmark.plugin, "get_cpu_info", dict)
     monkeypatch.setattr(pytest_benchmark.session, "get_machine_id", lambda: "machine")
-    # pytest 9 looks for a mistake of plugins in all their names: a twelfth of a run.
-    monkeypatch.setattr(
-        FixtureManager, "_check_for_wrapped_fixture", lambda *_: None, raising=False
-    )
+    shorten_runs(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON, VARIABLE
+from agent_forks import QUICK_PYTHON
 from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "first-hour.md").read_text()
 FORKED = f'python() {{ {shlex.join(QUICK_PYTHON)} "$@"; }}\n'
+COLD = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n'
 # What the page takes of nanoGPT's model.py.
 MODEL = """
 from dataclasses import dataclass
@@ -86,9 +87,9 @@ def shell(folder):
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
 
-    def typed(commands, **own):
+    def typed(commands, python=FORKED, **own):
         done = subprocess.run(
-            ["bash", "-c", FORKED + commands],
+            ["bash", "-c", python + commands],
             cwd=folder,
             env=env | own,
             stdout=subprocess.PIPE,
@@ -108,8 +109,9 @@ def answers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("first-hour")
     typed = shell(folder)
     first, *others = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
-    # As a user's first launch, which imports torch; the others are forked.
-    found = [typed(f"set -e\n{first}", **{VARIABLE: ""})]
+    # As a user's first command, which imports all that it needs; the others are forked. The demo's
+    # launch imports torch, too.
+    found = [typed(f"set -e\n{first}", COLD)]
     return folder, found + [typed(f"set -e\n{one}") for one in others]
 
 

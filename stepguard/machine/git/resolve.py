@@ -2,11 +2,12 @@
 
 import re
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepguard.core.text import listed, meant, revision, short_hash
-from stepguard.machine.git.revision import complaint, git, run_git
+from stepguard.machine.git.revision import complaint, git, run_git, top_of
 
 # Names of the main branch, tried in this order.
 MAIN = (
@@ -15,6 +16,7 @@ MAIN = (
     "refs/heads/main",
     "refs/heads/master",
 )
+_HASH, _FULL_HASH = re.compile(r"[0-9a-f]{7,64}"), re.compile(r"[0-9a-f]{40,64}")
 DEEPEN = "git fetch --unshallow (in CI: fetch-depth: 0)"
 
 
@@ -52,8 +54,11 @@ def resolve(root: Path, rev: str) -> Named:
     Raises TreeError if there is no git, no repository, no such revision, or more than one.
     """
     top, below = _repository(root)
-    _refuse_two_meanings(root, rev)
-    commit = _commit(root, rev) or _branch_of_a_remote(root, rev)
+    name = re.split(r"[~^:]|@\{", rev)[0]
+    refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
+    commits = _commits(root, rev, *refs)
+    _refuse_two_meanings(name, {ref: commits[ref] for ref in refs if commits[ref]})
+    commit = commits[rev] or _branch_of_a_remote(root, rev)
     if not commit:
         raise TreeError(_unknown(root, rev, top))
     return Named(rev, commit, top, below)
@@ -77,9 +82,8 @@ def main_branch(root: Path, rev: str = "") -> Main:
         named = resolve(root, rev)
         name, tip = named.shown, named.commit
     else:
-        name, tip = next(
-            ((ref, commit) for ref in MAIN if (commit := _commit(root, ref))), ("", "")
-        )
+        commits = _commits(root, *MAIN)
+        name, tip = next(((ref, commits[ref]) for ref in MAIN if commits[ref]), ("", ""))
         name = name.removeprefix("refs/remotes/").removeprefix("refs/heads/")
     if not tip:
         raise TreeError("no main branch is known: git fetch origin main")
@@ -125,10 +129,10 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
     commit cannot be used, for example after a squash or in a shallow clone, it is the merge base of
     HEAD and the main branch. A merge base that is HEAD itself is not used: it is the same code.
     """
-    head = _commit(root, "HEAD")
-    if not head:
+    commits = _commits(root, "HEAD", recorded)
+    if not (head := commits["HEAD"]):
         return Chosen("", f"git knows no commit of {root}")
-    own = known_commit(root, recorded)
+    own = commits[recorded] if _HASH.fullmatch(recorded) else ""
     try:
         main = main_branch(root, rev)
     except TreeError as error:
@@ -154,7 +158,7 @@ def known_commit(root: Path, text: str) -> str:
     """Return the full hash of a commit; empty if the repository has none with this hash. A name
     such as HEAD is not accepted, since it means another commit tomorrow.
     """
-    return _commit(root, text) if re.fullmatch(r"[0-9a-f]{7,64}", text) else ""
+    return _commits(root, text)[text] if _HASH.fullmatch(text) else ""
 
 
 def has_commit(root: Path, tip: str, commit: str) -> bool:
@@ -179,40 +183,46 @@ def _repository(root: Path) -> tuple[Path, str]:
     """Return the top of the repository, and ``root`` relative to it."""
     if shutil.which("git") is None:
         raise TreeError("git is not on the PATH, and it makes other revisions' trees: install git")
-    done = run_git(root, "rev-parse", "--show-toplevel")
-    if done is None or "not a git repository" in done.stderr:
-        raise TreeError(f"{root} lies in no git repository: run it in a git clone of the project")
-    prefix = git(root, "rev-parse", "--show-prefix")
-    if done.returncode != 0 or prefix is None:
+    top, real = top_of(root), root.resolve()
+    if top is None:
+        done = run_git(root, "rev-parse", "--show-toplevel")
+        if done is None or "not a git repository" in done.stderr:
+            raise TreeError(
+                f"{root} lies in no git repository: run it in a git clone of the project"
+            )
         raise TreeError(f"git refuses the repository of {root}: {complaint(done.stderr)}")
-    # Only the line break is removed: a folder's name may end in a blank.
-    return Path(done.stdout.removesuffix("\n")), prefix.removesuffix("\n").rstrip("/")
+    below = real.relative_to(top).as_posix() if real.is_relative_to(top) else ""
+    return top, "" if below == "." else below
 
 
-def _commit(root: Path, name: str) -> str:
-    """Return the full hash; empty if the repository has no such commit."""
-    if not name or name.startswith("-"):  # git would take it for an option
-        return ""
-    return (git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
-
-
-def _refuse_two_meanings(root: Path, rev: str) -> None:
-    """Raise TreeError if the name is that of a tag and of a branch with another commit. git would
-    take the tag, which may name a commit of the branch that is judged.
+def _commits(root: Path, *names: str) -> dict[str, str]:
+    """Return the full hash of the commit that each name means, by name; empty if the repository has
+    no such commit.
     """
-    name = re.split(r"[~^:]|@\{", rev)[0]
-    refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
-    commits = {ref: commit for ref in refs if (commit := _commit(root, ref))}
+    # One process for all names. It reads one name a line.
+    asked = [name for name in names if name and "\n" not in name]
+    lines = "".join(f"{name}^{{commit}}\n" for name in asked)
+    said = git(root, "cat-file", "--batch-check=%(objectname)", given=lines) or ""
+    answers = zip(asked, said.split("\n"), strict=False)
+    # For an unknown name git repeats the name, and says that it is missing.
+    known = {name: answer for name, answer in answers if _FULL_HASH.fullmatch(answer)}
+    return dict.fromkeys(names, "") | known
+
+
+def _refuse_two_meanings(name: str, commits: Mapping[str, str]) -> None:
+    """Raise TreeError if the name is that of a tag and of a branch with another commit. git would
+    take the tag, which may name a commit of the branch that is judged. ``commits``: by reference.
+    """
     if len(set(commits.values())) > 1:
         raise TreeError(f"{name!r} has several meanings: say {' or '.join(commits)}")
 
 
 def _branch_of_a_remote(root: Path, rev: str) -> str:
     remotes = (git(root, "remote") or "").split("\n")
+    commits = _commits(root, *(f"refs/remotes/{remote}/{rev}" for remote in remotes))
     branches = {
-        f"{remote}/{rev}": _commit(root, f"refs/remotes/{remote}/{rev}") for remote in remotes
+        name.removeprefix("refs/remotes/"): commit for name, commit in commits.items() if commit
     }
-    branches = {name: commit for name, commit in branches.items() if commit}
     if len(set(branches.values())) > 1:
         raise TreeError(
             f"{rev!r} is a branch of several remotes: say {' or '.join(sorted(branches))}"
@@ -223,14 +233,14 @@ def _branch_of_a_remote(root: Path, rev: str) -> str:
 def _unknown(root: Path, rev: str, top: Path) -> str:
     refs = ("refs/heads", "refs/tags", "refs/remotes")
     known = (git(root, "for-each-ref", "--format=%(refname:short)", *refs) or "").split()
-    if not known and not _commit(root, "HEAD"):
+    if not known and not _commits(root, "HEAD")["HEAD"]:
         return f"{top} has no commit yet, so no revision {rev!r}: git commit"
     names = dict.fromkeys([*known, *(name.partition("/")[2] for name in known)])
     # The repository's main branch may have another name than in the docs' examples.
     hint = meant(rev, filter(None, names)) or (f" (it has: {listed(known, 5)})" if known else "")
     start = re.split("[~^]", rev)[0]
     # In "HEAD~3" the name is right, but the commit does not exist.
-    if start != rev and _commit(root, start):
+    if start != rev and _commits(root, start)[start]:
         hint = ""
     if is_shallow(root):
         return f"{rev!r} is no revision that this shallow clone of {top} has{hint}: {DEEPEN}"

@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,6 +41,10 @@ _ENVIRONMENT = {
     "GIT_NO_REPLACE_OBJECTS": "1",
     "GIT_GRAFT_FILE": os.devnull,
 }
+# Of git status --porcelain=v2: how many fields a line has before its path, by the line's kind.
+_FIELDS_BEFORE_PATH = {"1": 8, "u": 10, "?": 1}
+_OID = "# branch.oid "
+_tops: dict[Path, Path] = {}  # the repository's folder, by a folder in it
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ def no_commit(root: Path) -> str:
     """Return why a tree has no commit, and the command that mends it; empty if it has one."""
     if shutil.which("git") is None:
         return "git is not on PATH: install it"
+    if git(root, "rev-parse", "--is-inside-work-tree", "HEAD") is not None:
+        return ""
     inside = run_git(root, "rev-parse", "--is-inside-work-tree")
     if inside is None or "not a git repository" in inside.stderr:
         return f"{root} is in no git repository: git init && git add -A && git commit -m 'Begin'"
@@ -78,32 +84,93 @@ def no_commit(root: Path) -> str:
     return ""
 
 
+@dataclass(frozen=True)
+class Checkout:
+    """What git says of a tree, before anybody excuses a file."""
+
+    commit: str = ""
+    top: Path | None = None  # the repository's folder; None if git does not say
+    differing: tuple[str, ...] = ()  # relative to top, as are all paths here
+    watched: frozenset[str] = frozenset()  # the files in git's index
+
+    def revision(self, baselines: Path | None) -> Revision:
+        """Return the tree's revision. Baseline files in ``baselines`` may differ from the commit;
+        if it is None, no file may.
+        """
+        if self.top is None:  # it is not known to be clean
+            return Revision(self.commit, self.differing)
+        top = self.top
+        dirty = [path for path in self.differing if not _is_baseline(top / path, baselines)]
+        watched = {path for path in self.watched if not _is_baseline(top / path, baselines)}
+        return Revision(self.commit, tuple(sorted(dirty)), _state(top, watched.union(dirty)))
+
+
 def current(root: Path, baselines: Path | None) -> Revision:
     """Return the revision of ``root``; an empty one if there is no repository or no git.
 
     Baseline files in ``baselines`` may differ from the commit; if it is None, no file may. An
     untracked document of a run is not part of the tree, wherever it lies.
     """
-    # One process for both: this is asked five times in a run, and a process takes 3 ms.
-    both = git(root, "rev-parse", "HEAD", "--show-toplevel")
-    commit, _, folder = (both or git(root, "rev-parse", "HEAD") or "").partition("\n")
-    if not commit:
-        return Revision()
+    return checkout(root).revision(baselines)
+
+
+def checkout(root: Path) -> Checkout:
+    """Return what git says of ``root``; an empty answer if there is no repository or no git. An
+    untracked document of a run is not part of the tree.
+    """
+    if _holder_of_git(root) is None:
+        return Checkout()
     # git would list a rename as two entries. By default it lists an untracked folder in place of
     # its files, which hides the baselines among them. A configuration may hide untracked files and
     # submodules.
     asked = ("--no-renames", "--untracked-files=all", "--ignore-submodules=none")
-    status = git(root, "status", "--porcelain", "-z", *asked)
-    if not folder or status is None:  # it is not known to be clean
-        return Revision(commit, ("git status failed",))
-    top = Path(folder.removesuffix("\n"))
-    entries = [(entry[:2], entry[3:]) for entry in status.split("\0") if entry]
-    paths = [path for how, path in entries if how != "??" or not _is_document(top / path)]
+    # --branch: the commit. To ask for it alone would be a process more, five times in a run.
+    status = git(root, "status", "--porcelain=v2", "-z", "--branch", "--no-ahead-behind", *asked)
+    top = None if status is None else top_of(root)
+    if status is None or top is None:
+        commit = (git(root, "rev-parse", "HEAD") or "").strip()
+        return Checkout(commit, differing=("git status failed",) if commit else ())
+    entries = [entry for entry in status.split("\0") if entry]
+    (commit,) = (entry.removeprefix(_OID) for entry in entries if entry.startswith(_OID))
+    if commit == "(initial)":
+        return Checkout()
+    paths = [
+        path
+        for entry in entries
+        if (path := _path_of(entry)) and (entry[0] != "?" or not _is_document(top / path))
+    ]
     listed = _listed(top)
     paths += _unwatched(top, listed)
-    dirty = [path for path in paths if not _is_baseline(top / path, baselines)]
-    watched = {path for _, path in listed if not _is_baseline(top / path, baselines)}
-    return Revision(commit, tuple(sorted(dirty)), _state(top, watched.union(dirty)))
+    return Checkout(commit, top, tuple(paths), frozenset(path for _, path in listed))
+
+
+def _path_of(entry: str) -> str:
+    """Return the path in a line of git status; empty for a line about the branch."""
+    fields = _FIELDS_BEFORE_PATH.get(entry[0])
+    return entry.split(" ", fields)[fields] if fields else ""
+
+
+def top_of(root: Path) -> Path | None:
+    """Return the folder of the repository that ``root`` is in; None if git names none. git is asked
+    again only if another folder may be the answer now.
+    """
+    real = root.resolve()
+    known = _tops.get(real)
+    if known is None or known != _holder_of_git(root):
+        folder = git(root, "rev-parse", "--show-toplevel")
+        if not folder:
+            return None
+        # Only the line break is removed: a folder's name may end in a blank.
+        known = _tops[real] = Path(folder.removesuffix("\n"))
+    return known
+
+
+def _holder_of_git(folder: Path) -> Path | None:
+    """Return the nearest folder at or above this one that has an entry .git; None if none has. Then
+    git would find no tree either, and need not be asked.
+    """
+    real = folder.resolve()
+    return next((one for one in (real, *real.parents) if os.path.exists(one / ".git")), None)
 
 
 def _listed(top: Path) -> list[tuple[str, str]]:
@@ -139,17 +206,24 @@ def _state(top: Path, paths: Collection[str]) -> str:
 
 def is_tracked(path: Path) -> bool:
     """Tell whether git has a file of that name in its index, whatever the file holds now."""
-    return bool(git(path.parent, "ls-files", "--", path.name))
+    above = path.parent
+    return _holder_of_git(above) is not None and bool(git(above, "ls-files", "--", path.name))
 
 
-def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
-    """Return the files that git does not track, or of which it tracks only a link."""
-    if not paths:
-        return []
+def tracked_files(root: Path, *paths: Path) -> list[str]:
+    """Return which of these files, and of the files in these folders, git tracks. The names are
+    relative to ``root``. Empty if git fails.
+    """
     # A submodule's files count as tracked: the outer commit names the submodule's commit.
     listed = git(root, "ls-files", "-z", "--recurse-submodules", "--", *map(str, paths))
-    known = (listed or "").split("\0")
-    there = {(root / path).resolve() for path in known if path}
+    return [path for path in (listed or "").split("\0") if path]
+
+
+def untracked(root: Path, paths: Iterable[Path], tracked: Iterable[str]) -> list[Path]:
+    """Return the files that are not among the ``tracked`` ones (see tracked_files()), or of which
+    git tracks only a link.
+    """
+    there = {(root / path).resolve() for path in tracked}
     return [path for path in paths if path.is_symlink() or path.resolve() not in there]
 
 
@@ -203,14 +277,14 @@ def _is_document(path: Path) -> bool:
         return False
 
 
-def git(root: Path, *arguments: str) -> str | None:
-    """Return what git prints in ``root``; None if it fails."""
-    done = run_git(root, *arguments)
+def git(root: Path, *arguments: str, given: str | None = None) -> str | None:
+    """Return what git prints in ``root``; None if it fails. ``given`` is what git reads."""
+    done = run_git(root, *arguments, given=given)
     return done.stdout if done is not None and done.returncode == 0 else None
 
 
 def run_git(
-    root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
+    root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S, given: str | None = None
 ) -> "subprocess.CompletedProcess[str] | None":
     """Run git in ``root`` to its end; None without git, or if it takes more than ``limit_s``.
 
@@ -223,7 +297,8 @@ def run_git(
     try:
         return subprocess.run(
             ["git", *settings, "-C", str(root), *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if given is None else None,
+            input=given,
             capture_output=True,
             text=True,
             # File names may be no UTF-8.
