@@ -120,7 +120,7 @@ def origin(tmp_path_factory, memory, python):
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
     # In each clone, and without 300 files to write and to compile: test_itself.py has a real one.
     (made / "stepguard").symlink_to(ROOT / "stepguard")
-    helpers = ("agent_forks", "quick_launches", "quick_ranks")
+    helpers = ("agent_forks", "quick_launches", "quick_python", "quick_ranks")
     for name in (f"{helper}.py" for helper in helpers):
         shutil.copy(ROOT / "tests" / name, made)
     project = (ROOT / "pyproject.toml").read_text().replace('["stepguard"]', '["tests"]', 1)
