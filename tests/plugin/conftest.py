@@ -296,7 +296,7 @@ class Gate:
     def run_apart(self, *arguments: str) -> pytest.RunResult:
         """pytest in this folder, as a process of its own: for xdist, whose workers are."""
         command = [*QUICK_PYTHON, "-m", "pytest", "--basetemp", self.path.parent / "apart"]
-        return self.pytester.run(*command, *arguments, timeout=BUSY_LIMIT_S)
+        return self.pytester.run(*command, *WITHOUT, *arguments, timeout=BUSY_LIMIT_S)
 
     def git(self, *arguments: str) -> str:
         """A git command in the folder."""
