@@ -16,7 +16,6 @@ import pytest
 import pytest_benchmark.plugin
 import pytest_benchmark.session
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
-import scipy.stats  # noqa: F401
 from agent_forks import QUICK_PYTHON
 from builders import replace
 from counts import counted
