@@ -25,13 +25,12 @@ process: if a variable differs that Python or torch may have read on import, or 
 has a module that the server already holds under the same name.
 """
 
-import array
 import atexit
 import contextlib
 import ctypes
 import gc
 import importlib
-import json
+import marshal
 import os
 import platform
 import runpy
@@ -46,19 +45,26 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from quick_python import (
+    AGENT,
+    COMMANDS,
+    LARGEST_REQUEST,
+    VARIABLE,
+    end,
+    forked_by,
+    inherited,
+    is_in_mask,
+    request_of,
+    send,
+    status_of,
+)
+
+OWN = (__name__, "quick_python")  # what no fork holds
 # A command that begins so may be forked: [*QUICK_PYTHON, "-m", "pytest"].
 QUICK_PYTHON = (sys.executable, "-IS", str(Path(__file__).with_name("quick_python.py")))
-VARIABLE = "AGENT_FORKS"  # names the server's socket, in the abstract namespace; empty: start cold
 ENGINE = Path(__file__).resolve().parents[1] / "stepguard"
-AGENT = "stepguard.worker.agent"
-COMMANDS = {  # python -m ..., and the stages that they need
-    "pytest": ["pytest", "pytest: engine"],
-    "quick_stepguard": ["pytest", "pytest: engine"],
-    "stepguard": ["pytest", "pytest: engine"],
-    "model.train": ["torch", "torch._dynamo"],
-}
 # What an agent of any launch, or a command, imports of others' code; and of this tree's engine all
 # but the plugin, whose assertions pytest rewrites when it imports it.
 BASE = {
@@ -142,7 +148,6 @@ OF_LAUNCHES = {
     "PYTHONUNBUFFERED": "1",
 }
 ROOM_BYTES = 1 << 16  # for the environment that /proc shows of an agent
-LARGEST_REQUEST = 1 << 17
 RETRY_MS = 20
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ENVIRONMENT_FIELDS = slice(47, 49)  # of /proc/PID/stat, behind the process's name: env_start, _end
@@ -202,10 +207,10 @@ def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
         own = {name: value for name, value in environment.items() if name != VARIABLE}
         name = os.environ.get(VARIABLE)
         if name and command[:4] == [sys.executable, "-P", "-m", AGENT]:
-            request = _request_of(AGENT, command, str(spec.root.resolve()), own)
+            request = request_of(AGENT, command, str(spec.root.resolve()), own)
             theirs, ours = os.pipe() if spec.standby else (os.open(os.devnull, os.O_RDWR), None)
             with log.open("wb") as file:
-                forked = _forked(name, request, [theirs, file.fileno(), file.fileno()])
+                forked = forked_by(name, request, [theirs, file.fileno(), file.fileno()])
             os.close(theirs)
             if forked:
                 forked.stdin = os.fdopen(ours, "wb") if ours else None
@@ -215,123 +220,6 @@ def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
         return start_cold(command, spec, own, log)
 
     return spawn
-
-
-def run_command(arguments: list[str]) -> NoReturn:
-    """Be ``python *arguments``: a fork of a server's if it can stand in, else that process."""
-    name = os.environ.get(VARIABLE)
-    own = arguments[1:] if arguments[:1] == ["-u"] else arguments  # no fork buffers what it prints
-    if name and own[:1] == ["-m"] and own[1] in COMMANDS:
-        command = [sys.executable, *arguments]
-        request = _request_of(own[1], command, os.getcwd(), {**os.environ})
-        if forked := _forked(name, request, [0, 1, 2]):
-            for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(number) is not signal.SIG_IGN:
-                    signal.signal(number, lambda number, frame: _hand_on(forked.pid, number))
-            _end(forked.wait())
-    os.execv(sys.executable, [sys.executable, *arguments])
-
-
-def _hand_on(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        os.kill(pid, number)
-
-
-def _end(status: int) -> NoReturn:
-    """End this process as one did that had this status."""
-    if status < 0:
-        if -status not in (signal.SIGKILL, signal.SIGSTOP):
-            signal.signal(-status, signal.SIG_DFL)
-        os.kill(os.getpid(), -status)
-    os._exit(status)
-
-
-def _request_of(
-    module: str, command: list[str], cwd: str, environment: Mapping[str, str]
-) -> dict[str, Any]:
-    return {
-        "module": module,
-        "command": command,
-        "cwd": cwd,
-        "environment": environment,
-        "process": _inherited(),
-    }
-
-
-def _forked(name: str, request: dict[str, Any], streams: list[int]) -> "ForkedAgent | None":
-    """Return what a server forked; None if it cannot stand in for a new process."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.connect("\0" + name)
-        _send(connection, request, streams)
-        answer = json.loads(connection.recv(LARGEST_REQUEST) or b"{}")
-    except OSError:
-        answer = {}
-    if "pid" in answer:
-        return ForkedAgent(connection, answer["pid"])
-    connection.close()
-    return None
-
-
-class ForkedAgent:
-    """What is used of subprocess.Popen, for a process that a server forked."""
-
-    stdin: Any = None
-
-    def __init__(self, connection: socket.socket, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._connection = connection
-
-    def poll(self) -> int | None:
-        """Return its exit status; None as long as it runs."""
-        if self.returncode is None and select.select([self._connection], [], [], 0)[0]:
-            answer = b""  # a server that is gone has taken its agents along
-            with contextlib.suppress(OSError):
-                answer = self._connection.recv(LARGEST_REQUEST)
-            self.returncode = json.loads(answer)["status"] if answer else -signal.SIGKILL
-            self._connection.close()
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end. Raises subprocess.TimeoutExpired."""
-        if self.returncode is None:
-            if not select.select([self._connection], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(AGENT, timeout or 0.0)
-            self.poll()
-        return self.returncode
-
-    def send_signal(self, signum: int) -> None:
-        """Send a signal, unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, signum)
-
-
-def _inherited() -> dict[str, Any]:
-    """Return what a new process takes over from its parent, beside its environment."""
-    status = _status(os.getpid())
-    return {
-        "ignored": [n for n in signal.valid_signals() if _mask(status, "SigIgn", n)],
-        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
-        "umask": int(status["Umask"], 8),
-        "cpus": sorted(os.sched_getaffinity(0)),
-        "fixed": [os.nice(0), Path("/proc/self/limits").read_text()],
-    }
-
-
-def _status(pid: int) -> dict[str, str]:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-
-
-def _mask(status: dict[str, str], name: str, signum: int) -> bool:
-    """Tell whether a set of signals has one."""
-    return bool(int(status[name], 16) >> (signum - 1) & 1)
-
-
-def _send(to: socket.socket, request: dict[str, Any], files: list[int]) -> None:
-    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))
-    to.sendmsg([json.dumps(request).encode()], [rights])
 
 
 def main(listener: int, owner: int, free: list[str]) -> None:
@@ -409,7 +297,7 @@ class Stage:
         else:
             caller, _ = self._requests.accept()
             message, streams, _, _ = socket.recv_fds(caller, LARGEST_REQUEST, 3)
-        request = json.loads(message) if message else {}
+        request = marshal.loads(message) if message else {}
         try:
             self._handle(request, caller, streams)
         finally:
@@ -428,7 +316,7 @@ class Stage:
         elif further := stages[len(self._held) :]:
             to = self._further.get(further[0]) or self._new_stage(further[0], caller, streams)
             with caller, contextlib.suppress(OSError):  # it has ended: the launch starts cold
-                _send(to, request, [caller.fileno(), *streams])
+                send(to, request, [caller.fileno(), *streams])
         elif self._shadowed(request):
             caller.close()
         else:
@@ -446,13 +334,13 @@ class Stage:
         )
         # STEPGUARD_HOST_PID may get some digits more.
         fits = len(_block(request["environment"])) + 16 <= self._room[1] - self._room[0]
-        return fits and asked == own and request["process"]["fixed"] == _inherited()["fixed"]
+        return fits and asked == own and request["process"]["fixed"] == inherited()["fixed"]
 
     def _shadowed(self, request: dict[str, Any]) -> bool:
         """Tell whether the import path has another module of a name that is held already, or one
         that Python imports by itself.
         """
-        held = {name.partition(".")[0] for name in sys.modules} - {"stepguard", __name__}
+        held = {name.partition(".")[0] for name in sys.modules} - {"stepguard", *OWN}
         held |= {"sitecustomize", "usercustomize"}
         for folder in map(Path, _import_path(request)):
             if folder.is_file():  # an archive
@@ -512,7 +400,7 @@ class Stage:
             for names, name, number, rest in self._paths:
                 names[name] = (os.environ.get("TMPDIR", "/tmp"), request["cwd"])[number] + rest
             with contextlib.suppress(OSError):  # the caller has died, which serve() notices
-                caller.send(json.dumps({"pid": os.getpid()}).encode())
+                caller.send(marshal.dumps({"pid": os.getpid()}))
             self._leave(caller, streams)
             runpy._run_module_as_main(request["module"])  # as python -m does
             status = 0
@@ -531,7 +419,7 @@ class Stage:
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(Exception):
                     stream.flush()
-            _end(status)
+            end(status)
 
     def _leave(self, caller: socket.socket, streams: list[int]) -> None:
         """Close what only the process needs that this one was forked from."""
@@ -548,12 +436,12 @@ class Stage:
         _, status = os.waitpid(pid, 0)
         if caller := self._callers.pop(pid, None):
             with caller, contextlib.suppress(OSError):
-                caller.send(json.dumps({"status": os.waitstatus_to_exitcode(status)}).encode())
+                caller.send(marshal.dumps({"status": os.waitstatus_to_exitcode(status)}))
 
     def _tell_orphans(self) -> None:
         """Tell agents that their caller is gone, as the kernel tells a child that asked for it."""
         for pid in [*self._orphans]:
-            if _mask(_status(pid), "SigCgt", signal.SIGUSR1):
+            if is_in_mask(status_of(pid), "SigCgt", signal.SIGUSR1):
                 self._orphans.remove(pid)
                 os.kill(pid, signal.SIGUSR1)
 
@@ -630,15 +518,16 @@ def _become(request: dict[str, Any], room: tuple[int, int]) -> None:
     sys.path[:] = dict.fromkeys([*_import_path(request), *sys.path])
     sys.argv = ["-m", *request["command"][request["command"].index("-m") + 2 :]]
     sys.orig_argv = request["command"]
-    del sys.modules[__name__]
+    for name in OWN:
+        del sys.modules[name]
     importlib.invalidate_caches()
     # All forks would draw the same random numbers; Python reseeds its own after each fork.
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):
         numpy_random.seed()
-    if inherited := sys.modules.get("stepguard.machine.inherited"):
-        importlib.reload(inherited)  # it has read what its process was started with
+    if started := sys.modules.get("stepguard.machine.inherited"):
+        importlib.reload(started)  # it has read what its process was started with
     if request["module"] == AGENT:
         gc.unfreeze()  # an agent freezes by itself; a command has no use for what is held
     gc.enable()

@@ -16,7 +16,6 @@ import pytest
 import pytest_benchmark.plugin
 import pytest_benchmark.session
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
-import scipy.stats  # noqa: F401
 from agent_forks import QUICK_PYTHON
 from builders import replace
 from counts import counted
@@ -298,7 +297,7 @@ class Gate:
     def run_apart(self, *arguments: str) -> pytest.RunResult:
         """pytest in this folder, as a process of its own: for xdist, whose workers are."""
         command = [*QUICK_PYTHON, "-m", "pytest", "--basetemp", self.path.parent / "apart"]
-        return self.pytester.run(*command, *arguments, timeout=BUSY_LIMIT_S)
+        return self.pytester.run(*command, *WITHOUT, *arguments, timeout=BUSY_LIMIT_S)
 
     def git(self, *arguments: str) -> str:
         """A git command in the folder."""

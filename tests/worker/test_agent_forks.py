@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from agent_forks import VARIABLE, ForkedAgent
 from leftovers import environment
 from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
+from quick_python import VARIABLE, ForkedAgent
 
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token

@@ -120,7 +120,7 @@ def origin(tmp_path_factory, memory, python):
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
     # In each clone, and without 300 files to write and to compile: test_itself.py has a real one.
     (made / "stepguard").symlink_to(ROOT / "stepguard")
-    helpers = ("agent_forks", "quick_launches", "quick_ranks")
+    helpers = ("agent_forks", "quick_launches", "quick_python", "quick_ranks")
     for name in (f"{helper}.py" for helper in helpers):
         shutil.copy(ROOT / "tests" / name, made)
     project = (ROOT / "pyproject.toml").read_text().replace('["stepguard"]', '["tests"]', 1)
@@ -481,7 +481,6 @@ esac
 PYTHON = """#!/bin/bash
 # The packages are there.
 if [ "$1 $2" = "-m pip" ]; then exit 0; fi
-export PYTHONPATH={path}
 exec {python} "$@"
 """
 
@@ -490,15 +489,14 @@ def test_main_s_history_goes_from_run_to_run(hub):
     """Of each commit of main one more point, in a file that the run before it left; it comes from
     runs of main alone, and not from a tag, or from a branch elsewhere, that is called main.
     """
-    ruptures = pytest.importorskip("ruptures")
+    pytest.importorskip("ruptures")
     hub.commands = hub.folder / "bin"
     hub.commands.mkdir()
     kept = hub.folder / "artifacts"
-    path = Path(ruptures.__file__).parents[1]
     main = git(hub.repository, "rev-parse", "main")
     tag = git(hub.repository, "commit-tree", "-m", "mine", "-p", main, "main^{tree}")
     for name, text in (("gh", GH), ("python", PYTHON)):
-        made = text.format(kept=kept, path=path, python=sys.executable, main=main, tag=tag)
+        made = text.format(kept=kept, python=hub.python, main=main, tag=tag)
         (hub.commands / name).write_text(made)
         (hub.commands / name).chmod(0o755)
     ended = {"event": "push", "head_repository": {"full_name": "OWNER/REPO"}}

@@ -4,6 +4,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import compress
 from typing import Any
 
 
@@ -61,13 +62,24 @@ def with_finalizer() -> list[Any]:
     some at any time.
     """
     things = gc.get_objects() if threading.active_count() == 1 else []
-    kinds = [*map(type, things)]
+    # No object is made for each of them: while allocations are traced, that would take seconds.
+    metaclasses = {*map(type, map(type, things))}
+    if all(_is_plain(one) for one in metaclasses):
+        finalized = {kind for kind in {*map(type, things)} if _has_finalizer(kind)}
+        return [*compress(things, map(finalized.__contains__, map(type, things)))]
     # By id: a metaclass may compare classes, and then they have no hash.
-    by_id = {id(kind): kind for kind in kinds}
-    finalized = {
-        key for key, kind in by_id.items() if any("__del__" in vars(base) for base in kind.__mro__)
-    }
-    return [thing for thing, kind in zip(things, kinds, strict=True) if id(kind) in finalized]
+    kinds = {id(type(thing)): type(thing) for thing in things}
+    keys = {key for key, kind in kinds.items() if _has_finalizer(kind)}
+    return [thing for thing in things if id(type(thing)) in keys]
+
+
+def _is_plain(metaclass: type) -> bool:
+    """Tell whether classes of this metaclass are compared as all others are."""
+    return all(getattr(metaclass, name) is getattr(object, name) for name in ("__eq__", "__hash__"))
+
+
+def _has_finalizer(kind: type) -> bool:
+    return any("__del__" in vars(base) for base in kind.__mro__)
 
 
 def collect_frozen(frozen: int) -> int:
