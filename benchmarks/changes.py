@@ -1,7 +1,6 @@
 """Slowdowns of the training step by size, honest optimizations, and slowdowns that no kernel shows.
 
-A change is a list of replacements in files of ``model/``. If it is ``reverse``, the base has the
-replacements, and HEAD is the step as it is.
+A change is a list of replacements in files of ``model/``. Its base may have replacements, too.
 """
 
 from dataclasses import replace
@@ -12,11 +11,11 @@ SLOWER, FASTER, SAME = "SLOWER", "FASTER", "same"
 EITHER = "SLOWER or same"  # a size between the margins, where both answers are right
 RED = "red"  # by whatever finding, since no kernel shows it
 _GEMM = "nvjet|gemm|cutlass|xmma"
-_IMPORTED = "from model.config import GPTConfig\n"
+IMPORTED = "from model.config import GPTConfig\n"
 _LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
 _PROJECT = "        return self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width))\n"
-_GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
-_ATTEND = "        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)\n"
+GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
+ATTEND = "        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)\n"
 _PRODUCT = "            for part in self.c_attn(x).split(width, dim=2)\n"
 _THREE = "            for part in self._parts(x, width)\n"
 _PARTS = """
@@ -35,7 +34,7 @@ _ZEROED = "            self.optimizer.zero_grad("
 _SETTLED = "        self._network = settings.compiled(self._fast or self.model)\n"
 
 
-def _in_layers(layers: int, *edits: tuple[str, str]) -> tuple[Edit, ...]:
+def in_layers(layers: int, *edits: tuple[str, str]) -> tuple[Edit, ...]:
     """Return edits of gpt.py that the first ``layers`` blocks are marked for."""
     mark = (
         f"        for block in self.h[:{layers}]:\n"
@@ -44,7 +43,7 @@ def _in_layers(layers: int, *edits: tuple[str, str]) -> tuple[Edit, ...]:
     return tuple((GPT, old, new) for old, new in ((_LAYERS, _LAYERS + mark), *edits))
 
 
-def _where_planted(lines: str) -> str:
+def where_planted(lines: str) -> str:
     return '        if getattr(self, "planted", False):\n' + lines
 
 
@@ -52,89 +51,52 @@ def gelu_twice(layers: int) -> Change:
     """Return a change of a Triton kernel: the first ``layers`` apply GELU twice."""
     new = (
         '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
-        + _where_planted('            hidden = F.gelu(hidden, approximate="tanh")\n')
+        + where_planted('            hidden = F.gelu(hidden, approximate="tanh")\n')
         + "        return self.c_proj(hidden)\n"
     )
-    return Change(_in_layers(layers, (_GELU, new)), SLOWER, "gelu")
-
-
-def longer_gelu(multiply_adds: int) -> Change:
-    """Return a slower Triton kernel: GELU in the first layer does ``multiply_adds`` more on each
-    element. It reads and writes as much as before, and the backward pass stays as it is.
-    """
-    new = (
-        '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
-        + _where_planted(
-            "            more = hidden.detach()\n"
-            f"            for _ in range({multiply_adds}):\n"
-            "                more = more * 0.999 + 0.001\n"
-            "            hidden = hidden + 1e-9 * more\n"
-        )
-        + "        return self.c_proj(hidden)\n"
-    )
-    return Change(_in_layers(1, (_GELU, new)), SLOWER, "gelu")
-
-
-def own_attention(multiply_adds: int) -> Change:
-    """Return another attention in the first layer, a Triton kernel that the compiler makes. It does
-    ``multiply_adds`` more on each score, in both passes.
-    """
-    new = (
-        _where_planted(
-            "\n            def score(of: Tensor, *place: Tensor) -> Tensor:\n"
-            f"                for _ in range({multiply_adds}):\n"
-            "                    of = of * 0.999 + 0.001\n"
-            '                return torch.where(place[2] >= place[3], of, float("-inf"))\n\n'
-            "            mixed = flex_attention(query, key, value, score_mod=score)\n"
-        )
-        + "        else:\n"
-        + _ATTEND.replace("        mixed", "            mixed")
-    )
-    flex = (_IMPORTED, "from torch.nn.attention.flex_attention import flex_attention\n" + _IMPORTED)
-    edits = _in_layers(1, flex, (_ATTEND, new))
-    return Change(edits, SLOWER, "flex_attention", needs_gpu=True)
+    return Change(in_layers(layers, (GELU, new)), SLOWER, "gelu")
 
 
 def clones(layers: int) -> Change:
     """Return copies within the graph: the first ``layers`` clone query, key and value."""
-    new = _where_planted(
+    new = where_planted(
         "            query, key, value = query.clone(), key.clone(), value.clone()\n"
     )
-    return Change(_in_layers(layers, (_ATTEND, new + _ATTEND)), SLOWER, "clone|copy")
+    return Change(in_layers(layers, (ATTEND, new + ATTEND)), SLOWER, "clone|copy")
 
 
 def slow_attention(layers: int) -> Change:
     """Return another attention kernel, PyTorch's memory-efficient one, in the first ``layers``."""
     new = (
-        _where_planted(
+        where_planted(
             "            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):\n"
             "                mixed = F.scaled_dot_product_attention(\n"
             "                    query, key, value, is_causal=True\n"
             "                )\n"
         )
         + "        else:\n"
-        + _ATTEND.replace("        mixed", "            mixed")
+        + ATTEND.replace("        mixed", "            mixed")
     )
     named = "attention|fmha|flash|sdp"
-    return Change(_in_layers(layers, (_ATTEND, new)), SLOWER, named, needs_gpu=True)
+    return Change(in_layers(layers, (ATTEND, new)), SLOWER, named, needs_gpu=True)
 
 
 def three_products(layers: int) -> Change:
     """Return other GEMM shapes with equal FLOPs: query, key and value in a product each."""
     edits = ((_PRODUCT, _THREE), (_MLP, _PARTS.rstrip("\n") + "\n" + _MLP))
-    return Change(_in_layers(layers, *edits), SLOWER, _GEMM)
+    return Change(in_layers(layers, *edits), SLOWER, _GEMM)
 
 
 def projection_in_parts(layers: int) -> Change:
     """Return slower GEMM shapes with equal FLOPs: the first ``layers`` project in six products, and
     add them up.
     """
-    new = _where_planted(
+    new = where_planted(
         "            parts = mixed.transpose(1, 2).reshape(batch, seq, width).chunk(6, dim=2)\n"
         "            products = map(F.linear, parts, self.c_proj.weight.chunk(6, dim=1))\n"
         "            return sum(products, self.c_proj.bias)\n"
     )
-    return Change(_in_layers(layers, (_PROJECT, new + _PROJECT)), SLOWER, _GEMM)
+    return Change(in_layers(layers, (_PROJECT, new + _PROJECT)), SLOWER, _GEMM)
 
 
 def optimizer_passes(count: int) -> Change:
@@ -160,7 +122,7 @@ def parameter_copies(count: int) -> Change:
 
 
 def _undone(change: Change) -> Change:
-    return replace(change, reverse=True, expected=FASTER, named="")
+    return replace(change, edits=(), base_edits=change.edits, expected=FASTER, named="")
 
 
 FOREACH = Change(
@@ -184,7 +146,7 @@ FLASH = Change(
     needs_gpu=True,
 )
 CUDNN_OFF = Change(  # of all settings the one that no source of the step names
-    ((GPT, _IMPORTED, _IMPORTED + "\ntorch.backends.cuda.enable_cudnn_sdp(False)\n"),),
+    ((GPT, IMPORTED, IMPORTED + "\ntorch.backends.cuda.enable_cudnn_sdp(False)\n"),),
     SLOWER,
     "cudnn|flash",
     needs_gpu=True,
@@ -226,15 +188,6 @@ SLOWDOWNS: dict[str, Change] = {
     "projection in 6 parts in 9 layers": projection_in_parts(9),
     "optimizer of 40 more passes": optimizer_passes(40),
     "parameters cloned 30 times": parameter_copies(30),
-}
-# About 0.1, 0.2 and 0.3 % of a step: 30 multiply-adds were 0.171 %, and 70 were 0.400 % (two H200s,
-# 2026-11-26).
-LONGER_GELU: dict[str, Change] = {
-    f"{count} multiply-adds in one gelu": longer_gelu(count) for count in (18, 35, 52)
-}
-# About 0.1 % for each, by estimate: 58 us forward, and four times that backward.
-LONGER_ATTENTION: dict[str, Change] = {
-    f"{count} multiply-adds in own attention": own_attention(count) for count in (1, 2, 3)
 }
 OPTIMIZATIONS: dict[str, Change] = {
     "bf16 weights": BF16_WEIGHTS,

@@ -17,7 +17,7 @@ def _without(named: str, *edits: Edit) -> Change:
     """Return the change that brings a lever back after these edits took it away. ``named`` matches
     the kernel that the verdict's first line should name.
     """
-    return Change(edits, FASTER, named, reverse=True, needs_gpu=True, case=CASE)
+    return Change((), FASTER, named, base_edits=edits, needs_gpu=True, case=CASE)
 
 
 _LOSS = """\

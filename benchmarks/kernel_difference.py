@@ -87,9 +87,14 @@ class Judged:
     vetoed: bool
 
     @property
+    def by_kernels(self) -> bool:
+        """Tell whether the kernels alone say SLOWER."""
+        return self.kernels.status(KERNEL_MARGINS) is Status.SLOWER
+
+    @property
     def slower(self) -> bool:
-        """Tell whether the kernels are SLOWER, and no step forbids it."""
-        return self.kernels.status(KERNEL_MARGINS) is Status.SLOWER and not self.vetoed
+        """Tell whether the kernels say SLOWER, and no step forbids it."""
+        return self.by_kernels and not self.vetoed
 
 
 def times_of(pairs: Sequence[LaunchPair]) -> KernelTimes:

@@ -9,7 +9,7 @@ unprofiled blocks run as in a pair of the gate. Then come profiled turns. In a t
 a few untimed steps, and is profiled once. The turns' order is base, head, head, base, or the other
 way round. For each step and kernel the file has how often it was launched, and its time. The head
 is the base itself (``none``), or has a kernel that takes longer. All GPUs work at the same time,
-each on pairs of its own.
+each on pairs of its own. With CUDA_VISIBLE_DEVICES and --only a GPU can keep to one change.
 
 A pair begins only if it can end within --seconds. On a CPU there are no kernels: the run only shows
 that the benchmark works. The exit status is 1 if no pair was recorded.
@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.changes import LONGER_ATTENTION, LONGER_GELU, own_attention
+from benchmarks.longer_kernels import AS_IT_IS, BASES, LONGER, LONGER_GELU
 from benchmarks.shared import ROOT, Change, Document, about, clone_head
 from perf_tests.parameters import NANO_STEP, SEED_STEP
 from stepguard.core.case import Case
@@ -45,11 +45,14 @@ from stepguard.measure.pair import BASE, HEAD, ORDERS, SIDES, Pair
 from stepguard.measure.pair_run import PAIR_TIMINGS
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed, block_steps
 
-NOTHING, OWN_NOTHING = "none", "none in own attention"
-USUAL = {NOTHING: Change()} | LONGER_GELU
-# The base of these has the kernel, too, but without the additional work.
-OWN_ATTENTION = {OWN_NOTHING: own_attention(0)} | LONGER_ATTENTION
-CHANGES: dict[str, Change] = USUAL | OWN_ATTENTION
+NOTHING = "none"
+# Nothing is planted: both sides are the base of a longer kernel.
+ALIKE = {
+    NOTHING if base == AS_IT_IS else f"{NOTHING} in {base}": Change(edits, base_edits=edits)
+    for base, edits in BASES.items()
+}
+CHANGES: dict[str, Change] = ALIKE | LONGER
+USUAL = (NOTHING, *LONGER_GELU)
 CASES = {
     "cuda": Case("124m-bf16", "model.workloads:train_step", SEED_STEP),
     "cpu": Case("nano-cpu", "model.workloads:train_step", NANO_STEP, device="cpu", launches=1),
@@ -78,15 +81,16 @@ class Trees:
     def of(folder: Path, cache: Path, changes: Sequence[str]) -> "Trees":
         """Return the clones in ``folder``, whether they are made or not."""
         heads = {name: folder / "trees" / name.replace(" ", "-") for name in changes}
-        bases = {name: folder / "trees" / f"base-{name in OWN_ATTENTION:d}" for name in changes}
+        bases = {
+            name: folder / "trees" / f"base {base_of(name)}".replace(" ", "-") for name in changes
+        }
         return Trees(bases, heads, cache)
 
     def make(self) -> None:
         """Clone HEAD as often as is needed, and plant the changes."""
         for name, base in self.bases.items():
             if not base.exists():
-                clone_head(base)
-                (own_attention(0) if name in OWN_ATTENTION else Change()).plant(base)
+                CHANGES[name].plant_base(clone_head(base))
             CHANGES[name].plant(clone_head(self.heads[name]))
 
 
@@ -186,7 +190,8 @@ class Card:
         """Run untimed steps, then profile a launch. Return the kernels' times step by step."""
         launch.run(block_steps(self.timing.lead_s, launch.warmup.step_s))
         launch.show("profile")
-        answer = launch.ask("profile")[0]
+        launch.ask("profile")
+        answer = launch.ask("kernels")[0]
         if answer["profile"] is None:
             return {"problem": answer["problem"] or "a CPU has no kernels"}
         profile = msgspec.convert(answer["profile"], Profile)
@@ -239,10 +244,14 @@ class Card:
             print(f"{time.monotonic() - self._began:6.1f} s {self.label}{text}", flush=True)
 
 
+def base_of(name: str) -> str:
+    """Return which of BASES a change has."""
+    return next(base for base, edits in BASES.items() if edits == CHANGES[name].base_edits)
+
+
 def about_change(name: str) -> dict[str, Any]:
     """Return a change's name, which base it has, and whether its head is that base's code."""
-    base = "own attention" if name in OWN_ATTENTION else "as it is"
-    return {"change": name, "base_is": base, "same": name in (NOTHING, OWN_NOTHING)}
+    return {"change": name, "base_is": base_of(name), "same": name in ALIKE}
 
 
 def _blocks_of(launch: RunningLaunch) -> dict[str, Any]:

@@ -10,7 +10,8 @@ It makes five tables:
 3. Verdicts on equal code. Launches are paired anew at random. Each kernel in turn, or a random set
    of kernels, counts as the one that differs.
 4. The same verdicts, with that kernel longer by a share of the step.
-5. Verdicts on what was planted. Its launches are paired at random with launches of the base.
+5. Verdicts on what was planted, as it is and at other sizes. Its launches are paired at random with
+   launches of the base.
 
 A verdict is that of the gate's rule, by the first profile of each launch. It uses no launch twice.
 The exit status is 1 if more verdicts on equal code are red than their level allows.
@@ -21,8 +22,8 @@ import json
 import math
 import random
 import sys
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -48,6 +49,7 @@ from stepguard.core.margins import ALPHA
 from stepguard.judge.rules.changed_kernels import LEAST_PAIRS, PROFILED_PAIRS
 
 SIZES_PCT = (0.05, 0.1, 0.2, 0.3)  # of a step, by which a kernel is made longer
+RECORDED = "recorded"  # the size of a plant
 PAIRS = range(LEAST_PAIRS, PROFILED_PAIRS + 1)  # of a verdict
 LEAST_PCT = 0.05  # share of a step; a shorter kernel could not be longer by much of a step
 SETS = 50  # of random kernels
@@ -236,38 +238,58 @@ def draws(scatter: Scatter, count: int, rng: random.Random) -> list[list[int]]:
     return verdicts
 
 
+@dataclass
+class Tally:
+    """Counts verdicts by the kernels alone, and by what is left of them with the steps' veto."""
+
+    by_kernels: int = 0
+    red: int = 0
+    verdicts: int = 0
+
+    def add(self, said: Iterable[Judged]) -> None:
+        """Count some verdicts."""
+        for one in said:
+            self.by_kernels += one.by_kernels
+            self.red += one.slower
+            self.verdicts += 1
+
+    def row(self) -> dict[str, Any]:
+        """Return the counts, each followed by 95 % bounds of its rate."""
+        counts = {"by_kernels": self.by_kernels, "red": self.red}
+        total = self.verdicts
+        rows = {name: [hits, *_bounds(hits, total)] for name, hits in counts.items()}
+        return {"verdicts": total} | rows
+
+
 def rates(scatters: dict[str, Scatter], seed: int = 1) -> list[dict[str, Any]]:
     """Return a row for each number of pairs: how often equal code is red, if one kernel or a set is
     said to differ, and how often a kernel that takes longer is.
     """
     rng, rows = random.Random(seed), []
     for count in PAIRS:
-        red: Counter[str] = Counter()
-        trials: Counter[str] = Counter()
+        found: dict[str, Tally] = defaultdict(Tally)
         for scatter in scatters.values():
             verdicts = draws(scatter, count, rng)
             for _, mine in scatter.alone() if verdicts else ():
                 for size in (0.0, *SIZES_PCT):
-                    trials[str(size)] += len(verdicts)
-                    red[str(size)] += sum(_red(scatter, mine, verdicts, size))
+                    found[str(size)].add(_judged(scatter, mine, verdicts, size))
             for mine in scatter.sets(rng) if verdicts else ():
-                trials["sets"] += len(verdicts)
-                red["sets"] += sum(_red(scatter, mine, verdicts))
-        each = {name: [red[name], n, *_bounds(red[name], n)] for name, n in trials.items()}
-        rows += [{"pairs": count, "red": each}] if each else []
+                found["sets"].add(_judged(scatter, mine, verdicts))
+        each = {size: tally.row() for size, tally in found.items()}
+        rows += [{"pairs": count, "found": each}] if each else []
     return rows
 
 
-def _red(
+def _judged(
     scatter: Scatter, mine: Mask, verdicts: Sequence[list[int]], size_pct: float = 0.0
-) -> Iterator[bool]:
-    """Yield whether each verdict is red if these kernels, and so the steps, take that much longer
-    than they were recorded.
+) -> Iterator[Judged]:
+    """Yield each verdict if these kernels, and so the steps, take that much longer than they were
+    recorded.
     """
     values, known = scatter.values(mine) + size_pct, scatter.times.known(mine)
     for places in verdicts:
         steps = [scatter.steps_pct[place] + size_pct for place in places]
-        yield judged(values[places].tolist(), steps, known).slower
+        yield judged(values[places].tolist(), steps, known)
 
 
 def _bounds(red: int, trials: int) -> list[float]:
@@ -275,8 +297,16 @@ def _bounds(red: int, trials: int) -> list[float]:
 
 
 def planted_rates(recorded: Recorded, seed: int = 1) -> list[dict[str, Any]]:
-    """Return a row for each change and number of pairs: how many verdicts find the change."""
-    rng, red, trials = random.Random(seed), Counter[Any](), Counter[Any]()
+    """Return a row for each change and number of pairs: how many verdicts find the change as it was
+    recorded, and at each of SIZES_PCT.
+
+    For another size the same amount is added to each pair's difference of the kernels and to its
+    difference of the unprofiled steps: that size, minus the mean of the kernels' differences on the
+    GPU. So all scatter stays as recorded. A plant that is made smaller this way slows the steps
+    down by less than a smaller plant would, if the recorded steps slowed down by less than the
+    kernels: its figure with the veto is too low. That of a plant made larger is too high.
+    """
+    rng, found = random.Random(seed), defaultdict[Any, Tally](Tally)
     changes = {(name, gpu) for name, gpu, same, _ in recorded.pairs if not same}
     for name, gpu in sorted(changes):
         heads = [
@@ -286,20 +316,21 @@ def planted_rates(recorded: Recorded, seed: int = 1) -> list[dict[str, Any]]:
         pairs = [(base, head) for head in heads for base in bases]
         if not pairs:
             continue
-        times, steps = times_of(pairs), step_differences_pct(pairs)
+        times, steps = times_of(pairs), np.array(step_differences_pct(pairs))
         changed = times.matched.changed
         values, known = times.differences_pct(changed)[:, 0], times.known(changed)
+        added_pct = {RECORDED: 0.0} | {str(size): size - values.mean() for size in SIZES_PCT}
         for count in [count for count in PAIRS if count <= min(len(heads), len(bases))]:
             for _ in range(DRAWS):
                 both = [rng.sample(range(len(side)), count) for side in (heads, bases)]
                 places = [h * len(bases) + b for h, b in zip(*both, strict=True)]
-                said = judged(values[places].tolist(), [steps[at] for at in places], known)
-                red[name, count] += said.slower
-                trials[name, count] += 1
-    return [
-        {"change": name, "pairs": count, "red": red[name, count], "of": total}
-        for (name, count), total in sorted(trials.items())
-    ]
+                for size, more in added_pct.items():
+                    sides = [(of[places] + more).tolist() for of in (values, steps)]
+                    found[name, count, size].add([judged(*sides, known)])
+    rows: dict[Any, dict[str, Any]] = defaultdict(dict)
+    for (name, count, size), tally in found.items():
+        rows[name, count][size] = tally.row()
+    return [{"change": name, "pairs": count, "found": each} for (name, count), each in rows.items()]
 
 
 def main() -> int:
@@ -336,8 +367,8 @@ def main() -> int:
         each = table.items() if isinstance(table, dict) else table
         for row in each:
             print(f"  {json.dumps(row)}")
-    nothing = [row["red"]["0.0"] for row in result["rates"]]
-    return 1 if any(red > ALPHA * trials for red, trials, *_ in nothing) else 0
+    nothing = [row["found"]["0.0"] for row in result["rates"]]
+    return 1 if any(one["red"][0] > ALPHA * one["verdicts"] for one in nothing) else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -31,7 +30,6 @@ from benchmarks.changes import (
     EITHER,
     FASTER,
     HIDDEN,
-    LONGER_GELU,
     OPTIMIZATIONS,
     RED,
     SAME,
@@ -39,12 +37,13 @@ from benchmarks.changes import (
     SLOWER,
 )
 from benchmarks.fast_levers import LEVERS
+from benchmarks.longer_kernels import LONGER
 from benchmarks.refactors import REFACTORS
-from benchmarks.shared import Change, Document, about, clone_head, commit_all, run_until
+from benchmarks.shared import Change, Document, about, clone_head, commit_all, git, run_until
 from stepguard.core.comparison import from_json
 from stepguard.machine.gpu.nvml import visible_gpus
 
-CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | LEVERS | LONGER_GELU
+CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | LEVERS | LONGER
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}
 # Of a verdict by the one pair of a step that did not change; of a pair that was begun in time; of
 # an end.
@@ -74,11 +73,11 @@ class Plan:
 def planted(tree: Path, change: Change, case: str, cache: Path) -> tuple[str, range]:
     """Clone into ``tree`` and make the change there; return the base, and the planted lines."""
     clone_head(tree, cache)
-    lines = change.plant(tree)
-    if change.reverse:
+    if change.base_edits:
+        change.plant_base(tree)
         commit_all(tree, "Before the change")
-        back = ["git", "checkout", "-q", "HEAD~1", "--", "model"]
-        subprocess.run(back, cwd=tree, check=True)
+        git(tree, "checkout", "-q", "HEAD~1", "--", "model")
+    lines = change.plant(tree)
     if not change.declared:
         return "HEAD", lines
     commit_all(tree, f"The change\n\nPerf-Expect: {case} {change.declared}: it is meant")

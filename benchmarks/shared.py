@@ -32,26 +32,33 @@ class Change:
     edits: tuple[Edit, ...] = ()
     expected: str = ""  # the verdict, one of those of power.py
     named: str = ""  # pattern of what the first line has to name
-    reverse: bool = False  # judged backwards: the base has the edits
+    base_edits: tuple[Edit, ...] = ()  # of the base, in the step as it is; the change has others
     needs_gpu: bool = False
     declared: str = ""  # metric that rises with it, as its author says in the commit
     case: str = ""  # that it is judged by, if not by the plan's
 
     def plant(self, tree: Path) -> range:
-        """Make the edits in a tree; return the lines of the last one.
-
-        Raises ValueError where an old text is not there exactly once.
+        """Make the edits in a tree of the step as it is; return the lines of the last one. Raises
+        ValueError where an old text is not there exactly once.
         """
-        lines = range(0)
-        for path, old, new in self.edits:
-            target = tree / path
-            text = target.read_text()
-            if text.count(old) != 1:
-                raise ValueError(f"{target}: {text.count(old)} times there, not once: {old!r}")
-            first = text[: text.index(old)].count("\n") + 1
-            lines = range(first, first + new.count("\n") + 1)
-            target.write_text(text.replace(old, new))
-        return lines
+        return _planted(tree, self.edits)
+
+    def plant_base(self, tree: Path) -> range:
+        """Make the base's edits in a tree of the step as it is; return and raise as plant()."""
+        return _planted(tree, self.base_edits)
+
+
+def _planted(tree: Path, edits: Sequence[Edit]) -> range:
+    lines = range(0)
+    for path, old, new in edits:
+        target = tree / path
+        text = target.read_text()
+        if text.count(old) != 1:
+            raise ValueError(f"{target}: {text.count(old)} times there, not once: {old!r}")
+        first = text[: text.index(old)].count("\n") + 1
+        lines = range(first, first + new.count("\n") + 1)
+        target.write_text(text.replace(old, new))
+    return lines
 
 
 def clone_head(tree: Path, cache: Path | None = None) -> Path:

@@ -2,21 +2,21 @@
 
     python -m scripts.readme_picture docs/pictures/verdict.svg
 
-The figures are those of the study that the README names. Needs jinja2 (the extra `report`).
+The figures are those that the README names. Needs jinja2 (the extra `report`).
 """
 
 import json
-import math
 import sys
 from pathlib import Path
+from typing import Any
 
-from stepguard.core.margins import MARGINS
-from stepguard.judge.pair_statistics import decide, figures
+from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS
 from stepguard.lab.charts import Interval, change_chart
 from stepguard.lab.html_templates import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]
-STUDY, CHANGE = ROOT / "studies/power/h200_2026-11-23.json", "gelu twice in 3 layers"
+FIGURES = ROOT / "benchmarks/data/power_kernels_h100_2026-11-26.json"
+CHANGE, REASON = "gelu twice in 3 layers", "CHANGED_KERNELS"
 PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{{ chart.says }}"
  viewBox="0 0 {{ '%g' % chart.width }} {{ '%g' % (chart.height + 44) }}">
 {% from "parts.html" import shape %}
@@ -35,16 +35,22 @@ PICTURE = """<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{{ c
 """
 
 
+def example() -> dict[str, Any]:
+    """Return what is kept of the verdict that the README shows."""
+    runs: list[dict[str, Any]] = json.loads(FIGURES.read_text())["runs"]
+    return next(run for run in runs if (run["change"], run["reason"]) == (CHANGE, REASON))
+
+
 def picture() -> str:
     """Return the SVG."""
-    pairs = json.loads(STUDY.read_text())["changes"][CHANGE]["pairs"]
-    ratios = [math.log(pair["head"]["step_ms"] / pair["base"]["step_ms"]) for pair in pairs]
-    said = decide(figures(ratios))
-    bands = ((MARGINS.ignore_pct, "ignored"), (MARGINS.matter_pct, "matters from"))
+    said = example()
+    step_ms = [[pair[side]["step_ms"] for side in ("head", "base")] for pair in said["pairs"]]
+    changes = [100 * (head / base - 1) for head, base in step_ms]
+    bands = (KERNEL_MARGINS.ignore_pct, "ignored"), (KERNEL_MARGINS.matter_pct, "matters from")
     chart = change_chart(
-        f"{said.status.value}, {said.estimate_pct:+.1f} %: {len(pairs)} pairs on an H200",
-        [100 * math.expm1(ratio) for ratio in ratios],
-        Interval("interval", said.estimate_pct, said.low_pct, said.high_pct),
+        f"{said['status']}, {said['estimate_pct']:+.2f} %: {len(changes)} pairs on an H100",
+        changes,
+        Interval("kernels", said["estimate_pct"], *said["interval_pct"]),
         bands,
     )
     return TEMPLATES.from_string(PICTURE).render(chart=chart).strip() + "\n"

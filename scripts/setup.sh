@@ -108,10 +108,11 @@ compile() {
     local unused='tests?|testing/_internal|benchmarks?|_vendor|pip|fontTools|pygments/lexers|mypyc?'
     unused+='|transformers/(models|exporters|pipelines|cli)|accelerate/(commands|test_utils)'
     unused+='|sympy/(physics|stats|vector|codegen|parsing|combinatorics)|scipy/(signal|io|cluster)'
-    unused+='|torch/distributed/(checkpoint|pipelining)|torchgen|numpy/distutils|hypothesis/extra'
+    unused+='|torch/distributed/(checkpoint|pipelining)|torchgen|numpy/distutils'
     unused+='|matplotlib/backends|mpl_toolkits|fsspec/implementations|typer|click|requests|urllib3'
     unused+='|httpx2|httpcore2|setuptools|lightning(_fabric)?|pytorch_lightning|torchmetrics'
-    unused+='|huggingface_hub|pydantic|aiohttp|duckdb|PIL|rich'
+    unused+='|huggingface_hub|pydantic(_core)?|aiohttp|duckdb|PIL|rich|markdown_it'
+    unused+='|hypothesis|anyio|xdist|pytest_benchmark' # pytest compiles its plugins by itself
     "$python" -m compileall -q -q "$@" -x "/($unused)/" "$venv/lib" || true
 }
 

@@ -32,6 +32,7 @@ import gc
 import importlib
 import marshal
 import os
+import platform
 import runpy
 import select
 import shlex
@@ -371,6 +372,7 @@ class Stage:
                     sys.path.remove(folder)
                 if module == "torch: engine":  # where modules came from is looked up once
                     sys.modules["stepguard.worker.rank_fingerprint"].modules("")
+                    platform.processor()  # and the CPU, by a command
                 if module == "pytest":
                     _import_plugins()
             held = [*self._held, module]

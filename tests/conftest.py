@@ -2,8 +2,10 @@
 which examples a property is tried on.
 """
 
+import compileall
 import contextlib
 import gc
+import importlib.util
 import os
 import sys
 import tempfile
@@ -31,6 +33,9 @@ if hasattr(drawing, "_get_local_constants"):  # which is private, and not in old
 
 # They start processes, or compile; in this order, since a file is run by one worker.
 SLOW = ("workflows", "smoke", "faults", "worker", "plugin", "model", "tests")
+
+
+TESTS = Path(__file__).parent
 
 
 class OneDay(datetime):
@@ -77,6 +82,19 @@ COMPILER = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1
 IN_PROCESS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 
 
+def compile_all(config: pytest.Config) -> None:
+    """Write the bytecode of the engine and of the tests, whose assertions pytest rewrites: else on
+    a fresh clone each worker of xdist would, at the same time.
+    """
+    compileall.compile_dir(TESTS.parent / "stepguard", quiet=2)
+    hook = config.pluginmanager.rewrite_hook
+    for path in TESTS.rglob("test_*.py"):
+        with contextlib.suppress(Exception):  # a worker will say what is wrong with a file
+            module = importlib.util.module_from_spec(hook.find_spec(path.stem, [str(path.parent)]))
+            vars(module)["__builtins__"] = {}  # so it is not run: its first import fails
+            hook.exec_module(module)
+
+
 SERVER = pytest.StashKey[str]()
 
 
@@ -92,6 +110,8 @@ def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, obje
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-forks-")))
         environment = {**os.environ, **COMPILER}
         config.stash[SERVER] = stack.enter_context(served(environment, folder))
+        if config.getoption("numprocesses", None) and not sys.dont_write_bytecode:
+            compile_all(config)
     return (yield)
 
 

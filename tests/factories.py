@@ -260,7 +260,7 @@ def ranks(*, device):
         size="one layer",
         batch=1,
         seq=16,
-        micro_steps=2,
+        micro_steps=1,
         precision="fp32",
         compile=False,
         device=device,

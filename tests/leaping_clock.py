@@ -49,7 +49,7 @@ def threads(token: str) -> dict[str, str]:
             parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
             if int(parent) not in pids:
                 continue
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
             folder = next(x for x in environment if x.startswith(b"STEPGUARD_RUN_DIR="))
             noted |= Path(folder.partition(b"=")[2].decode(), "failed-at").exists()
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):

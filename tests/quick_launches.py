@@ -28,16 +28,17 @@ from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import PairTiming
 
 PROTOCOL = Protocol(
-    warmup_min_s=0.02,
+    warmup_min_s=0.004,
     warmup_cap_s=0.5,  # a busy machine may need it
-    window_s=0.02,
+    window_s=0.004,
     tolerance=1.0,
     blocks=3,
-    block_s=0.02,
-    segment_s=0.02,
+    block_s=0.004,
+    segment_s=0.004,
     settling_segments=1,
 )
-PAIR_TIMING = PairTiming(0.02, 0.1, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.1), ahead=1)
+PAIR_WARMUP = Protocol(0.03, 0.3, 0.015, 0.5, blocks=2, block_s=0.03)
+PAIR_TIMING = PairTiming(0.005, 0.03, PAIR_WARMUP, ahead=1)
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
 START_COLD = torchrun.spawn

@@ -89,7 +89,7 @@ class Block:
             times = len(self.step_ms) if self.wall_ms else 0
             return BlockWithoutTimes(steps=self.steps, times=times)
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
-            if not (math.isfinite(ms) and ms > 0):
+            if not 0 < ms < math.inf:
                 return BadTime(what="a block", ms=repr(ms))
         return None
 
@@ -183,7 +183,7 @@ class Difference:
         if not self.pairs_ms:
             return NoneMeasured(what=f"pair of blocks of {self.name}")
         for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
-            if not (math.isfinite(ms) and ms > 0):
+            if not 0 < ms < math.inf:
                 return BadTime(what=self.name, ms=repr(ms))
         return None
 

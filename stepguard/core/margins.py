@@ -4,8 +4,9 @@ Formulas: Smyth 2004 (moderated variance).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from stepguard.core.device import CPU, GPU
 
@@ -60,19 +61,21 @@ class Prior:
         if not (0 < self.sd_pct < math.inf and 0 < self.degrees < math.inf):
             raise ValueError(f"{self}: both must be positive and finite")
 
-    def moderated(self, sample_variance: float, pairs: int) -> tuple[float, float]:
+    def moderated(
+        self, sample_variance: Any, pairs: int, larger: Callable[..., Any] = max
+    ) -> tuple[Any, Any]:
         """Return the standard deviation of d and its degrees of freedom, moderated by the prior.
 
         This is Smyth's ``(f0 * s0**2 + (n - 1) * s**2) / (f0 + n - 1)`` with ``f0 + n - 1``
         degrees. Once the sample's s exceeds s0, f0 is multiplied by ``(s0 / s)**4``: otherwise a
         prior that the pairs contradict would make noise look like proof (up to 24 times the nominal
-        level).
+        level). With ``larger=numpy.maximum`` it takes an array of variances, and returns arrays.
         """
         prior = (self.sd_pct / 100) ** 2
-        weight = self.degrees * min(1.0, prior / max(sample_variance, prior)) ** 2
+        weight = self.degrees * (prior / larger(sample_variance, prior)) ** 2
         degrees = weight + pairs - 1
         pooled = (weight * prior + (pairs - 1) * sample_variance) / degrees
-        return math.sqrt(pooled), degrees
+        return pooled**0.5, degrees
 
 
 MARGINS = Margins()

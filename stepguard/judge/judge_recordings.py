@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from stepguard.core.baseline import Entry, Epoch
-from stepguard.core.evidence import Evidence
+from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import NotRecorded, OfCase, OtherTokens, SlowSteps
 from stepguard.core.reasons import Reason
@@ -32,7 +32,7 @@ from stepguard.judge.compare_metric import compare, screen_of
 from stepguard.judge.compare_profiles import against_recordings
 from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT, paired
 from stepguard.judge.slow_step_patterns import REASONS, of_launches
 from stepguard.judge.soundness import (
     Refusal,
@@ -182,6 +182,37 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
         return False
     screened = screen_of(summarise(evidence), alike(entry.level, evidence))
     return screened is not None and (screened.close or screened.noisy)
+
+
+def enough_launches(evidence: Evidence, entry: Entry) -> bool:
+    """Tell whether the timed launches so far are enough, although fewer than are planned: the case
+    is `same`, and its time is certainly inside the limit; or its time is only shown.
+
+    Re-paired, the recordings in baselines/ lose no alarm by it (docs/method.md).
+    """
+    if JUDGED_TIME not in evidence.gates:
+        return True
+    verdict = verdict_of(screen(evidence, entry))
+    times = [metric for metric in verdict.metrics if metric.metric == JUDGED_TIME]
+    # Kernels that take longer are a reason to look once more.
+    if verdict.status is not Status.SAME or times[0].reason is not Reason.WITHIN_LIMIT:
+        return False
+    # So are slow steps. Only a second launch shows whether they are at the same steps again.
+    if of_launches(evidence.launches * 2):
+        return False
+    screened = screen_of(summarise(evidence), alike(entry.level, evidence))
+    return screened is not None and screened.certain
+
+
+def enough_pairs(evidence: Evidence, difference: Difference, entry: Entry) -> bool:
+    """Tell whether the pairs so far show that a difference is certainly the recorded one, give or
+    take its limit. ``evidence`` is what the case has so far.
+    """
+    past = alike(entry.level, evidence) if entry.case == evidence.case else []
+    then = past[-1].differences_pct.get(f"{difference.name}_pct") if past else None
+    if then is None or difference.bad_times():
+        return False
+    return paired(difference.pairs_ms).certain(then.mean)
 
 
 def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:

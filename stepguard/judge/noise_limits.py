@@ -8,7 +8,7 @@ observation: its steps depend on each other and are never counted as observation
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev, variance
+from statistics import fmean
 
 import scipy
 
@@ -60,6 +60,13 @@ class Screen:
         within = abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
         return self.own_card and within
 
+    @property
+    def certain(self) -> bool:
+        """Tell whether the change is so far inside its limit that more launches would hardly bring
+        it out, on whatever card.
+        """
+        return not self.noisy and abs(self.change_pct) + CLOSE_SE * self.se_pct <= self.limit_pct
+
 
 def own_card_limit_pct(levels: Sequence[float]) -> float:
     """Return the limit in percent for a run on a card with recordings, from their log levels.
@@ -102,14 +109,20 @@ def pooled_variance(logs: Sequence[float], prior_pct: float, weight: float) -> t
     """Return the variance and its degrees of freedom, pooled with the square of a known standard
     deviation that counts for ``weight`` degrees.
     """
-    more, sample = len(logs) - 1, variance(logs) if len(logs) > 1 else 0.0
+    more, sample = len(logs) - 1, _variance(logs) if len(logs) > 1 else 0.0
     return (weight * (prior_pct / 100) ** 2 + more * sample) / (weight + more), weight + more
+
+
+def _variance(logs: Sequence[float]) -> float:
+    # statistics.variance computes with fractions, which takes twenty times as long.
+    mean = fmean(logs)
+    return math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1)
 
 
 def launch_spread_pct(launch_ms: Sequence[float]) -> float:
     """Return the standard deviation of launches' log step times in percent; 0 for a single one."""
     logs = _logs(launch_ms)
-    return 100 * stdev(logs) if len(logs) > 1 else 0.0
+    return 100 * math.sqrt(_variance(logs)) if len(logs) > 1 else 0.0
 
 
 def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[float]]) -> float:
@@ -127,7 +140,7 @@ def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[floa
         # The variance is taken within each recording: levels of cards differ, and that is no
         # scatter of launches.
         weight += len(recording) - 1
-        total += (len(recording) - 1) * 1e4 * variance(recording)
+        total += (len(recording) - 1) * 1e4 * _variance(recording)
     return math.sqrt(total / weight * float(scipy.special.fdtri(launches - 1, weight, 1 - ALPHA)))
 
 
@@ -181,7 +194,15 @@ class Paired:
     mean_ms: float
     mean_pct: float  # of the plain step
     half_width_pct: float  # of the 95 % interval, Student's t over the pairs; inf for one pair
+    se_pct: float  # standard error of the mean, pooled as that of launches (LAUNCH_SD_PCT)
     pairs: int
+
+    def certain(self, then_pct: float) -> bool:
+        """Tell whether the difference is so close to a recorded one that more pairs would hardly
+        bring it out of its limit.
+        """
+        moved = abs(self.mean_pct - then_pct) + CLOSE_SE * self.se_pct
+        return max(moved, self.half_width_pct) <= DIFFERENCE_LIMIT_PCT
 
 
 def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
@@ -200,6 +221,7 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
     count, half = len(differences), math.inf
     if count > 1:
         t = float(scipy.special.stdtrit(count - 1, 0.975))
-        half = t * stdev(differences) / math.sqrt(count)
+        half = t * math.sqrt(_variance(differences) / count)
     mean = fmean(differences)
-    return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, count)
+    error = standard_error_pct([math.log(other / plain) for plain, other in pairs_ms])
+    return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, error, count)

@@ -76,7 +76,10 @@ def _too_few(evidence: Evidence) -> str:
     timed = evidence.on_gpu and JUDGED_TIME in evidence.gates
     count = len(evidence.launches)
     if timed and count < MIN_TIMED_LAUNCHES:
-        return f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}; give the case more launches"
+        return (
+            f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}: one was enough to judge the case; "
+            "measure again with --perf-update or --perf-append, which measure all launches"
+        )
     return ""
 
 

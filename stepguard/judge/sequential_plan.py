@@ -5,6 +5,7 @@ error. SEQUENTIAL_PLAN says how much, and the errors are summed (Bonferroni). `d
 the error of the whole plan for several standard deviations.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from stepguard.core.margins import ALPHA
@@ -74,6 +75,7 @@ def may_decide(pairs: int, last: bool) -> bool:
     return last or any(analysis.pairs == pairs for analysis in SEQUENTIAL_PLAN)
 
 
+@lru_cache
 def analysis_at(pairs: int) -> InterimAnalysis:
     """Return the latest analysis that ``pairs`` have reached; the first if they reached none."""
     reached = (analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs <= pairs)

@@ -111,7 +111,8 @@ def _problem(
 def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
     """Return the sources of the tree at ``top`` that the ranks imported."""
     files = {file for answer in ranks for file in answer["sources"].values()}
-    return {Path(file) for file in files if _is_source(file, top)}
+    below = os.path.join(top, "")
+    return {Path(file) for file in files if _is_source(file, below)}
 
 
 def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
@@ -151,12 +152,12 @@ def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
 
 def _outside(modules: Mapping[str, str], top: Path) -> list[Module]:
     """Return the modules that are no sources of the tree at ``top``."""
-    return [module for module in sorted(modules.items()) if not _is_source(module[1], top)]
-
-
-def _is_source(file: str, top: Path) -> bool:
     # Not by Path: of torch's two thousand modules that would take as long as all else here.
     below = os.path.join(top, "")
+    return sorted(module for module in modules.items() if not _is_source(module[1], below))
+
+
+def _is_source(file: str, below: str) -> bool:
     return file.startswith(below) and NOT_SOURCES.isdisjoint(file[len(below) :].split(os.sep))
 
 

@@ -159,9 +159,13 @@ class WorkerGroup:
         )
         return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
 
+    def let_exit(self) -> None:
+        """Let the ranks exit by themselves, without waiting for it."""
+        self._control.close()
+
     def leave(self) -> None:
         """Let the ranks exit by themselves, for GONE_LIMIT_S at most. Then close the launch."""
-        self._control.close()
+        self.let_exit()
         until = time.monotonic() + GONE_LIMIT_S
         while self._ends() and time.monotonic() < until:
             time.sleep(0.02)

@@ -2,16 +2,18 @@
 variants alternate.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
 from stepguard.core.evidence import Block, Difference
 from stepguard.measure.combine_ranks import Answers
+from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch
 
 LIMIT_S = 120.0  # in addition to three times the expected time of the segments
+FEW_PAIRS = 4  # in the first series, if it may be enough; even
 
 
 @dataclass(frozen=True)
@@ -33,33 +35,53 @@ DIFFERENCES = {
 }
 
 
-def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> Difference:
+def measure_difference(
+    name: str,
+    launch: RunningLaunch,
+    pairs_wanted: int,
+    enough: Callable[[Difference], bool] | None = None,
+) -> Difference:
     """Measure segments of the plain variant (P) and the other one (V) as P V V P, series after
     series, until there are ``pairs_wanted`` pairs. The launch must have warmed up.
+
+    If one series would do, ``enough`` is asked after FEW_PAIRS pairs whether these are enough. A
+    case that wants more pairs wants to know the difference, not only that it did not move.
 
     A series in which the machine was disturbed is repeated. Raises LaunchFailed if that happens
     more often than the protocol's ``retries``.
     """
     variants, protocol, step_s = DIFFERENCES[name], launch.protocol, launch.warmup.step_s
     steps = max(4, round(protocol.segment_s / step_s))
-    series = [0, 1, 1, 0] * (protocol.pairs_in_a_series // 2)
+    if pairs_wanted > protocol.pairs_in_a_series:
+        enough = None
     pairs: list[tuple[float, float]] = []
-    plain_ms: list[list[float]] = []  # by rank, for each series
+    plain_ms: list[list[float]] = []  # by rank, for each pair
     discarded: list[Block] = []
-    while len(pairs) < pairs_wanted:
-        # The first segment of a series does not count, since a pause came before it. Before the
-        # first series more segments run: the warm-up has pauses and these have none, so the clocks
-        # settle anew. Without them the first pair was 0.4 to 0.9 % too high.
-        lead = 1 if pairs else protocol.settling_segments
-        order = [0] * lead + series
-        left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
-        left_s = left * len(order) * steps * step_s
+    while (left := pairs_wanted - len(pairs)) > 0:
+        in_a_series = protocol.pairs_in_a_series
+        if enough is not None:  # a first series, and one with the rest of its pairs
+            in_a_series = min(FEW_PAIRS, left + left % 2)
+        lead, order = _order(protocol, in_a_series, not pairs)
+        left_s = -(-left // in_a_series) * len(order) * steps * step_s
         launch.show(f"{variants.words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
         measure = partial(_series, variants, launch, order, steps)
         _, ranks = launch.undisturbed(measure, discarded, variants.words)
         pairs += pairs_of(ranks, order, lead)
-        plain_ms.append(plain_by_rank(ranks, order, lead))
-    return Difference(name, tuple(pairs), tuple(map(fmean, zip(*plain_ms, strict=True))))
+        plain_ms += [plain_by_rank(ranks, order, lead)] * in_a_series
+        plain = tuple(map(fmean, zip(*plain_ms, strict=True)))
+        difference = Difference(name, tuple(pairs), plain)
+        if enough is not None and enough(difference):
+            break
+    return difference
+
+
+def _order(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[int]]:
+    """Return how many segments of a series do not count, and the variants of all its segments."""
+    # The first segment of a series does not count, since a pause came before it. Before the first
+    # series more segments run: the warm-up has pauses and these have none, so the clocks settle
+    # anew. Without them the first pair was 0.4 to 0.9 % too high.
+    lead = protocol.settling_segments if first else 1
+    return lead, [0] * lead + [0, 1, 1, 0] * (pairs // 2)
 
 
 def _series(

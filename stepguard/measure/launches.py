@@ -24,7 +24,7 @@ from stepguard.measure.launch_durations import protocol_of
 from stepguard.measure.pair import build_alone
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
 
-FIRST = "launch 1"
+FIRST, ONE_RANK = "launch 1", "one-rank launch"
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,19 @@ class PlannedLaunch:
     count: bool
     differences: tuple[str, ...] = ()
     alone: bool = False  # one rank of the case runs alone; its times are none of the case's
+
+    @property
+    def only_timed(self) -> bool:
+        """Tell whether the launch only adds times to those of the case's other launches."""
+        return self.timed and not (self.count or self.differences or self.alone)
+
+
+@dataclass(frozen=True)
+class Enough:
+    """Tells whether what was measured so far is enough: more could not change the verdict."""
+
+    launches: Callable[[Evidence], bool]
+    pairs: Callable[[Evidence, Difference], bool]  # of the difference; the evidence is without it
 
 
 def planned_launches(case: Case) -> list[PlannedLaunch]:
@@ -60,7 +73,7 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
     # Only a case that gates its step time needs this launch. On a CPU, where few do, ranks slow
     # each other down by 50 to 200 %.
     if case.world_size > 1 and JUDGED_TIME in case.gates:
-        planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
+        planned.append(PlannedLaunch(ONE_RANK, True, False, alone=True))
     return planned
 
 
@@ -69,15 +82,18 @@ def measure_launches(
     bench: Bench,
     progress: Progress = lambda text: None,
     wants_another: Callable[[Evidence], bool] = lambda evidence: False,
+    enough: Enough | None = None,
 ) -> Evidence:
     """Run all launches of a case, and return the evidence. ``wants_another`` is asked after the
-    planned launches, and after each further one. Failures of a workload or a worker raise nothing:
-    they are faults in the evidence.
+    planned launches, and after each further one. With ``enough``, planned launches that would only
+    be timed are left out once the timed ones are enough. Failures of a workload or a worker raise
+    nothing: they are faults in the evidence.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
         monitor, unfit = watch(case, bench, stack, ticker)
-        run = _CaseRun(CaseWorkers(case, bench, ticker, monitor, stack), bench.more_launches)
+        workers = CaseWorkers(case, bench, ticker, monitor, stack)
+        run = _CaseRun(workers, bench.more_launches, enough)
         if unfit:
             run.workers.faults.append(unfit)
         else:
@@ -106,12 +122,16 @@ def ask_ranks(
 
 
 class _CaseRun:
-    def __init__(self, workers: CaseWorkers, more_launches: int) -> None:
+    def __init__(
+        self, workers: CaseWorkers, more_launches: int, enough: Enough | None = None
+    ) -> None:
         self.case, self.workers = workers.case, workers
+        self.least_launches = self.case.launches  # timed; fewer if these are enough
         self.most_launches = self.case.launches + more_launches
+        self._enough = enough
         self.protocol = protocol_of(self.case)
         self._planned = planned_launches(self.case)  # the planned launches to come
-        self._importing: dict[PlannedLaunch, RunningLaunch] = {}
+        self._importing: dict[str, RunningLaunch] = {}  # by label
         self._only_compiled = 0  # how many launches were not timed because they compiled
         self.differences: list[Difference] = []
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
@@ -122,14 +142,13 @@ class _CaseRun:
             # An unsteady launch decides the verdict, however many launches follow.
             while self._planned and not self._unsteady():
                 plan = self._planned.pop(0)
+                if self._may_leave_out(plan):
+                    continue
                 if plan.alone:  # further launches come before it, since it lets other cards cool
                     self._more_launches(wants_another)
                     self._one_rank(plan)
                     return
-                following = self._planned[0] if self._planned else None
-                if following is None and self._may_want(wants_another):
-                    following = self._one_more(2)
-                self._run(plan, following)
+                self._run(plan, self._following(wants_another))
             self._more_launches(wants_another)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
@@ -139,10 +158,37 @@ class _CaseRun:
         gated = JUDGED_TIME in self.case.gates
         return gated and any(launch.steady for launch in self.workers.launches)
 
+    def _may_leave_out(self, plan: PlannedLaunch) -> bool:
+        """Tell whether a planned launch may be left out, since the timed ones are enough."""
+        done = len(self.workers.launches)
+        if self._enough is None or not done or not plan.only_timed:
+            return False
+        if not self._enough.launches(replace(self.evidence(), planned_launches=done)):
+            return False
+        self.least_launches = done
+        return True
+
+    def _likely_last(self) -> bool:
+        """Tell whether the launch that runs is likely the last: it is the first timed one, and one
+        is enough if nothing has changed.
+        """
+        rest_only_timed = all(plan.only_timed for plan in self._planned)
+        first = self._enough is not None and not self.workers.launches
+        return not self._planned or first and rest_only_timed
+
+    def _following(self, wants_another: Callable[[Evidence], bool]) -> PlannedLaunch | None:
+        """Return the launch of this case that imports while the one before it runs; None if it is
+        likely not wanted.
+        """
+        if self._planned:
+            return None if self._likely_last() else self._planned[0]
+        return self._one_more(2) if self._may_want(wants_another) else None
+
     def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
         """Return the plan of a launch. A GPU's first launch is not timed if it compiled what no
         cache had: the compiler's trial runs leave other memory allocated, and the card idled
-        meanwhile. Another launch is then planned after the timed ones.
+        meanwhile. Another launch is then planned after the timed ones. The next timed one measures
+        the differences, so this one need not warm up.
         """
         first = plan.timed and self._numbered == 0
         if not (first and is_gpu(self.case.device) and launch.compiled_afresh):
@@ -151,7 +197,11 @@ class _CaseRun:
         label = f"launch {self.case.launches + 1}"
         before_one_rank = len(self._planned) - sum(planned.alone for planned in self._planned)
         self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
-        return replace(plan, timed=False)
+        at = next(index for index, planned in enumerate(self._planned) if planned.timed)
+        self._planned[at] = replace(self._planned[at], differences=plan.differences)
+        if (following := self._planned[0]).label not in self._importing:
+            self._importing[following.label] = self._start(following)
+        return replace(plan, timed=False, differences=())
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
         """Run one rank alone. Its result is only shown, so a failure is only noted: a workload need
@@ -166,8 +216,8 @@ class _CaseRun:
         """Run launches as long as one more is wanted. End a launch that imported for nothing."""
         while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
             self._run(self._one_more(1), self._one_more(2) if self._room(2) else None)
-        for plan in [plan for plan in self._importing if not plan.alone]:
-            self._importing.pop(plan).group.close()
+        for label in [label for label in self._importing if label != ONE_RANK]:
+            self._importing.pop(label).group.close()
 
     def _room(self, launches: int) -> bool:
         return len(self.workers.launches) + launches <= self.most_launches
@@ -196,11 +246,12 @@ class _CaseRun:
 
     def _run(self, plan: PlannedLaunch, following: PlannedLaunch | None) -> None:
         """Run one launch to its end. Meanwhile ``following`` imports."""
-        launch = self._importing.pop(plan, None) or self._start(plan)
+        launch = self._importing.pop(plan.label, None) or self._start(plan)
         launch.hello()
         if following:
-            self._importing[following] = self._start(following)
-        if not self._planned:  # the next case starts early even if this case wants another launch
+            self._importing[following.label] = self._start(following)
+        # The next case starts early even if this case wants another launch.
+        if self._likely_last():
             self.workers.start_ahead(FIRST)
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
@@ -215,8 +266,7 @@ class _CaseRun:
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:
-            difference = measure_difference(name, launch, self.case.difference_pairs)
-            self.differences.append(difference)
+            self._measure_difference(name, launch)
         if plan.count:
             launch.count()
         launch.leave()
@@ -226,6 +276,16 @@ class _CaseRun:
             self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
         elif plan.timed:
             launches[-1] = launch.measured(self._numbered)  # now with all that followed its blocks
+
+    def _measure_difference(self, name: str, launch: RunningLaunch) -> None:
+        asked = self._enough
+
+        def enough(so_far: Difference) -> bool:
+            return asked is not None and asked.pairs(self.evidence(), so_far)
+
+        wanted = self.case.difference_pairs
+        found = measure_difference(name, launch, wanted, enough if asked else None)
+        self.differences.append(found)
 
     def _time(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         steps = block_steps(self.protocol.block_s, launch.warmup.step_s)
@@ -237,7 +297,7 @@ class _CaseRun:
     def evidence(self) -> Evidence:
         """Return what is known so far."""
         return self.workers.evidence(
-            planned_launches=self.case.launches,
+            planned_launches=self.least_launches,
             gates=self.case.gates,
             extended=self.case.extended,
             differences=tuple(self.differences),

@@ -93,18 +93,18 @@ class Pair:
         """Build both launches and park them: ``at_once``, or one after the other."""
         RunningLaunch.expect(*self.launches)
         if at_once:
-            self._build_at_once()
+            self._ticker(f"pair {self._number}: build and first step")
+            self._at_once(lambda launch: launch.build(quietly=True))
         for launch in self.launches:
             if not at_once:
                 launch.build()
             launch.park()
 
-    def _build_at_once(self) -> None:
-        self._ticker(f"pair {self._number}: build and first step")
+    def _at_once(self, do: Callable[[RunningLaunch], object]) -> None:
         # Not in a with statement: at its end it would wait for the threads, and after a failure
         # they wait for groups that only the caller closes.
         pool = ThreadPoolExecutor(len(self.launches))
-        futures = [pool.submit(launch.build, quietly=True) for launch in self.launches]
+        futures = [pool.submit(do, launch) for launch in self.launches]
         pool.shutdown(wait=False)
         self._wait(lambda: all(future.done() for future in futures))
         for future in futures:
@@ -133,19 +133,23 @@ class Pair:
             _block(self.launches[now], self.launches[1 - now], blocks)
 
     def profile(self, order: Sequence[int]) -> None:
-        """Run untimed steps and profile a few, of each launch, after run() in the same order."""
+        """Run untimed steps and profile a few, of each launch, after run() in the same order. Then
+        read both profiles at once: while one is read no step runs that it could disturb.
+        """
         active = order[-1]
         for now in order[: len(SIDES)]:
             launch = self.launches[now]
             if now != active:
                 self.launches[active].park()
-            launch.profile_kernels(block_steps(self._timing.lead_s, launch.warmup.step_s))
+            launch.profile(block_steps(self._timing.lead_s, launch.warmup.step_s))
             active = now
+        self._ticker(f"pair {self._number}: kernels of both profiles")
+        self._at_once(RunningLaunch.read_kernels)
 
     def leave(self) -> None:
-        """Check what both launches imported, and end them."""
-        for launch in self.launches:
-            launch.leave()
+        """Check what both launches imported, and end them at once."""
+        first, second = self.launches
+        first.leave(second)
 
     def _wait(self, until: Callable[[], bool]) -> None:
         while not until():

@@ -235,27 +235,36 @@ class RunningLaunch:
         cold_s = self._compile_s if self._first_compiled else None
         self.workers.take_counts(answers, time.monotonic() - began, cold_s)
 
-    def profile_kernels(self, lead: int) -> None:
-        """Run ``lead`` untimed steps, and profile a few. Keep the kernels' times if the kernels are
-        those of the case's profile.
-        """
+    def profile(self, lead: int) -> None:
+        """Run ``lead`` untimed steps, and profile a few."""
         self.show("profile")
         self.run(lead)
-        if kept := self.ask("profile")[0]["profile"]:
+        self.ask("profile")
+
+    def read_kernels(self) -> None:
+        """Read what profile() took. Keep the kernels' times if the kernels are those of the case's
+        profile. It asks quietly, so both launches of a pair can do so at once.
+        """
+        if kept := self.ask("kernels", quietly=True)[0]["profile"]:
             self._kernels_us = self.workers.take_profile(msgspec.convert(kept, Profile))
 
     def park(self) -> None:
         """Give the cached memory back, and idle until the next command."""
         self.ask("park")
 
-    def leave(self) -> None:
-        """Check what the ranks imported since ``prepare``. Then end the ranks, and then the
-        agent.
+    def leave(self, *others: "RunningLaunch") -> None:
+        """Check what the ranks of this launch and of ``others`` imported since ``prepare``. Then
+        end the ranks of all of them at once, and then their agents.
         """
-        answers = self.ask("sources")
-        with self._blamed():
-            self.workers.check_sources(answers, self.group.spec, "end")
-            self.group.leave()
+        for launch in (self, *others):
+            launch.show("end")
+            answers = launch.ask("sources")
+            with launch._blamed():
+                launch.workers.check_sources(answers, launch.group.spec, "end")
+                launch.group.let_exit()
+        for launch in (self, *others):
+            with launch._blamed():
+                launch.group.leave()
 
     def measured(self, index: int) -> Launch:
         """Return what it ran so far, as the case's launch ``index``."""

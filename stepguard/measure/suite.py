@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
 from stepguard.judge.findings import Permits, verdict_of
 from stepguard.judge.judge_pairs import judge_ab, wants_every_pair
-from stepguard.judge.judge_recordings import alike, judge, screen, wants_another_launch
+from stepguard.judge.judge_recordings import (
+    alike,
+    enough_launches,
+    enough_pairs,
+    judge,
+    screen,
+    wants_another_launch,
+)
 from stepguard.judge.slower_stays import still_slower
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current, differing, same_files
@@ -33,7 +41,7 @@ from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.beside_base import Budget, compare_with, confirm
 from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.combine_ranks import Answers
-from stepguard.measure.launches import ask_ranks, measure_launches
+from stepguard.measure.launches import Enough, ask_ranks, measure_launches
 from stepguard.measure.pair_run import PairsWanted
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.kept_runs import Store
@@ -66,6 +74,9 @@ class Suite:
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
     alpha: float = ALPHA  # level of each case that ``tree`` judges; pairs of an alarm have ALPHA
     fresh: bool = False  # measure pairs even if an earlier run's SLOWER would stay
+    # What is measured may be recorded. So all that is planned is measured, also once it is certain
+    # that nothing moved.
+    records: bool = True
     confirms: bool = True  # measure pairs if a baseline calls a time SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case in place of the baselines
     launcher: Launcher | None = None
@@ -127,10 +138,7 @@ class Suite:
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline. A time that moved is confirmed in pairs."""
         path, entry = self._known(case)
-        measured = measure_launches(
-            case, self._bench, progress, lambda evidence: wants_another_launch(evidence, entry)
-        )
-        evidence = self._checked(measured)
+        evidence = self._checked(self._measured(case, entry, progress))
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
         findings = screen(evidence, entry, self._named(path))
         permits = Permits.of(findings, self.permissions, today())
@@ -161,6 +169,15 @@ class Suite:
         verdict = verdict_of(ended, permits, accepted=accepted)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
+
+    def _measured(self, case: Case, entry: Entry | None, progress: Progress) -> Evidence:
+        """Measure a case. Its baseline says when enough is measured; there may be none."""
+        enough = None
+        if entry is not None and not self.records:
+            asked = partial(enough_launches, entry=entry), partial(enough_pairs, entry=entry)
+            enough = Enough(*asked)
+        wants_another = partial(wants_another_launch, entry=entry)
+        return measure_launches(case, self._bench, progress, wants_another, enough)
 
     def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
         """Judge a case by pairs with the other revision's tree. No stored baseline counts."""

@@ -259,6 +259,7 @@ class Session:
                 ["pytest", *self._config.invocation_params.args],
                 permissions=(*self._waivers, *declared),
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
+                records=option.perf_update or option.perf_update_new or option.perf_append,
                 confirms=not option.perf_no_confirm,
                 fresh=option.perf_fresh,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),

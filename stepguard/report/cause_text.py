@@ -31,6 +31,7 @@ _MACHINE_CODE = {
     "atomic": "atomic instructions {}",
 }
 _PART = ("{what}", "", "{ms}")  # a part of the step that is no kernel
+_SHORT, _WHOLE = 36, 80  # characters of a kernel's name
 _REFUSED = {
     Refusal.GPU: "different GPUs: {before} and {after}",
     Refusal.RANKS: "different numbers of ranks: {before} and {after}",
@@ -99,16 +100,20 @@ def _word(cause: Cause, column: int) -> str:
     stays = before.names[:1] == after.names[:1]
     come = [name for name in after.names if stays and name not in before.names]
     went = [name for name in before.names if stays and not come and name not in after.names]
+    old_names, new_names = went or before.names, come or after.names
+    # Two names may differ only in the middle, which a short form leaves out.
+    alike = old_names[:1] != new_names[:1] and _names(old_names) == _names(new_names)
+    width = _WHOLE if alike else _SHORT
     idle = (*after.names, *before.names, cause.what)[0]
     each = [f"{side.us / side.calls:,.1f}" for side in (before, after) if side.calls]
     times = f"{after.us / before.us:.3f} times as long" if before.us else ""
     return _WORDS.get(cause.kind, _PART)[column].format(
         what=short(cause.what, 44),
         idle=cause.what if cause.what == idle else f"{idle}: {cause.what}",
-        before=_names(went or before.names),
-        after=_names(after.names),
+        before=_names(old_names, width),
+        after=_names(after.names, width),
         part="in part " if come else "",
-        come=_names(come or after.names),
+        come=_names(new_names, width),
         classes=", ".join(after.names),
         old=old,
         new=new,
@@ -121,9 +126,9 @@ def _word(cause: Cause, column: int) -> str:
     )
 
 
-def _names(kernels: Sequence[str]) -> str:
+def _names(kernels: Sequence[str], width: int = _SHORT) -> str:
     """Return the first of some kernels, which is the longest, and how many more there are."""
-    return listed([short(name, 36) for name in kernels]) or "nothing"
+    return listed([short(name, width) for name in kernels]) or "nothing"
 
 
 def _shape(side: Side) -> str:

@@ -30,9 +30,9 @@ _WAITS = (
     "device_allocations_per_step",
     COLLECTIVES,
 )
-# Time between kernels. A counted wait explains it better.
-_BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)
-_NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
+# Time between kernels, and kernels that came and went. A counted wait explains it better.
+_UNSURE = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION, Kind.MOVED)
+_NO_WORK = (Kind.CLOCK, Kind.OVERLAP)
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
@@ -57,7 +57,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     )
     if changed or lines:
         return changed or lines[0]
-    if cause is not None and cause.kind not in _BETWEEN:
+    if cause is not None and cause.kind not in _UNSURE:
         main = abs(cause.us) >= MAIN_SHARE * abs(change_us)
         return cause if main or not waits else waits[0]
     if waits or cause:
@@ -73,17 +73,20 @@ def _rise(metric: MetricVerdict) -> float:
 
 
 def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
-    """Return the longest cause in the direction of the change, if it makes up NAMED_SHARE of it."""
+    """Return the longest cause in the direction of the change, if it makes up NAMED_SHARE of it. A
+    move, whose kernels came and went, is returned if there is no other.
+    """
     causes = verdict.explanation.causes if verdict.explanation else ()
     most_idle_us = MOST_IDLE_SHARE * abs(change_us)
-    of_work = (
+    main = [
         cause
         for cause in causes
         if cause.kind not in _NO_WORK
         and (cause.kind is not Kind.IDLE or abs(cause.us) <= most_idle_us)
-    )
-    cause = next((cause for cause in of_work if (cause.us > 0) == (change_us >= 0)), None)
-    return cause if cause and abs(cause.us) >= NAMED_SHARE * abs(change_us) else None
+        and (cause.us > 0) == (change_us >= 0)
+        and abs(cause.us) >= NAMED_SHARE * abs(change_us)
+    ]
+    return min(main, key=lambda cause: cause.kind is Kind.MOVED, default=None)
 
 
 def moved(cause: Cause, verdict: Verdict) -> list[str]:

@@ -123,7 +123,7 @@ def _known_code(around: list[Event], ts: float) -> bool:
         around.pop()
     if not around:
         return False
-    return around[-1].name.startswith(_TORCHS) or around[-1].args.code is not None
+    return around[-1].name.startswith(_TORCHS) or bool(around[-1].args.code)
 
 
 def with_settings(identity: StepIdentity, settings: dict[str, Any]) -> StepIdentity:

@@ -77,14 +77,13 @@ def modules(package: str) -> dict[str, dict[str, str]]:
     is not seen.
     """
     packages = _packages()
-    with_python = (*_folders("stdlib", "platstdlib"), *packages)
-    loaded = dict(_loaded())
-    installed = {name: path for name, path in loaded.items() if path.startswith(packages)}
-    sources = {
-        name: path
-        for name, path in loaded.items()
-        if name.partition(".")[0] == package or not path.startswith(with_python)
-    }
+    with_python = (*packages, *_folders("stdlib", "platstdlib"))
+    installed, sources = {}, {}
+    for name, path in _loaded():
+        if path.startswith(packages):
+            installed[name] = path
+        if not path.startswith(with_python) or name.partition(".")[0] == package:
+            sources[name] = path
     known = {*sources.values()}
     libraries = (path for path in _libraries() if not path.startswith(with_python))
     sources |= {f"library {path}": path for path in libraries if path not in known}

@@ -6,7 +6,8 @@ one at a time.
     block       run n timed steps
     alternate   run segments of variants of the step
     count       the counting pass
-    profile     the kernels' times in a few steps
+    profile     profile a few steps
+    kernels     the kernels' times in the steps that were profiled
     trace       write a trace of a few steps
     memory      write what allocates in a step
     sources     the files that the modules came from, those imported late included
@@ -40,10 +41,10 @@ from stepguard.worker.compile_caches import (
 )
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import everywhere
-from stepguard.worker.count.collector import count_frozen
+from stepguard.worker.count.collector import note_frozen
 from stepguard.worker.count.counting import count
 from stepguard.worker.count.one_profiler import unprofiled
-from stepguard.worker.count.profiled_steps import profile_steps
+from stepguard.worker.count.profiled_steps import TakenProfile, take_profile
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
@@ -84,7 +85,7 @@ class Session:
     """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
 
     def __init__(self, note: Note) -> None:
-        self._frozen, self._read_once = count_frozen(), read_once()
+        self._frozen, self._read_once = note_frozen(), read_once()
         self._settings = everywhere()
         trace_own_code_anew()  # in each rank, not in its agent; before the workload is imported
         preload("STEPGUARD_PRELOAD")
@@ -101,6 +102,7 @@ class Session:
         self.machine = MachineSamples()
         self.placement = Placement()
         self.workload: Any = None
+        self._taken: TakenProfile | None = None  # the last profile, until it is read
         self.package = ""  # of the workload's factory
         self.in_group = False  # torchrun's variables lead a script to make one
 
@@ -203,12 +205,19 @@ class Session:
         return count(self._step(), self._progress)
 
     def do_profile(self) -> dict[str, Any]:
-        """Profile a few steps, as the counting pass does. Return their profile, which is None on a
-        CPU, and why there is none on a GPU.
+        """Profile a few steps, as the counting pass does. do_kernels() reads the profile."""
+        self._taken = take_profile(self._step())
+        return {}
+
+    def do_kernels(self) -> dict[str, Any]:
+        """Read the profile that do_profile() took, without a step. Return it, None on a CPU, and
+        why there is none on a GPU.
         """
-        profiled = profile_steps(self._step())
-        kept = msgspec.to_builtins(profiled.profile)
-        return {"profile": kept, "problem": profiled.problem}
+        taken, self._taken = self._taken, None
+        if taken is None:
+            raise RuntimeError("kernels: no profile was taken before")
+        profile, problem = taken.kernels()
+        return {"profile": msgspec.to_builtins(profile), "problem": problem}
 
     def _step(self) -> RankStep:
         ranks = self.channel

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from benchmarks import kernel_rates
-from benchmarks.changes import LONGER_GELU
 from benchmarks.kernel_difference import (
     Launch,
     Turn,
@@ -19,10 +18,9 @@ from benchmarks.kernel_difference import (
     times_of,
 )
 from benchmarks.kernel_pairs import (
+    ALIKE,
     CASES,
     NOTHING,
-    OWN_ATTENTION,
-    OWN_NOTHING,
     USUAL,
     Card,
     Trees,
@@ -31,6 +29,7 @@ from benchmarks.kernel_pairs import (
     merged,
     order_of,
 )
+from benchmarks.longer_kernels import BASES, LONGER_ATTENTION, LONGER_GELU, LONGER_PRODUCT
 from benchmarks.shared import GPT
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
@@ -207,23 +206,47 @@ def test_nothing_is_seldom_red_and_a_longer_kernel_often(rated, monkeypatch):
     rows = kernel_rates.rates(scatters)
     assert [row["pairs"] for row in rows] == [2, 3, 4]
     for row in rows:
-        red, trials, *bounds = row["red"]["0.0"]
+        found = row["found"]
+        trials = found["0.0"]["verdicts"]
         assert trials == 2 * 100 * len(STEP)
+        red, *bounds = found["0.0"]["red"]
         assert red <= 0.004 * trials and bounds[0] <= red / trials <= bounds[1]
-        assert red <= row["red"]["0.1"][0] <= row["red"]["0.3"][0]
-        assert row["red"]["sets"][0] <= 0.004 * row["red"]["sets"][1]
-    assert rows[-1]["red"]["0.3"][0] > 0.6 * trials
+        assert red <= found["0.1"]["red"][0] <= found["0.3"]["red"][0]
+        assert found["sets"]["red"][0] <= 0.004 * found["sets"]["verdicts"]
+        assert all(one["red"][0] <= one["by_kernels"][0] for one in found.values())
+    assert rows[-1]["found"]["0.3"]["red"][0] > 0.6 * trials
 
 
 def test_what_was_planted_is_found_by_re_pairing_too(rated, monkeypatch):
-    """Three launches of it on each GPU make verdicts of up to three pairs."""
+    """Three launches of it on each GPU make verdicts of up to three pairs. It is found as often as
+    the size nearest to its own, and a smaller one is found less often.
+    """
     monkeypatch.setattr(kernel_rates, "DRAWS", 100)
     rows = kernel_rates.planted_rates(rated[0])
-    assert [(row["change"], row["pairs"], row["of"]) for row in rows] == [
-        (PLANTED, 2, 200),
-        (PLANTED, 3, 200),
-    ]
-    assert all(row["red"] > 100 for row in rows)
+    assert [(row["change"], row["pairs"]) for row in rows] == [(PLANTED, 2), (PLANTED, 3)]
+    for row in rows:
+        found = {size: one["by_kernels"][0] for size, one in row["found"].items()}
+        assert all(one["verdicts"] == 200 for one in row["found"].values())
+        assert row["found"]["recorded"]["red"][0] > 100
+        assert found["recorded"] == pytest.approx(found["0.3"], abs=10)
+        assert found["0.05"] <= found["0.1"] <= found["0.2"] < found["0.3"]
+
+
+def test_another_size_moves_the_kernels_and_the_steps_alike(monkeypatch):
+    """Launches that do not scatter: the size alone decides what the kernels say. Steps that are no
+    slower forbid what is made smaller, but not yet what was recorded.
+    """
+    monkeypatch.setattr(kernel_rates, "DRAWS", 20)
+    base, longer = launch(step()), {"triton_poi_fused_cat_12": 0.4 / 100 * STEP_US}
+    rows = tuple(replace(row, code="d") if row.name in longer else row for row in step({}, longer))
+    for step_pct, forbidden in ((0.4, []), (-0.01, ["0.1", "0.2"])):
+        head = launch(rows, block_ms=(270.0 * (1 + step_pct / 100),) * 2)
+        pairs = ((PLANTED, "a", False, (base, head)),) * 2
+        (row,) = kernel_rates.planted_rates(kernel_rates.Recorded(pairs))
+        found = {size: one["by_kernels"][0] for size, one in row["found"].items()}
+        assert found == {"recorded": 20, "0.05": 0, "0.1": 20, "0.2": 20, "0.3": 20}
+        red = {size: one["red"][0] for size, one in row["found"].items()}
+        assert [size for size in found if red[size] < found[size]] == forbidden
 
 
 def test_the_command_writes_the_tables(rated, tmp_path, monkeypatch, capsys):
@@ -281,6 +304,8 @@ class Ranks:
 
     def ask(self, command):
         self.asked.append(command)
+        if command == "profile":
+            return [{}]
         problem = "" if self.profile else "lost records"
         return [{"profile": msgspec.to_builtins(self.profile), "problem": problem}]
 
@@ -293,7 +318,7 @@ def test_a_turn_keeps_a_profile_so_that_it_is_read_back(tmp_path):
     card = Card.__new__(Card)
     card.timing, card.kernels = PAIR_TIMINGS[CASES["cuda"].device], {}
     kept = json.loads(json.dumps({"turn": card._turn(ranks), "kernels": card.kernels}))
-    assert ranks.asked == [4, "profile"]
+    assert ranks.asked == [4, "profile", "kernels"]
     side = {"turns": [kept["turn"]], "block_step_ms": [[270.0, 272.0]]}
     read = launch_of(side, kept["kernels"])
     assert read.block_ms == (271.0,)
@@ -319,14 +344,22 @@ def test_a_short_run_has_every_change():
 
 
 def test_the_base_of_a_change_differs_by_the_change_alone(tmp_path):
-    """An attention of our own is in both trees; of nothing they are equal."""
-    names = [NOTHING, [*LONGER_GELU][0], OWN_NOTHING, [*OWN_ATTENTION][1]]
+    """An attention or a product of our own is in both trees; of nothing they are equal."""
+    longer = [[*each][1] for each in (LONGER_GELU, LONGER_ATTENTION, LONGER_PRODUCT)]
+    names = [*ALIKE, *longer]
     trees = Trees.of(tmp_path, tmp_path / "cache", names)
     trees.make()
     sources = {
         name: [(tree[name] / GPT).read_text() for tree in (trees.bases, trees.heads)]
         for name in names
     }
-    assert [base == head for base, head in sources.values()] == [True, False, True, False]
-    assert ["flex" in base for base, _ in sources.values()] == [False, False, True, True]
-    assert [about_change(name)["same"] for name in names] == [True, False, True, False]
+    same = [True] * 3 + [False] * 3
+    assert [base == head for base, head in sources.values()] == same
+    assert [about_change(name)["same"] for name in names] == same
+    assert [about_change(name)["base_is"] for name in names] == [*BASES] * 2
+    for word, at in (("flex", 1), ("planted::addmm", 2)):
+        found = [[word in text for text in both] for both in sources.values()]
+        assert found == [[place % 3 == at] * 2 for place in range(6)]
+    for base, head in [*sources.values()][4:]:
+        sides = zip(base.splitlines(), head.splitlines(), strict=True)
+        assert len([1 for before, after in sides if before != after]) == 1

@@ -3,16 +3,18 @@
 import json
 import shutil
 import subprocess
+import sys
 from argparse import Namespace
 
 import msgspec
 import pytest
+from agent_forks import QUICK_PYTHON
 from builders import entry
 from comparisons import comparison_of
 from run_documents import measured
 
 from benchmarks import power
-from benchmarks.changes import EITHER, FASTER, LONGER_ATTENTION, LONGER_GELU, RED, SAME, SLOWER
+from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
 from benchmarks.fast_levers import CASE
 from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import (
@@ -31,28 +33,57 @@ from stepguard.core.evidence import to_json
 from stepguard.core.permission import KEY
 from stepguard.machine.git.trailers import parse
 
-ALL = CHANGES | LONGER_GELU | LONGER_ATTENTION | FAULTS | OF_TWO_GPUS
+ALL = CHANGES | FAULTS | OF_TWO_GPUS
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_change_can_be_made(name, tmp_path):
     """The model is Python still, and not what it was; a second time is refused."""
-    ignored = shutil.ignore_patterns("*.bin", "__pycache__")  # which another process may be writing
-    shutil.copytree(ROOT / "model", tmp_path / "model", ignore=ignored)
     change = ALL[name]
-    lines = change.plant(tmp_path)
-    for path, _, _ in change.edits:
-        text = (tmp_path / path).read_text()
+    assert change.edits or change.base_edits
+    for edits, plant in ((change.edits, change.plant), (change.base_edits, change.plant_base)):
+        if edits:
+            made_and_refused(edits, plant, tmp_path)
+
+
+def made_and_refused(edits, plant, tree):
+    ignored = shutil.ignore_patterns("*.bin", "__pycache__")  # which another process may be writing
+    shutil.copytree(ROOT / "model", tree / "model", ignore=ignored)
+    lines = plant(tree)
+    for path, _, _ in edits:
+        text = (tree / path).read_text()
         compile(text, path, "exec")
         assert text != (ROOT / path).read_text()
-    path, _, new = change.edits[-1]
-    last = (tmp_path / path).read_text().splitlines()[lines.start - 1 : lines.stop - 1]
+    path, _, new = edits[-1]
+    last = (tree / path).read_text().splitlines()[lines.start - 1 : lines.stop - 1]
     assert new.splitlines()[0] in last[0]
-    shutil.rmtree(tmp_path / "model")
-    (tmp_path / change.edits[0][0]).parent.mkdir(parents=True)
-    (tmp_path / change.edits[0][0]).write_text("")
+    shutil.rmtree(tree / "model")
+    (tree / edits[0][0]).parent.mkdir(parents=True)
+    (tree / edits[0][0]).write_text("")
     with pytest.raises(ValueError, match="0 times there, not once"):
-        change.plant(tmp_path)
+        plant(tree)
+    shutil.rmtree(tree / "model")
+
+
+@pytest.mark.parametrize("name", ["2 multiply-adds in own attention", "one gelu"])
+def test_a_change_is_judged_beside_its_own_base(name, tmp_path):
+    """The base is a commit, the change is not. A change that undoes something leaves the step as it
+    is. The rest of the clone is equal.
+    """
+    change, tree = CHANGES[name], tmp_path / "tree"
+    base, lines = planted(tree, change, CASES["cuda"], tmp_path / "cache")
+    assert base == "HEAD"
+    for edits, plant, text in (
+        (change.base_edits, change.plant_base, git(tree, "show", "HEAD:model/gpt.py")),
+        (change.edits, change.plant, (tree / "model/gpt.py").read_text().strip()),
+    ):
+        other = tmp_path / f"of {len(edits)}"
+        (other / "model").mkdir(parents=True, exist_ok=True)
+        (other / "model/gpt.py").write_text((ROOT / "model/gpt.py").read_text())
+        made = plant(other)
+        assert text == (other / "model/gpt.py").read_text().strip()
+    assert lines == made
+    assert git(tree, "diff", "--name-only", "HEAD") == "model/gpt.py"
 
 
 def test_what_an_honest_change_costs_is_declared_where_the_gate_reads_it(tmp_path):
@@ -157,7 +188,8 @@ def test_a_lever_is_judged_by_a_case_of_its_own(tmp_path, monkeypatch):
 def test_the_command_selects_its_case(case, tmp_path):
     """One case and no other, whether it is in the core suite or an extended one."""
     command = command_of(case, "HEAD", tmp_path / "power.json", 300.0)
-    command += ["--collect-only"]
+    assert command[0] == sys.executable
+    command = [*QUICK_PYTHON, *command[1:], "--collect-only"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert f"<Function test_{case}>" in ran.stdout
     assert "1 test collected" in ran.stdout

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_forks import QUICK_PYTHON
@@ -52,6 +53,8 @@ def token_hex(size, plain=launch.secrets.token_hex):
     CLOCK.watch(TOKENS[-1])
     return TOKENS[-1]
 
+if os.environ.get("HANGS_ON") == "cold agents":
+    del os.environ["AGENT_FORKS"]
 launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 CLOCK = LeapingClock()
 if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test ends it
@@ -70,9 +73,15 @@ def pytest_runtest_logfinish(nodeid):
 
 
 class GateRun:
-    """pytest with the plugin as a process of its own, in a folder of its own."""
+    """pytest with the plugin as a process of its own, in a folder of its own. ``cold_agents``: the
+    agents of its launches are new processes, which the kernel tells that their caller is gone.
+    """
 
-    def __init__(self, folder: Path, cases: str, *options: str, **variables: str) -> None:
+    def __init__(
+        self, folder: Path, cases: str, *options: str, cold_agents: bool = False, **variables: str
+    ) -> None:
+        if cold_agents:
+            variables["HANGS_ON"] = "cold agents"
         self.folder, self.tmpdir = folder, folder / "tmp"
         self.tmpdir.mkdir(parents=True)
         (folder / "conftest.py").write_text(INNER_CONFTEST)
@@ -182,11 +191,11 @@ class GateRun:
 
 @pytest.fixture(scope="session")
 def gate_run(tmp_path_factory):
-    """Starts runs: gate_run(cases, *options, **variables). All are killed at the end."""
+    """Starts runs: gate_run(cases, *options, **how), see GateRun. All are killed at the end."""
     runs = []
 
-    def start(cases: str, *options: str, **variables: str) -> GateRun:
-        runs.append(GateRun(tmp_path_factory.mktemp("run"), cases, *options, **variables))
+    def start(cases: str, *options: str, **how: Any) -> GateRun:
+        runs.append(GateRun(tmp_path_factory.mktemp("run"), cases, *options, **how))
         return runs[-1]
 
     yield start

@@ -4,7 +4,6 @@ import signal
 import time
 
 import pytest
-from agent_forks import VARIABLE
 
 from stepguard.core.run_document import End
 from stepguard.storage.run_document_file import load_document
@@ -38,8 +37,8 @@ def started(gate_run, state, number):
     death is told to a new process, while it imports and while a rank runs. In other states a fork
     is told the same by its server; any other signal is pytest's own to handle.
     """
-    cold = {VARIABLE: ""} if number is signal.SIGKILL and state in ("import", "block") else {}
-    return gate_run(STATES[state][0], HANGS_ON="1", **cold)
+    cold = number is signal.SIGKILL and state in ("import", "block")
+    return gate_run(STATES[state][0], HANGS_ON="1", cold_agents=cold)
 
 
 def reach(run, state):

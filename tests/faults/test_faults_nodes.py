@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_forks import VARIABLE
 from test_faults_worker import PAIR, case
 
 from stepguard.worker.rank_endings import Endings
@@ -35,7 +34,7 @@ EXPECTED = {
 def two_nodes(gate_run):
     """Starts a run on two nodes: two_nodes(cases) -> the run."""
     launcher = f"--perf-launcher={sys.executable} {START_TWICE}"
-    return lambda cases, **variables: gate_run(cases, launcher, **variables)
+    return lambda cases, **how: gate_run(cases, launcher, **how)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +102,7 @@ HANGING = case("hang", PAIR, world_size=2, how="hang", rank=1, at_step=9)
 
 def test_a_killed_pytest_takes_both_nodes_along(two_nodes):
     """The supervisor ends the launcher, which ends what it has started on every node."""
-    run = two_nodes(HANGING, **{VARIABLE: ""})  # whom the kernel tells starts cold
+    run = two_nodes(HANGING, cold_agents=True)
     run.wait_for("hang", lambda: any(run.folder.glob(".stepguard/runs/*/*/*/failed-at")))
     tokens = run.tokens()
     endings = {token.partition("-")[2] for token in tokens}

@@ -9,9 +9,14 @@ import time
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 
 from stepguard.judge.kernel_times import times_as_counted
-from stepguard.worker.count.profiled_steps import count_profiled, profile_steps
+from stepguard.worker.count.profiled_steps import (
+    count_profiled,
+    read_all,
+    take_profile,
+)
 from stepguard.worker.count.tally import RankStep, Tally
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -96,14 +101,42 @@ def test_the_same_step_is_the_same():
 
 
 def test_another_profile_has_the_counted_kernels():
-    """As a pair's launch takes it, after other steps; one that launches a kernel more has not."""
+    """As a pair's launch takes it, after other steps; one that launches a kernel more has not. Read
+    alone, after other steps, it is the one that the counting pass reads of the same trace.
+    """
     one, other = Step(), Step(lambda step: step.a.sum())
     counted = tally(one).profile
     one()
-    again, more = (profile_steps(RankStep(step, torch.device("cuda"))) for step in (one, other))
-    times_us = times_as_counted(counted, again.profile)
+    again, more = (take_profile(RankStep(step, torch.device("cuda"))) for step in (one, other))
+    one()
+    profile, problem = again.kernels()
+    assert profile == read_all(again).profile and not problem
+    times_us = times_as_counted(counted, profile)
     assert len(times_us) == len(counted.kernels) and min(times_us) > 0
-    assert times_as_counted(counted, more.profile) == ()
+    assert times_as_counted(counted, more.kernels()[0]) == ()
+
+
+def attending(factor):
+    """A step whose attention the compiler makes from a template; ``factor`` is in its source."""
+    heads = torch.randn(1, 2, 256, 64, device="cuda", dtype=torch.bfloat16)
+
+    def attend():
+        return flex_attention(heads, heads, heads, score_mod=lambda score, *_: score * factor)
+
+    return torch.compile(attend)
+
+
+def test_the_source_of_a_template_shows():
+    """Another score in flex attention changes neither the kernel's name nor its grid."""
+    one, again, other = (tally(attending(factor)) for factor in (0.5, 0.5, 0.25))
+    assert one.identity.problem == "" and list(one.identity.differs_from(again.identity)) == []
+    assert list(one.identity.differs_from(other.identity)) == ["operators"]
+    rows = [
+        [row for row in found.profile.kernels if row.name.startswith("triton_tem")]
+        for found in (one, other)
+    ]
+    assert [row.key for row in rows[0]] == [row.key for row in rows[1]] != []
+    assert all(row.code for row in rows[0]) and rows[0][0].code != rows[1][0].code
 
 
 @pytest.mark.parametrize("attack", [on_another_stream, in_a_thread])

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from builders import (
     CASE,
@@ -13,6 +14,7 @@ from builders import (
     SOFTWARE,
     TOKENS,
     block,
+    block_of,
     cpu_evidence,
     entry,
     entry_of,
@@ -33,8 +35,15 @@ from hypothesis import strategies as st
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import METRICS
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import RecordedDifference
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import judge, measurement_problem, wants_another_launch
+from stepguard.judge.judge_recordings import (
+    enough_launches,
+    enough_pairs,
+    judge,
+    measurement_problem,
+    wants_another_launch,
+)
 from stepguard.report.metric_notes import note
 from stepguard.report.verdict_text import evidence_lines
 
@@ -683,6 +692,79 @@ def test_no_more_launches_for_what_they_cannot_help():
     assert not wants_another_launch(close, None)
     assert not wants_another_launch(close, one_recording(software={"torch": "1.0"}))
     assert not wants_another_launch(close, one_recording(times_ms={}))
+
+
+def one(ms, **fields):
+    """Evidence of a single launch, of three that are planned."""
+    return evidence((ms,), planned_launches=1, **fields)
+
+
+def test_one_launch_is_enough_far_inside_the_limit():
+    """By two standard errors, which are half a percent together; on whatever card. Beyond that,
+    either side, the planned launches are measured.
+    """
+    for card, limit_pct in (("GPU-1234", 0.98), ("GPU-other", 2.39)):
+        known = one_recording(device_uuid=card)
+        for change_pct in (0.0, 0.9 * (limit_pct - 0.5), -0.9 * (limit_pct - 0.5)):
+            assert enough_launches(one(250.0 * (1 + change_pct / 100)), known)
+        for change_pct in (limit_pct - 0.45, limit_pct + 1.0, 0.45 - limit_pct):
+            assert not enough_launches(one(250.0 * (1 + change_pct / 100)), known)
+    assert not enough_launches(one(250.0), FIVE)  # its limit is 0.5 %
+
+
+@pytest.mark.parametrize(
+    ("moved", "past"),
+    [
+        ({"counts": Counts(COUNTS | {"host_syncs_per_step": 7}, {}, {})}, {}),
+        ({"counts": Counts(COUNTS | {"launches_per_step": 1}, {}, {})}, {}),
+        ({"faults": (Fault(Reason.RAISED, "x"),)}, {}),
+        ({}, {"software": {"torch": "1.0"}}),
+        ({}, {"times_ms": {}}),
+    ],
+)
+def test_one_launch_is_not_enough_for_a_case_that_is_not_same(moved, past):
+    """A counter rose, or fell; it is not sound; nothing can be compared. If its time is not gated,
+    another launch would change nothing.
+    """
+    found = one(250.0, **moved)
+    assert not enough_launches(found, one_recording(**past))
+    assert enough_launches(replace(found, gates=("flops_per_step",)), one_recording(**past))
+
+
+@pytest.mark.parametrize("slow", [range(150, 300), range(112, 300, 7)])
+def test_one_launch_is_not_enough_if_some_steps_are_slower(slow):
+    """From some step on, or every n-th, at an equal mean: another launch shows whether it is the
+    code. Steps that only scatter are enough.
+    """
+    draw, known = np.random.default_rng(5), one_recording(device_uuid="GPU-other")
+    for slower in (0.0, 0.08):
+        steps = np.arange(100, 220)
+        ms = np.exp(0.01 * draw.standard_normal(120) + slower * np.isin(steps, slow))
+        thirds = np.split(250 * ms / ms.mean(), 3)
+        blocks = tuple(block_of(part.tolist(), 100 + 40 * n) for n, part in enumerate(thirds))
+        found = one(250.0, launches=(launch(250.0, 1, blocks=blocks),))
+        assert judge(found, known).status is Status.SAME
+        assert enough_launches(found, known) is (slower == 0.0)
+
+
+PAIRS = ((100.0, 100.3), (100.0, 100.5), (100.0, 100.5), (100.0, 100.3))
+
+
+def test_pairs_are_enough_close_to_the_recorded_difference():
+    """By two standard errors, and if their interval is no wider than the limit. Nothing is enough
+    where no difference is recorded, or none can be compared.
+    """
+    known = {"mean": 0.4, "half_width": 0.2}
+    recorded = one_recording(differences_pct={"sync_overhead_pct": RecordedDifference(**known)})
+    found = Difference("sync_overhead", PAIRS, (100.0,))
+    assert enough_pairs(evidence(), found, recorded)
+    wide = tuple((100.0, 100.4 + more) for more in (0.5, -0.5, 0.5, -0.5))
+    moved = tuple((plain, other + 0.35) for plain, other in PAIRS)
+    for pairs in (PAIRS[:1], wide, moved, ((0.0, 1.0), *PAIRS)):
+        assert not enough_pairs(evidence(), replace(found, pairs_ms=pairs), recorded)
+    assert not enough_pairs(evidence(), found, one_recording())
+    other = evidence(case=same_but(batch=1))
+    assert not enough_pairs(other, found, recorded)
 
 
 def test_the_verdict_carries_the_case():

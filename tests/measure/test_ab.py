@@ -35,6 +35,7 @@ STEP_MS = {"head": 250.0, "base": 125.0}
 CPU = Case("a", "m:f", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
 GPU = Case("a", "m:f", gates=("step_ms", "flops_per_step"))
 
+ENDING = ("sources", "exit", "leave")
 HOT = Disturbance(Reason.THROTTLED, "thermal slowdown")
 
 
@@ -137,6 +138,9 @@ def fake_group(world):
                 self.standby = False
                 self.note("release")
 
+        def let_exit(self):
+            self.note("exit")
+
         def leave(self):
             self.note("leave")
             self.closed = True
@@ -179,6 +183,9 @@ def fake_group(world):
             return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
 
         def profile(self):
+            return {}
+
+        def kernels(self):
             known = world.profiled.get(self.key, world.profiles[self.side])
             return {"profile": msgspec.to_builtins(known), "problem": ""}
 
@@ -253,7 +260,7 @@ def test_blocks_take_turns(world, measure, number, first):
     block = [(second, "block 1"), (second, "block 4")]  # untimed, timed
     others = [(first, what) for _, what in block]
     wanted = [*others, (first, "park"), *block, *block, (second, "park"), *others]
-    asked = [event for event in blocks(world, number) if event[1] not in ("sources", "leave")]
+    asked = [event for event in blocks(world, number) if event[1] not in ENDING]
     assert asked[-len(wanted) :] == wanted
     assert [len(side.launches) for side in (found.head, found.base)] == [5, 5]
 
@@ -433,9 +440,17 @@ def test_both_trees_are_counted_before_any_pair(world, measure):
     assert labels[:3] == ["counting launch head", "counting launch base", "pair 1 head"]
     for side in STEP_MS:
         asked = [what for _, what in world.asked(f"counting launch {side}")]
-        assert asked == ["start", "hello", "prepare", "first_step", "count", "sources", "leave"]
+        assert asked == ["start", "hello", "prepare", "first_step", "count", *ENDING]
     end = told.index(("counting launch head", "leave"))
     assert told.index(("counting launch base", "hello")) > end
+
+
+def test_both_launches_of_a_pair_end_at_once(world, measure):
+    """Neither waits until the other has given its memory back."""
+    measure(2)
+    for number in (1, 2):
+        both = [what for _, what in blocks(world, number) if what in ENDING]
+        assert both == ["sources", "exit", "sources", "exit", "leave", "leave"]
 
 
 def test_the_next_pair_imports_while_this_one_is_built(world, measure):
@@ -628,7 +643,7 @@ def profiles(world):
 
 def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, differing):
     """One of each launch, in the pair's order, after untimed steps, the other launch parked. All
-    blocks were timed before.
+    blocks were timed before. Both are read when no step runs any more.
     """
     found = measure(6, GPU, files=FILES)
     orders = [("base", "head"), ("head", "base")] * 2
@@ -637,12 +652,13 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
     steps = round(PAIR_TIMINGS["cuda"].lead_s * 1e3 / 250.0)
     lead = f"block {max(4, steps)}"
     for number, (first, second) in enumerate(orders, 1):
-        did = [event for event in blocks(world, number) if event[1] not in ("sources", "leave")]
+        did = [event for event in blocks(world, number) if event[1] not in ENDING]
+        assert {*did[-2:]} == {(first, "kernels"), (second, "kernels")}
         wanted = [(first, lead), (first, "profile"), (first, "park")]
-        assert did[-5:] == [*wanted, (second, lead), (second, "profile")]
-        assert did[-6][0] == first and did[-6][1].startswith("block")
+        assert did[-7:-2] == [*wanted, (second, lead), (second, "profile")]
+        assert did[-8][0] == first and did[-8][1].startswith("block")
         (timed,) = {b.steps for b in found.head.launches[number - 1].blocks}
-        assert did[-6][1] == f"block {timed}"
+        assert did[-8][1] == f"block {timed}"
     both = zip(found.head.launches, found.base.launches, strict=True)
     whole = [[len(one.kernels_us) for one in pair] for pair in both]
     assert whole == [[93, 93]] * 4 + [[0, 0]] * 2
@@ -707,9 +723,10 @@ def test_a_pair_after_a_disturbed_one_is_not_profiled(world, measure, differing)
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
-def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side):
+@pytest.mark.parametrize("command", ["profile", "kernels"])
+def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side, command):
     """As any other command."""
-    world.fails[(f"pair 1 {side}", "profile")] = "KILLED"
+    world.fails[(f"pair 1 {side}", command)] = "KILLED"
     found = measure(2, GPU, files=FILES)
     assert [len(getattr(found, one).faults) for one in (side, "head", "base")].count(1) == 2
     assert judge_ab(found).reason is Reason.KILLED

@@ -1,5 +1,6 @@
 """What the launches of a case do, in which order, where nothing is real but the plan."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import stepguard.measure.launches
 from stepguard import Case
 from stepguard.core.evidence import Difference
 from stepguard.measure import beside_base
-from stepguard.measure.launches import _CaseRun
+from stepguard.measure.launches import Enough, _CaseRun
 
 GATES = ("step_ms", "graph_breaks", "sync_overhead_pct")
 TIMED = ["warm-up", "block", "block", "block"]
@@ -24,6 +25,7 @@ class World:
         self.asked = {}
         self.closed = []
         self.may_end = []  # warm-ups, as far as imports are concerned
+        self.started = {}  # by label: what the launch that ran had been asked for
         self.ahead = []  # the launch that ran when the next case's began to import
 
     def running(self):
@@ -35,6 +37,7 @@ class World:
 
     def __call__(self, workers, label, protocol, alone=False):
         """A launch that imports from now on."""
+        self.started[label] = [what for asked in self.asked.values() for what in asked]
         asked = self.asked.setdefault(label, [])
         group = SimpleNamespace(close=lambda: self.closed.append(label))
         compiles = label in self.compiles
@@ -61,9 +64,10 @@ class World:
         return made
 
 
-def difference(name, launch, pairs):
+def difference(name, launch, pairs, enough):
     """One that took no time."""
     launch.asked.append(name)
+    assert enough is None or enough(Difference(name, ((1.0, 1.0),), (1.0,)))
     return Difference(name, ((1.0, 1.0),), (1.0,))
 
 
@@ -71,7 +75,16 @@ def difference(name, launch, pairs):
 def run(monkeypatch):
     """Measures a case of so many launches on a device; the world, and the evidence."""
 
-    def run(device="cuda", launches=2, compiles=(), later=False, more=0, imported=True, **changes):
+    def run(
+        device="cuda",
+        launches=2,
+        compiles=(),
+        later=False,
+        more=0,
+        imported=True,
+        enough=None,
+        **changes,
+    ):
         world = World(compiles, later)
         monkeypatch.setattr(stepguard.measure.launches, "RunningLaunch", world)
         monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
@@ -81,7 +94,7 @@ def run(monkeypatch):
         workers.ahead = SimpleNamespace(ready=lambda: imported)
         workers.start_ahead = lambda label: world.ahead.append(world.running())
         workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
-        measured = _CaseRun(workers, 3)
+        measured = _CaseRun(workers, 3, enough)
         measured.measure(lambda found: more > 0 and len(found.launches) < launches + more)
         assert not workers.faults
         return world, measured.evidence()
@@ -105,12 +118,13 @@ def test_the_first_launch_counts_behind_its_blocks(run, launches):
 def test_a_gpu_launch_that_compiled_is_not_timed(run, launches, ranks, later):
     """What it compiled, be it behind its first step, the next ones find in the cache, as those of a
     recording did. Another launch is timed in its place, before the one of one rank alone, and its
-    number says so.
+    number says so. The next one measures the differences behind its blocks, as the first one would.
     """
     world, found = run(launches=launches, compiles=("launch 1",), later=later, world_size=ranks)
     first, *others = [asked for label, asked in world.asked.items() if label != "one-rank launch"]
-    assert first == ["hello", "warm-up", "sync_overhead", "count", "leave"]
-    assert others == [["hello", *TIMED, "leave"]] * launches
+    assert first == ["hello", *(["warm-up"] if later else []), "count", "leave"]
+    assert others[0] == ["hello", *TIMED, "sync_overhead", "leave"]
+    assert others[1:] == [["hello", *TIMED, "leave"]] * (launches - 1)
     assert [one.index for one in found.launches] == list(range(2, launches + 2))
     in_order = [label for label, asked in world.asked.items() if asked]
     assert in_order[: launches + 1] == [f"launch {n + 1}" for n in range(launches + 1)]
@@ -144,6 +158,54 @@ def test_each_further_launch_has_a_name_of_its_own(run, launches, compiles):
     assert [f"launch {one.index}" for one in found.launches] == [one[:8] for one in timed]
     assert len(timed) == launches + 1
     assert world.closed == [label for label, asked in world.asked.items() if not asked]
+
+
+def enough(*answers):
+    """What is said of one timed launch, then of two, and so on; a difference is always settled."""
+
+    def launches(found):
+        assert found.planned_launches == len(found.launches) and not found.faults
+        return answers[len(found.launches) - 1]
+
+    return Enough(launches, lambda found, difference: True)
+
+
+@pytest.mark.parametrize("launches", [2, 3])
+def test_the_first_timed_launch_may_be_enough(run, launches):
+    """The others are not even started. The next case imports meanwhile."""
+    world, found = run(launches=launches, enough=enough(True))
+    assert world.asked == {"launch 1": ["hello", *TIMED, "sync_overhead", "count", "leave"]}
+    assert len(found.launches) == found.planned_launches == 1
+    assert world.ahead == ["launch 1"]
+
+
+def test_behind_a_launch_that_compiled_one_may_be_enough(run):
+    """It imports while the first one counts."""
+    world, found = run(compiles=("launch 1",), enough=enough(True))
+    assert world.asked["launch 1"] == ["hello", "count", "leave"]
+    assert world.asked["launch 2"] == ["hello", *TIMED, "sync_overhead", "leave"]
+    assert [*world.asked] == ["launch 1", "launch 2"] and not world.closed
+    assert world.started["launch 2"] == ["hello"]  # what the first one had been asked for by then
+    assert [one.index for one in found.launches] == [2] and found.planned_launches == 1
+
+
+def test_launches_go_on_until_they_are_enough(run):
+    """One by one; if they never are, all that are planned are timed."""
+    world, found = run(launches=3, enough=enough(False, True, True))
+    assert len(found.launches) == found.planned_launches == 2
+    assert world.closed == ["launch 3"]  # it had imported by then
+    world, found = run(launches=3, enough=enough(False, False, False))
+    assert len(found.launches) == found.planned_launches == 3 and not world.closed
+
+
+def test_a_launch_that_does_more_than_time_is_not_left_out(run, monkeypatch):
+    """Not that of a difference, nor that of one rank alone."""
+    gates = (*GATES, "exposed_comm_pct")
+    monkeypatch.setattr(sys.modules[__name__], "GATES", gates)
+    world, _ = run(world_size=2, enough=enough(True))
+    ran = [label for label, asked in world.asked.items() if asked]
+    assert ran == ["launch 1", "exposed communication launch", "one-rank launch"]
+    assert world.closed == ["launch 2"]  # it had imported by then
 
 
 @pytest.mark.parametrize("more", [0, 1])

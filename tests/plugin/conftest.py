@@ -130,6 +130,7 @@ class Gate:
         self.gpus: list[Gpu] = []
         self.hidden_gpus = 0  # by CUDA_VISIBLE_DEVICES
         self.measured: list[str] = []
+        self.may_be_enough = False  # whether the last case could end before all was measured
         self.fields: dict[str, dict[str, object]] = {}
         self.paired: list[tuple[str, str, float]] = []  # case, base commit, budget in s
         self.pair_fields: dict[str, dict[str, object]] = {}
@@ -182,9 +183,10 @@ class Gate:
         counts = replace(made.counts, values=made.counts.values | counters)
         return replace(made, **({"counts": counts} | fields))
 
-    def measure(self, case, bench, progress, wants_another=None) -> Evidence:
+    def measure(self, case, bench, progress, wants_another=None, enough=None) -> Evidence:
         """In place of stepguard.measure.launches.measure_launches."""
         self.measured.append(case.id)
+        self.may_be_enough = enough is not None
         progress("launch 1: start")
         progress("launch 1: block 1 of 3")
         made = self.evidence(case)

@@ -63,6 +63,17 @@ def test_a_changed_level_opens_an_epoch(committed):
     assert committed.run().ret == 0
 
 
+@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new", "--perf-append"])
+def test_a_run_that_records_measures_all(committed, option):
+    """Also what is certain before. Other runs may end once it is; not without a baseline."""
+    committed.run("--perf-update")
+    assert not committed.may_be_enough
+    committed.run()
+    assert committed.may_be_enough
+    committed.run(option)
+    assert not committed.may_be_enough
+
+
 def test_same_on_a_gpu_appends(committed, h200):
     """A `same` GPU result becomes one more recording of its epoch, with its times."""
     committed.gpus = [h200]

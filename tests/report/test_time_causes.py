@@ -62,6 +62,13 @@ def verdict(causes, *metrics, time=TIME):
             "collectives_per_step 15 -> 51 (+36 calls)",
         ),
         (verdict([cause(1600.0)], SYNC), "host_syncs_per_step 0 -> 2 (+2 syncs) model/train.py:88"),
+        # Kernels that came and went are named if nothing else is, and no wait is counted.
+        (
+            verdict([cause(3600.0, Kind.MOVED, "_pack")]),
+            "_pack moved to _pack 6.5 -> 10.1 ms (+3.6), forward; step_ms",
+        ),
+        (verdict([cause(3600.0, Kind.MOVED)], SYNC), "host_syncs_per_step"),
+        (verdict([cause(3600.0, Kind.MOVED), cause(1600.0)]), f"{GELU} 6.5 -> 8.1 ms (+1.6)"),
         # Nothing is a good part of the time, or in its direction, or work.
         (verdict([cause(900.0), cause(-3000.0), cause(3600.0, Kind.CLOCK)]), "step_ms 250.0"),
         (verdict([]), "step_ms 250.0"),
@@ -81,6 +88,15 @@ def test_the_cause_comes_first(found, first):
     assert "step_ms 250.0" in line and "+1.6 %" in line
     narrow = headline(found, 90)
     assert len(narrow) <= 90 and not narrow.endswith("...")
+
+
+def test_names_that_differ_in_the_middle_are_whole():
+    """A short form of both would be the same."""
+    front, back = "triton_per_fused__to_copy_", "native_layer_norm_3"
+    old, new = (Side((front + part + back,), 24.0, us) for part, us in (("", 3e3), ("add_", 6e3)))
+    found = cause(3000.0, Kind.REPLACED)
+    line = headline(verdict([replace(found, before=old, after=new)]))
+    assert f"{front}{back} replaced by {front}add_{back} 3.0 -> 6.0 ms" in line
 
 
 def test_a_gain_has_a_cause_too():

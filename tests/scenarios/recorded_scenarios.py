@@ -77,6 +77,16 @@ RECORDED = (
         Run(at(2.0), baseline=one_recording(device_uuid="GPU-5678")),
     ),
     Scenario(
+        "recordings-one-launch",
+        "1 % slower than another card of the kind: one launch was enough, none followed.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            evidence((252.5,), planned_launches=1),
+            baseline=one_recording(device_uuid="GPU-5678"),
+        ),
+    ),
+    Scenario(
         "recordings-last-epoch-alone",
         "As fast as an older level, which an accepted change left: 4.2 % faster than today's.",
         "FASTER",

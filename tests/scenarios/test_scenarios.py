@@ -39,7 +39,7 @@ WITHOUT_SCENARIO = {
 @pytest.fixture(scope="module")
 def validator():
     """A validator of the part of the schema that is a verdict."""
-    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema = pytest.importorskip("jsonschema_rs")
     return jsonschema.Draft202012Validator({"$ref": "#/$defs/Verdict", "$defs": schema()["$defs"]})
 
 

@@ -10,7 +10,7 @@ import json
 import quick_ranks  # noqa: F401  no profiler imports the compiler
 import torch
 
-from stepguard.worker.count.collector import live_objects
+from stepguard.worker.count.collector import live_objects, note_frozen
 from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.memory_counters import count_memory, live_tensor_bytes
 from stepguard.worker.count.tally import RankStep, Tally
@@ -20,24 +20,21 @@ def leaks(hidden):
     """Bytes a step that are counted of steps whose tensors the collector does not see."""
     weight, kept = torch.ones(250, requires_grad=True), []
 
-    def storage():
+    def held():
+        """A bare storage, and a graph that keeps a product's factor."""
         kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
-
-    def graph():
         kept.append((weight * torch.ones(250)).grad_fn)
 
     def frozen():
-        kept.append(torch.zeros(1000, dtype=torch.uint8))
+        """Garbage, and a tensor."""
+        made = [torch.zeros(1000, dtype=torch.uint8)]
+        made.append(made)
+        kept.append(torch.zeros(3000, dtype=torch.uint8))
         gc.freeze()
         gc.disable()
 
-    def cycle():
-        made = [torch.zeros(1000, dtype=torch.uint8)]
-        made.append(made)
-        gc.freeze()
-
     found = {}
-    for step in (storage, graph, cycle, frozen):
+    for step in (held, frozen):
         tally, counted = Tally(), RankStep(step, torch.device("cpu"), frozen=hidden)
         count_memory(tally, counted, LeakSteps(counted).run)
         found[step.__name__] = tally.values["leaked_bytes_per_step"]
@@ -59,11 +56,11 @@ def seen(hidden, freezes):
 
 
 def hide():
-    """Freeze all, as an agent does before it forks a rank; the number of objects."""
+    """Freeze all, as an agent does before it forks a rank; the key of what is frozen."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    return gc.get_freeze_count()
+    return note_frozen()
 
 
 if __name__ == "__main__":

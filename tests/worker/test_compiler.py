@@ -447,13 +447,21 @@ def test_who_compiles_nothing_pays_nothing():
     assert in_a_fork(nothing_compiled) == {"is": []}
 
 
+def compile_quickly():
+    """Compile no header ahead, which is not worth it for a kernel or two; none for vectors, which
+    take the compiler two seconds; and no programs only to see whether it can build for this CPU.
+    """
+    torch._inductor.config.cpp_cache_precompile_headers = False
+    torch._inductor.config.cpp.simdlen = 0
+    torch._inductor.cpu_vec_isa.VecISA.check_build = lambda isa, code: True
+
+
 def counts_of_a_cache(folder):
     """What a process counts whose compiler's cache is in this folder: whether graphs were compiled
     afresh, what there was to count, and how many graphs no cache has.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-    # Of a kernel or two, for which no header is worth compiling ahead.
-    torch._inductor.config.cpp_cache_precompile_headers = False
+    compile_quickly()
     torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
     for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
         compiled(getattr(broken_graphs, name))(torch.ones(4))
@@ -492,7 +500,7 @@ def changes_of_compiling(names):
     """What a launch would not inherit once torch has compiled, and which of these names are set."""
     for name in names:
         os.environ.pop(name, None)
-    torch._inductor.config.cpp_cache_precompile_headers = False  # as above
+    compile_quickly()
     before = inherited_now()
     torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
     return [before.changes(inherited_now()), [name for name in names if name in os.environ]]

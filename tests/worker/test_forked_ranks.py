@@ -3,6 +3,7 @@ what an agent imports, and what it hands on, is what is tested.
 """
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -101,26 +102,25 @@ def at_build(device):
 """
 AT_IMPORT = "os.environ['TORCHINDUCTOR_MAX_AUTOTUNE'] = 'a b'"
 CACHE = "os.environ['TORCHINDUCTOR_CACHE_DIR'] = 'mine'"
+GIVEN = "TORCHINDUCTOR_COMPILE_THREADS"  # to all tests, so that the agent can be forked
 
 
 @pytest.mark.parametrize(
-    ("line", "factory", "given", "names"),
+    ("line", "factory", "names"),
     [
-        (AT_IMPORT, "at_import", {}, "env TORCHINDUCTOR_MAX_AUTOTUNE='a b'"),
-        ("", "at_build", {}, "env TORCH_COMPILE_DISABLE=1"),
-        (f"{AT_IMPORT}\n{CACHE}", "at_import", {"TORCHINDUCTOR_MAX_AUTOTUNE": "a b"}, ""),
+        (AT_IMPORT, "at_import", "env TORCHINDUCTOR_MAX_AUTOTUNE='a b'"),
+        ("", "at_build", "env TORCH_COMPILE_DISABLE=1"),
+        (f"os.environ['{GIVEN}'] = '2'", "at_import", f"env {GIVEN}=2"),
+        (f"os.environ['{GIVEN}'] = '1'\n{CACHE}", "at_import", ""),
     ],
-    ids=["import", "build", "as given, and a cache"],
+    ids=["import", "build", "other than given", "as given, and a cache"],
 )
-def test_a_setting_that_comes_too_late_is_refused(
-    tmp_path, monkeypatch, line, factory, given, names
-):
+def test_a_setting_that_comes_too_late_is_refused(tmp_path, monkeypatch, line, factory, names):
     """The agent has imported torch and its compiler: a variable that a module of the tree sets for
     them would make a step slower everywhere but in what is measured.
     """
     fork_agents(monkeypatch)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    assert os.environ[GIVEN] == "1"
     (tmp_path / "setter.py").write_text(f"{SETTER}{line}\n")
     imported = {"preload": ("setter",), "shared": case_workers.COMPILER}
     with WorkerGroup(launch_spec(tmp_path, **imported)) as group:

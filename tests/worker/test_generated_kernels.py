@@ -18,6 +18,8 @@ from stepguard.worker.count.cubin import DISASSEMBLER
 from stepguard.worker.count.generated_kernels import (
     PLACES,
     count_machine_code,
+    hash_sources,
+    launched,
     locate_machine_code,
 )
 from stepguard.worker.count.tally import Tally
@@ -84,6 +86,23 @@ def test_spills_and_fp64_are_summed_with_their_kernels(compiled):
     tally = counted()
     assert tally.values == {SPILLS: 224, FP64: 1} and not tally.unstable
     assert tally.detail == {SPILLS: {"spilled": 224}, FP64: {"in_double": 6}}
+
+
+def test_a_kernel_of_a_template_gets_the_hash_of_its_source(compiled):
+    """The compiler gives it none. One that has a hash keeps it. Without a source there is none."""
+    bodies = {"add": "return score", "product": "return 2 * score"}
+    records = [tuner(name) for name in ("add", "product", "spilled", "histogram")]
+    for record, name in zip(records, (*bodies, "spilled"), strict=False):
+        record.kernel_hash = "" if name in bodies else "cspilled"
+        record.fn = SimpleNamespace(src=bodies.get(name, "return 3"))
+    records[3].kernel_hash = ""
+    compiled(*records)
+    hash_sources()
+    first, second, third, fourth = (record.kernel_hash for record in records)
+    assert first and second and first != second and (third, fourth) == ("cspilled", "")
+    assert [kernel.source for kernel in launched()] == [first, second, third, fourth]
+    hash_sources()
+    assert (first, second) == (records[0].kernel_hash, records[1].kernel_hash)
 
 
 def test_a_step_without_generated_kernels_has_none(compiled):

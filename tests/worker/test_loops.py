@@ -610,7 +610,7 @@ class Tokens(torch.utils.data.Dataset):
 size = {"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 16, "n_positions": 8}
 arguments = TrainingArguments(
     "out", max_steps=1000, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-    report_to=[], save_strategy="no", logging_steps=10, use_cpu=True, disable_tqdm=True,
+    report_to=[], save_strategy="no", logging_steps=2, use_cpu=True, disable_tqdm=True,
 )
 Trainer(GPT2LMHeadModel(GPT2Config(**size)), arguments, train_dataset=Tokens()).train()
 """
@@ -618,8 +618,8 @@ Trainer(GPT2LMHeadModel(GPT2Config(**size)), arguments, train_dataset=Tokens()).
 
 def test_a_trainer_of_a_library_is_measured_as_it_is(script, monkeypatch):
     """Its optimizer ends its steps; what it waits for has the line of its own, by the user's."""
-    monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 3)  # each is ten of the trainer's
-    make = script(TRAINER, every=10)
+    monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 3)  # each is two of the trainer's
+    make = script(TRAINER, every=2)
 
     def counted():
         tally = Tally()

@@ -11,9 +11,14 @@ import torch
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.trace.chrome_chunks import DetailedEvent
 from stepguard.trace.host_steps import read_steps
-from stepguard.worker import rank_session
 from stepguard.worker.count import profiled_steps
-from stepguard.worker.count.profiled_steps import MARK, ProfiledSteps
+from stepguard.worker.count.profiled_steps import (
+    MARK,
+    PROFILED_STEPS,
+    ProfiledSteps,
+    TakenProfile,
+    read_all,
+)
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.rank_session import Session
@@ -88,15 +93,61 @@ def test_a_wrong_event_leaves_no_count(event, words, monkeypatch):
 
 
 def test_a_profile_arrives_as_it_was_taken(monkeypatch):
-    """In plain types, which can be sent; on a CPU there is none."""
+    """In plain types, which can be sent, and once only. On a CPU there is none."""
     parts = Parts((2.0, 3.0), (1.0, 2.0), (0.0, 0.0), (0.0, 0.0), (1.0, 1.0))
     row = KernelRow("mul", "mul", "elementwise", "forward", (1, 1), (1.0, 2.0), (8, 1, 1))
     taken = Profile("NVIDIA H100", 1, parts, (row,), ())
     rank = RankStep(lambda: torch.ones(1).add(1), torch.device("cpu"))
     monkeypatch.setattr(Session, "_step", lambda session: rank)
     session = Session.__new__(Session)
-    assert session.do_profile() == {"profile": None, "problem": ""}
-    found = ProfiledSteps([], [], taken, "")
-    monkeypatch.setattr(rank_session, "profile_steps", lambda step: found)
-    sent = json.loads(json.dumps(session.do_profile()))
+    assert session.do_profile() == {}
+    assert session.do_kernels() == {"profile": None, "problem": ""}
+    monkeypatch.setattr(TakenProfile, "kernels", lambda kept: (taken, ""))
+    assert session.do_profile() == {}
+    sent = json.loads(json.dumps(session.do_kernels()))
     assert msgspec.convert(sent["profile"], Profile) == taken
+    with pytest.raises(RuntimeError, match="no profile was taken"):
+        session.do_kernels()
+
+
+def test_the_kernels_are_read_alone_as_with_all_counts(monkeypatch):
+    """The profile of a pair's launch is compared with one that the counting pass read. Both have
+    the same rows.
+    """
+    steps = PROFILED_STEPS
+    marks = [gpu_step(at) for at in range(steps)]
+    text = json.dumps({"traceEvents": [event for each in marks for event in each]})
+    monkeypatch.setattr(
+        profiled_steps.profile,
+        "export_chrome_trace",
+        lambda _, path: Path(path).write_text(text),
+    )
+    taken = TakenProfile(torch.profiler.profile(), [[] for _ in range(steps)], on_gpu=True)
+    profile, problem = taken.kernels()
+    everything = read_all(taken)
+    assert (profile, problem) == (everything.profile, everything.problem)
+    assert profile is not None and profile.steps == steps - 1
+    assert [(row.name, row.us, row.work.flops) for row in profile.kernels] == [
+        ("gemm", (60.0,) * (steps - 1), 2.0 * 8 * 8 * 8)
+    ]
+
+
+def gpu_step(at):
+    """A step's events: a mark, a product that calls a launch, and the GPU's record of it."""
+    begin = 100.0 * at
+    shapes = {"Input Dims": [[8, 8], [8, 8]], "Input type": ["float", "float"]}
+    both = {"External id": at + 1, "correlation": at + 1}
+    return [
+        event(MARK, "user_annotation", begin, 90.0),
+        event("aten::mm", "cpu_op", begin + 1, 20.0, **shapes, **{"External id": at + 1}),
+        event("cudaLaunchKernel", "cuda_runtime", begin + 5, 5.0, **both),
+        event("gemm", "kernel", begin + 30, 60.0, device=0, stream=7, grid=[1, 1, 1], **both),
+    ]
+
+
+def event(name, category, begin, us, **args):
+    """A complete event of a trace."""
+    return {
+        "ph": "X", "name": name, "cat": category, "ts": begin, "dur": us, "pid": 1, "tid": 1,
+        "args": args,
+    }  # fmt: skip

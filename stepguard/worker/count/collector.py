@@ -20,11 +20,11 @@ def own_collections() -> Iterator[None]:
             gc.enable()
 
 
-def count_frozen() -> int:
-    """Return the number of frozen objects, for live_objects() to tell whether more were frozen
-    later. That takes 30 ms, so it is counted once.
+def note_frozen() -> int:
+    """Return a key of the objects that are frozen now, for live_objects() to tell whether more were
+    frozen later. To count them would take 30 ms of each launch.
     """
-    frozen = gc.get_freeze_count()
+    frozen = -1 - len(_marks)
     _marks[frozen] = _Mark()
     return frozen
 
@@ -32,10 +32,10 @@ def count_frozen() -> int:
 def live_objects(frozen: int) -> list[Any]:
     """Return the objects that Python's collector knows, after a collection.
 
-    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more than
-    ``frozen`` objects are frozen, they are unfrozen, and frozen again.
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more objects are
+    frozen than those of the key ``frozen``, all are unfrozen, and frozen again.
     """
-    hidden = _hides_more(frozen)
+    hidden = hides_more(frozen)
     if hidden:
         gc.unfreeze()
     gc.collect()
@@ -87,7 +87,7 @@ def collect_frozen(frozen: int) -> int:
     number of its objects. Other garbage is collected before, and does not count.
     """
     gc.collect()
-    if not _hides_more(frozen):
+    if not hides_more(frozen):
         return 0
     gc.unfreeze()
     collected = collect()
@@ -95,12 +95,12 @@ def collect_frozen(frozen: int) -> int:
     return collected
 
 
-def _hides_more(frozen: int) -> bool:
-    """Tell whether more than ``frozen`` objects are frozen. What was frozen since the last call, or
-    since count_frozen(), was frozen with a mark.
+def hides_more(frozen: int) -> bool:
+    """Tell whether objects were frozen since the last call, or since note_frozen() returned this
+    key. They were frozen with a mark. With the key 0 the first call tells whether any are frozen.
     """
     if mark := _marks.get(frozen):
-        hidden = all(thing is not mark for thing in gc.get_objects())
+        hidden = id(mark) not in map(id, gc.get_objects())
     else:
         hidden = gc.get_freeze_count() > frozen
     _marks[frozen] = _Mark()  # the caller, too, may freeze it
@@ -111,4 +111,4 @@ class _Mark:
     """An object that ``gc.freeze`` hides with all others."""
 
 
-_marks: dict[int, _Mark] = {}  # by ``frozen``
+_marks: dict[int, _Mark] = {}  # by key

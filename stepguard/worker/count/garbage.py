@@ -15,7 +15,12 @@ import torch
 
 from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
-from stepguard.worker.count.collector import live_objects, own_collections, with_finalizer
+from stepguard.worker.count.collector import (
+    hides_more,
+    live_objects,
+    own_collections,
+    with_finalizer,
+)
 from stepguard.worker.count.locate import Place, is_machinery, locate, qualified, site_at
 from stepguard.worker.count.syncs import by_place
 from stepguard.worker.count.tally import RankStep, Tally
@@ -62,7 +67,7 @@ def _pause_ms(counted: RankStep) -> float:
 
     # The engine hid objects before it forked the ranks (worker/agent.py). Without the engine the
     # collector would search them, too.
-    hidden = gc.get_freeze_count() == counted.frozen
+    hidden = gc.get_freeze_count() > 0 and not hides_more(counted.frozen)
     if hidden:
         gc.unfreeze()
     gc.callbacks.append(note)

@@ -7,6 +7,7 @@ disk. All names that are private to torch are in this module; torch 2.8, 2.11 an
 Not seen: kernels of libraries, and of Triton outside of a compiled region.
 """
 
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -91,18 +92,33 @@ def _with_machine_code(profile: Profile, codes: Codes) -> Profile:
     return replace(profile, kernels=tuple(rows))
 
 
-def launched() -> Iterator[Launched]:
-    """Yield the generated kernels that ran in this process, each once. Raises CubinError if the
-    compiler's records do not say where one is.
+def hash_sources() -> None:
+    """Give each generated kernel a hash of its source if it has none, so that a profile has it. The
+    compiler gives none to what it makes of a template, such as flex attention. A kernel whose
+    source is not known stays without one.
     """
+    for tuner in _tuners():
+        source = getattr(getattr(tuner, "fn", None), "src", None)
+        if isinstance(source, str) and not tuner.kernel_hash:
+            tuner.kernel_hash = hashlib.sha256(source.encode()).hexdigest()
+
+
+def _tuners() -> list[Any]:
+    """Return the compiler's records of the kernels in this process, each once."""
     compiler = sys.modules.get("torch._inductor.codecache")
     graphs = getattr(getattr(compiler, "PyCodeCache", None), "modules", ())
     values = (value for graph in list(graphs) for value in list(vars(graph).values()))
     heuristics = sys.modules.get("torch._inductor.runtime.triton_heuristics")
     kind = getattr(heuristics, "CachingAutotuner", ())
-    tuners = {id(value): value for value in values if isinstance(value, kind)}
+    return list({id(value): value for value in values if isinstance(value, kind)}.values())
+
+
+def launched() -> Iterator[Launched]:
+    """Yield the generated kernels that ran in this process, each once. Raises CubinError if the
+    compiler's records do not say where one is.
+    """
     seen: set[Path] = set()
-    for tuner in tuners.values():
+    for tuner in _tuners():
         try:
             kernel = _launched(tuner)
         except (AttributeError, KeyError, TypeError) as error:

@@ -58,14 +58,14 @@ def count_memory(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> N
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     with _device_calls(tally, counted) if gpu else nullcontext():
         leaked = max(0, growth(counted, leak_steps)) // LEAK_STEPS
+    if gpu:  # of these steps: the last peak ended before them
+        reserved = torch_device.peak_bytes(torch_device.RESERVED)
+        tally.information["peak_reserved_bytes"] = float(reserved)
     tally.add("leaked_bytes_per_step", [leaked])
     if leaked:  # then each step's peak is higher than the last one's; the leak shows that better
         del peaks[:-1]
     detail = peaks[0] if len(peaks[0]) > 1 else None
     tally.add("peak_allocated_bytes", [max(by_phase.values()) for by_phase in peaks], detail)
-    if gpu:
-        reserved = _gpu_peaks(counted, torch_device.RESERVED)
-        tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
 
 
 @contextmanager
@@ -88,20 +88,20 @@ def _per_step(count: int) -> int:
     return -(-count // LEAK_STEPS)  # rounded up: one in four steps counts as one
 
 
-def _gpu_peaks(counted: RankStep, what: str = torch_device.REQUESTED) -> dict[str, int]:
-    """Return the peak of ``what`` by phase. It is exact, since allocator and phases run on the
-    host.
+def _gpu_peaks(counted: RankStep) -> dict[str, int]:
+    """Return the peak of requested bytes by phase. It is exact, since allocator and phases run on
+    the host.
     """
     peaks: dict[str, int] = {}
     now = _OUTSIDE
 
     def close(following: str) -> None:
         nonlocal now
-        peaks[now] = max(torch_device.peak_bytes(what), peaks.get(now, 0))
+        peaks[now] = max(torch_device.peak_bytes(torch_device.REQUESTED), peaks.get(now, 0))
         now = following
 
     torch_device.synchronize(counted.device)
-    torch_device.peak_bytes(what)  # begins a new peak
+    torch_device.peak_bytes(torch_device.REQUESTED)  # begins a new peak
     with counted.phases.heard_by(close):
         counted.step()
     close("")
@@ -248,13 +248,13 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     """Return the tensors on a kind of device that Python can reach."""
-    tensors = (thing for thing in live_objects(frozen) if _has_bytes(type(thing)))
-    return [tensor for tensor in tensors if tensor.device.type == kind]
+    things, tensor_class = live_objects(frozen), torch.Tensor
+    tensors = [thing for thing in things if issubclass(type(thing), tensor_class)]
+    return [one for one in tensors if _has_bytes(type(one)) and one.device.type == kind]
 
 
 def _has_bytes(kind: Any) -> bool:
     """Tell whether tensors of a class have the bytes that they report. A class with its own
     __torch_dispatch__ wraps other tensors, or has no bytes (FakeTensor).
     """
-    plain = torch.Tensor.__torch_dispatch__
-    return issubclass(kind, torch.Tensor) and kind.__torch_dispatch__ is plain
+    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__

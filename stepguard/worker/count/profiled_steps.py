@@ -21,6 +21,7 @@ from stepguard.trace.make_profile import analyse
 from stepguard.trace.make_profile import profile as profile_of
 from stepguard.trace.operator_identity import identity_of, with_settings
 from stepguard.worker.count.changed_settings import settings
+from stepguard.worker.count.generated_kernels import hash_sources
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.profilers.nvtx_ranges import Ranges
@@ -33,6 +34,21 @@ MARK = "stepguard.step"
 # kernels scatters by 0.5 to 1.3 % from step to step, so the mean of six is right to half a percent.
 PROFILED_STEPS = 7
 KEPT_KERNELS = 200  # GPT-2's step has 90 to 105
+
+
+@dataclass(frozen=True)
+class TakenProfile:
+    """Profiled steps whose trace is not read yet. It still lies in the profiler's memory."""
+
+    profiled: Any  # torch.profiler.profile, ended
+    seen: list[list[Site]]  # the synchronizations that torch reported, by step
+    on_gpu: bool
+
+    def kernels(self) -> tuple[Profile | None, str]:
+        """Return the profile alone, which is None on a CPU, and why there is none on a GPU. What
+        only a counting pass needs is not read.
+        """
+        return _profile(_exported(self.profiled)) if self.on_gpu else (None, "")
 
 
 @dataclass(frozen=True)
@@ -116,13 +132,14 @@ def count_syncs(
         tally.information["sync_api_share_pct"] = share
 
 
-def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> ProfiledSteps:
-    """Run one step, then ACTIVE_STEPS that count, or PROFILED_STEPS on a GPU. Return what their
-    trace says.
+def take_profile(counted: RankStep, listener: SyncListener | None = None) -> TakenProfile:
+    """Run one step, then ACTIVE_STEPS that count, or PROFILED_STEPS on a GPU, under the
+    profiler.
     """
     seen: list[list[Site]] = []
     gpu = on_gpu(counted.device)
-    steps = PROFILED_STEPS if gpu else ACTIVE_STEPS
+    if gpu:
+        hash_sources()
     # With shapes the trace also has the bytes of collectives, and what identifies a GPU's step.
     shapes = gpu or counted.world_size > 1
     ranges = Ranges(_phase)
@@ -131,7 +148,7 @@ def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> Pr
         profile(activities=activities(counted.device), record_shapes=shapes) as profiled,
     ):
         counted.step()
-        for _ in range(steps):
+        for _ in range(PROFILED_STEPS if gpu else ACTIVE_STEPS):
             counted.phases.begin_step()
             reported: AbstractContextManager[list[Site]]
             reported = listener.listen() if listener else nullcontext([])
@@ -140,14 +157,22 @@ def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> Pr
                 ranges.end_step()
             seen.append(sites)
         synchronize(counted.device)
-    trace = _exported(profiled)
+    return TakenProfile(profiled, seen, gpu)
+
+
+def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> ProfiledSteps:
+    """Profile steps, as take_profile() does. Return all that their trace says."""
+    return read_all(take_profile(counted, listener))
+
+
+def read_all(taken: TakenProfile) -> ProfiledSteps:
+    """Return what a counting pass needs of the trace."""
+    trace, steps = _exported(taken.profiled), len(taken.seen)
     events = trace.events
-    calls = read_steps(events, MARK, steps)[:ACTIVE_STEPS]
-    if not gpu:
+    calls, seen = read_steps(events, MARK, steps)[:ACTIVE_STEPS], taken.seen[:ACTIVE_STEPS]
+    if not taken.on_gpu:
         return ProfiledSteps(calls, seen)
-    return ProfiledSteps(
-        calls, seen[:ACTIVE_STEPS], *_profile(trace), _identity(events, steps, settings())
-    )
+    return ProfiledSteps(calls, seen, *_profile(trace), _identity(events, steps, settings()))
 
 
 def _phase(name: str) -> AbstractContextManager[object]:

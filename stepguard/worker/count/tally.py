@@ -34,7 +34,7 @@ class RankStep:
     phases: Phases = field(default_factory=Phases)  # the phases that the step enters
     world_size: int = 1
     any_rank: Callable[[bool], bool] = bool  # returns on all ranks whether a value is true on any
-    frozen: int = 0  # number of objects that gc.freeze() hid before the workload came; no tensor
+    frozen: int = 0  # key of what gc.freeze() hid before the workload came: no tensor; 0: nothing
     placement: Placement = field(default_factory=Placement)  # it saw the workload being built
     settings: Mapping[str, object] = field(default_factory=dict)  # before the workload was imported
     in_group: bool = False  # a process group, in which even one rank may be

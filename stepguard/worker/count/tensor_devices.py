@@ -14,6 +14,7 @@ Storages are followed, not tensors: a view, or a tensor that autograd saved, is 
 the same bytes.
 """
 
+import functools
 import re
 import sys
 from collections import Counter
@@ -38,6 +39,7 @@ _INDEXED = (_INDEX, "aten.index_put.default", "aten.index_put_.default")
 # The result of these operators may be what code sends to a GPU. So if the result belongs to the
 # device, the input may still belong to the host.
 _STANDS_FOR_TRANSFER = re.compile(r"^aten\.(_to_copy|cat|clone|lift_fresh|stack)\.")
+_PLAIN = {bool, float, int, str, type(None), torch.device, torch.dtype, torch.layout}
 Origin = tuple[str, str, int, int]  # operator, file, line, and the number of its call in a step
 
 
@@ -150,15 +152,24 @@ def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors of a call that must all be on one device: those that the operator writes,
     and those with a dimension. Only a tensor without one, a number, may come from the host.
     """
-    by_name = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-    fused = "_fused_" in str(func)  # a fused kernel accepts no number from the host in its lists
-    for argument in func._schema.arguments:
-        written = argument.alias_info is not None and argument.alias_info.is_write
-        if argument.name == "indices" and str(func) in _INDEXED:  # torch copies these to the device
-            continue
-        given = by_name.get(argument.name)
+    for place, name, written, fused in _arguments(func):
+        given = args[place] if place < len(args) else kwargs.get(name)
         whole = written or fused and isinstance(given, list | tuple)
         yield from (tensor for tensor in _tensors(given) if whole or tensor.dim())
+
+
+@functools.cache  # to read a schema takes as long as a small operator
+def _arguments(func: Any) -> tuple[tuple[int, str, bool, bool], ...]:
+    """Return an operator's arguments, without indices that torch copies to the device: place, name,
+    whether it is written, and whether the operator is fused. A fused kernel accepts no number from
+    the host in its lists.
+    """
+    operator, arguments = str(func), enumerate(func._schema.arguments)
+    return tuple(
+        (place, one.name, bool(one.alias_info and one.alias_info.is_write), "_fused_" in operator)
+        for place, one in arguments
+        if not (one.name == "indices" and operator in _INDEXED)
+    )
 
 
 def _eagerly() -> AbstractContextManager[None]:
@@ -231,8 +242,19 @@ def _made_on_default_device(name: str, args: Any, kwargs: Any) -> bool:
     return any(getattr(maker, "__name__", "") == name for maker in makers)
 
 
-def _tensors(things: Any) -> Iterator[torch.Tensor]:
-    return (thing for thing in tree_iter(things) if isinstance(thing, torch.Tensor))
+def _tensors(things: Any) -> list[torch.Tensor]:
+    """Return all tensors among ``things``, in order. It runs for each operator: tree_iter() alone
+    would take as long as all else that is done for one.
+    """
+    if isinstance(things, torch.Tensor):
+        return [things]
+    kind = type(things)
+    if kind in _PLAIN:
+        return []
+    if kind in (dict, list, tuple):
+        parts = things.values() if kind is dict else things
+        return [tensor for part in parts for tensor in _tensors(part)]
+    return [thing for thing in tree_iter(things) if isinstance(thing, torch.Tensor)]
 
 
 def storages(*things: Any) -> dict[int, torch.UntypedStorage]:

@@ -17,8 +17,7 @@ def errors(prior: Prior, ratio: float, share: float = 1.0, points: int = 1000) -
     for look in SEQUENTIAL_PLAN:
         n = look.pairs
         samples = sd**2 * stats.chi2.ppf(at, n - 1) / (n - 1)
-        moderated = [prior.moderated(sample, n) for sample in samples]
-        used, degrees = (np.array(column) for column in zip(*moderated, strict=True))
+        used, degrees = prior.moderated(samples, n, np.maximum)
         for name, level in look._asdict().items():
             if name == "beta" or (name == "alpha" and n >= MIN_PAIRS):
                 its = level * share if name == "alpha" else level

@@ -788,10 +788,9 @@ def test_a_scatter_that_is_not_as_known_errs_as_stated(ratio, most):
     sd = ratio * its.sd_pct / 100
     for pairs in range(LEAST_PAIRS, PROFILED_PAIRS + 1):
         points = stats.chi2.ppf((np.arange(500) + 0.5) / 500, pairs - 1) / (pairs - 1)
-        for point in points:
-            used, degrees = its.moderated(sd**2 * point, pairs)
-            level = bounds([0.0] * pairs, its, LEAST_PAIRS).analysis.alpha
-            total += stats.norm.cdf(-stats.t.ppf(1 - level, degrees) * used / sd) / len(points)
+        used, degrees = its.moderated(sd**2 * points, pairs, np.maximum)
+        level = bounds([0.0] * pairs, its, LEAST_PAIRS).analysis.alpha
+        total += stats.norm.cdf(-stats.t.ppf(1 - level, degrees) * used / sd).mean()
     assert total <= most
 
 
@@ -810,8 +809,7 @@ def test_a_slower_step_passes_seldom(kernels_pct, sd_pct, most):
     for pairs in looks:
         means = draw[:, :pairs].mean(axis=1)
         variances = draw[:, :pairs].var(axis=1, ddof=1) / 1e4
-        known = [PRIOR.moderated(float(one), pairs) for one in variances]
-        used, degrees = np.array(known).T
+        used, degrees = PRIOR.moderated(variances, pairs, np.maximum)
         reach = 100 * stats.t.ppf(1 - BETA / len(looks), degrees) * used / math.sqrt(pairs)
         limit = PAIR_SDS * PRIOR.sd_pct / math.sqrt(pairs)
         usual = (kernels_pct - limit <= means) & (means <= POWER_SHARE * kernels_pct + limit)

@@ -78,6 +78,11 @@ def test_a_kernel_that_somebody_wrote_is_not_known(around):
     assert "code is not known" in identity(launch).problem
 
 
+def test_a_generated_kernel_without_a_hash_is_not_known():
+    """The compiler gives none to a kernel of a template."""
+    assert "code is not known" in edited("triton_poi_0", kernel_hash="").problem
+
+
 @pytest.mark.parametrize(
     ("name", "args", "part"),
     [

@@ -1,0 +1,157 @@
+"""One kernel that takes longer: GELU, an attention, or a product of the step's first layer.
+
+Each is a Triton kernel that the compiler makes. The head's does more multiply-adds on each element,
+and reads and writes as much as before. The step usually runs attention by cuDNN, and products by
+cuBLAS. So where those are longer, the base has the Triton kernel, too, with no multiply-add more.
+Without the compiler, as in the steps that count FLOPs, attention and product are the usual ones.
+"""
+
+from benchmarks.changes import ATTEND, GELU, IMPORTED, SLOWER, in_layers, where_planted
+from benchmarks.shared import Change, Edit
+
+_COMPILED = 'getattr(self, "planted", False) and torch.compiler.is_compiling()'
+
+
+def _gelu(multiply_adds: int) -> tuple[Edit, ...]:
+    """Return the edits that make the first layer's GELU do so many multiply-adds more on each
+    element. The backward pass stays as it is.
+    """
+    new = (
+        '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
+        + where_planted(
+            "            more = hidden.detach()\n"
+            f"            for _ in range({multiply_adds}):\n"
+            "                more = more * 0.999 + 0.001\n"
+            "            hidden = hidden + 1e-9 * more\n"
+        )
+        + "        return self.c_proj(hidden)\n"
+    )
+    return in_layers(1, (GELU, new))
+
+
+def _attention(multiply_adds: int) -> tuple[Edit, ...]:
+    """Return the edits that make the first layer's attention one of the compiler's, with so many
+    multiply-adds more on each score, in both passes.
+    """
+    new = (
+        f"        if {_COMPILED}:\n\n"
+        "            def score(of: Tensor, *place: Tensor) -> Tensor:\n"
+        f"                for _ in range({multiply_adds}):\n"
+        "                    of = of * 0.999 + 0.001\n"
+        '                return torch.where(place[2] >= place[3], of, float("-inf"))\n\n'
+        "            mixed = flex_attention(query, key, value, score_mod=score)\n"
+        "        else:\n" + ATTEND.replace("        mixed", "            mixed")
+    )
+    flex = (IMPORTED, "from torch.nn.attention.flex_attention import flex_attention\n" + IMPORTED)
+    return in_layers(1, flex, (ATTEND, new))
+
+
+# The compiler makes this product alone from its template, with one tile size: it tries no others.
+# The multiply-adds are in the operator: the compiler fuses them with the product, before it stores
+# the result. "addmm" is in the kernel's name, so stepguard counts it as a product.
+_OPERATOR = """
+_ONE_TILE = {
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_backends": "TRITON",
+    "test_configs.autotune_choice_desc_regex": "BLOCK_K=64, BLOCK_M=128, BLOCK_N=128"
+    ".*num_stages=3, num_warps=4",
+}
+_SCHEMA = "(Tensor bias, Tensor x, Tensor weight, int multiply_adds) -> Tensor"
+
+
+def _longer(product, multiply_adds, add=torch.add, mul=torch.mul):
+    more = product
+    for _ in range(multiply_adds):
+        more = add(mul(more, 0.999), 0.001)
+    return add(product, mul(more, 1e-9))
+
+
+@torch.library.custom_op("planted::addmm", mutates_args=(), schema=_SCHEMA)
+def _addmm(bias, x, weight, multiply_adds):
+    return _longer(torch.addmm(bias, x, weight), multiply_adds)
+
+
+def _keep(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[1:3])
+
+
+def _gradients(ctx, grad):
+    x, weight = ctx.saved_tensors
+    return grad.sum(0), grad @ weight.t(), x.t() @ grad, None
+
+
+_addmm.register_fake(lambda bias, x, weight, _: x.new_empty(x.shape[0], weight.shape[1]))
+_addmm.register_autograd(_gradients, setup_context=_keep)
+
+
+@register_lowering(torch.ops.planted.addmm.default, type_promotion_kind=None)
+def _by_template(bias, x, weight, multiply_adds):
+    aten = torch.ops.aten
+    with inductor_config.patch(_ONE_TILE):
+        product = lowerings[aten.addmm.default](bias, x, weight)
+    add, mul = lowerings[aten.add.Tensor], lowerings[aten.mul.Tensor]
+    product = _longer(product, multiply_adds, add, mul)
+    product.realize()
+    return product
+"""
+_METHOD = f"""
+    def _product(self, x: Tensor, multiply_adds: int) -> Tensor:
+        if not ({_COMPILED}):
+            return self.c_fc(x)
+        kind = torch.bfloat16 if x.is_cuda else x.dtype
+        bias, weight = self.c_fc.bias.to(kind), self.c_fc.weight.to(kind)
+        product = _addmm(bias, x.flatten(0, 1).to(kind), weight.t(), multiply_adds)
+        return product.unflatten(0, x.shape[:2])
+"""
+_INDUCTOR = """\
+from torch._inductor import config as inductor_config
+from torch._inductor.lowering import lowerings, register_lowering
+"""
+_MLP, _BLOCK = "\n\nclass MLP(nn.Module):\n", "\n\nclass Block(nn.Module):\n"
+
+
+def _product(multiply_adds: int) -> tuple[Edit, ...]:
+    """Return the edits that make the first layer's first product of the MLP one of the compiler's
+    template, with so many multiply-adds more on each element of its result. The backward pass stays
+    as it is.
+    """
+    return in_layers(
+        1,
+        (IMPORTED, _INDUCTOR + IMPORTED),
+        (_MLP, _OPERATOR + _MLP),
+        (_BLOCK, _METHOD + _BLOCK),
+        (GELU, GELU.replace("self.c_fc(x)", f"self._product(x, {multiply_adds})")),
+    )
+
+
+AS_IT_IS = "as it is"
+OWN_ATTENTION, OWN_PRODUCT = _attention(0), _product(0)
+# What the base of a longer kernel is, and the edits that make it.
+BASES: dict[str, tuple[Edit, ...]] = {
+    AS_IT_IS: (),
+    "own attention": OWN_ATTENTION,
+    "own product": OWN_PRODUCT,
+}
+# About 0.1, 0.2 and 0.3 % of a step: 30 multiply-adds were 0.171 %, and 70 were 0.400 % (two H200s,
+# 2026-11-26).
+LONGER_GELU: dict[str, Change] = {
+    f"{count} multiply-adds in one gelu": Change(_gelu(count), SLOWER, "gelu")
+    for count in (18, 35, 52)
+}
+# About 0.1 % for each, by estimate: 58 us forward, and four times that backward. These kernels, and
+# no others of the step, are made from a template, so their names begin with triton_tem.
+LONGER_ATTENTION: dict[str, Change] = {
+    f"{count} multiply-adds in own attention": Change(
+        _attention(count), SLOWER, "triton_tem", base_edits=OWN_ATTENTION, needs_gpu=True
+    )
+    for count in (1, 2, 3)
+}
+# By estimate: the elements are as many as GELU's, so as many multiply-adds take as long, or less
+# where other blocks of the kernel multiply matrices meanwhile.
+LONGER_PRODUCT: dict[str, Change] = {
+    f"{count} multiply-adds in own product": Change(
+        _product(count), SLOWER, "triton_tem", base_edits=OWN_PRODUCT, needs_gpu=True
+    )
+    for count in (18, 35, 52)
+}
+LONGER: dict[str, Change] = LONGER_GELU | LONGER_ATTENTION | LONGER_PRODUCT
