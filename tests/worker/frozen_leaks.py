@@ -10,7 +10,7 @@ import json
 import quick_ranks  # noqa: F401  no profiler imports the compiler
 import torch
 
-from stepguard.worker.count.collector import live_objects, note_frozen
+from stepguard.worker.count.collector import hides_more, live_objects, note_frozen
 from stepguard.worker.count.leak_steps import LeakSteps
 from stepguard.worker.count.memory_counters import count_memory, live_tensor_bytes
 from stepguard.worker.count.tally import RankStep, Tally
@@ -50,6 +50,7 @@ def seen(hidden, freezes):
         kept.append(torch.zeros(1000, dtype=torch.uint8))
         if freeze:
             gc.freeze()
+        hides_more(hidden)  # to ask changes nothing
         alive = {*map(id, live_objects(hidden))}
         found.append(sum(id(one) in alive for one in kept))
     return found

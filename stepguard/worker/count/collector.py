@@ -96,15 +96,13 @@ def collect_frozen(frozen: int) -> int:
 
 
 def hides_more(frozen: int) -> bool:
-    """Tell whether objects were frozen since the last call, or since note_frozen() returned this
-    key. They were frozen with a mark. With the key 0 the first call tells whether any are frozen.
+    """Tell whether objects were frozen since note_frozen() returned this key: its mark was frozen
+    with them. live_objects() freezes them again, and so the mark. With the key 0 tell whether any
+    objects are frozen.
     """
     if mark := _marks.get(frozen):
-        hidden = id(mark) not in map(id, gc.get_objects())
-    else:
-        hidden = gc.get_freeze_count() > frozen
-    _marks[frozen] = _Mark()  # the caller, too, may freeze it
-    return hidden
+        return id(mark) not in map(id, gc.get_objects())
+    return gc.get_freeze_count() > 0
 
 
 class _Mark:
