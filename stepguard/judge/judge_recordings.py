@@ -192,6 +192,9 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
     """
     if JUDGED_TIME not in evidence.gates:
         return True
+    # It is not known how far the launches of a CPU differ.
+    if not evidence.on_gpu:
+        return False
     verdict = verdict_of(screen(evidence, entry))
     times = [metric for metric in verdict.metrics if metric.metric == JUDGED_TIME]
     # Kernels that take longer are a reason to look once more.
@@ -199,6 +202,9 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
         return False
     # So are slow steps. Only a second launch shows whether they are at the same steps again.
     if of_launches(evidence.launches * 2):
+        return False
+    # So is a block whose clocks disagree. Two such blocks make the case BROKEN: events miss work.
+    if any(block.clock_gap() for launch in evidence.launches for block in launch.discarded):
         return False
     screened = screen_of(summarise(evidence), alike(entry.level, evidence))
     return screened is not None and screened.certain

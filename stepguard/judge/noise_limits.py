@@ -50,6 +50,9 @@ class Screen:
     own_card: bool  # compared with recordings of this very card; else with other cards
     compared: int  # how many such recordings, or such cards
     noisy: bool = False  # launches differ too much to say anything
+    # The same as se_pct, if launches differ as those of the recordings do, too. A run of one launch
+    # does not show how far they do.
+    recorded_se_pct: float = 0.0
 
     @property
     def close(self) -> bool:
@@ -65,7 +68,8 @@ class Screen:
         """Tell whether the change is so far inside its limit that more launches would hardly bring
         it out, on whatever card.
         """
-        return not self.noisy and abs(self.change_pct) + CLOSE_SE * self.se_pct <= self.limit_pct
+        error_pct = max(self.se_pct, self.recorded_se_pct)
+        return not self.noisy and abs(self.change_pct) + CLOSE_SE * error_pct <= self.limit_pct
 
 
 def own_card_limit_pct(levels: Sequence[float]) -> float:
@@ -135,13 +139,21 @@ def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[floa
     """
     if launches < 2:
         return math.inf
+    variance, weight = _between_launches(recordings_ms)
+    return math.sqrt(variance * float(scipy.special.fdtri(launches - 1, weight, 1 - ALPHA)))
+
+
+def _between_launches(recordings_ms: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the variance between the launches of recordings, in percent squared, and its degrees
+    of freedom, pooled with LAUNCH_SD_PCT at PRIOR_WEIGHT degrees.
+    """
     weight, total = PRIOR_WEIGHT, PRIOR_WEIGHT * LAUNCH_SD_PCT**2
     for recording in (_logs(times) for times in recordings_ms if len(times) > 1):
         # The variance is taken within each recording: levels of cards differ, and that is no
         # scatter of launches.
         weight += len(recording) - 1
         total += (len(recording) - 1) * 1e4 * _variance(recording)
-    return math.sqrt(total / weight * float(scipy.special.fdtri(launches - 1, weight, 1 - ALPHA)))
+    return total / weight, weight
 
 
 def screen_times(
@@ -163,6 +175,8 @@ def screen_times(
     error = standard_error_pct(logs)
     limit = own_card_limit_pct(own) if own else other_card_limit_pct(cards)
     widest = min(LEVEL_LIMIT_PCT, MOST_WIDENED * limit)
+    recorded = own_ms or [recording for card in other_cards_ms for recording in card]
+    between_launches, _ = _between_launches(recorded)
     return Screen(
         change_pct=100 * math.expm1(fmean(logs) - fmean(levels)),
         # A run whose launches scatter cannot prove a small change, slower or faster.
@@ -171,6 +185,7 @@ def screen_times(
         noisy=CLOSE_SE * error > widest,
         own_card=bool(own),
         compared=len(levels),
+        recorded_se_pct=math.sqrt(between_launches / len(logs)),
     )
 
 

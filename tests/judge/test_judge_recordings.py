@@ -747,6 +747,37 @@ def test_one_launch_is_not_enough_if_some_steps_are_slower(slow):
         assert enough_launches(found, known) is (slower == 0.0)
 
 
+def test_one_launch_is_not_enough_behind_a_clock_gap():
+    """Events that miss work make a gap in each launch. One is a host that stalled; two are not
+    believed.
+    """
+    gap = block(events_ms=(2375.0,))
+    first, second = (launch(index=number, discarded=(gap,)) for number in (1, 2))
+    assert judge(one(250.0, launches=(first,)), one_recording()).status is Status.SAME
+    assert judge(with_launches(first, second), one_recording()).status is Status.BROKEN
+    assert not enough_launches(one(250.0, launches=(first,)), one_recording())
+
+
+@pytest.mark.parametrize(("apart_pct", "enough"), [(0.3, True), (3.0, False)])
+def test_one_launch_is_not_enough_if_recorded_launches_differ(apart_pct, enough):
+    """A case that is fast in one launch and slow in the next, as its recordings show."""
+    recorded = {"step_ms": [250.0, 250.0 * (1 + apart_pct / 100)]}
+    known = one_recording(times_ms=recorded, device_uuid="GPU-other")
+    assert judge(one(250.0), known).status is Status.SAME
+    assert enough_launches(one(250.0), known) is enough
+
+
+def test_one_launch_on_a_cpu_is_never_enough():
+    """It is not known how far its launches differ. If its time is not gated, more launches would
+    show nothing.
+    """
+    timed = cpu_evidence(gates=(*cpu_evidence().gates, "step_ms"))
+    known = entry_of(timed, times_ms={"step_ms": [5.0, 5.0]})
+    assert judge(timed, known).status is Status.SAME
+    assert not enough_launches(timed, known)
+    assert enough_launches(cpu_evidence(), known)
+
+
 PAIRS = ((100.0, 100.3), (100.0, 100.5), (100.0, 100.5), (100.0, 100.3))
 
 
