@@ -4,7 +4,7 @@ import pytest
 from git_repositories import commit, git, repository
 
 from stepguard.core.text import short_hash
-from stepguard.machine.git.resolve import Chosen, commit_for_confirmation
+from stepguard.machine.git.resolve import Chosen, commit_for_confirmation, known_commit
 
 GONE = "0123456789abcdef0123456789abcdef01234567"
 ABSENT = f"the recording's commit {GONE[:12]} is not in this repository"
@@ -31,6 +31,15 @@ def test_the_recordings_own_commit(clone):
     expected = Chosen(own, f"the recording's own commit, {short_hash(own)}", own=True)
     assert commit_for_confirmation(clone, own) == expected
     assert commit_for_confirmation(clone, own[:10]) == expected
+
+
+def test_a_tag_that_is_named_like_a_short_hash_is_no_commit(clone):
+    """It may move. Git would take it."""
+    own = git(clone, "rev-parse", "HEAD~1")
+    git(clone, "tag", own[:10], "mine")
+    assert known_commit(clone, own[:10]) == "" and known_commit(clone, own) == own
+    assert not commit_for_confirmation(clone, own[:10]).own
+    assert commit_for_confirmation(clone, own).own
 
 
 def test_a_commit_that_was_squashed_away(origin, clone):

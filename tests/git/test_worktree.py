@@ -125,6 +125,42 @@ def test_a_tag_that_is_called_like_a_branch(root, rev):
         assert tree.commit == git(root, "rev-parse", "one")
 
 
+@pytest.mark.parametrize("kind", ["tag", "branch"])
+def test_a_name_that_is_a_short_hash(root, kind):
+    """Git would take the tag or the branch: none is guessed, both can be said. A whole hash is
+    nothing else.
+    """
+    hash_of_one = git(root, "rev-parse", "one")
+    for name in (hash_of_one[:8], hash_of_one):
+        git(root, "update-ref", f"refs/{'tags' if kind == 'tag' else 'heads'}/{name}", "main")
+    with pytest.raises(TreeError, match=f"several meanings: say refs/.* or {hash_of_one}"):
+        tree_of(root, hash_of_one[:8]).__enter__()
+    with tree_of(root, hash_of_one) as tree:
+        assert tree.commit == hash_of_one
+
+
+def test_a_tag_that_is_called_like_a_branch_of_a_remote(root, tmp_path):
+    """In CI the main branch is there only as its remote's: a tag of that name is not taken for it.
+    A tag that no branch is called like is.
+    """
+    git(tmp_path, "clone", "-q", str(root), str(tmp_path / "ci"))
+    git(tmp_path / "ci", "switch", "-q", "--detach", "one")
+    git(tmp_path / "ci", "branch", "-q", "-D", "main")
+    git(tmp_path / "ci", "tag", "main", "one")
+    with pytest.raises(TreeError, match="several meanings: say refs/tags/main or origin/main"):
+        tree_of(tmp_path / "ci", "main").__enter__()
+    with tree_of(tmp_path / "ci", "one") as tree:
+        assert tree.commit == git(root, "rev-parse", "one")
+
+
+@pytest.mark.parametrize("end", ["\r", "\n", "\0x", "\r\n"])
+def test_a_name_with_a_control_character(root, end):
+    """What follows is not left out, so the part before it is neither name nor hash."""
+    for name in ("main", "0" * 40):
+        with pytest.raises(TreeError, match="is no revision"):
+            tree_of(root, f"{name}{end}").__enter__()
+
+
 def test_a_commit_is_not_replaced(root):
     """A replacement (git replace), by HEAD for one, would compare the tree with itself."""
     first = git(root, "rev-parse", "one")

@@ -17,6 +17,7 @@ MAIN = (
     "refs/heads/master",
 )
 _HASH, _FULL_HASH = re.compile(r"[0-9a-f]{7,64}"), re.compile(r"[0-9a-f]{40,64}")
+_CONTROL = re.compile(r"[\0-\x1f\x7f]")
 DEEPEN = "git fetch --unshallow (in CI: fetch-depth: 0)"
 
 
@@ -57,7 +58,13 @@ def resolve(root: Path, rev: str) -> Named:
     name = re.split(r"[~^:]|@\{", rev)[0]
     refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
     commits = _commits(root, rev, *refs)
-    _refuse_two_meanings(name, {ref: commits[ref] for ref in refs if commits[ref]})
+    known = {ref: commits[ref] for ref in refs if commits[ref]}
+    if known and _HASH.fullmatch(name) and not _FULL_HASH.fullmatch(name):
+        known |= _of_short_hash(root, name)
+    # CI has a branch only as its remote's. A local branch may differ from that: it may be older.
+    if f"refs/tags/{name}" in known and f"refs/heads/{name}" not in known:
+        known |= _branches_of_remotes(root, name)
+    _refuse_two_meanings(name, known)
     commit = commits[rev] or _branch_of_a_remote(root, rev)
     if not commit:
         raise TreeError(_unknown(root, rev, top))
@@ -132,7 +139,7 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
     commits = _commits(root, "HEAD", recorded)
     if not (head := commits["HEAD"]):
         return Chosen("", f"git knows no commit of {root}")
-    own = commits[recorded] if _HASH.fullmatch(recorded) else ""
+    own = commits[recorded] if _is_hash_of(recorded, commits[recorded]) else ""
     try:
         main = main_branch(root, rev)
     except TreeError as error:
@@ -156,9 +163,15 @@ def _unusable(recorded: str) -> str:
 
 def known_commit(root: Path, text: str) -> str:
     """Return the full hash of a commit; empty if the repository has none with this hash. A name
-    such as HEAD is not accepted, since it means another commit tomorrow.
+    such as HEAD is not accepted, since it means another commit tomorrow. Nor is a tag or a branch
+    that is named like a short hash, for which git takes it.
     """
-    return _commits(root, text)[text] if _HASH.fullmatch(text) else ""
+    commit = _commits(root, text)[text]
+    return commit if _is_hash_of(text, commit) else ""
+
+
+def _is_hash_of(text: str, commit: str) -> bool:
+    return bool(_HASH.fullmatch(text)) and commit.startswith(text)
 
 
 def has_commit(root: Path, tip: str, commit: str) -> bool:
@@ -199,8 +212,9 @@ def _commits(root: Path, *names: str) -> dict[str, str]:
     """Return the full hash of the commit that each name means, by name; empty if the repository has
     no such commit.
     """
-    # One process for all names. It reads one name a line.
-    asked = [name for name in names if name and "\n" not in name]
+    # One process for all names. It reads one name a line. No name has a control character: at some
+    # of them a name or an answer would end too early.
+    asked = [name for name in names if name and not _CONTROL.search(name)]
     lines = "".join(f"{name}^{{commit}}\n" for name in asked)
     said = git(root, "cat-file", "--batch-check=%(objectname)", given=lines) or ""
     answers = zip(asked, said.split("\n"), strict=False)
@@ -210,19 +224,31 @@ def _commits(root: Path, *names: str) -> dict[str, str]:
 
 
 def _refuse_two_meanings(name: str, commits: Mapping[str, str]) -> None:
-    """Raise TreeError if the name is that of a tag and of a branch with another commit. git would
-    take the tag, which may name a commit of the branch that is judged. ``commits``: by reference.
+    """Raise TreeError if the name is that of a tag and of a branch with another commit, or begins
+    another commit's hash. git would take the tag, which may name a commit of the
+    branch that is judged. ``commits``: by reference, or by hash.
     """
     if len(set(commits.values())) > 1:
         raise TreeError(f"{name!r} has several meanings: say {' or '.join(commits)}")
 
 
-def _branch_of_a_remote(root: Path, rev: str) -> str:
+def _of_short_hash(root: Path, beginning: str) -> dict[str, str]:
+    """Return the commits whose hashes begin like this, by hash."""
+    objects = (git(root, "rev-parse", f"--disambiguate={beginning}") or "").split()
+    return {name: commit for name, commit in _commits(root, *objects).items() if name == commit}
+
+
+def _branches_of_remotes(root: Path, rev: str) -> dict[str, str]:
+    """Return the commit of each remote's branch of this name, by the remote's name and this one."""
     remotes = (git(root, "remote") or "").split("\n")
     commits = _commits(root, *(f"refs/remotes/{remote}/{rev}" for remote in remotes))
-    branches = {
+    return {
         name.removeprefix("refs/remotes/"): commit for name, commit in commits.items() if commit
     }
+
+
+def _branch_of_a_remote(root: Path, rev: str) -> str:
+    branches = _branches_of_remotes(root, rev)
     if len(set(branches.values())) > 1:
         raise TreeError(
             f"{rev!r} is a branch of several remotes: say {' or '.join(sorted(branches))}"
