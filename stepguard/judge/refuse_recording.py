@@ -53,7 +53,7 @@ def unfit_to_record(evidence: Evidence) -> str:
     if differs:
         return f"measured on a tree with {differs}, then measure again"
     # These come last, since they need sound blocks, launches and differences.
-    return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
+    return _disturbed(evidence) or too_few_launches(evidence) or _vague(evidence)
 
 
 def _disturbed(evidence: Evidence) -> str:
@@ -72,7 +72,8 @@ def _disturbed(evidence: Evidence) -> str:
     return ""
 
 
-def _too_few(evidence: Evidence) -> str:
+def too_few_launches(evidence: Evidence) -> str:
+    """Return why the launches are too few for a level; empty if they are enough."""
     timed = evidence.on_gpu and JUDGED_TIME in evidence.gates
     count = len(evidence.launches)
     if timed and count < MIN_TIMED_LAUNCHES:

@@ -26,7 +26,7 @@ from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import NO_PERMITS, verdict_of
 from stepguard.judge.judge_recordings import alike, drifted, judge, screen
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.refuse_recording import spread_too_far, unfit_to_record
+from stepguard.judge.refuse_recording import spread_too_far, too_few_launches, unfit_to_record
 from stepguard.judge.summarise_evidence import stored
 from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
@@ -43,6 +43,8 @@ class Action(Enum):
 
     # Only for a case without times.
     NOTHING_TO_ADD = "equal to what {path} holds, nothing to add"
+    # Beside recordings one launch may be enough to judge a case.
+    ONE_LAUNCH = "same as {path} by one launch, nothing to add; --perf-append measures all launches"
     FIRST_RECORDING = "first recording in {path}"
     APPENDED = "recording {number} of its level in {path}"
     FIRST_OF_SOFTWARE = "first under this software in {path}"
@@ -90,6 +92,8 @@ def accept(
     an error. ``machine_moved`` says that pairs found the machine alone to have changed a time.
     Raises Refused or FileError; the file is then unchanged.
     """
+    if _is_same_by_one_launch(path, evidence):
+        return Accepted(evidence.case_id, Action.ONE_LAUNCH, path)
     recording, machine = recording_of(evidence), machine_of(evidence)
     content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
@@ -109,6 +113,16 @@ def accept(
     opened = action is Action.EPOCH_OPENED
     moved = tuple(_placed(metric, recording) for metric in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _is_same_by_one_launch(path: Path, evidence: Evidence) -> bool:
+    """Tell whether evidence is `same` and could be a recording if it had more launches."""
+    few = too_few_launches(evidence)
+    if not few or unfit_to_record(evidence) != few:
+        return False
+    content = load_for(path, machine_of(evidence))
+    entry = content.cases.get(evidence.case_id) if content else None
+    return judge(evidence, entry).status is Status.SAME
 
 
 def _adds_nothing(recording: Recording, entry: Entry | None) -> bool:

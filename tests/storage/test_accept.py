@@ -442,6 +442,20 @@ def test_a_full_disk_leaves_the_old_file(path, monkeypatch):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_one_launch_that_was_enough_adds_nothing(path):
+    """It is no reason to refuse the run, whose other cases may have a new level. It is no
+    recording either, whatever it would be.
+    """
+    refused(path, run(1, (250.0,)), match="1 launch, a time needs 2")
+    accept(path, run(1), "")
+    before = path.read_bytes()
+    for reason in ("", "new"):
+        assert accept(path, run(2, (250.0,)), reason).action is Action.ONE_LAUNCH
+        assert path.read_bytes() == before
+        refused(path, run(2, (275.0,)), reason, "1 launch, a time needs 2")
+        refused(path, run(2, (250.0,), dirty=("model.py",)), reason, "uncommitted changes")
+
+
 def test_cpu_counters_that_are_equal_add_nothing(path):
     """On a CPU an equal count says nothing new, and no time is recorded."""
     accept(path, cpu_evidence(date="run 1"), "")

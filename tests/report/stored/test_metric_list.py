@@ -42,6 +42,10 @@ def test_a_difference_stands_with_its_interval():
     ("action", "words"),
     [
         (Action.NOTHING_TO_ADD, "equal to what cpu.json holds, nothing to add"),
+        (
+            Action.ONE_LAUNCH,
+            "same as cpu.json by one launch, nothing to add; --perf-append measures all launches",
+        ),
         (Action.FIRST_RECORDING, "first recording in cpu.json"),
         (Action.APPENDED, "recording 2 of its level in cpu.json"),
         (Action.FIRST_OF_SOFTWARE, "first under this software in cpu.json"),
