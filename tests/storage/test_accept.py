@@ -73,16 +73,20 @@ def test_first_recording(path):
     assert judge(run(2), content.cases[CASE_ID]).status is Status.SAME
 
 
-def test_a_file_that_git_has_is_not_begun_anew(path):
+@pytest.mark.parametrize("gone", ["file", "folder"])
+def test_a_file_that_git_has_is_not_begun_anew(tmp_path, gone):
     """Deleted by mistake, it has other cases and levels: it is restored, or removed from git."""
+    path = tmp_path / "baselines" / "h200x1.json"
     accept(path, evidence(), "")
-    repository(path.parent)
-    git(path.parent, "add", "-A")
+    repository(tmp_path)
+    git(tmp_path, "add", "-A")
     path.unlink()
+    if gone == "folder":
+        path.parent.rmdir()
     with pytest.raises(FileError, match=f"git has it, .* git checkout -- {path}"):
         accept(path, evidence(), "")
     assert not path.exists()
-    git(path.parent, "rm", "-q", "--cached", path.name)
+    git(tmp_path, "rm", "-q", "--cached", path)
     assert accept(path, evidence(), "").action is Action.FIRST_RECORDING
 
 

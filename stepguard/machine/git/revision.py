@@ -205,9 +205,12 @@ def _state(top: Path, paths: Collection[str]) -> str:
 
 
 def is_tracked(path: Path) -> bool:
-    """Tell whether git has a file of that name in its index, whatever the file holds now."""
-    above = path.parent
-    return _holder_of_git(above) is not None and bool(git(above, "ls-files", "--", path.name))
+    """Tell whether git has a file of that name in its index, whatever the file holds now. Its
+    folder may be gone.
+    """
+    above = path.parent.resolve()
+    top = _holder_of_git(above)
+    return top is not None and bool(git(top, "ls-files", "--", str(above / path.name)))
 
 
 def tracked_files(root: Path, *paths: Path) -> list[str]:
