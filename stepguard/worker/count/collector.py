@@ -21,8 +21,8 @@ def own_collections() -> Iterator[None]:
 
 
 def note_frozen() -> int:
-    """Return a key of the objects that are frozen now, for live_objects() to tell whether more were
-    frozen later. To count them would take 30 ms of each launch.
+    """Return a key that stands for the objects that are frozen now. With it live_objects() tells
+    whether more were frozen later. Counting frozen objects instead would take 30 ms of each launch.
     """
     frozen = -1 - len(_marks)
     _marks[frozen] = _Mark()
@@ -32,8 +32,8 @@ def note_frozen() -> int:
 def live_objects(frozen: int) -> list[Any]:
     """Return the objects that Python's collector knows, after a collection.
 
-    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more objects are
-    frozen than those of the key ``frozen``, all are unfrozen, and frozen again.
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. So if more objects
+    are frozen than the key ``frozen`` stands for, all are unfrozen first, and frozen again later.
     """
     hidden = hides_more(frozen)
     if hidden:
@@ -46,11 +46,11 @@ def live_objects(frozen: int) -> list[Any]:
 
 
 def collect() -> int:
-    """Collect garbage. Return the number of its objects, or of those with a finalizer if these are
-    more.
+    """Collect garbage. Return the number of objects that Python counts, or of objects with a
+    finalizer that are gone, whichever is more.
 
-    Python does not count what a finalizer frees. A suspended generator has one: an object that
-    keeps its own generator is freed by it, and is not counted.
+    Python does not count what a finalizer frees. A suspended generator has a finalizer. So an
+    object that keeps its own generator is freed by the generator, and is not counted.
     """
     before = {id(thing) for thing in with_finalizer()}
     counted = gc.collect()
@@ -58,16 +58,16 @@ def collect() -> int:
 
 
 def with_finalizer() -> list[Any]:
-    """Return the living objects that have a finalizer; none if another thread runs, which may free
-    some at any time.
+    """Return the living objects that have a finalizer. Return none if another thread runs: it may
+    free some at any time.
     """
     things = gc.get_objects() if threading.active_count() == 1 else []
-    # No object is made for each of them: while allocations are traced, that would take seconds.
+    # Nothing is allocated for each object: while allocations are traced, that would take seconds.
     metaclasses = {*map(type, map(type, things))}
     if all(_is_plain(one) for one in metaclasses):
         finalized = {kind for kind in {*map(type, things)} if _has_finalizer(kind)}
         return [*compress(things, map(finalized.__contains__, map(type, things)))]
-    # By id: a metaclass may compare classes, and then they have no hash.
+    # By id: classes whose metaclass compares them may have no hash.
     kinds = {id(type(thing)): type(thing) for thing in things}
     keys = {key for key, kind in kinds.items() if _has_finalizer(kind)}
     return [thing for thing in things if id(type(thing)) in keys]
@@ -84,7 +84,7 @@ def _has_finalizer(kind: type) -> bool:
 
 def collect_frozen(frozen: int) -> int:
     """Collect the garbage that the workload froze since the last call of live_objects(). Return the
-    number of its objects. Other garbage is collected before, and does not count.
+    number of its objects. Other garbage is collected first, and does not count.
     """
     gc.collect()
     if not hides_more(frozen):
@@ -97,7 +97,10 @@ def collect_frozen(frozen: int) -> int:
 
 def hides_more(frozen: int) -> bool:
     """Tell whether objects were frozen since the last call, or since note_frozen() returned this
-    key. They were frozen with a mark. With the key 0 the first call tells whether any are frozen.
+    key. With the key 0 the first call tells whether any are frozen.
+
+    Each call leaves an object as a mark. ``gc.freeze`` freezes it with all others, and then the
+    collector no longer knows it.
     """
     if mark := _marks.get(frozen):
         hidden = id(mark) not in map(id, gc.get_objects())
