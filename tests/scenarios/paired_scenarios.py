@@ -160,10 +160,10 @@ PAIRED = (
     ),
     Scenario(
         "pairs-changed-kernel-as-long",
-        "Two recorded pairs of the same code, as if the kernel of gelu's gradient had been edited.",
+        "Two recorded pairs of the same code, as if gelu's kernel had been edited.",
         "same",
         "CHANGED_KERNELS",
-        Run(pairs=as_recorded([3, 7], 0, (0.1, -0.1), ("triton_poi_fused_gelu_gelu",))),
+        Run(pairs=as_recorded([3, 7], 0, (0.1, -0.1), ("triton_poi_fused_gelu_view",))),
     ),
     Scenario(
         "pairs-identical-step",

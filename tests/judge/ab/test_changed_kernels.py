@@ -51,6 +51,9 @@ from stepguard.report.verdict_text import headline
 
 PLANTED_30, PLANTED_70, SAME_CODE = (1, 4, 5, 8), (2, 6), (3, 7)  # places of pairs
 GELU, NORM = "triton_poi_fused_gelu_view_9", "triton_per_fused__to_copy_add_native_layer_norm_b"
+GELU_BACKWARD = "triton_poi_fused_gelu_gelu_backward"
+ATTENTION = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop"
+PRODUCT = "nvjet_sm90_tst_192x192_64x3_1x2_h_bz_coopB_NTN"
 STEP_US = 250e3
 GPUS = sorted({one.gpu for one in recorded.launches("base")})
 
@@ -154,11 +157,13 @@ def test_it_is_faster_the_other_way_round():
 
 
 def test_the_same_code_is_not_judged_by_kernels():
-    """No kernel differs, so none is profiled. If one is said to differ, it takes as long."""
+    """No kernel differs, so none is profiled. If one is said to differ, it takes as long. One that
+    scatters by more than is known needs a third pair.
+    """
     assert why_not_judged(as_recorded(SAME_CODE)) == "no kernel differs"
     assert said(as_recorded(SAME_CODE)) is None and not wants_profiles(as_recorded(SAME_CODE))
-    edit = ("triton_poi_fused_gelu_gelu",)
-    assert said(as_recorded(SAME_CODE, edit=edit, steps=(0.1, -0.1))) is Status.SAME
+    for edit, status in ((GELU, Status.SAME), (GELU_BACKWARD, None)):
+        assert said(as_recorded(SAME_CODE, edit=(edit,), steps=(0.1, -0.1))) is status
 
 
 def test_a_launch_that_ran_other_kernels_than_counted_decides_nothing():
@@ -314,11 +319,13 @@ def known(name, longer_pct=0.0, but=()):
     return times.scatter(mine, others & ~mine, STEP_US)
 
 
-def edge_pct(of_bounds, pairs):
-    """The value of pairs that all have it at which a limit lies, given their bounds."""
+def edge_pct(of_bounds, pairs, name=GELU):
+    """The value of pairs that all have it at which a limit lies, given their bounds. It is what the
+    kernel of this name takes longer.
+    """
     value_pct = KERNEL_MARGINS.ignore_pct
     for _ in range(30):
-        found = bounds_of([math.log1p(value_pct / 100)] * pairs, known(GELU, value_pct))
+        found = bounds_of([math.log1p(value_pct / 100)] * pairs, known(name, value_pct))
         value_pct = of_bounds(found)
     return value_pct
 
@@ -341,27 +348,33 @@ def test_a_small_gain_pays_for_no_cost(pct, step_pct, paid):
 
 
 @pytest.mark.parametrize("pairs", [2, 3, 4])
+@pytest.mark.parametrize("name", [GELU, ATTENTION, PRODUCT])
 @pytest.mark.parametrize(("factor", "slower"), [(1.02, True), (0.98, False)])
-def test_a_bound_beyond_what_is_ignored_is_slower(pairs, factor, slower):
-    """If a stricter one is beyond zero, too."""
+def test_a_bound_beyond_what_is_ignored_is_slower(pairs, name, factor, slower):
+    """If a stricter one is beyond zero, too. A kernel's class says how it scatters."""
     edge = edge_pct(
         lambda found: 100 * max(
             KERNEL_MARGINS.ignore / POWER_SHARE + found.reach(found.analysis.beta),
             found.reach(found.analysis.alpha),
         ),
         pairs,
+        name,
     )  # fmt: skip
-    assert (said(made({GELU: factor * edge}, pairs=pairs)) is Status.SLOWER) is slower
+    found = made({name: factor * edge}, pairs=pairs, edit=(name,))
+    assert (said(found) is Status.SLOWER) is slower
 
 
-@pytest.mark.parametrize("pairs", [2, 3])
+@pytest.mark.parametrize(("pairs", "name"), [(2, GELU), (3, ATTENTION)])
 @pytest.mark.parametrize(("factor", "same"), [(0.98, True), (1.02, False)])
-def test_bounds_within_what_matters_are_same(pairs, factor, same):
-    """Both of them. With four pairs they are so close that all beyond is SLOWER."""
+def test_bounds_within_what_matters_are_same(pairs, name, factor, same):
+    """Both of them. With four pairs they are so close that all beyond is SLOWER, and with three if
+    the kernel scatters by as little as GELU.
+    """
     edge = edge_pct(
-        lambda found: 100 * (KERNEL_MARGINS.matter - found.reach(found.analysis.beta)), pairs
+        lambda found: 100 * (KERNEL_MARGINS.matter - found.reach(found.analysis.beta)), pairs, name
     )
-    assert (said(made({GELU: factor * edge}, pairs=pairs)) is Status.SAME) is same
+    found = made({name: factor * edge}, pairs=pairs, edit=(name,))
+    assert (said(found) is Status.SAME) is same
 
 
 @pytest.mark.parametrize("pairs", range(1, 7))
@@ -503,7 +516,7 @@ def test_the_change_lies_in_the_range_of_the_kernels(kernels_pct, step_pct, esti
 
 def test_a_case_among_many_needs_more_proof():
     """Its level is stricter, as in the plan."""
-    found = made({GELU: 0.16})
+    found = made({GELU: 0.11})
     assert said(found) is Status.SLOWER
     assert said(replace(found, alpha=ALPHA / 20)) is not Status.SLOWER
 
@@ -779,6 +792,35 @@ def test_a_longer_kernel_is_found_among_them(rates, pct, pairs, least):
     small = [(values, its) for values, its in rates[pairs] if its.sd_pct < 0.05]
     assert len(small) > 0.7 * len(rates[pairs])
     assert shares(small, pct)[Status.SLOWER] > least
+
+
+def test_kernels_that_scatter_twice_as_much_err_hardly_more_often(rates):
+    """Than the level allows. The recorded kernels are judged as if half of it were known."""
+    for verdicts in rates.values():
+        found = shares([(values, replace(its, sd_pct=its.sd_pct / 2)) for values, its in verdicts])
+        assert found.get(Status.SLOWER, 0.0) <= ALPHA >= found.get(Status.FASTER, 0.0)
+
+
+@pytest.mark.parametrize(("turn", "farthest"), [(0, (2.9, 3.0)), (1, (5.0, 5.1))])
+def test_an_equal_kernel_hardly_ever_seems_to_have_moved(turn, farthest):
+    """By the first profile of any four launches of one code on a card, none has. By the second, one
+    of the loss's kernels has in a few, since it was 2 % off in one launch: then the plan decides.
+    """
+    rows, far = profile().kernels, []
+    matched = Matched.of(rows, rows)
+    for us in (series(turn, gpu) for gpu in GPUS):
+        order = [*permutations(range(len(us)), 2)]
+        times = matched.times(*(us[[both[side] for both in order]] for side in (0, 1)))
+        at = {both: place for place, both in enumerate(order)}
+        pairs = [(at[a, b], at[c, d]) for a, b, c, d in permutations(range(len(us)), 4)]
+        sds = []
+        for mine in np.eye(len(matched.matches), dtype=bool):
+            longer_pct = 100 * times.longer_us(mine, ~mine) / STEP_US
+            known_pct = times.scatter(mine, ~mine, STEP_US).sd_pct
+            sds.append(abs(longer_pct[np.array(pairs)].mean(axis=1)) / known_pct * math.sqrt(2))
+        far.extend(np.max(sds, axis=0))
+    assert farthest[0] < max(far) < farthest[1]
+    assert np.mean(np.array(far) > MOVED_SDS) < 0.02 * turn + 1e-9
 
 
 @pytest.mark.parametrize(("ratio", "most"), [(0.3, 1e-5), (1.0, 1e-5), (1.5, 1e-4), (2.0, 0.0012)])

@@ -152,14 +152,32 @@ def test_the_known_scatter_grows_with_the_kernels_and_with_those_that_show_the_p
     """Squares add up: a floor, each kernel that differs, and the pace as far as it counts."""
     us = [5_000.0, 1_000.0, 3_000.0, 4_000.0]
     alone = scatter(us, us, [True, False, False, False])
-    assert alone == pytest.approx(math.hypot(0.004, 0.008 * math.hypot(5.0, 5.0)))
+    assert alone == pytest.approx(math.hypot(0.004, 0.007 * math.hypot(5.0, 5.0)))
     longer = [1_000.0, 1_000.0, 3_000.0, 4_000.0]
     assert scatter(us, longer, [True, False, False, False]) == pytest.approx(alone)
     assert scatter(longer, us, [True, False, False, False]) == pytest.approx(alone)
     both = scatter(us, us, [True, False, True, False])
-    assert both == pytest.approx(math.hypot(0.004, 0.008 * math.hypot(5.0, 5.0, 3.0, 3.0)))
-    shown = math.hypot(3.0, 4.0) / 7.0  # by both Triton kernels, if no product is equal
-    class_pct = 0.008 * math.hypot(5.0, 1.0, 6.0 * shown)
+    triton_pct = 0.006 * math.hypot(3.0, 3.0)
+    assert both == pytest.approx(math.hypot(0.004, 0.007 * math.hypot(5.0, 5.0), triton_pct))
+    shown = 0.006 * math.hypot(3.0, 4.0) / 7.0  # by both Triton kernels, if no product is equal
+    class_pct = math.hypot(0.007 * math.hypot(5.0, 1.0), 6.0 * shown)
     assert scatter(us, us, [True, True, False, False]) == pytest.approx(
         math.hypot(0.004, class_pct)
     )
+
+
+@pytest.mark.parametrize(("kind", "share"), [
+    ("Triton", 0.006),
+    ("GEMM", 0.007),
+    ("attention", 0.007),
+    ("reduction", 0.011),
+    ("other", 0.011),
+    ("a user's", 0.011),
+])  # fmt: skip
+def test_each_class_scatters_by_its_share(kind, share):
+    """A class that was not measured scatters like the one that does most."""
+    rows = [kernel(name, kind, 1, 5_000.0) for name in ("one", "other")]
+    times = Matched.of(rows, rows).times(*(np.full(2, 5_000.0),) * 2)
+    mine = np.array([True, False])
+    known = times.scatter(mine, ~mine, 100_000.0)
+    assert known.sd_pct == pytest.approx(math.hypot(0.004, share * math.hypot(5.0, 5.0)))
