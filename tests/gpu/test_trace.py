@@ -75,7 +75,11 @@ def test_a_sync_is_named_with_its_line(tmp_path):
     assert all(re.search(r"test_trace\.py\(\d+\): step", row.place) for row in waits)
     found = explain(base, waiting)
     assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)
-    causes = explain(base, recorded(tmp_path, extra=True)).causes
-    # A clone is a copy by the driver, and those are one cause, of no phase.
+    # Other processes may hide the copies in one profile, hardly in three.
+    assert any(copies_are_a_cause(base, recorded(tmp_path, extra=True)) for _ in range(3))
+
+
+def copies_are_a_cause(base, more):
+    """A clone is a copy by the driver, and those are one cause, of no phase."""
     copying = (Kind.ADDED, Kind.REPLACED, Kind.CALLS, Kind.COPIES)
-    assert any(cause.kind in copying and cause.us > 0 for cause in causes)
+    return any(cause.kind in copying and cause.us > 0 for cause in explain(base, more).causes)

@@ -7,7 +7,6 @@ disk. All names that are private to torch are in this module; torch 2.8, 2.11 an
 Not seen: kernels of libraries, and of Triton outside of a compiled region.
 """
 
-import hashlib
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -40,7 +39,7 @@ class Launched:
     """A form of a kernel that was launched."""
 
     folder: Path  # of Triton's cache; it has the machine code
-    source: str  # hash of the source, as a profile has it
+    source: str  # hash of the source, or what hash_kernels() gave, as a profile has it
     shared_bytes: int  # of a block
 
 
@@ -92,15 +91,15 @@ def _with_machine_code(profile: Profile, codes: Codes) -> Profile:
     return replace(profile, kernels=tuple(rows))
 
 
-def hash_sources() -> None:
-    """Give each generated kernel a hash of its source if it has none, so that a profile has it. The
-    compiler gives none to what it makes of a template, such as flex attention. A kernel whose
-    source is not known stays without one.
+def hash_kernels() -> None:
+    """Give each generated kernel that has no hash of its source the hash of its compiled form, so
+    that a profile has it. The compiler hashes no kernel that it makes of a template, such as flex
+    attention. Triton's hash covers what such a kernel calls, too, the score for example.
     """
     for tuner in _tuners():
-        source = getattr(getattr(tuner, "fn", None), "src", None)
-        if isinstance(source, str) and not tuner.kernel_hash:
-            tuner.kernel_hash = hashlib.sha256(source.encode()).hexdigest()
+        launchers: Any = getattr(tuner, "launchers", ())
+        if not tuner.kernel_hash and len(launchers) == 1:
+            tuner.kernel_hash = str(launchers[0].cache_hash)
 
 
 def _tuners() -> list[Any]:

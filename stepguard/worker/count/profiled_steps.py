@@ -21,7 +21,7 @@ from stepguard.trace.make_profile import analyse
 from stepguard.trace.make_profile import profile as profile_of
 from stepguard.trace.operator_identity import identity_of, with_settings
 from stepguard.worker.count.changed_settings import settings
-from stepguard.worker.count.generated_kernels import hash_sources
+from stepguard.worker.count.generated_kernels import hash_kernels
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.profilers.nvtx_ranges import Ranges
@@ -139,7 +139,7 @@ def take_profile(counted: RankStep, listener: SyncListener | None = None) -> Tak
     seen: list[list[Site]] = []
     gpu = on_gpu(counted.device)
     if gpu:
-        hash_sources()
+        hash_kernels()
     # With shapes the trace also has the bytes of collectives, and what identifies a GPU's step.
     shapes = gpu or counted.world_size > 1
     ranges = Ranges(_phase)
