@@ -4,7 +4,8 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import compress
+from itertools import compress, repeat
+from operator import is_
 from typing import Any
 
 
@@ -103,7 +104,8 @@ def hides_more(frozen: int) -> bool:
     collector no longer knows it.
     """
     if mark := _marks.get(frozen):
-        hidden = id(mark) not in map(id, gc.get_objects())
+        # No object is made for each, as in with_finalizer().
+        hidden = not any(map(is_, gc.get_objects(), repeat(mark)))
     else:
         hidden = gc.get_freeze_count() > frozen
     _marks[frozen] = _Mark()  # the caller, too, may freeze it
