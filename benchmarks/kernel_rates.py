@@ -2,19 +2,20 @@
 
     python -m benchmarks.kernel_rates kernels.json --out rates.json
 
-It makes five tables:
+It prints, among other tables (benchmarks/kernel_pairs.md has all of them):
 
-1. Each change, by the pairs as they were recorded: which kernels differ, and by how much.
-2. The scatter of each kernel between launches of equal code, as if it alone differed. All launches
-   of the base on one GPU are compared with each other.
-3. Verdicts on equal code. Launches are paired anew at random. Each kernel in turn, or a random set
-   of kernels, counts as the one that differs.
-4. The same verdicts, with that kernel longer by a share of the step.
-5. Verdicts on what was planted, as it is and at other sizes. Its launches are paired at random with
-   launches of the base.
+1. ``changes``: for each change, by the pairs as they were recorded, which kernels differ, and by
+   how much.
+2. ``scatter``: how each kernel scatters between launches of equal code. All launches of the base on
+   one GPU are compared with each other.
+3. ``rates``: verdicts on equal code. Launches are paired anew at random. Each kernel in turn, or a
+   random set of kernels, counts as the one that differs. It takes as long as recorded, or longer by
+   a share of the step.
+4. ``planted``: verdicts on what was planted, as recorded and at other sizes. Its launches are
+   paired at random with launches of the base.
 
-A verdict is that of the gate's rule, by the first profile of each launch. It uses no launch twice.
-The exit status is 1 if more verdicts on equal code are red than their level allows.
+The gate's rule gives the verdicts, by the first profile of each launch. No verdict uses a launch
+twice. The exit status is 1 if more verdicts on equal code are red than their level allows.
 """
 
 import argparse
@@ -51,7 +52,7 @@ from stepguard.judge.rules.changed_kernels import LEAST_PAIRS, PROFILED_PAIRS
 SIZES_PCT = (0.05, 0.1, 0.2, 0.3)  # of a step, by which a kernel is made longer
 RECORDED = "recorded"  # the size of a plant
 PAIRS = range(LEAST_PAIRS, PROFILED_PAIRS + 1)  # of a verdict
-LEAST_PCT = 0.05  # share of a step; a shorter kernel could not be longer by much of a step
+LEAST_PCT = 0.05  # share of a step; a shorter kernel changes the step by little
 SETS = 50  # of random kernels
 DRAWS = 300  # of launches, for each number of pairs
 
@@ -302,9 +303,9 @@ def planted_rates(recorded: Recorded, seed: int = 1) -> list[dict[str, Any]]:
 
     For another size the same amount is added to each pair's difference of the kernels and to its
     difference of the unprofiled steps: that size, minus the mean of the kernels' differences on the
-    GPU. So all scatter stays as recorded. A plant that is made smaller this way slows the steps
-    down by less than a smaller plant would, if the recorded steps slowed down by less than the
-    kernels: its figure with the veto is too low. That of a plant made larger is too high.
+    GPU. So all scatter stays as recorded. If the recorded steps slowed down by less than the
+    kernels, a plant that is made smaller slows the steps down by too little. Then the steps reject
+    too many of its verdicts, and too few of a plant that is made larger.
     """
     rng, found = random.Random(seed), defaultdict[Any, Tally](Tally)
     changes = {(name, gpu) for name, gpu, same, _ in recorded.pairs if not same}

@@ -1,9 +1,10 @@
 """One kernel that takes longer: GELU, an attention, or a product of the step's first layer.
 
-Each is a Triton kernel that the compiler makes. The head's does more multiply-adds on each element,
-and reads and writes as much as before. The step usually runs attention by cuDNN, and products by
-cuBLAS. So where those are longer, the base has the Triton kernel, too, with no multiply-add more.
-Without the compiler, as in the steps that count FLOPs, attention and product are the usual ones.
+Each is a Triton kernel that the compiler makes. The head's kernel does more multiply-adds on each
+element, and reads and writes as much as the base's. The usual step runs attention by cuDNN, and
+products by cuBLAS. So for an attention or a product the base has the Triton kernel, too, without
+the added multiply-adds. Without the compiler, as in the steps that count FLOPs, attention and
+product are the usual ones.
 """
 
 from benchmarks.changes import ATTEND, GELU, IMPORTED, SLOWER, in_layers, where_planted
@@ -13,7 +14,7 @@ _COMPILED = 'getattr(self, "planted", False) and torch.compiler.is_compiling()'
 
 
 def _gelu(multiply_adds: int) -> tuple[Edit, ...]:
-    """Return the edits that make the first layer's GELU do so many multiply-adds more on each
+    """Return the edits that make the first layer's GELU do so many more multiply-adds on each
     element. The backward pass stays as it is.
     """
     new = (
@@ -30,8 +31,8 @@ def _gelu(multiply_adds: int) -> tuple[Edit, ...]:
 
 
 def _attention(multiply_adds: int) -> tuple[Edit, ...]:
-    """Return the edits that make the first layer's attention one of the compiler's, with so many
-    multiply-adds more on each score, in both passes.
+    """Return the edits that make the compiler generate the first layer's attention, with so many
+    more multiply-adds on each score, in both passes.
     """
     new = (
         f"        if {_COMPILED}:\n\n"
@@ -46,9 +47,9 @@ def _attention(multiply_adds: int) -> tuple[Edit, ...]:
     return in_layers(1, flex, (ATTEND, new))
 
 
-# The compiler makes this product alone from its template, with one tile size: it tries no others.
-# The multiply-adds are in the operator: the compiler fuses them with the product, before it stores
-# the result. "addmm" is in the kernel's name, so stepguard counts it as a product.
+# The compiler makes only this product from its template, with one tile size, and tries no others.
+# The multiply-adds are in the operator, so the compiler fuses them with the product: they run
+# before the result is stored. "addmm" is in the kernel's name, so stepguard takes it for a product.
 _OPERATOR = """
 _ONE_TILE = {
     "max_autotune_gemm": True,
@@ -111,9 +112,9 @@ _MLP, _BLOCK = "\n\nclass MLP(nn.Module):\n", "\n\nclass Block(nn.Module):\n"
 
 
 def _product(multiply_adds: int) -> tuple[Edit, ...]:
-    """Return the edits that make the first layer's first product of the MLP one of the compiler's
-    template, with so many multiply-adds more on each element of its result. The backward pass stays
-    as it is.
+    """Return the edits that make the compiler generate the first product of the first layer's MLP
+    from its template, with so many more multiply-adds on each element of the result. The backward
+    pass stays as it is.
     """
     return in_layers(
         1,

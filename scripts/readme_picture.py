@@ -1,8 +1,8 @@
-"""Draw the README's picture: the pairs of its example beside the margins, as the report shows them.
+"""Draw the README's picture: the pairs of its example and the margins, as the report shows them.
 
     python -m scripts.readme_picture docs/pictures/verdict.svg
 
-The figures are those that the README names. Needs jinja2 (the extra `report`).
+The figures come from the file that the README names. Needs jinja2 (the extra `report`).
 """
 
 import json

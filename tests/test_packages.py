@@ -161,6 +161,14 @@ def test_a_torch_that_is_missing_or_too_old_is_one_sentence(monkeypatch):
         require_torch()
 
 
+def link_or_copy(source, target):
+    """Give a file a second place: the same file, where that is on the same disk."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy(source, target, follow_symlinks=False)
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no clone: an sdist, unpacked")
 def test_the_sdist_s_tests_run(tmp_path):
     """It has every file of the project, so that its tests run as a clone's do; some are tried."""
@@ -169,7 +177,7 @@ def test_the_sdist_s_tests_run(tmp_path):
     tree = tmp_path / "tree"
     for name in names:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
+        link_or_copy(ROOT / name, tree / name)
     built("sdist", tree, tmp_path)
     (archive,) = tmp_path.glob("*.tar.gz")
     shutil.unpack_archive(archive, tmp_path, filter="data")

@@ -185,10 +185,11 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
 
 
 def enough_launches(evidence: Evidence, entry: Entry) -> bool:
-    """Tell whether the timed launches so far are enough, although fewer than are planned: the case
-    is `same`, and its time is certainly inside the limit; or its time is only shown.
+    """Tell whether the timed launches so far are enough, although fewer than are planned. They are
+    if the case is `same` and its time is certainly inside the limit, or if its time is only shown.
 
-    Re-paired, the recordings in baselines/ lose no alarm by it (docs/method.md).
+    Of the launches in baselines/, none that raises an alarm with a second launch was enough alone
+    (studies/detection).
     """
     if JUDGED_TIME not in evidence.gates:
         return True
@@ -197,10 +198,10 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
         return False
     verdict = verdict_of(screen(evidence, entry))
     times = [metric for metric in verdict.metrics if metric.metric == JUDGED_TIME]
-    # Kernels that take longer are a reason to look once more.
+    # If kernels take longer, another launch has to show it, too.
     if verdict.status is not Status.SAME or times[0].reason is not Reason.WITHIN_LIMIT:
         return False
-    # So are slow steps. Only a second launch shows whether they are at the same steps again.
+    # If some steps are slow, only a second launch shows whether the same ones are slow again.
     if of_launches(evidence.launches * 2):
         return False
     # So is a block whose clocks disagree. Two such blocks make the case BROKEN: events miss work.
@@ -211,8 +212,8 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
 
 
 def enough_pairs(evidence: Evidence, difference: Difference, entry: Entry) -> bool:
-    """Tell whether the pairs so far show that a difference is certainly the recorded one, give or
-    take its limit. ``evidence`` is what the case has so far.
+    """Tell whether the pairs so far show that a difference is certainly within its limit of the
+    recorded one. ``evidence`` is that of the case so far.
     """
     past = alike(entry.level, evidence) if entry.case == evidence.case else []
     then = past[-1].differences_pct.get(f"{difference.name}_pct") if past else None

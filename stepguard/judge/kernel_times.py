@@ -1,8 +1,8 @@
 """Kernels against kernels: how much longer do the kernels that differ take? Pure functions.
 
-Kernels of both sides are matched. Some differ, by name, grid, launches or code. The others are the
-same on both sides, and so show the pace of each side. With the pace taken out, the kernels that
-differ give one difference a pair of launches, in percent of a step.
+Kernels of both sides are matched. Some differ, by name, grid, launches, work or code. The others
+are equal on both sides, so they show the pace of each side. The pace is taken out. Then the kernels
+that differ give one difference for each pair of launches, in percent of a step.
 """
 
 import math
@@ -29,25 +29,26 @@ LEAST_SHARE = 0.02
 # of kernels that take 0.3 % of a step or more, on H200s and H100s: Triton 0.58, 0.40; GEMM 0.54,
 # 0.59; attention 0.68, 0.70; reduction 1.03, 1.02; optimizer 0.51, 0.59.
 #
-# The rule of choice: the smallest tenth of a percent that is not below either figure, and with
-# which no kernel's first profile scatters by more than 1.5 times what Times.scatter() expects. With
-# larger shares fewer slowdowns of 0.1 % of a step are found. With smaller ones fewer of 0.2 % are
-# found: more pairs exceed what is expected, and Prior.moderated() then trusts them alone. A class
-# that the table lacks has the share of reductions, the largest: of it only short kernels were
-# measured, or none.
+# The rule of choice: a share is the smallest tenth of a percent that meets two conditions. It is
+# not below either figure of its class. No kernel's first profile scatters by more than 1.5 times
+# what Times.scatter() expects. With larger shares fewer slowdowns of 0.1 % of a step are found.
+# With smaller ones fewer of 0.2 % are found: more pairs exceed what is expected, and
+# Prior.moderated() then trusts them alone. A class that is not in the table has the largest share,
+# that of reductions, since only short kernels of it were measured, or none.
 SCATTER_SHARES = {"Triton": 0.006, "GEMM": 0.007, "attention": 0.007, OTHER: 0.011}
-# The same in percent of a step, however short a kernel is. Of 351 kernels 95 % scatter by less than
-# all of this together. The farthest does by 1.4 times as much in its first profile, and by 2.5
-# times in its second. With three steps of each launch it is nearly twice as much, and a profile
-# takes a fifth less time.
+# What is added to the scatter of even the shortest kernels, in percent of a step. 95 % of 351
+# kernels scatter by less than the two together. The one with the largest excess scatters by 1.4
+# times as much in its first profile; one scatters by 2.5 times as much in its second. With profiles
+# of three steps the scatter is nearly twice as large, and a profile takes a fifth less time.
 LEAST_SCATTER_PCT = 0.004
-# Weight of this knowledge in degrees of freedom. A rule with three analyses errs by 0.015 % at most
-# if a kernel scatters as is known, by 0.11 % if twice as much, and by 0.45 % if 2.5 times. For GELU
-# what is ignored makes that 0.09 %.
+# Weight of this expectation in degrees of freedom. A rule with three analyses errs in at most
+# 0.015 % of cases if a kernel scatters as expected, in 0.11 % if twice as much, and in 0.45 % if
+# 2.5 times as much. For GELU the ignore margin lowers the last figure to 0.09 %.
 SCATTER_DEGREES = 8.0
 # At a power cap a kernel that draws less power than the cap lets the rest of the step run faster.
 # If it takes longer, the step takes longer by a share of that: the kernel's power divided by the
-# cap. For GELU on an H100 the share was two thirds (2026-11-26). A choice: no share is below half.
+# cap. For GELU on an H100 the share was 0.6 to 0.8, in three verdicts (2026-11-26). A choice: no
+# share is below half.
 POWER_SHARE = 0.5
 
 
@@ -58,7 +59,7 @@ class Matched:
     base: tuple[KernelRow, ...]
     head: tuple[KernelRow, ...]
     matches: tuple[Match, ...]
-    differs: tuple[str, ...]  # how the two sides of a match differ; empty where they do not
+    differs: tuple[str, ...]  # how the two sides of each match differ; "" if they do not
 
     @staticmethod
     def of(base: Sequence[KernelRow], head: Sequence[KernelRow]) -> "Matched":
@@ -102,8 +103,9 @@ class Times:
     head_us: Floats
 
     def longer_us(self, mine: Mask, equal: Mask) -> Floats:
-        """Return for each profile by how much the head's kernels ``mine`` take longer at the base's
-        pace. The kernels ``equal`` show the pace: those of the class, or all if it has few.
+        """Return for each profile by how many us a step the head's kernels ``mine`` take longer, at
+        the base's pace. Of the kernels ``equal`` those of the same class show the pace, or all of
+        them if they take too little time in this class.
 
         Raises ValueError if hardly any kernel is left to show the pace.
         """
@@ -115,9 +117,10 @@ class Times:
         return longer
 
     def scatter(self, mine: Mask, equal: Mask, step_us: float) -> Prior:
-        """Return how longer_us() is known to scatter between pairs, in percent of a step. Kernels
-        scatter by themselves, so squares add up. Those that show the pace scatter, too. Raises
+        """Return how longer_us() is expected to scatter between pairs, in percent of a step. Raises
         ValueError as longer_us() does.
+
+        Kernels scatter independently, so squares add up. Those that show the pace scatter, too.
         """
         sides = (us.reshape(-1, us.shape[-1]).mean(axis=0) for us in (self.base_us, self.head_us))
         pct = 100 * np.maximum(*sides) / step_us
@@ -148,16 +151,16 @@ class Times:
 
 
 def range_in_step(kernels: float) -> tuple[float, float]:
-    """Return the least and the most that a step may take longer if its kernels take so much longer.
-    All are log-ratios of the step.
+    """Return by how much a step takes longer at least and at most, if its kernels take ``kernels``
+    longer. All three are log-ratios of the step.
     """
     least, most = sorted((POWER_SHARE * kernels, kernels))
     return least, most
 
 
 def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
-    """Return the us a step of each kernel of the counted profile, in its order. Empty if the other
-    profile is not whole, or does not have just these kernels, launched as often.
+    """Return what each kernel of the counted profile takes in ``profile``, in us a step, in the
+    counted order. Empty if ``profile`` is not whole, or has other kernels or numbers of launches.
     """
     if profile.incomplete or profile.lost_share:
         return ()
@@ -174,8 +177,8 @@ def times_as_counted(counted: Profile, profile: Profile) -> tuple[float, ...]:
 
 
 def with_machine_code_of(counted: Profile, profile: Profile) -> Profile:
-    """Return the profile, with the machine code of the kernels that the counted profile has, too.
-    Only a counting pass reads it.
+    """Return ``profile`` with machine code, taken from the kernels of the counted profile: only a
+    counting pass reads machine code. A kernel that the counted profile lacks has none.
     """
     known = {(row.key, row.code): row.machine_code for row in counted.kernels}
     rows = (replace(row, machine_code=known.get((row.key, row.code))) for row in profile.kernels)
@@ -200,8 +203,10 @@ def _difference(one: Match) -> str:
 
 
 def _other_code(one: Match) -> bool:
-    """Tell whether the compiler generated other code. The hash of a source has the name, and so the
-    compiler's number, in it. The machine code of kernels with other numbers has not.
+    """Tell whether the compiler generated other code.
+
+    Sources of kernels with equal names are compared by their hash. A kernel with another number in
+    its name has another hash for that alone, so then the machine code is compared.
     """
     codes = [{(row.name, row.code) for row in side} for side in (one.before, one.after)]
     names = [{name for name, _ in side} for side in codes]

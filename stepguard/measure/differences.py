@@ -13,7 +13,7 @@ from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch
 
 LIMIT_S = 120.0  # in addition to three times the expected time of the segments
-FEW_PAIRS = 4  # in the first series, if it may be enough; even
+FEW_PAIRS = 4  # of a first series that may be enough; an even number
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,9 @@ def measure_difference(
     """Measure segments of the plain variant (P) and the other one (V) as P V V P, series after
     series, until there are ``pairs_wanted`` pairs. The launch must have warmed up.
 
-    If one series would do, ``enough`` is asked after FEW_PAIRS pairs whether these are enough. A
-    case that wants more pairs wants to know the difference, not only that it did not move.
+    If a case wants no more pairs than one series has, the first series has FEW_PAIRS, and
+    ``enough`` is asked whether these are enough. A case that wants more pairs wants to know the
+    difference itself, not only that it did not move: then ``enough`` is not asked.
 
     A series in which the machine was disturbed is repeated. Raises LaunchFailed if that happens
     more often than the protocol's ``retries``.
@@ -59,7 +60,7 @@ def measure_difference(
     discarded: list[Block] = []
     while (left := pairs_wanted - len(pairs)) > 0:
         in_a_series = protocol.pairs_in_a_series
-        if enough is not None:  # a first series, and one with the rest of its pairs
+        if enough is not None:  # first FEW_PAIRS, then the rest
             in_a_series = min(FEW_PAIRS, left + left % 2)
         lead, order = _order(protocol, in_a_series, not pairs)
         left_s = -(-left // in_a_series) * len(order) * steps * step_s
@@ -78,8 +79,8 @@ def measure_difference(
 def _order(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[int]]:
     """Return how many segments of a series do not count, and the variants of all its segments."""
     # The first segment of a series does not count, since a pause came before it. Before the first
-    # series more segments run: the warm-up has pauses and these have none, so the clocks settle
-    # anew. Without them the first pair was 0.4 to 0.9 % too high.
+    # series more segments run. The warm-up has pauses and segments have none, so the clocks settle
+    # anew: without these segments the first pair was 0.4 to 0.9 % too high.
     lead = protocol.settling_segments if first else 1
     return lead, [0] * lead + [0, 1, 1, 0] * (pairs // 2)
 
@@ -99,7 +100,7 @@ def _series(
 
 
 def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[float, float]]:
-    """Return (plain, other) step times in ms, of two neighbouring segments each, of the slowest
+    """Return (plain, other) step times in ms for each two neighbouring segments, of the slowest
     rank. The segments' ``order`` is 0 1 1 0 ..., after ``lead`` segments that do not count.
     """
     slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]

@@ -1,9 +1,8 @@
 """Plan the launches of one case in one tree, run them one after the other, and return evidence.
 
-While a launch compiles and warms up, the next one starts and imports torch. The first judged block
-waits until that import has ended. A launch beyond the planned ones also starts early if it will
-likely be wanted. If it is not wanted after all, it is ended. During the last launch the next case's
-first launch imports.
+While a launch compiles and warms up, the next one starts and imports torch, if it will likely be
+wanted. The first judged block waits until that import has ended. A launch that is not wanted after
+all is ended. During the launch that is likely the last one, the next case's first launch imports.
 """
 
 import contextlib
@@ -35,7 +34,7 @@ class PlannedLaunch:
     timed: bool
     count: bool
     differences: tuple[str, ...] = ()
-    alone: bool = False  # one rank of the case runs alone; its times are none of the case's
+    alone: bool = False  # one rank of the case runs alone; its times do not count for the case
 
     @property
     def only_timed(self) -> bool:
@@ -45,10 +44,11 @@ class PlannedLaunch:
 
 @dataclass(frozen=True)
 class Enough:
-    """Tells whether what was measured so far is enough: more could not change the verdict."""
+    """Tells whether what was measured so far is enough: more would hardly change the verdict."""
 
     launches: Callable[[Evidence], bool]
-    pairs: Callable[[Evidence, Difference], bool]  # of the difference; the evidence is without it
+    # Of segments. The evidence does not contain the difference yet.
+    pairs: Callable[[Evidence, Difference], bool]
 
 
 def planned_launches(case: Case) -> list[PlannedLaunch]:
@@ -58,9 +58,9 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
     GPU, its blocks are left out, and another launch follows. A variant that leaves the ranks with
     different parameters has a launch of its own.
 
-    The launch of one rank alone comes last, since the other cards are idle in it and cool. So all
-    that is gated is measured before it, on cards as warm as those of the recordings. Its own card
-    is as warm as in the case's other launches.
+    The launch of one rank alone comes last, since the other cards are idle during it and cool down.
+    So all that is gated is measured before, on cards as warm as those of the recordings. The card
+    that works is as warm as in the case's other launches.
     """
     counted = any(METRICS[name].kind == "counter" for name in case.gates)
     wanted = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
@@ -85,9 +85,9 @@ def measure_launches(
     enough: Enough | None = None,
 ) -> Evidence:
     """Run all launches of a case, and return the evidence. ``wants_another`` is asked after the
-    planned launches, and after each further one. With ``enough``, planned launches that would only
-    be timed are left out once the timed ones are enough. Failures of a workload or a worker raise
-    nothing: they are faults in the evidence.
+    planned launches, and after each further one. If ``enough`` says so, the rest of the planned
+    launches is left out, unless they do more than time blocks. Failures of a workload or a worker
+    raise nothing: they are faults in the evidence.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -126,7 +126,7 @@ class _CaseRun:
         self, workers: CaseWorkers, more_launches: int, enough: Enough | None = None
     ) -> None:
         self.case, self.workers = workers.case, workers
-        self.least_launches = self.case.launches  # timed; fewer if these are enough
+        self.least_launches = self.case.launches  # to be timed; fewer once those are enough
         self.most_launches = self.case.launches + more_launches
         self._enough = enough
         self.protocol = protocol_of(self.case)
@@ -144,7 +144,7 @@ class _CaseRun:
                 plan = self._planned.pop(0)
                 if self._may_leave_out(plan):
                     continue
-                if plan.alone:  # further launches come before it, since it lets other cards cool
+                if plan.alone:  # the other cards cool meanwhile, so further launches come before
                     self._more_launches(wants_another)
                     self._one_rank(plan)
                     return
@@ -188,7 +188,7 @@ class _CaseRun:
         """Return the plan of a launch. A GPU's first launch is not timed if it compiled what no
         cache had: the compiler's trial runs leave other memory allocated, and the card idled
         meanwhile. Another launch is then planned after the timed ones. The next timed one measures
-        the differences, so this one need not warm up.
+        the differences in its place, so a launch that compiled need not warm up.
         """
         first = plan.timed and self._numbered == 0
         if not (first and is_gpu(self.case.device) and launch.compiled_afresh):
@@ -204,8 +204,8 @@ class _CaseRun:
         return replace(plan, timed=False, differences=())
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
-        """Run one rank alone. Its result is only shown, so a failure is only noted: a workload need
-        not run on one rank.
+        """Run one rank alone. Its result is only shown. A failure is only noted, since a workload
+        need not be able to run on one rank.
         """
         try:
             self._run(plan, None)
@@ -224,8 +224,7 @@ class _CaseRun:
 
     def _may_want(self, wants_another: Callable[[Evidence], bool]) -> bool:
         """Tell whether a launch will likely be wanted after the last planned one, so that it can
-        import early. It likely will if it would be wanted now, had only the launches so far been
-        planned.
+        import early. ``wants_another`` is asked as if the launches so far were all planned ones.
         """
         done = len(self.workers.launches)
         so_far = replace(self.evidence(), planned_launches=done)

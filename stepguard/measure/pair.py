@@ -1,8 +1,8 @@
 """One pair: a launch of each of two trees. Their blocks run in turns on the same machine.
 
 If memory has room for both launches, they are built at the same time. They warm up, and run blocks
-in the order base, head, head, base, or the other way round. While one runs, the other is parked: it
-waits on the host, and has given its cached memory back.
+in the order base, head, head, base, or the other way round. While one launch runs, the other is
+parked: it waits on the host, and has given its cached memory back.
 
 Both launches time the same steps, counted from the first: at a power cap a step's speed depends on
 the values of the parameters (docs/measurements.md).
@@ -21,8 +21,8 @@ HEAD, BASE = 0, 1
 SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
-# Only the first two pairs time late steps, too: two launches of each side show whether a late
-# slowdown repeats. In all pairs the late steps would take as long as all the rest.
+# Only the first two pairs also time late steps: two launches of each side show whether a late
+# slowdown repeats. Late steps of all pairs would take as long as all the rest.
 FAR_PAIRS = 2
 REACH_STEPS = 320
 
@@ -37,9 +37,9 @@ class PairTiming:
     warmup: Protocol
     ahead: int = 2  # how many pairs import while one is built; on few cores one is enough
     steps: range = range(0)  # the steps that blocks must time; empty: any
-    # Seconds of load after which the second block of the first pairs ends: as late as the blocks of
-    # a launch that recordings judge. If step REACH_STEPS comes later, but after at most twice these
-    # seconds, it ends there.
+    # The second blocks of the first pairs end after so many seconds of load: as late as the blocks
+    # of a launch that recordings judge. If step REACH_STEPS comes later, but within twice these
+    # seconds, they end there.
     reach_s: float = 0.0
 
 
@@ -57,8 +57,8 @@ def _blocks(timing: PairTiming, number: int, far: bool, *launches: RunningLaunch
     step_s = min(launch.warmup.step_s for launch in launches)
     lead = max(1, round(timing.lead_s / step_s))
     timed = max(block_steps(timing.block_s, step_s), (len(timing.steps) + 1) // BLOCKS)
-    # ``lead`` untimed steps lie between the two blocks. So every second pair begins that many steps
-    # earlier, and times the steps that the other pairs leave out.
+    # Between its two blocks a pair has ``lead`` untimed steps. Every second pair begins that many
+    # steps earlier, so it times the steps that the other pairs leave out.
     first = timing.steps.start - (lead if number % 2 == 0 else 0)
     second = _reach(timing, step_s) - timed if far and not timing.steps else 0
     return _Blocks(lead, timed, (first, second))
@@ -71,7 +71,7 @@ def _reach(timing: PairTiming, step_s: float) -> int:
 
 
 class Pair:
-    """Two launches: HEAD's and the other tree's. They start when the pair is made, and import. With
+    """Two launches: HEAD's and the other tree's. They start and import when the pair is made. With
     ``standby`` only their agents import, until release().
     """
 
@@ -133,8 +133,9 @@ class Pair:
             _block(self.launches[now], self.launches[1 - now], blocks)
 
     def profile(self, order: Sequence[int]) -> None:
-        """Run untimed steps and profile a few, of each launch, after run() in the same order. Then
-        read both profiles at once: while one is read no step runs that it could disturb.
+        """Profile a few steps of each launch, after untimed ones. Call it after run(), with the
+        same ``order``. Both profiles are read at once, after all steps have run, so that reading
+        disturbs no step.
         """
         active = order[-1]
         for now in order[: len(SIDES)]:
@@ -164,8 +165,8 @@ def one_after_the_other(
     timing: PairTiming,
     far: bool,
 ) -> list[RunningLaunch]:
-    """Run a launch of each side, the second after the first has ended, since both do not fit on the
-    card together. Return the launches in the order of ``sides``.
+    """Run a launch of each side, one after the other, since they do not fit on the card together.
+    Return the launches in the order of ``sides``.
     """
     done: dict[int, RunningLaunch] = {}
     blocks = None

@@ -271,6 +271,21 @@ def test_a_subclass_of_a_parameter_lives_between_steps(counted):
     assert counted(make).between == 2
 
 
+def test_what_vmap_wraps_lives_between_steps(counted):
+    """A step that keeps the tensor which its function got keeps 2 units, and is no failure."""
+
+    def make(phases):
+        kept = [None]
+
+        def row(values):
+            kept[0] = values
+            return values.sum()
+
+        return lambda: torch.vmap(row)(empty(2).view(2, -1))
+
+    assert counted(make).between == 2
+
+
 def test_both_of_two_buffers_live_between_steps(counted):
     """Two that are replaced in turns are 2 units in whichever step it is counted."""
 

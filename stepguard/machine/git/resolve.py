@@ -42,10 +42,10 @@ class Named:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The commit that a slowdown is judged against, if there is one, and ``how`` it was chosen."""
+    """The commit that a slowdown is judged against, if there is one."""
 
     commit: str  # the full hash; empty if there is none
-    how: str
+    how: str  # how it was chosen, or why there is none
     own: bool = False  # whether it is the recording's own commit, and not a substitute
 
 
@@ -131,10 +131,11 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
     """Choose the commit to measure beside HEAD if a recording of the commit ``recorded`` says
     SLOWER.
 
-    It is the recording's own commit if HEAD and the main branch (or ``rev``) both have it. A commit
-    that only this branch has may be as slow as HEAD, and would prove nothing. If the recording's
-    commit cannot be used, for example after a squash or in a shallow clone, it is the merge base of
-    HEAD and the main branch. A merge base that is HEAD itself is not used: it is the same code.
+    If HEAD and the main branch (or ``rev``) both have the recording's own commit, it is that one. A
+    commit that only this branch has may be as slow as HEAD, and would prove nothing. If the
+    recording's commit cannot be used, for example after a squash or in a shallow clone, it is the
+    merge base of HEAD and the main branch. A merge base that is HEAD itself is not used, since the
+    code would be the same.
     """
     commits = _commits(root, "HEAD", recorded)
     if not (head := commits["HEAD"]):
@@ -212,21 +213,21 @@ def _commits(root: Path, *names: str) -> dict[str, str]:
     """Return the full hash of the commit that each name means, by name; empty if the repository has
     no such commit.
     """
-    # One process for all names. It reads one name a line. No name has a control character: at some
-    # of them a name or an answer would end too early.
+    # One process for all names. It reads one name from each line. No name has a control character,
+    # at which a name or an answer might end too early.
     asked = [name for name in names if name and not _CONTROL.search(name)]
     lines = "".join(f"{name}^{{commit}}\n" for name in asked)
     said = git(root, "cat-file", "--batch-check=%(objectname)", given=lines) or ""
     answers = zip(asked, said.split("\n"), strict=False)
-    # For an unknown name git repeats the name, and says that it is missing.
+    # For an unknown name git prints the name, and that it is missing.
     known = {name: answer for name, answer in answers if _FULL_HASH.fullmatch(answer)}
     return dict.fromkeys(names, "") | known
 
 
 def _refuse_two_meanings(name: str, commits: Mapping[str, str]) -> None:
-    """Raise TreeError if the name is that of a tag and of a branch with another commit, or begins
-    another commit's hash. git would take the tag, which may name a commit of the
-    branch that is judged. ``commits``: by reference, or by hash.
+    """Raise TreeError if a tag and a branch have this name, and other commits, or if another
+    commit's hash begins with it. git would take the tag, and somebody may have set it to a commit
+    of the branch that is judged. ``commits``: by reference, or by hash.
     """
     if len(set(commits.values())) > 1:
         raise TreeError(f"{name!r} has several meanings: say {' or '.join(commits)}")
@@ -274,7 +275,7 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
 
 
 def is_shallow(root: Path) -> bool:
-    """Tell whether a clone lacks older commits. In such a clone git may count a commit of main
-    among the branch's own.
+    """Tell whether a clone lacks older commits. In such a clone git may take a commit of main for
+    one of the branch's own.
     """
     return (git(root, "rev-parse", "--is-shallow-repository") or "").strip() == "true"

@@ -4,7 +4,8 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import compress
+from itertools import compress, repeat
+from operator import is_
 from typing import Any
 
 
@@ -21,8 +22,8 @@ def own_collections() -> Iterator[None]:
 
 
 def note_frozen() -> int:
-    """Return a key of the objects that are frozen now, for live_objects() to tell whether more were
-    frozen later. To count them would take 30 ms of each launch.
+    """Return a key that stands for the objects that are frozen now. With it live_objects() tells
+    whether more were frozen later. Counting frozen objects instead would take 30 ms of each launch.
     """
     frozen = -1 - len(_marks)
     _marks[frozen] = _Mark()
@@ -32,8 +33,8 @@ def note_frozen() -> int:
 def live_objects(frozen: int) -> list[Any]:
     """Return the objects that Python's collector knows, after a collection.
 
-    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. If more objects are
-    frozen than those of the key ``frozen``, all are unfrozen, and frozen again.
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors. So if more objects
+    are frozen than the key ``frozen`` stands for, all are unfrozen first, and frozen again later.
     """
     hidden = hides_more(frozen)
     if hidden:
@@ -46,11 +47,11 @@ def live_objects(frozen: int) -> list[Any]:
 
 
 def collect() -> int:
-    """Collect garbage. Return the number of its objects, or of those with a finalizer if these are
-    more.
+    """Collect garbage. Return the number of objects that Python counts, or of objects with a
+    finalizer that are gone, whichever is more.
 
-    Python does not count what a finalizer frees. A suspended generator has one: an object that
-    keeps its own generator is freed by it, and is not counted.
+    Python does not count what a finalizer frees. A suspended generator has a finalizer. So an
+    object that keeps its own generator is freed by the generator, and is not counted.
     """
     before = {id(thing) for thing in with_finalizer()}
     counted = gc.collect()
@@ -58,16 +59,16 @@ def collect() -> int:
 
 
 def with_finalizer() -> list[Any]:
-    """Return the living objects that have a finalizer; none if another thread runs, which may free
-    some at any time.
+    """Return the living objects that have a finalizer. Return none if another thread runs: it may
+    free some at any time.
     """
     things = gc.get_objects() if threading.active_count() == 1 else []
-    # No object is made for each of them: while allocations are traced, that would take seconds.
+    # Nothing is allocated for each object: while allocations are traced, that would take seconds.
     metaclasses = {*map(type, map(type, things))}
     if all(_is_plain(one) for one in metaclasses):
         finalized = {kind for kind in {*map(type, things)} if _has_finalizer(kind)}
         return [*compress(things, map(finalized.__contains__, map(type, things)))]
-    # By id: a metaclass may compare classes, and then they have no hash.
+    # By id: classes whose metaclass compares them may have no hash.
     kinds = {id(type(thing)): type(thing) for thing in things}
     keys = {key for key, kind in kinds.items() if _has_finalizer(kind)}
     return [thing for thing in things if id(type(thing)) in keys]
@@ -84,7 +85,7 @@ def _has_finalizer(kind: type) -> bool:
 
 def collect_frozen(frozen: int) -> int:
     """Collect the garbage that the workload froze since the last call of live_objects(). Return the
-    number of its objects. Other garbage is collected before, and does not count.
+    number of its objects. Other garbage is collected first, and does not count.
     """
     gc.collect()
     if not hides_more(frozen):
@@ -96,12 +97,15 @@ def collect_frozen(frozen: int) -> int:
 
 
 def hides_more(frozen: int) -> bool:
-    """Tell whether objects were frozen since note_frozen() returned this key: its mark was frozen
-    with them. live_objects() freezes them again, and so the mark. With the key 0 tell whether any
-    objects are frozen.
+    """Tell whether objects were frozen since note_frozen() returned this key. With the key 0 tell
+    whether any objects are frozen.
+
+    note_frozen() leaves an object as a mark. ``gc.freeze`` freezes it with all others, and then the
+    collector no longer knows it. So does live_objects(), which freezes again what it found frozen.
     """
     if mark := _marks.get(frozen):
-        return id(mark) not in map(id, gc.get_objects())
+        # No object is made for each, as in with_finalizer().
+        return not any(map(is_, gc.get_objects(), repeat(mark)))
     return gc.get_freeze_count() > 0
 
 

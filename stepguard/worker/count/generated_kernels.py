@@ -1,10 +1,11 @@
-"""Count what the machine code of the compiler's kernels consists of. Nothing runs for it.
+"""Count what the machine code of the compiler's kernels consists of, without running them.
 
-Inductor keeps an autotuner for each kernel that it generated. Once the kernel has run, the
-autotuner has one launcher, of the form that won. Triton keeps the machine code of each form on
-disk. All names that are private to torch are in this module; torch 2.8, 2.11 and 2.13 have them.
+Inductor keeps an autotuner for each kernel that it generated. The autotuner tries several forms of
+the kernel. Once the kernel has run, only the launcher of the fastest form is left. Triton keeps the
+machine code of each form on disk. All names that are private to torch are in this module; torch
+2.8, 2.11 and 2.13 have them.
 
-Not seen: kernels of libraries, and of Triton outside of a compiled region.
+Not seen: kernels of libraries, and those of Triton outside of a compiled region.
 """
 
 import sys
@@ -29,9 +30,9 @@ from stepguard.worker.count.cubin import (
 )
 from stepguard.worker.count.tally import Tally
 
-PLACES = 5  # lines of a kernel; with more nobody knows which one matters
+PLACES = 5  # lines that may be a kernel's; of more than these none is shown
 _TO_FP64 = "_to_copy[float64]"
-Codes = dict[tuple[str, str], MachineCode]  # by kernel, and hash of its source
+Codes = dict[tuple[str, str], MachineCode]  # by kernel, and Launched.source
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Launched:
     """A form of a kernel that was launched."""
 
     folder: Path  # of Triton's cache; it has the machine code
-    source: str  # hash of the source, or what hash_kernels() gave, as a profile has it
+    source: str  # the hash that a profile has: of the source, or as hash_kernels() set it
     shared_bytes: int  # of a block
 
 
@@ -92,9 +93,11 @@ def _with_machine_code(profile: Profile, codes: Codes) -> Profile:
 
 
 def hash_kernels() -> None:
-    """Give each generated kernel that has no hash of its source the hash of its compiled form, so
-    that a profile has it. The compiler hashes no kernel that it makes of a template, such as flex
-    attention. Triton's hash covers what such a kernel calls, too, the score for example.
+    """Give each generated kernel that lacks a hash of its source the hash of its compiled form.
+    Profiles have this hash.
+
+    The compiler hashes no kernel that it makes from a template, such as flex attention. The hash
+    is Triton's. It also covers functions that the kernel calls, such as the score of an attention.
     """
     for tuner in _tuners():
         launchers: Any = getattr(tuner, "launchers", ())
@@ -128,7 +131,7 @@ def launched() -> Iterator[Launched]:
 
 
 def _launched(tuner: Any) -> Launched | None:
-    """Return the form of a kernel that runs; None before it first ran, and for a CPU's."""
+    """Return the form of a kernel that runs; None if it never ran yet, or runs on a CPU."""
     if tuner.device_props.type != "cuda" or len(tuner.launchers) != 1:
         return None
     (launcher,) = tuner.launchers
@@ -172,8 +175,8 @@ def locate_machine_code(tally: Tally) -> None:
 
 
 def _places(kernel: str, count: int, metric: str, operators: Sequence[Site]) -> list[Site]:
-    """Return a Site for each line that may be the kernel's; one without a line if there are
-    many.
+    """Return a Site for each line that may be the kernel's. If there is none, or more than PLACES,
+    return one Site without a line.
     """
     mine = [site for site in operators if operator_in(kernel, site.what)]
     # What a backward pass or an optimizer calls has the line that starts it.

@@ -30,23 +30,24 @@ from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
 TRIES = 3  # profiles taken until one has the GPU's record of every copy
 MARK = "stepguard.step"
-# On a GPU. Six of them are whole: the seventh shows where the sixth ends. The time of a class of
-# kernels scatters by 0.5 to 1.3 % from step to step, so the mean of six is right to half a percent.
+# On a GPU. Six of them are whole; the seventh only shows where the sixth ends. The time of a class
+# of kernels scatters by 0.5 to 1.3 % from step to step, so the mean of six is right to half a
+# percent.
 PROFILED_STEPS = 7
 KEPT_KERNELS = 200  # GPT-2's step has 90 to 105
 
 
 @dataclass(frozen=True)
 class TakenProfile:
-    """Profiled steps whose trace is not read yet. It still lies in the profiler's memory."""
+    """Profiled steps whose trace is not read yet: it is still in the profiler's memory."""
 
     profiled: Any  # torch.profiler.profile, ended
     seen: list[list[Site]]  # the synchronizations that torch reported, by step
     on_gpu: bool
 
     def kernels(self) -> tuple[Profile | None, str]:
-        """Return the profile alone, which is None on a CPU, and why there is none on a GPU. What
-        only a counting pass needs is not read.
+        """Return the profile, and why there is none on a GPU. On a CPU return None and no reason.
+        Nothing else of the trace is read: only a counting pass needs more.
         """
         return _profile(_exported(self.profiled)) if self.on_gpu else (None, "")
 
@@ -66,8 +67,8 @@ def count_profiled(tally: Tally, counted: RankStep) -> None:
     """Count all that a trace of ACTIVE_STEPS steps shows. Everywhere: operators. With several
     ranks: collectives. On a GPU: launches, copies, memsets and host syncs.
 
-    If one rank has to profile again, all do: otherwise one that ran more steps would wait for the
-    others for ever.
+    If one rank has to profile again, all do. Otherwise the rank that ran more steps would wait for
+    the others for ever.
     """
     listener = SyncListener(counted.phases) if on_gpu(counted.device) else None
     for _ in range(TRIES):
@@ -176,7 +177,9 @@ def read_all(taken: TakenProfile) -> ProfiledSteps:
 
 
 def _phase(name: str) -> AbstractContextManager[object]:
-    """Return the range of a phase. Micro-steps have none, so that their kernels share a row."""
+    """Return the profiler's range for a phase. A micro-step has none, so that the kernels of all
+    micro-steps share a row.
+    """
     return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
 
 
