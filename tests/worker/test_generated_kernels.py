@@ -100,6 +100,19 @@ def test_a_kernel_of_a_template_gets_the_hash_of_its_compiled_form(compiled):
     assert [kernel.source for kernel in launched()] == ["ADD", "PRODUCT", "cspilled"]
 
 
+def test_a_kernel_of_another_torch_gets_no_hash(compiled):
+    """Where the compiler's records are others, no hash is made up, and a profile is still taken."""
+    unknown, older = tuner("add"), tuner("product")
+    unknown.kernel_hash, unknown.launchers[0].cache_hash = "", None
+    del older.kernel_hash
+    bare = tuner("spilled")
+    bare.kernel_hash = ""
+    del bare.launchers[0].cache_hash
+    compiled(unknown, older, bare)
+    hash_kernels()
+    assert unknown.kernel_hash == bare.kernel_hash == "" and not hasattr(older, "kernel_hash")
+
+
 def test_a_step_without_generated_kernels_has_none(compiled):
     """The disassembler is not even started."""
     (compiled() / "triton" / DISASSEMBLER).unlink()

@@ -98,11 +98,12 @@ def hash_kernels() -> None:
 
     The compiler hashes no kernel that it makes from a template, such as flex attention. The hash
     is Triton's. It also covers functions that the kernel calls, such as the score of an attention.
+    A kernel of another torch, whose records differ, stays without one: its code is not known.
     """
     for tuner in _tuners():
-        launchers: Any = getattr(tuner, "launchers", ())
-        if not tuner.kernel_hash and len(launchers) == 1:
-            tuner.kernel_hash = str(launchers[0].cache_hash)
+        forms = [getattr(one, "cache_hash", "") for one in getattr(tuner, "launchers", ())]
+        if not getattr(tuner, "kernel_hash", "no record") and len(forms) == 1 and forms[0]:
+            tuner.kernel_hash = str(forms[0])
 
 
 def _tuners() -> list[Any]:
