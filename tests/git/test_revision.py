@@ -376,6 +376,16 @@ def test_a_module_of_a_submodule_is_in_a_commit(root, tmp_path):
     assert untracked(root, modules, tracked_files(root, *modules)) == modules[2:]
 
 
+def test_a_link_that_leads_to_itself_hides_no_file(root):
+    """git has it. What is beside it is told all the same."""
+    for name in ("loop.json", "new.json"):
+        (root / "baselines" / name).symlink_to("loop.json")
+    git(root, "add", "-A")
+    tracked = tracked_files(root, root / "baselines")
+    paths = sorted((root / "baselines").iterdir())
+    assert [path.name for path in untracked(root, paths, tracked)] == ["loop.json", "new.json"]
+
+
 @pytest.mark.parametrize("hide", [False, True])
 def test_files_that_differ_from_a_commit(root, hide):
     """Committed since, edited, new, deleted or hidden; no baselines, nothing that git ignores."""

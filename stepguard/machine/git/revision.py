@@ -226,8 +226,9 @@ def untracked(root: Path, paths: Iterable[Path], tracked: Iterable[str]) -> list
     """Return the files that are not among the ``tracked`` ones (see tracked_files()), or of which
     git tracks only a link.
     """
-    there = {(root / path).resolve() for path in tracked}
-    return [path for path in paths if path.is_symlink() or path.resolve() not in there]
+    # Not by Path.resolve(), which fails at a link that leads to itself.
+    there = {os.path.realpath(root / path) for path in tracked}
+    return [path for path in paths if path.is_symlink() or os.path.realpath(path) not in there]
 
 
 def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None:
