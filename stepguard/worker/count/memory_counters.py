@@ -251,17 +251,18 @@ def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     things, tensor_class = live_objects(frozen), torch.Tensor
     tensors = [thing for thing in things if issubclass(type(thing), tensor_class)]
     own = [_unwrapped(one) for one in tensors if _has_bytes(type(one))]
-    return [one for one in own if one.device.type == kind]
+    return [one for one in own if _has_bytes(type(one)) and one.device.type == kind]
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor inside of those that torch.func and torch.vmap put around it. Only the
-    inner one has a storage.
+    """Return the tensor inside of those that torch.func, torch.vmap and torch's tracing put around
+    it. Only the inner one has a storage.
     """
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
-    return tensor
+    functional = torch._is_functional_tensor(tensor)
+    return torch._from_functional_tensor(tensor) if functional else tensor
 
 
 def _has_bytes(kind: Any) -> bool:
