@@ -290,15 +290,19 @@ def test_what_torch_traces_is_no_failure(counted):
     """A step that keeps tensors of a trace: vmap's of fake ones, without bytes, and a functional
     one, of 1 unit.
     """
-    traced = [torch._to_functional_tensor(empty(1))]
 
-    def row(values):
-        traced.append(values)
-        return values.sum()
+    def make(phases):
+        traced = [torch._to_functional_tensor(empty(1))]
 
-    with torch._subclasses.FakeTensorMode() as mode:
-        torch.vmap(row)(mode.from_tensor(torch.ones(2, 2)))
-    assert counted(lambda phases: lambda: traced).between == 1
+        def row(values):
+            traced.append(values)
+            return values.sum()
+
+        with torch._subclasses.FakeTensorMode() as mode:
+            torch.vmap(row)(mode.from_tensor(torch.ones(2, 2)))
+        return lambda: traced
+
+    assert counted(make).between == 1
 
 
 def test_both_of_two_buffers_live_between_steps(counted):
