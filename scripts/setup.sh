@@ -79,28 +79,17 @@ make_venv() {
     "${pip[@]}" -c constraints.txt --upgrade pip || say "pip stays as it came with Python"
 }
 
-# Installs what pyproject.toml names for $1, without the lines that match $2.
-requirements() {
-    "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
-        -r <("$python" scripts/requirements.py list "$1" | grep -Ev "$2")
-}
-
 install() {
-    local pinned built compiling torch
+    local pinned built compiling
     [ ! -e "$venv/.stepguard-perf" ] || touch "$unfinished" # it is ours, so it may be made anew
     pinned=$(pinned_torch)
     say "installing for $1, $pinned among it"
-    # pip keeps one core busy. So torch, the largest package, comes beside all that does not need it.
-    "${pip[@]}" --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$pinned" &
-    torch=$!
-    trap 'kill "$torch" 2>/dev/null || true' EXIT
-    requirements "$1" '^(torch|accelerate|lightning)>'
-    wait "$torch"
-    trap - EXIT
-    # torch, while pip keeps one core busy with the rest, and then what pip has unpacked by then.
+    "${pip[@]}" --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$pinned"
+    # torch, while pip keeps one core busy with all else, and then what pip has unpacked by then.
     { compile -j 1; compile -j 1; } &
     compiling=$!
-    requirements "$1" '^$'
+    "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
+        -r <("$python" scripts/requirements.py list "$1")
     wait "$compiling"
     compile -j 0
     if [ "${CI:-}" = true ] && ! has_gpu; then
