@@ -32,7 +32,12 @@ from stepguard.judge.compare_metric import compare, screen_of
 from stepguard.judge.compare_profiles import against_recordings
 from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT, paired
+from stepguard.judge.noise_limits import (
+    DIFFERENCE_LIMIT_PCT,
+    LEVEL_LIMIT_PCT,
+    Screen,
+    paired,
+)
 from stepguard.judge.slow_step_patterns import REASONS, of_launches
 from stepguard.judge.soundness import (
     Refusal,
@@ -173,6 +178,10 @@ def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
     ]
 
 
+def _screen_of_time(evidence: Evidence, entry: Entry) -> Screen | None:
+    return screen_of(summarise(evidence), alike(entry.level, evidence))
+
+
 def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     """Tell whether one more launch could change what recordings say of the step time. False if the
     evidence is not sound.
@@ -180,7 +189,7 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     # Counters need no more launches: they are exact, and are counted once.
     if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
         return False
-    screened = screen_of(summarise(evidence), alike(entry.level, evidence))
+    screened = _screen_of_time(evidence, entry)
     return screened is not None and (screened.close or screened.noisy)
 
 
@@ -204,10 +213,11 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
     # If some steps are slow, only a second launch shows whether the same ones are slow again.
     if of_launches(evidence.launches * 2):
         return False
-    # So is a block whose clocks disagree. Two such blocks make the case BROKEN: events miss work.
+    # If clocks disagree in a block, another launch may have such a block, too. Events then miss
+    # work, and the case is BROKEN.
     if any(block.clock_gap() for launch in evidence.launches for block in launch.discarded):
         return False
-    screened = screen_of(summarise(evidence), alike(entry.level, evidence))
+    screened = _screen_of_time(evidence, entry)
     return screened is not None and screened.certain
 
 
