@@ -28,6 +28,7 @@ from stepguard.core.verdict import Decision
 from stepguard.judge.kernel_times import POWER_SHARE, Floats, Mask, Matched, Times, range_in_step
 from stepguard.judge.pair_statistics import Bounds, Figures, bounds
 from stepguard.judge.rules import mean_of_pairs
+from stepguard.judge.rules.identical_step import why_not_identical
 from stepguard.judge.sequential_plan import BETA
 from stepguard.judge.unchanged_pairs import (
     PAIR_SDS,
@@ -109,6 +110,9 @@ def why_not_judged(comparison: Comparison) -> str:
     for counts in (head.counted, base.counted):
         if why := why_not_bound(counts) or _why_not_single(counts):
             return why
+    # Of the same step, too, a kernel may seem to differ: its launches may vary in one profile.
+    if not why_not_identical(comparison):
+        return "the steps are the same"
     matched = _matched(comparison)
     if not matched.changed.any():
         return "no kernel differs"

@@ -19,7 +19,7 @@ from stepguard.core.comparison import from_json
 from stepguard.core.evidence import to_json
 from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins
-from stepguard.core.profile import KernelRow
+from stepguard.core.profile import KernelRow, StepIdentity
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
@@ -164,6 +164,26 @@ def test_the_same_code_is_not_judged_by_kernels():
     assert said(as_recorded(SAME_CODE)) is None and not wants_profiles(as_recorded(SAME_CODE))
     for edit, status in ((GELU, Status.SAME), (GELU_BACKWARD, None)):
         assert said(as_recorded(SAME_CODE, edit=(edit,), steps=(0.1, -0.1))) is status
+
+
+@pytest.mark.parametrize(("other", "wanted"), [("a1", False), ("a2", True)])
+def test_a_step_that_is_known_to_be_the_same_is_not_profiled(other, wanted):
+    """Although launches of a kernel vary in one side's profile; if the steps differ, it is."""
+
+    def varying(known):
+        rows = (
+            replace(row, calls=(row.calls[0] + 1, *row.calls[1:])) if row.name == GELU else row
+            for row in known.kernels
+        )
+        return replace(known, kernels=tuple(rows))
+
+    found = with_profiles(made({}, edit=()), varying, ("head",))
+    for side, name in (("head", other), ("base", "a1")):
+        one = getattr(found, side)
+        counts = replace(one.counts, identity=StepIdentity({"kernels and copies": name}))
+        found = replace(found, **{side: replace(one, counts=counts)})
+    assert wants_profiles(found) is wanted
+    assert (why_not_judged(found) == "the steps are the same") is not wanted
 
 
 def test_a_launch_that_ran_other_kernels_than_counted_decides_nothing():
