@@ -102,8 +102,13 @@ class Bounds:
         return min(1.0, its * ALPHA / self.analysis.alpha)
 
 
+@lru_cache(maxsize=1 << 10)  # quiet pairs have the same degrees: the prior's and their own
+def _quantile(level: float, degrees: float) -> float:
+    return float(scipy.special.stdtrit(degrees, 1 - level))
+
+
 def _reach(level: float, sd: float, degrees: float, pairs: int) -> float:
-    return float(scipy.special.stdtrit(degrees, 1 - level)) * (sd / math.sqrt(pairs))
+    return _quantile(level, degrees) * (sd / math.sqrt(pairs))
 
 
 def bounds(
@@ -126,7 +131,7 @@ def bounds(
     if not all(map(math.isfinite, log_ratios)):
         raise ValueError(f"log-ratios {log_ratios!r}: not finite")
     mean = math.fsum(log_ratios) / count
-    sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
+    sample = math.fsum([(d - mean) ** 2 for d in log_ratios]) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
     analysis = analysis_at(count)
     surely = abs(mean) > _reach(analysis.alpha * level_share(alpha), sd, degrees, count)
