@@ -250,15 +250,11 @@ def smallest_detectable_pct(
     planned = [analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs < pairs]
     planned.append(analysis_at(pairs)._replace(pairs=pairs))
     reaches = [_mean_reaches(analysis, sd_pct, prior, margins, alpha) for analysis in planned]
-    errors = [sd_pct / 100 / math.sqrt(analysis.pairs) for analysis in planned]
+    missed_below = np.array([*(same for same, _ in reaches[:-1]), reaches[-1][1]])
+    errors = np.array([[sd_pct / 100 / math.sqrt(analysis.pairs)] for analysis in planned])
 
     def missed(true: float) -> float:
-        earlier = zip(reaches[:-1], errors, strict=False)
-        same = sum(
-            scipy.special.ndtr((same_below - true) / error).mean()
-            for (same_below, _), error in earlier
-        )
-        return float(same + scipy.special.ndtr((reaches[-1][1] - true) / errors[-1]).mean())
+        return float(scipy.special.ndtr((missed_below - true) / errors).mean(axis=1).sum())
 
     # `missed` falls as the true slowdown grows: bracket the solution, then bisect.
     low, high = margins.ignore, 2 * margins.matter
