@@ -118,7 +118,7 @@ def _label(row: KernelRow) -> str:
     return f"{row.name[:120]} {grid} {row.phase} {row.work.flops:g}"
 
 
-def _all_rows(turns: Sequence[Turn]) -> list[KernelRow]:
+def _all_rows(turns: Sequence[Turn]) -> tuple[KernelRow, ...]:
     """Return each kernel of the turns as one row, with its launches in each step and its time in
     each turn.
     """
@@ -132,7 +132,7 @@ def _all_rows(turns: Sequence[Turn]) -> list[KernelRow]:
         calls = tuple(count for row in rows for count in (row.calls if row else (0.0,)))
         us = tuple(mean(row.us) if row else 0.0 for row in rows)
         merged.append(replace(first, calls=calls, us=us))
-    return merged
+    return tuple(merged)
 
 
 def step_differences_pct(pairs: Sequence[LaunchPair]) -> list[float]:

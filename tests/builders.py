@@ -100,8 +100,9 @@ def metric(verdict, name):
 
 def block(ms=250.0, steps=10, **changes):
     """A block whose every step takes ``ms``, on one rank."""
-    sound = Block(steps, (ms * steps,), (ms * steps,), (ms,) * steps)
-    return replace(sound, **changes)
+    wall = (ms * steps,)
+    fields = {"steps": steps, "wall_ms": wall, "events_ms": wall, "step_ms": (ms,) * steps}
+    return Block(**fields | changes)
 
 
 def block_of(step_ms, ran):
@@ -112,8 +113,9 @@ def block_of(step_ms, ran):
 
 def launch(ms=250.0, index=1, **changes):
     """A launch of three such blocks."""
-    sound = Launch(index, (block(ms),) * 3, 30.0, 6.0, 24, "", 60.0)
-    return replace(sound, **changes)
+    fields = {"index": index, "blocks": (block(ms),) * 3, "compile_s": 30.0, "warmup_s": 6.0}
+    fields |= {"warmup_steps": 24, "steady": "", "wall_s": 60.0}
+    return Launch(**fields | changes)
 
 
 def evidence(launch_ms=(250.0, 250.0, 250.0), **changes):

@@ -6,6 +6,7 @@ Formulas: Smyth 2004 (moderated variance).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from stepguard.core.device import CPU, GPU
@@ -29,12 +30,12 @@ class Margins:
         if not (0 <= self.ignore_pct < self.matter_pct < math.inf):
             raise ValueError(f"{self}: 0 <= ignore_pct < matter_pct is needed")
 
-    @property
+    @cached_property
     def ignore(self) -> float:
         """Return the ignore margin as a log-ratio."""
         return math.log1p(self.ignore_pct / 100)
 
-    @property
+    @cached_property
     def matter(self) -> float:
         """Return the matter margin as a log-ratio."""
         return math.log1p(self.matter_pct / 100)

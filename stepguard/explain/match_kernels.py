@@ -89,8 +89,10 @@ def _named(*fields: str, numbered: bool = False) -> _Key:
             return None
         # Rounded: two profiles may have different numbers of steps, and a recorded one has only
         # five digits.
-        calls = round(mean(row.calls), 2)
-        values = (calls if field == "calls" else getattr(row, field) for field in fields)
+        values = (
+            round(mean(row.calls), 2) if field == "calls" else getattr(row, field)
+            for field in fields
+        )
         return (row.canonical if numbered else row.name, *values)
 
     return key

@@ -12,7 +12,7 @@ other: with two or three steps the scatter of a new term is a guess.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from statistics import median, variance
+from statistics import median
 
 import scipy
 
@@ -102,9 +102,5 @@ def _own(term: Term) -> float:
     free = len(term.before) + len(term.after) - 2
     if free <= 0:
         return 0.0
-    sums = [
-        variance(series) * (len(series) - 1)
-        for series in (term.before, term.after)
-        if len(series) > 1
-    ]
-    return sum(sums) / free
+    middles = ((series, mean(series)) for series in (term.before, term.after))
+    return sum((us - middle) ** 2 for series, middle in middles for us in series) / free

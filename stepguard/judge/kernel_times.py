@@ -6,9 +6,9 @@ that differ give one difference for each pair of launches, in percent of a step.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,10 +62,11 @@ class Matched:
     differs: tuple[str, ...]  # how the two sides of each match differ; "" if they do not
 
     @staticmethod
-    def of(base: Sequence[KernelRow], head: Sequence[KernelRow]) -> "Matched":
+    @lru_cache(maxsize=16)  # a verdict asks for it several times
+    def of(base: tuple[KernelRow, ...], head: tuple[KernelRow, ...]) -> "Matched":
         """Match the kernels of two sides."""
         matches = tuple(match(base, head))
-        return Matched(tuple(base), tuple(head), matches, tuple(map(_difference, matches)))
+        return Matched(base, head, matches, tuple(map(_difference, matches)))
 
     @cached_property
     def changed(self) -> Mask:
@@ -122,9 +123,8 @@ class Times:
 
         Kernels scatter independently, so squares add up. Those that show the pace scatter, too.
         """
-        sides = (us.reshape(-1, us.shape[-1]).mean(axis=0) for us in (self.base_us, self.head_us))
-        pct = 100 * np.maximum(*sides) / step_us
-        its_sd = pct * self._shares()
+        pct = 100 * self._usual_us / step_us
+        its_sd = pct * self._shares
         squares = 0.0
         for chosen, shown in self._by_class(mine, equal):
             squares += float(np.square(its_sd[chosen]).sum())
@@ -132,6 +132,14 @@ class Times:
             squares += float(pct[chosen].sum() ** 2 * pace)
         return Prior(math.hypot(LEAST_SCATTER_PCT, squares**0.5), SCATTER_DEGREES)
 
+    @cached_property
+    def _usual_us(self) -> Floats:
+        """Return what each match's kernels take on the slower side, in the mean of its profiles."""
+        sides = (us.reshape(-1, us.shape[-1]).mean(axis=0) for us in (self.base_us, self.head_us))
+        longer: Floats = np.maximum(*sides)
+        return longer
+
+    @cached_property
     def _shares(self) -> Floats:
         """Return the scatter of each match's kernels, as a share of their time."""
         others = SCATTER_SHARES[OTHER]
@@ -189,7 +197,7 @@ def _difference(one: Match) -> str:
     """Return how the two sides of a match differ; empty if they do not."""
     if one.how not in (How.SAME, How.RENAMED) or one.other_names:
         return one.how.value
-    if any(count != row.calls[0] for row in one.rows for count in row.calls):
+    if any(len({*row.calls}) > 1 for row in one.rows):
         return "launches vary"
     before, after = (sum(row.calls[0] for row in side) for side in (one.before, one.after))
     if before != after:

@@ -102,8 +102,13 @@ class Bounds:
         return min(1.0, its * ALPHA / self.analysis.alpha)
 
 
+@lru_cache(maxsize=1 << 10)  # quiet pairs have the same degrees: the prior's and their own
+def _quantile(level: float, degrees: float) -> float:
+    return float(scipy.special.stdtrit(degrees, 1 - level))
+
+
 def _reach(level: float, sd: float, degrees: float, pairs: int) -> float:
-    return float(scipy.special.stdtrit(degrees, 1 - level)) * (sd / math.sqrt(pairs))
+    return _quantile(level, degrees) * (sd / math.sqrt(pairs))
 
 
 def bounds(
@@ -126,7 +131,7 @@ def bounds(
     if not all(map(math.isfinite, log_ratios)):
         raise ValueError(f"log-ratios {log_ratios!r}: not finite")
     mean = math.fsum(log_ratios) / count
-    sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
+    sample = math.fsum([(d - mean) ** 2 for d in log_ratios]) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
     analysis = analysis_at(count)
     surely = abs(mean) > _reach(analysis.alpha * level_share(alpha), sd, degrees, count)
@@ -245,15 +250,11 @@ def smallest_detectable_pct(
     planned = [analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs < pairs]
     planned.append(analysis_at(pairs)._replace(pairs=pairs))
     reaches = [_mean_reaches(analysis, sd_pct, prior, margins, alpha) for analysis in planned]
-    errors = [sd_pct / 100 / math.sqrt(analysis.pairs) for analysis in planned]
+    missed_below = np.array([*(same for same, _ in reaches[:-1]), reaches[-1][1]])
+    errors = np.array([[sd_pct / 100 / math.sqrt(analysis.pairs)] for analysis in planned])
 
     def missed(true: float) -> float:
-        earlier = zip(reaches[:-1], errors, strict=False)
-        same = sum(
-            scipy.special.ndtr((same_below - true) / error).mean()
-            for (same_below, _), error in earlier
-        )
-        return float(same + scipy.special.ndtr((reaches[-1][1] - true) / errors[-1]).mean())
+        return float(scipy.special.ndtr((missed_below - true) / errors).mean(axis=1).sum())
 
     # `missed` falls as the true slowdown grows: bracket the solution, then bisect.
     low, high = margins.ignore, 2 * margins.matter

@@ -6,6 +6,7 @@ A search looks at all launches of a tree together, or at the log-ratios of all p
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -96,6 +97,24 @@ class Series:
     log: Numbers  # log of its time in ms; for a pair log(head / base)
     ms: float  # the time of a usual step; for a pair the base's
 
+    @cached_property
+    def clipped(self) -> Numbers:
+        """Return ``log`` within its 5 % and 95 % quantiles: a few extreme steps make no level, and
+        no slope.
+        """
+        kept: Numbers = np.clip(self.log, *np.quantile(self.log, (0.05, 0.95)))
+        return kept
+
+    @cached_property
+    def levelled(self) -> Numbers:
+        """Return ``log``, less the median of the step's block: blocks differ in level."""
+        first = np.flatnonzero(np.diff(self.block, prepend=-1))
+        steps = np.diff(first, append=len(self.block))
+        in_order = self.log[np.lexsort((self.log, np.repeat(first, steps)))]
+        medians = (in_order[first + (steps - 1) // 2] + in_order[first + steps // 2]) / 2
+        apart: Numbers = self.log - np.repeat(medians, steps)
+        return apart
+
     def by_block(self, values: Numbers) -> list[Numbers]:
         """Split values, one for each step, into an array for each block."""
         return np.split(values, np.flatnonzero(np.diff(self.block)) + 1)
@@ -140,10 +159,8 @@ def _squares(timed: Series, by: Numbers) -> float:
 
 
 def _slope(timed: Series, by: Numbers) -> float:
-    # The clipping keeps a few extreme steps from making a slope.
-    log = np.clip(timed.log, *np.quantile(timed.log, (0.05, 0.95)))
     apart = by - by.mean()
-    return float(apart @ log / max(1e-12, float(apart @ apart)))
+    return float(apart @ timed.clipped / max(1e-12, float(apart @ apart)))
 
 
 def growth(timed: Series, steps: int) -> float:
@@ -154,7 +171,6 @@ def growth(timed: Series, steps: int) -> float:
 def _late(series: Sequence[Series], sd_pct: float, alpha: float) -> Pattern | None:
     """Return a level that is higher from some step on, in all launches that reach that step."""
     at = np.unique(np.concatenate([timed.steps for timed in series]))
-    # The clipping keeps a few extreme steps from making a level.
     sums = [_both_sides(timed, at) for timed in series]
     weight = np.array([weights for _, weights in sums])
     moved = np.array([rises for rises, _ in sums])
@@ -191,9 +207,8 @@ def _both_sides(timed: Series, at: Numbers) -> tuple[Numbers, Numbers]:
     is than before it. Also return each rise's weight. Both are 0 with fewer than LEAST_STEPS steps
     before or after.
     """
-    low, high = np.quantile(timed.log, (0.05, 0.95))
     order = np.argsort(timed.steps, kind="stable")
-    total = np.concatenate([[0.0], np.cumsum(np.clip(timed.log, low, high)[order])])
+    total = np.concatenate([[0.0], np.cumsum(timed.clipped[order])])
     before = np.searchsorted(timed.steps[order], at)
     after = len(timed.steps) - before
     enough = (before >= LEAST_STEPS) & (after >= LEAST_STEPS)
@@ -226,7 +241,7 @@ def far_slower_steps(series: Sequence[Series]) -> Pattern | None:
     if pattern is None or pattern.slower < FAR_SLOWER:
         return None
     both = [(timed, pattern.holds(timed.steps)) for timed in series]
-    farthest = max(float(np.abs(levelled(timed)[~slow]).max()) for timed, slow in both)
+    farthest = max(float(np.abs(timed.levelled[~slow]).max()) for timed, slow in both)
     blocks = [block for timed, slow in both for block in timed.by_block(slow)]
     numbers = np.concatenate([timed.steps[slow] for timed, slow in both])
     seen = np.unique(numbers, return_counts=True)[1].min()
@@ -238,7 +253,7 @@ def far_slower_steps(series: Sequence[Series]) -> Pattern | None:
 def _periodic(series: Sequence[Series], fewest: int = LEAST_RETURNS) -> Pattern | None:
     """Return a slowdown of every n-th step: ``fewest`` steps or more, the same in every launch."""
     steps = np.concatenate([timed.steps for timed in series])
-    rest = np.concatenate([levelled(timed) for timed in series])
+    rest = np.concatenate([timed.levelled for timed in series])
     launch = np.repeat(np.arange(len(series)), [len(timed.steps) for timed in series])
     period, phase = _best_phase(steps, rest, fewest)
     if not period:
@@ -271,19 +286,17 @@ def contrast(due: Numbers, rest: Numbers) -> tuple[float, float, float]:
     return slower, apart, slower / apart * math.sqrt(int(due.sum()))
 
 
-def levelled(timed: Series) -> Numbers:
-    """Return the logs of the series, each less the median of its block: blocks differ in level."""
-    return np.concatenate([block - np.median(block) for block in timed.by_block(timed.log)])
-
-
 def _best_phase(steps: Numbers, rest: Numbers, fewest: int) -> tuple[int, int]:
     """Return the period and the phase that explain most of the scatter. (0, 0) if no slow step
     returns ``fewest`` times.
     """
-    from_mean = rest - rest.mean()
-    bins = (steps % _PERIODS[:, None] + _FIRST_BINS[:, None]).ravel()
-    count = np.bincount(bins, minlength=_BINS)
-    total = np.bincount(bins, weights=np.tile(from_mean, len(_PERIODS)), minlength=_BINS)
+    # The launches time the same few steps: each number is divided by all periods only once.
+    numbers, at = np.unique(steps, return_inverse=True)
+    bins = (numbers % _PERIODS[:, None] + _FIRST_BINS[:, None]).ravel()
+    count, total = (
+        np.bincount(bins, weights=np.tile(of_number, len(_PERIODS)), minlength=_BINS)
+        for of_number in (np.bincount(at), np.bincount(at, weights=rest - rest.mean()))
+    )
     others = np.maximum(len(steps) - count, 1)
     enough = (count >= fewest) & (total > 0)
     explained = np.where(enough, total**2 * len(steps) / (np.maximum(count, 1) * others), 0.0)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from statistics import median
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from stepguard.judge.pattern_search import (
     contrast,
     far_slower_steps,
     growth,
-    levelled,
     search,
 )
 from stepguard.judge.sequential_plan import MIN_PAIRS, level_share
@@ -89,8 +89,10 @@ def _far_slower(both: Sequence[tuple[Launch, Launch]]) -> tuple[list[Series], Pa
     hide what the blocks show.
     """
     series: list[Series] = []
-    alone = [(replace(head, untimed=()), replace(base, untimed=())) for head, base in both]
-    for pairs in (both, alone):
+    tries = [both]
+    if any(launch.untimed for pair in both for launch in pair):
+        tries += [[(replace(head, untimed=()), replace(base, untimed=())) for head, base in both]]
+    for pairs in tries:
         series = [timed for head, base in pairs if (timed := _of_all_steps(head, base))]
         if series and (pattern := far_slower_steps(series)):
             return series, pattern
@@ -132,7 +134,7 @@ def _in_pairs(
     share, p_value = 1.0, 1.0
     if pattern.kind == "periodic":
         steps = np.concatenate([timed.steps for timed in pairs])
-        rest = np.concatenate([levelled(timed) for timed in pairs])
+        rest = np.concatenate([timed.levelled for timed in pairs])
         due = pattern.holds(steps)
         share = float(due.mean())
         p_value = 1e-6 if contrast(due, rest)[-1] >= KNOWN_T else 1.0
@@ -152,7 +154,7 @@ def _size(pattern: Pattern, series: Sequence[Series]) -> float | None:
     for timed in series:
         slow = pattern.holds(timed.steps)
         if min(slow.sum(), (~slow).sum()) >= least:
-            log = timed.log if pattern.kind == "late" else levelled(timed)
+            log = timed.log if pattern.kind == "late" else timed.levelled
             sizes.append(float(log[slow].mean() - log[~slow].mean()))
     return float(np.mean(sizes)) if sizes else None
 
@@ -195,10 +197,10 @@ def _series(blocks: Sequence[Block], first: int = 0) -> Series | None:
     """Return the steps of blocks, each from its step ``first`` on; None if a block lacks times."""
     if not blocks or any(block.bad_times() or block.ran is None for block in blocks):
         return None
-    ms = np.array([ms for block in blocks for ms in block.step_ms[first:]])
+    ms = [ms for block in blocks for ms in block.step_ms[first:]]
     steps = np.concatenate([np.array(block.timed_steps[first:]) for block in blocks])
     number = np.repeat(np.arange(len(blocks)), [block.steps - first for block in blocks])
-    return Series(steps, number, np.log(ms), float(np.median(ms)))
+    return Series(steps, number, np.log(ms), median(ms))
 
 
 def _of_pair(head: Launch, base: Launch) -> Series | None:
@@ -233,7 +235,7 @@ def _without_places(series: Sequence[Series]) -> list[Series]:
     At its power cap an H200's clock dips 0.65 to 0.83 s after a block begins, and once more a
     second later (studies/warm_up). In blocks of 38 steps this looks like a period of 19.
     """
-    blocks = [block for timed in series for block in timed.by_block(levelled(timed))]
+    blocks = [block for timed in series for block in timed.by_block(timed.levelled)]
     level = np.full((len(blocks), max(map(len, blocks))), np.nan)
     for row, block in zip(level, blocks, strict=True):
         row[: len(block)] = block

@@ -46,6 +46,8 @@ def tree(tmp_path, monkeypatch):
     subprocess.run(["git", *name, "commit", "-qm", "x"], cwd=root, check=True)
     for module in ("benchmarks.mutation", "benchmarks.shared"):
         monkeypatch.setattr(f"{module}.ROOT", root)
+    # Its pytests load no plugins of this environment.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return root
 
 

@@ -47,9 +47,9 @@ def steps_ms(
     on, by how much), ``every`` is (interval, first, by how much), ``waits`` is like ``late``, of a
     block's first step alone.
     """
-    ms, noise = [], cv * draw.standard_normal()
+    ms, noise, new = [], cv * draw.standard_normal(), cv * math.sqrt(1 - follows**2)
     for step in steps:
-        noise = follows * noise + cv * math.sqrt(1 - follows**2) * draw.standard_normal()
+        noise = follows * noise + new * draw.standard_normal()
         log = noise + drift * step / 100
         if odd and draw.random() < odd:
             log += draw.exponential(0.3)

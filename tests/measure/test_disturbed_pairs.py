@@ -27,7 +27,8 @@ def pair(draw, pct=0.0, slow=0.0, by_pct=3.0, own_pct=0.1, block_pct=0.14, base_
     for shift, chance in ((pct, slow), (0.0, slow if base_slow is None else base_slow)):
         level = shift + own_pct * draw.standard_normal()
         logs = level + block_pct * draw.standard_normal(2) + by_pct * (draw.random(2) < chance)
-        sides.append(launch(blocks=tuple(block(250 * np.exp(x / 100)) for x in logs)))
+        ms = (250 * np.exp(logs / 100)).tolist()
+        sides.append(launch(blocks=tuple(map(block, ms))))
     return LaunchPair(*sides)
 
 
@@ -47,7 +48,7 @@ class Run(_PairRun):
 def taken(draw, count, again=True, **how):
     """A run that has so many pairs."""
     run = Run(steps=range(0) if again else range(1))
-    while len(run.ratios()) < count:
+    while len(run.sides[0].launches) < count:
         run._take(pair(draw, **how))
     return run
 

@@ -123,12 +123,12 @@ def test_other_work_is_another_kernel():
 
 def test_a_kernel_that_took_over_some_launches_is_judged_with_the_rest():
     """Two of 24 launches are of a longer kernel: both count, and what is longer is the sum."""
-    head = [row for row in step() if row.canonical != GELU]
-    each = 0.026 * STEP_US / 24
-    head.append(kernel(GELU + "_9", "Triton", 22, 22 * each))
-    head.append(kernel("triton_poi_fused_add_gelu_mul_view_10", "Triton", 2, 2 * each + 540.0))
+    kept, each = [row for row in step() if row.canonical != GELU], 0.026 * STEP_US / 24
+    rest = kernel(GELU + "_9", "Triton", 22, 22 * each)
+    longer = kernel("triton_poi_fused_add_gelu_mul_view_10", "Triton", 2, 2 * each + 540.0)
+    head = (*kept, rest, longer)
     assert Matched.of(step(), head).changed.sum() in (1, 2)
-    assert longer_pct(step(), tuple(head)) == pytest.approx(0.2)
+    assert longer_pct(step(), head) == pytest.approx(0.2)
 
 
 def test_a_count_that_varies_is_not_the_same_kernel():
@@ -176,7 +176,7 @@ def test_the_known_scatter_grows_with_the_kernels_and_with_those_that_show_the_p
 ])  # fmt: skip
 def test_each_class_scatters_by_its_share(kind, share):
     """A class that was not measured scatters like the one that does most."""
-    rows = [kernel(name, kind, 1, 5_000.0) for name in ("one", "other")]
+    rows = tuple(kernel(name, kind, 1, 5_000.0) for name in ("one", "other"))
     times = Matched.of(rows, rows).times(*(np.full(2, 5_000.0),) * 2)
     mine = np.array([True, False])
     known = times.scatter(mine, ~mine, 100_000.0)

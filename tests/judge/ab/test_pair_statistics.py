@@ -281,8 +281,8 @@ def test_no_change_is_not_slower(noise, sd_pct):
 @pytest.mark.parametrize("noise", ["normal", "drift", "heavy tails"])
 def test_a_change_of_the_ignore_margin_is_not_slower(noise, sd_pct):
     """The worst truth that must pass: 5 % at most."""
-    count, _ = outcomes(noise, sd_pct, 0.2, 4000)
-    assert binomial_bounds(count[Status.SLOWER], 4000)[0] <= BETA
+    count, _ = outcomes(noise, sd_pct, 0.2, 1000)
+    assert binomial_bounds(count[Status.SLOWER], 1000)[0] <= BETA
 
 
 @pytest.mark.parametrize("sd_pct", [0.05, 0.15, 0.3])
