@@ -23,7 +23,7 @@ LIBRARIES = re.compile(
     r"|^Torch-Compiled Region|^(TorchDynamo|TORCHDYNAMO|AOTDispatcher|Pregraph)\b|\(dynamo_timed\)$"
 )
 FORWARD, BACKWARD = "forward", "backward"
-_JOIN_US = 500.0  # between two operators of one backward pass; a forward pass takes longer
+_JOIN_US = 500.0  # between two operators of one backward pass, if others run in between
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ def _nested(flat: list[Pass]) -> list[Pass]:
 
 
 def _of_operators(trace: Trace, classes: Classes) -> list[Pass]:
-    """Return phases that only operators show, such as autograd's. Operators close to each other are
-    one pass.
-    """
+    """Return phases that only operators show, such as autograd's."""
+    begins = trace.operators.start_us
     phase = [classes.phase(name) or "" for name in trace.names]
     rows = trace.operators.where(np.array([bool(text) for text in phase])[trace.operators.name])
     by_phase: dict[str, list[Pass]] = {}
@@ -74,11 +73,21 @@ def _of_operators(trace: Trace, classes: Classes) -> list[Pass]:
         rows.name.tolist(), rows.start_us.tolist(), rows.end_us.tolist(), strict=True
     ):
         mine = by_phase.setdefault(phase[name], [])
-        if mine and start <= mine[-1].end_us + _JOIN_US:
+        if mine and _is_one(mine[-1].end_us, start, begins):
             mine[-1] = Pass(phase[name], mine[-1].start_us, max(mine[-1].end_us, end))
         else:
             mine.append(Pass(phase[name], start, end))
     return [span for mine in by_phase.values() for span in mine]
+
+
+def _is_one(since_us: float, until_us: float, begins: Floats) -> bool:
+    """Tell whether operators that end and begin at these moments are of one pass: if they are close
+    to each other, or if no other one begins in between. In the latter case the host was stopped.
+    """
+    if until_us <= since_us + _JOIN_US:
+        return True
+    following = np.searchsorted(begins, since_us)
+    return bool(begins[following] >= until_us)
 
 
 def _forward(trace: Trace, shown: Sequence[Pass]) -> list[Pass]:

@@ -54,6 +54,15 @@ def test_each_micro_step_has_a_pass():
     assert forward == [("forward", 90, 190), ("forward", 1490, 1590)]
 
 
+def test_a_backward_pass_in_which_the_host_is_stopped_is_one():
+    """However long: what tells two of them apart are the operators in between."""
+    trace = one_step()
+    trace.operator(NODE, 5000, 5100, AUTOGRAD)
+    assert passes_of(trace) == [("forward", 90, 190), ("backward", 290, 5090)]
+    trace.operator("aten::clone", 2000, 2010)
+    assert [found[0] for found in passes_of(trace)] == ["forward", "backward", "backward"]
+
+
 def test_what_a_backward_pass_computes_again_belongs_to_it():
     """A checkpointed block runs its forward pass once more, and autograd knows its operators."""
     trace = one_step()

@@ -19,7 +19,7 @@ class Config:
     n_head: int = 2
     n_embd: int = 32
     dropout: float = 0.0
-    bias: bool = True
+    bias: bool = False
 
 
 class Norm(nn.Module):

@@ -23,6 +23,7 @@ from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.time_causes import site_of
 from stepguard.worker.count import sync_candidates
 from stepguard.worker.count.eager import OperatorCounter, count_eager
+from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.rank_position import Phases
@@ -272,7 +273,7 @@ def test_the_workloads_do_not_wait(factory, precision, monkeypatch):
     with placement.observed():
         workload = getattr(workloads, factory)(**made)
     workload.on_phase = phases
-    count_eager(tally, RankStep(workload.step, CPU, phases, placement=placement))
+    count_candidates(tally, RankStep(workload.step, CPU, phases, placement=placement))
     assert tally.values[METRIC] == 0
     assert METRIC not in tally.sites
     workload.close()

@@ -78,11 +78,11 @@ def test_only_an_error_asks_how_a_command_is_typed(tmp_path, monkeypatch):
 
 def sentences(path):
     """Yield the texts of a module that are no docstrings, and whether each begins an argument."""
-    tree = ast.parse(path.read_text())
+    nodes = [*ast.walk(ast.parse(path.read_text()))]
     described = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    docs = {ast.get_docstring(n, clean=False) for n in ast.walk(tree) if isinstance(n, described)}
-    texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value not in docs]
-    begun = {arg for n in ast.walk(tree) if isinstance(n, ast.Call) for arg in n.args}
+    docs = {ast.get_docstring(n, clean=False) for n in nodes if isinstance(n, described)}
+    texts = [n.value for n in nodes if isinstance(n, ast.Constant) and n.value not in docs]
+    begun = {arg for n in nodes if isinstance(n, ast.Call) for arg in n.args}
     begun |= {n.values[0] for n in begun if isinstance(n, ast.JoinedStr)}
     allowed = {n.value for n in begun if isinstance(n, ast.Constant)}
     # Of several lines it is the help of a command, as a page shows it.

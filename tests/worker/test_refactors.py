@@ -29,15 +29,15 @@ from stepguard.worker.count.tensor_devices import Placement
 ROOT = Path(__file__).resolve().parents[2]
 STEP_OF = dict(size="nano", batch=1, seq=16, precision="fp32", compile=False, micro_steps=2)
 # In place of nano's: a step of a few milliseconds.
-SHAPE = ("n_layer=3, n_head=4, n_embd=128, ", "n_layer=2, n_head=2, n_embd=16, ")
+SHAPE = ("n_layer=3, n_head=4, n_embd=128, ", "n_layer=1, n_head=2, n_embd=16, ")
 Edits = tuple[tuple[str, str], ...]  # what stands once in the source, and what comes for it
 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick(own_heap):
-    """Three steps in which nothing waits are as good as ten; what the tests hold is put aside."""
+    """Two steps in which nothing waits are as good as ten; what the tests hold is put aside."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 3)
+        monkeypatch.setattr(sync_candidates, "CANDIDATE_STEPS", 2)
         yield
 
 
