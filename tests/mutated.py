@@ -67,10 +67,14 @@ def _edit(document, path, how, other, value, text, number):
         at[key] = copy.deepcopy(document)
 
 
-@st.composite
-def mutated(draw, sound):
+def mutated(sound):
     """Draw the text of a document that is ``sound`` but for one edit or two."""
-    document = json.loads(json.dumps(sound, default=date.isoformat))
+    return _mutated(json.dumps(sound, default=date.isoformat))
+
+
+@st.composite
+def _mutated(draw, sound):
+    document = json.loads(sound)
     for _ in range(draw(st.integers(1, 2))):
         places = list(_places(document))
         if not places:

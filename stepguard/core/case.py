@@ -141,8 +141,7 @@ class Case:
             raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
         untold = self.loop is not None and not self.loop.tokens_per_step
         where = self.device, self.world_size, self.needs_torchrun
-        usual = default_gates(*where)
-        gates = tuple(self.gates) or tuple(g for g in usual if not (untold and g == TOKENS))
+        gates = tuple(self.gates)
         if untold and TOKENS in gates:
             raise ValueError(f"Case.gates {TOKENS!r}: say how many, loop=Loop({TOKENS}=...)")
         for gate in gates:
@@ -154,7 +153,7 @@ class Case:
                     f"Case.gates {gate!r}: only {METRICS[gate].scope.value} has this metric; "
                     f"{self.id} has world_size {self.world_size} and device {self.device!r}"
                 )
-        return gates
+        return gates or tuple(g for g in default_gates(*where) if not (untold and g == TOKENS))
 
     def _checked_margins(self) -> tuple[float, ...]:
         margins = MARGINS_PCT[self.device] if self.margins_pct == () else self.margins_pct

@@ -78,13 +78,17 @@ class Metric:
         tells whether even one rank may be in a process group.
         """
         gpu, several = is_gpu(device), world_size > 1
-        return {
-            Scope.ANY: True,
-            Scope.GPU: gpu,
-            Scope.CPU: not gpu,
-            Scope.SEVERAL_RANKS: several,
-            Scope.EXACT_MEMORY: gpu or not (several or in_group),
-        }[self.scope]
+        match self.scope:
+            case Scope.ANY:
+                return True
+            case Scope.GPU:
+                return gpu
+            case Scope.CPU:
+                return not gpu
+            case Scope.SEVERAL_RANKS:
+                return several
+            case Scope.EXACT_MEMORY:
+                return gpu or not (several or in_group)
 
 
 _time = partial(Metric, kind="time", digits=3)

@@ -21,10 +21,8 @@ class Status(Enum):
     FASTER = "FASTER"
     SAME = "same"
 
-    @property
-    def rank(self) -> int:
-        """Return the place in the order; 0 is the worst."""
-        return list(Status).index(self)
+    def __init__(self, word: str) -> None:
+        self.rank = len(type(self).__members__)  # the place in the order; 0 is the worst
 
     @property
     def outcome(self) -> Outcome:

@@ -9,7 +9,9 @@ import json
 import math
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -54,7 +56,7 @@ def parse(
             text,
             object_pairs_hook=_unique,
             parse_float=_number,
-            parse_int=lambda digits: _number(digits, int),
+            parse_int=partial(_number, kind=int),
             parse_constant=_not_a_number,
         )
         json.dumps(raw, ensure_ascii=False).encode()  # no half of a surrogate pair
@@ -148,11 +150,11 @@ def _struct(kind: Any) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in content:  # without this the later one would win silently
-            raise ValueError(f"key {key!r} is there twice")
-        content[key] = value
+    content = dict(pairs)
+    if len(content) < len(pairs):  # without this the later one would win silently
+        times = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in times.items() if count > 1)
+        raise ValueError(f"key {twice!r} is there twice")
     return content
 
 

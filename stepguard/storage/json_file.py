@@ -216,12 +216,13 @@ def layout(value: Any, depth: int = 0) -> str:
 
     Raises ValueError for a number that is not finite.
     """
-    compact = json.dumps(value, sort_keys=True, allow_nan=False)
+    parts = bool(value) and isinstance(value, dict | list)
     # The outer levels always have lines of their own: a small file on one line would conflict at
     # every merge.
-    short = len(compact) + depth <= LINE_WIDTH and depth > 2
-    if short or not value or not isinstance(value, dict | list):
-        return compact
+    if depth > 2 or not parts:
+        compact = json.dumps(value, sort_keys=True, allow_nan=False)
+        if len(compact) + depth <= LINE_WIDTH or not parts:
+            return compact
     pad, end = " " * (depth + 1), " " * depth
     if isinstance(value, list):
         items = [f"{pad}{layout(item, depth + 1)}" for item in value]
