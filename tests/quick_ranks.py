@@ -1,6 +1,6 @@
 """Imported by the ranks of tests, which count in less time.
 
-Candidates for host syncs are looked for in three steps, where ten take a third of a launch: no
+Candidates for host syncs are looked for in two steps, where ten take a third of a launch: no
 workload of a launch reads in some steps only (worker/test_eager.py has one that does). Pauses of
 the collector are taken over five steps, where fifty are half of a launch that leaves garbage: no
 test of a launch looks at them (worker/test_garbage.py does).
@@ -29,7 +29,7 @@ MODES = (
 )
 
 garbage.PAUSED_STEPS = 5
-sync_candidates.CANDIDATE_STEPS = 3
+sync_candidates.CANDIDATE_STEPS = 2
 
 
 def set_stance(stance: str, plain: Any = torch.compiler.set_stance) -> AbstractContextManager[None]:

@@ -46,7 +46,7 @@ class GitHub:
     replaced: dict[str, str] = field(default_factory=dict)  # in the environments of jobs
     artifacts: dict[str, Path] = field(default_factory=dict)
     caches: dict[str, Path] = field(default_factory=dict)
-    # Names of steps that look at the machine, and the scripts of those that have found it fit.
+    # Names of steps that look at the machine, and the lines of those that have found it fit.
     looks: tuple[str, ...] = ()
     fit: set[str] = field(default_factory=set)
 
@@ -125,8 +125,9 @@ class _Machine:
         return Job("success" if good else "failure", self.log, summary, self.ran)
 
     def _script(self, step: Any) -> bool:
-        """Run a script as `bash -e`, in the job's folder; one that looks at the machine once."""
-        if step["run"] in self.hub.fit:
+        """Run a script as `bash -e`, in the job's folder; what looks at the machine once."""
+        looks = set(step["run"].splitlines()) if step.get("name") in self.hub.looks else set()
+        if looks and looks <= self.hub.fit:
             return True
         script = self.temp / "script.sh"
         script.write_text(step["run"])
@@ -141,8 +142,8 @@ class _Machine:
             check=False,
         )
         self.log += done.stdout
-        if step.get("name") in self.hub.looks and done.returncode == 0:
-            self.hub.fit.add(step["run"])
+        if done.returncode == 0:
+            self.hub.fit.update(looks)
         return done.returncode == 0
 
     def _environment(self, step: Any) -> dict[str, str]:

@@ -133,8 +133,9 @@ PLANTS = {
     ),
 }
 # What is planted at once, in one run: each plant moves counters of its own, and is named beside the
-# others. All other plants are alone.
+# others; or none of them moves any. All other plants are alone.
 TOGETHER = (
+    ("a refactor", "a slow host"),
     ("a doubled product", "shapes without end", "a graph that grows", "a mask of targets"),
     ("garbage", "a loop that grows", "a setting"),
 )
