@@ -24,8 +24,8 @@ n = [16, 32, 64]
 kind = ["a", "b"]
 [report]
 columns = ["step_ms", "peak_allocated_bytes:backward"]
-plot = { x = "n", y = ["step_ms"] }
 """
+CHARTED = f'{DECLARED}plot = {{ x = "n", y = ["step_ms"] }}\n'
 
 
 class Measured:
@@ -54,6 +54,15 @@ def measured(shell, monkeypatch):
     found = Measured(shell.made)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", found)
     return found
+
+
+@pytest.fixture
+def charted(shell, measured):
+    """The same with a chart, which takes as long to draw as all else."""
+    pytest.importorskip("matplotlib")
+    (shell.path / "grid.toml").write_text(CHARTED)
+    shell.commit()
+    return measured
 
 
 def rows(shell):
@@ -151,8 +160,8 @@ def test_rows_of_something_else_are_not_mixed_in(shell, measured):
 )
 def test_a_malformed_declaration_is_refused(shell, measured, old, new, message):
     """By file and field, as bad usage, before anything is measured."""
-    assert old in DECLARED
-    (shell.path / "grid.toml").write_text(DECLARED.replace(old, new))
+    assert old in CHARTED
+    (shell.path / "grid.toml").write_text(CHARTED.replace(old, new))
     done = shell("sweep", "grid.toml")
     assert done.status == 2 and "grid.toml: " in done.err and message in done.err, done.err
     assert not measured.calls
@@ -165,29 +174,26 @@ def test_a_folder_that_cannot_be_written(shell, measured):
     assert not measured.calls
 
 
-def test_a_chart_is_drawn(shell, measured):
+def test_a_chart_is_drawn(shell, charted):
     """A line for each combination of the other parameters, and a cross for what has no figure."""
-    pytest.importorskip("matplotlib")
-    measured.faults = {64: Fault(Reason.OUT_OF_MEMORY, "tried", "", "launch 1")}
+    charted.faults = {64: Fault(Reason.OUT_OF_MEMORY, "tried", "", "launch 1")}
     assert "rows.json, rows.csv, rows.svg" in shell("sweep", "grid.toml").out
     drawn = (shell.path / ".stepguard/sweeps/grid/rows.svg").read_text()
     assert "<!-- kind a -->" in drawn and "<!-- kind b -->" in drawn
     assert "; x: no value -->" in drawn
 
 
-def test_a_chart_without_a_cross_explains_none(shell, measured):
+def test_a_chart_without_a_cross_explains_none(shell, charted):
     """Its title is the workload and the machine."""
-    pytest.importorskip("matplotlib")
     shell("sweep", "grid.toml")
     drawn = (shell.path / ".stepguard/sweeps/grid/rows.svg").read_text()
     assert "<!-- factories:linear, " in drawn and "no value" not in drawn
 
 
-def test_rows_without_a_value_make_no_chart(shell, measured):
+def test_rows_without_a_value_make_no_chart(shell, charted):
     """Axes without a figure say nothing, and those of rows that were dropped say what is not so."""
-    pytest.importorskip("matplotlib")
     assert "rows.svg" in shell("sweep", "grid.toml").out
-    measured.faults = dict.fromkeys((16, 32, 64), Fault(Reason.RAISED, "planted", "", "launch 1"))
+    charted.faults = dict.fromkeys((16, 32, 64), Fault(Reason.RAISED, "planted", "", "launch 1"))
     done = shell("sweep", "grid.toml", "--anew")
     assert "no chart: no row has a value of it" in done.out and "rows.svg" not in done.out
     assert not (shell.path / ".stepguard/sweeps/grid/rows.svg").exists()
@@ -196,7 +202,7 @@ def test_rows_without_a_value_make_no_chart(shell, measured):
 def test_an_axis_within_a_power_of_ten_can_be_read(tmp_path):
     """Its smaller ticks have numbers, too: one label is no scale."""
     pytest.importorskip("matplotlib")
-    sweep = parse(tomllib.loads(DECLARED))
+    sweep = parse(tomllib.loads(CHARTED))
     cases = [values for values, _ in sweep.cases() if values["kind"] == "a"]
     figures = zip(cases, (47.0, 68.0, 115.0), strict=True)
     rows = [Row(values, MEASURED, "", {"step_ms": ms}) for values, ms in figures]
@@ -208,6 +214,8 @@ def test_an_axis_within_a_power_of_ten_can_be_read(tmp_path):
 
 def test_without_matplotlib_the_figures_are_there(shell, measured, monkeypatch):
     """The chart can be drawn later, by the same command."""
+    (shell.path / "grid.toml").write_text(CHARTED)
+    shell.commit()
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     done = shell("sweep", "grid.toml")
     assert done.status == 0 and "no chart: pip install matplotlib" in done.out

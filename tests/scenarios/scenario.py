@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 
+from stepguard.cli import judge
 from stepguard.cli.kept_evidence import verdict_of_run
 from stepguard.cli.main import main
 from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
@@ -27,8 +29,7 @@ from stepguard.report import verdict_text
 from stepguard.report.document_json import as_json, judged_document
 from stepguard.report.next_steps import Commands
 from stepguard.storage import baseline_files
-from stepguard.storage.kept_runs import kept_files, read_comparison, read_evidence
-from stepguard.storage.waiver_file import WaiverRow, load_waivers, today
+from stepguard.storage.waiver_file import WaiverRow
 
 HERE = Path(__file__).parent
 GOLDEN, KEPT = HERE / "golden", HERE / "kept"
@@ -125,21 +126,19 @@ def shown(scenario: Scenario) -> Shown:
         return Shown(document, _text(verdict, document), "")
     scenario.inputs.write()
     options = ["--evidence", str(RUN), "--baselines", str(BASELINES), "--json", str(DOCUMENT)]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
+    verdicts = []  # the terminal's block needs it whole
+
+    def noted(*given):
+        verdicts.append(verdict_of_run(*given))
+        return verdicts[-1]
+
+    printed = io.StringIO()
+    with mock.patch.object(judge, "verdict_of_run", noted), contextlib.redirect_stdout(printed):
         status = main(["judge", *options])
-    (document,) = json.loads(DOCUMENT.read_bytes())
-    found = Shown(document, _text(_kept_verdict(), document), printed.getvalue())
+    (document,), (verdict,) = json.loads(DOCUMENT.read_bytes()), verdicts
+    found = Shown(document, _text(verdict, document), printed.getvalue())
     assert status == (0 if found.projection()["outcome"] == "passed" else 1)
     return found
-
-
-def _kept_verdict() -> Verdict:
-    """Return the verdict that judge made a document of: the terminal's block needs it whole."""
-    files, alone = kept_files(RUN)
-    evidence = read_evidence(files[0]) if files else None
-    beside = RUN / "case" / "comparison.json"
-    pairs = read_comparison(alone[0] if alone else beside) if alone or beside.exists() else None
-    return verdict_of_run(evidence, pairs, BASELINES, load_waivers(BASELINES, today()))
 
 
 def _text(verdict: Verdict, document: dict[str, Any]) -> str:
