@@ -77,9 +77,9 @@ class _Waits(TorchDispatchMode):  # type: ignore[misc]
         self._origins = Origins()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self._origins.note(str(func))
-        if what := self._waits(str(func), args, kwargs):
+        kwargs, name = kwargs or {}, str(func)
+        self._origins.note(name)
+        if what := self._waits(name, args, kwargs):
             self.note(what)
         return func(*args, **kwargs)
 
@@ -129,14 +129,13 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        tensor = args[0] if args and isinstance(args[0], torch.Tensor) else None
-        if tensor is not None and self._waits.placement.on_device(tensor):
+        moves = (name in _TO_HOST or name == "to") and args and isinstance(args[0], torch.Tensor)
+        if moves and self._waits.placement.on_device(args[0]):
             if name in _TO_HOST:
                 self._waits.note(_TO_HOST[name])
             # With non_blocking torch copies into pinned memory, and the host goes on.
-            elif name == "to" and target(func, args, kwargs) is False:
-                if not kwargs.get("non_blocking"):
-                    self._waits.note("copy to the host")
+            elif target(func, args, kwargs) is False and not kwargs.get("non_blocking"):
+                self._waits.note("copy to the host")
         if name in _FROM_NUMBERS:
             given = (*args[name == "new_tensor" :], kwargs.get("data"))[0]
             for value in tree_iter(given) if isinstance(given, list | tuple) else ():

@@ -86,9 +86,12 @@ class Placement:
 
     def put(self, things: Any, on_device: bool) -> None:
         """Note where all tensors among ``things`` would live."""
-        for tensor in _tensors(things):
-            if (storage := _storage(tensor)) is not None:
-                self._known[storage._cdata] = StorageWeakRef(storage), on_device
+        self._place(storages(things), on_device)
+
+    def _place(self, found: dict[int, torch.UntypedStorage], on_device: bool) -> None:
+        for key, storage in found.items():
+            if self._known.get(key, (None, None))[1] is not on_device:
+                self._known[key] = StorageWeakRef(storage), on_device
 
     def forget_freed(self) -> None:
         """Forget storages that were freed."""
@@ -102,9 +105,9 @@ class Placement:
             return
         on_device = self.on_device(args, kwargs)
         if on_device:
-            joined = [*_joined(func, args, kwargs)]
-            self._learn(storages(joined))
-            self.put(joined, True)
+            joined = storages(*_joined(func, args, kwargs))
+            self._learn(joined)
+            self._place(joined, True)
         # Each key is looked up, since the difference of two key views goes through all known
         # storages. A script may make a thousand small tensors, and this runs for each of them.
         elif made := [key for key in storages(result) if key not in self._known]:
