@@ -88,10 +88,10 @@ class Block:
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
             times = len(self.step_ms) if self.wall_ms else 0
             return BlockWithoutTimes(steps=self.steps, times=times)
-        times = (*self.wall_ms, *self.events_ms, *self.step_ms)
-        if min(times) > 0 and sum(times) < math.inf:  # of NaN no sum is
+        all_ms = (*self.wall_ms, *self.events_ms, *self.step_ms)
+        if min(all_ms) > 0 and sum(all_ms) < math.inf:  # of NaN no sum is
             return None
-        bad = (ms for ms in times if not 0 < ms < math.inf)
+        bad = (ms for ms in all_ms if not 0 < ms < math.inf)
         return next((BadTime(what="a block", ms=repr(ms)) for ms in bad), None)
 
     def clock_gap(self) -> ClockGap | None:
