@@ -124,7 +124,7 @@ class Times:
         Kernels scatter independently, so squares add up. Those that show the pace scatter, too.
         """
         pct = 100 * self._usual_us / step_us
-        its_sd = pct * self._shares
+        its_sd = pct * self._shares()
         squares = 0.0
         for chosen, shown in self._by_class(mine, equal):
             squares += float(np.square(its_sd[chosen]).sum())
@@ -139,7 +139,6 @@ class Times:
         longer: Floats = np.maximum(*sides)
         return longer
 
-    @cached_property
     def _shares(self) -> Floats:
         """Return the scatter of each match's kernels, as a share of their time."""
         others = SCATTER_SHARES[OTHER]

@@ -13,6 +13,7 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import numpy as np
 import scipy  # .special is imported at its first use: it takes a third of a short command's time
 
@@ -54,8 +55,7 @@ def out_of_line(head: Launch, base: Launch) -> bool:
     return math.hypot(*within) / math.sqrt(2) > OUT_OF_LINE_SDS * PRIOR.sd_pct / 100
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(msgspec.Struct, frozen=True):
     """Bounds on the true log-ratio at one interim analysis of the plan."""
 
     analysis: InterimAnalysis

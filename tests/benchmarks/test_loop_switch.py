@@ -1,5 +1,7 @@
 """loop_switch: the same script on both sides, timed by itself."""
 
+import torch._dynamo  # noqa: F401  # as main() does: else each side's fork imports it
+
 from benchmarks import loop_switch
 
 

@@ -263,20 +263,16 @@ def profiles(draw):
 
 @given(profiles(), profiles())
 @PROPERTY
-def test_the_sum_closes(before, after):
-    """Causes and scatter are the difference, whatever the profiles hold; or they are refused."""
+def test_the_sum_closes_and_every_row_is_in_one_match(before, after):
+    """Causes and scatter are the difference, whatever the profiles hold; or they are refused.
+    Nothing counts twice, nothing is forgotten.
+    """
     found = explain(before, after)
     if not found.refused:
         assert found.change_us == pytest.approx(
             sum(after.parts.step_us) / 2 - sum(before.parts.step_us) / 2
         )
         assert found.explained_us + found.scatter_us == pytest.approx(found.change_us, abs=1e-4)
-
-
-@given(profiles(), profiles())
-@PROPERTY
-def test_every_row_is_in_one_match(before, after):
-    """Nothing counts twice, nothing is forgotten."""
     found = match(before.kernels, after.kernels)
     for side, rows_of_side in (("before", before.kernels), ("after", after.kernels)):
         matched = [row for one in found for row in getattr(one, side)]

@@ -453,7 +453,7 @@ def test_no_content_is_a_crash(folder, content):
     st.dictionaries(
         st.sampled_from(GATEABLE),
         st.tuples(st.integers(1, 2**62), st.integers(-1000, MAX_DAYS), WORDS, WORDS),
-        max_size=4,
+        max_size=3,
     )
 )
 def test_what_is_added_is_read_back(folder, drawn):

@@ -11,7 +11,7 @@ between its two profiles.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 import msgspec
@@ -263,7 +263,7 @@ def bounds_of(log_ratios: Sequence[float], known: Prior, alpha: float = ALPHA) -
     """
     found = bounds(log_ratios, known, LEAST_PAIRS, alpha)
     low, high = POWER_SHARE * found.low, POWER_SHARE * found.high
-    return replace(found, low=min(found.low, low), high=max(found.high, high))
+    return msgspec.structs.replace(found, low=min(found.low, low), high=max(found.high, high))
 
 
 def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
@@ -272,7 +272,9 @@ def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     found = bounds_of(kernels.log_ratios(), known, comparison.alpha)
     # What else changed may add to the kernels' time, or make up for it.
     beside = _beside_kernels(comparison)
-    found = replace(found, low=found.low + min(beside, 0.0), high=found.high + max(beside, 0.0))
+    found = msgspec.structs.replace(
+        found, low=found.low + min(beside, 0.0), high=found.high + max(beside, 0.0)
+    )
     by_steps = mean_of_pairs.measured(comparison)
     return Figures(found, _margins(comparison), by_steps.smallest_detectable_pct, None)
 
