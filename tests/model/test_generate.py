@@ -61,11 +61,9 @@ def test_the_logits_are_the_models(prompts, tokens):
         assert rows[row][: len(prompt)] == prompt and len(rows[row]) == len(prompt) + tokens
         with torch.no_grad():
             expected = MODEL(torch.tensor(rows[row])[None])[0]
-        for end in range(shortest, len(rows[row])):
-            found = logits[end - shortest][row]
-            torch.testing.assert_close(found, expected[end - 1], rtol=1e-4, atol=1e-4)
-            if end >= len(prompt):
-                assert rows[row][end] == int(found.argmax())
+        found = torch.stack(logits)[: len(rows[row]) - shortest, row]
+        torch.testing.assert_close(found, expected[shortest - 1 : -1], rtol=1e-4, atol=1e-4)
+        assert rows[row][len(prompt) :] == found[len(prompt) - shortest :].argmax(-1).tolist()
 
 
 def test_a_batch_of_one_is_that_prompt_alone():

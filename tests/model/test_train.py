@@ -9,7 +9,9 @@ import importlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,22 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in read_log(folder) if "loss" in line]
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was not stopped; no test changes it."""
+    folder: Path = tmp_path_factory.mktemp("finished") / "run"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setitem(SIZES, "tiny", TINY)
+        Run(short_run(), folder).train()
+    return folder
+
+
+@pytest.fixture
+def trained(finished: Path, tmp_path: Path) -> Path:
+    """The folder of a finished run with two checkpoints."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
 def in_two(folder: Path, at: int) -> dict[str, Any]:
     """A run that ends after ``at`` steps, gone on with by another object; its last checkpoint."""
     first = Run(short_run(), folder, lambda _: setattr(first, "stop", first.step >= at))
@@ -56,14 +74,15 @@ def in_two(folder: Path, at: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("at", [2, 4, 6])
-def test_a_resumed_run_ends_bit_for_bit_as_one_that_was_not_stopped(tmp_path: Path, at: int):
+def test_a_resumed_run_ends_bit_for_bit_as_one_that_was_not_stopped(
+    finished: Path, tmp_path: Path, at: int
+):
     """Parameters, optimizer, position, random numbers; and the log has each step once, equal."""
-    Run(short_run(), tmp_path / "whole").train()
     found = in_two(tmp_path / "parts", at)
-    expected = load(Checkpoints(tmp_path / "whole").paths()[-1])
+    expected = load(Checkpoints(finished).paths()[-1])
     assert (found["step"], expected["step"]) == (8, 8)
     assert_same_bits(found, expected)
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert losses(tmp_path / "parts") == losses(finished)
     assert [step for step, _ in losses(tmp_path / "parts")] == list(range(1, 9))
 
 
@@ -157,13 +176,6 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path):
     assert not Checkpoints(tmp_path).paths()
 
 
-@pytest.fixture
-def trained(tmp_path: Path) -> Path:
-    """The folder of a finished run with two checkpoints."""
-    Run(short_run(), tmp_path / "run").train()
-    return tmp_path / "run"
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -173,8 +185,11 @@ def trained(tmp_path: Path) -> Path:
         (lambda data: data[:50_000] + b"\xff" + data[50_001:], "is damaged in "),
     ],
 )
-def test_a_damaged_checkpoint_is_refused(trained: Path, damage, message: str, capsys):
+def test_a_damaged_checkpoint_is_refused(
+    trained: Path, damage, message: str, capsys, monkeypatch: pytest.MonkeyPatch
+):
     """It is named, and the one before it, which still works."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # a curve takes longer than the run
     older, newest = Checkpoints(trained).paths()
     newest.write_bytes(damage(newest.read_bytes()))
     assert main(["--out", str(trained), "--resume", "--device", "cpu"]) == 1

@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import compress, repeat
 from operator import is_
@@ -62,16 +62,19 @@ def with_finalizer() -> list[Any]:
     """Return the living objects that have a finalizer. Return none if another thread runs: it may
     free some at any time.
     """
-    things = gc.get_objects() if threading.active_count() == 1 else []
-    # Nothing is allocated for each object: while allocations are traced, that would take seconds.
-    metaclasses = {*map(type, map(type, things))}
-    if all(_is_plain(one) for one in metaclasses):
-        finalized = {kind for kind in {*map(type, things)} if _has_finalizer(kind)}
-        return [*compress(things, map(finalized.__contains__, map(type, things)))]
+    return of_classes(gc.get_objects() if threading.active_count() == 1 else [], _has_finalizer)
+
+
+def of_classes(things: list[Any], wanted: Callable[[Any], bool]) -> list[Any]:
+    """Return the objects whose class is wanted, which is asked once for each class."""
+    # No object is made for each of them: while allocations are traced, that would take seconds.
+    kinds = [*map(type, things)]
+    if all(map(_is_plain, {*map(type, kinds)})):
+        named = {kind for kind in {*kinds} if wanted(kind)}
+        return [*compress(things, map(named.__contains__, kinds))]
     # By id: classes whose metaclass compares them may have no hash.
-    kinds = {id(type(thing)): type(thing) for thing in things}
-    keys = {key for key, kind in kinds.items() if _has_finalizer(kind)}
-    return [thing for thing in things if id(type(thing)) in keys]
+    keys = {key for key, kind in {id(kind): kind for kind in kinds}.items() if wanted(kind)}
+    return [thing for thing, kind in zip(things, kinds, strict=True) if id(kind) in keys]
 
 
 def _is_plain(metaclass: type) -> bool:
@@ -104,7 +107,7 @@ def hides_more(frozen: int) -> bool:
     collector no longer knows it. So does live_objects(), which freezes again what it found frozen.
     """
     if mark := _marks.get(frozen):
-        # No object is made for each, as in with_finalizer().
+        # No object is made for each, as in of_classes().
         return not any(map(is_, gc.get_objects(), repeat(mark)))
     return gc.get_freeze_count() > 0
 

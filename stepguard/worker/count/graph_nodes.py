@@ -6,7 +6,7 @@ so no byte of a tensor leaks. But the nodes take host memory, which nothing else
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stepguard.core.metrics import GRAPH_NODES
 from stepguard.core.site import Site
-from stepguard.worker.count.collector import live_objects
+from stepguard.worker.count.collector import live_objects, of_classes
 from stepguard.worker.count.locate import locate, qualified, site_at
 from stepguard.worker.count.tally import LEAK_STEPS, RankStep, Tally
 
@@ -63,16 +63,18 @@ def _reachable(frozen: int) -> dict[int, Any]:
     return nodes
 
 
-def _held(things: Iterable[Any]) -> Iterator[Any]:
+def _held(things: list[Any]) -> Iterator[Any]:
     """Yield the nodes that objects directly keep."""
     with torch._C.DisableTorchFunctionSubclass():
-        for thing in things:
-            kind = type(thing)
-            if issubclass(kind, torch.Tensor):
-                if (node := thing.grad_fn) is not None:
-                    yield node
-            elif hasattr(kind, "next_functions"):
+        for thing in of_classes(things, _may_hold):
+            if not issubclass(type(thing), torch.Tensor):
                 yield thing
+            elif (node := thing.grad_fn) is not None:
+                yield node
+
+
+def _may_hold(kind: Any) -> bool:
+    return issubclass(kind, torch.Tensor) or hasattr(kind, "next_functions")
 
 
 def _following(node: Any) -> list[Any]:

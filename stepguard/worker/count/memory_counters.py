@@ -21,7 +21,7 @@ from stepguard.core.device import CPU
 from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.core.site import Site, merge
 from stepguard.worker import torch_device
-from stepguard.worker.count.collector import live_objects
+from stepguard.worker.count.collector import live_objects, of_classes
 from stepguard.worker.count.syncs import site_here
 from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, RankStep, Tally
 
@@ -248,8 +248,7 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     """Return the tensors on a kind of device that Python can reach."""
-    things, tensor_class = live_objects(frozen), torch.Tensor
-    tensors = [thing for thing in things if issubclass(type(thing), tensor_class)]
+    tensors = of_classes(live_objects(frozen), lambda kind: issubclass(kind, torch.Tensor))
     own = [_unwrapped(one) for one in tensors if _has_bytes(type(one))]
     return [one for one in own if _has_bytes(type(one)) and one.device.type == kind]
 
