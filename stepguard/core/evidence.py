@@ -88,11 +88,10 @@ class Block:
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
             times = len(self.step_ms) if self.wall_ms else 0
             return BlockWithoutTimes(steps=self.steps, times=times)
-        all_ms = (*self.wall_ms, *self.events_ms, *self.step_ms)
-        if min(all_ms) > 0 and sum(all_ms) < math.inf:  # of NaN no sum is
-            return None
-        bad = (ms for ms in all_ms if not 0 < ms < math.inf)
-        return next((BadTime(what="a block", ms=repr(ms)) for ms in bad), None)
+        for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
+            if not 0 < ms < math.inf:
+                return BadTime(what="a block", ms=repr(ms))
+        return None
 
     def clock_gap(self) -> ClockGap | None:
         """Return two clocks that disagree: wall clock and events of the first such rank, or the

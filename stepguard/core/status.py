@@ -21,8 +21,10 @@ class Status(Enum):
     FASTER = "FASTER"
     SAME = "same"
 
-    def __init__(self, word: str) -> None:
-        self.rank = len(type(self).__members__)  # the place in the order; 0 is the worst
+    @property
+    def rank(self) -> int:
+        """Return the place in the order; 0 is the worst."""
+        return list(Status).index(self)
 
     @property
     def outcome(self) -> Outcome:

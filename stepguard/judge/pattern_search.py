@@ -108,12 +108,7 @@ class Series:
     @cached_property
     def levelled(self) -> Numbers:
         """Return ``log``, less the median of the step's block: blocks differ in level."""
-        first = np.flatnonzero(np.diff(self.block, prepend=-1))
-        steps = np.diff(first, append=len(self.block))
-        in_order = self.log[np.lexsort((self.log, np.repeat(first, steps)))]
-        medians = (in_order[first + (steps - 1) // 2] + in_order[first + steps // 2]) / 2
-        apart: Numbers = self.log - np.repeat(medians, steps)
-        return apart
+        return np.concatenate([block - np.median(block) for block in self.by_block(self.log)])
 
     def by_block(self, values: Numbers) -> list[Numbers]:
         """Split values, one for each step, into an array for each block."""

@@ -144,8 +144,8 @@ def keep_headers() -> None:
 
 
 def _checksum(path: Path) -> str:
-    """Return the suffix for a file's content: ".1c291ca3". For 150 MB a cryptographic hash takes
-    four times as long. Each launch would, and only damage is looked for.
+    """Return the suffix for a file's content: ".1c291ca3". It only has to show damage. Each launch
+    asks for that of 150 MB, for which a cryptographic hash takes four times as long.
     """
     checksum = 0
     with path.open("rb") as file:

@@ -248,7 +248,7 @@ def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     """Return the tensors on a kind of device that Python can reach."""
-    tensors = of_classes(live_objects(frozen), lambda kind: issubclass(kind, torch.Tensor))
+    tensors = of_classes(live_objects(frozen), lambda its: issubclass(its, torch.Tensor))
     own = [_unwrapped(one) for one in tensors if _has_bytes(type(one))]
     return [one for one in own if _has_bytes(type(one)) and one.device.type == kind]
 
