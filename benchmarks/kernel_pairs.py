@@ -41,8 +41,7 @@ from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.revision import current
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker, watch
-from stepguard.measure.pair import BASE, HEAD, ORDERS, SIDES, Pair
-from stepguard.measure.pair_run import PAIR_TIMINGS
+from stepguard.measure.pair import BASE, HEAD, ORDERS, PAIR_TIMINGS, SIDES, Pair
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed, block_steps
 
 NOTHING = "none"

@@ -1,4 +1,6 @@
-"""Refactors of the model, ten kinds: what the step computes, and how, stays as it is."""
+"""Refactors of the model, ten kinds: what the step computes, and how, stays as it is. And a change
+of files that no step opens.
+"""
 
 from benchmarks.changes import SAME
 from benchmarks.shared import GPT, WORKLOADS, Change
@@ -126,4 +128,13 @@ REFACTORS: dict[str, Change] = {
         ),
         SAME,
     ),
+}
+UNREAD: dict[str, Change] = {
+    "a page and a script edited": Change(
+        (
+            ("README.md", "# stepguard\n", "# Stepguard\n"),
+            ("scripts/demo.py", '"""Plant a hidden', '"""Put a hidden'),
+        ),
+        SAME,
+    )
 }

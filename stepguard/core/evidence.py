@@ -232,6 +232,9 @@ class Evidence:
     # Files changed while it was measured: launches may have run different code.
     tree_changed: bool = False
     untracked: tuple[str, ...] = ()  # modules of the tree that it ran and that git does not track
+    # Of the files that differ between two trees: those of its tree that were opened while its
+    # launches ran. None: not known, or no other tree was measured.
+    changed_read: tuple[str, ...] | None = None
     # The case's own margins, never widened; empty for the device's.
     margins_pct: tuple[float, ...] = ()
     schema: int = SCHEMA

@@ -101,6 +101,12 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "noisy machine) shows no difference ([judge.md](judge.md#a-step-that-is-the-same)).",
         "Nothing.",
     ),
+    Reason.UNREAD_FILES: Help(
+        "While the launches of both revisions ran, no process opened a file that differs between "
+        "them. So both ran the same code on the same data, and one pair shows no difference. "
+        "Counters were not counted ([judge.md](judge.md#a-step-that-is-the-same)).",
+        "Nothing.",
+    ),
     Reason.CHANGED_KERNELS: Help(
         "Only some kernels differ, and the GPU bounds the step. What these kernels take longer, or "
         "less long, is beyond 0.05 % of the step, or for `same` within 0.125 %. The other kernels "

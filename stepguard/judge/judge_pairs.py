@@ -55,7 +55,7 @@ from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.changed_kernels import margins_of
-from stepguard.judge.rules.identical_step import not_enough
+from stepguard.judge.rules.identical_step import not_enough, unread
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.slow_step_patterns import (
@@ -200,7 +200,11 @@ def _other_work(comparison: Comparison) -> Refusal | None:
 
 
 def _unknown_work(comparison: Comparison) -> Refusal | None:
-    """Refuse a comparison if a side's tokens or FLOPs are unknown, even if they are not gated."""
+    """Refuse a comparison if a side's tokens or FLOPs are unknown, even if they are not gated. The
+    same code on the same data does the same work.
+    """
+    if unread(comparison):
+        return None
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
         needed = WORK if says_tokens(evidence.case) else WORK[1:]

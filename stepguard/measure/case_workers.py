@@ -28,6 +28,7 @@ from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
+from stepguard.machine.opened_files import OpenedFiles
 from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
@@ -161,12 +162,37 @@ class CaseWorkers:
         self._known: dict[Path, bool] = {}  # of these modules; True if no commit has it
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
+        self._files: tuple[str, ...] = ()  # of the tree, in which another one differs
+        self._opened: OpenedFiles | None = None  # watches these
+        self._changed_read: tuple[str, ...] | None = None
+        self._first_reserved_bytes = 0  # of the newest launch's first step
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._ranks: Answers = []  # what all ranks of the case say of themselves
 
     @functools.cached_property
     def _tree(self) -> Path:
         return self._bench.own or tree_of_root(self._bench.root)
+
+    def watch_files(self, files: tuple[str, ...] | None) -> None:
+        """Watch from now on which of these files of the tree are opened. On other nodes nobody
+        would hear it. None: it is not known which files differ.
+        """
+        if files is not None and not spread(self.case, self._bench.launcher):
+            self._files = files
+            watched = OpenedFiles(self._tree / file for file in files)
+            self._opened = self._stack.enter_context(contextlib.closing(watched))
+
+    def note_read(self) -> None:
+        """Note which of the watched files were opened so far. It is noted while launches run, since
+        between them git may open files to compare them.
+        """
+        opened = self._opened.opened() if self._opened else None
+        if opened is not None:
+            read = {path.resolve() for path in opened} | self._modules
+            top = self._tree
+            self._changed_read = tuple(f for f in self._files if (top / f).resolve() in read)
+        else:
+            self._changed_read = None
 
     def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
         """Start a group, or take the one that started while the case before this one was measured.
@@ -223,6 +249,7 @@ class CaseWorkers:
         package = self.case.module.partition(".")[0]
         check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
+        self.note_read()
 
     def _untracked(self) -> tuple[str, ...]:
         """Return the modules that ran but are in no commit. Other clones and another revision's
@@ -263,6 +290,18 @@ class CaseWorkers:
             self.counts = replace(self.counts, profile=profile)
         return times_us
 
+    def take_reserved(self, first_step_bytes: int) -> None:
+        """Keep the GPU memory that a rank had reserved after its first step, until it is counted
+        how much later steps need.
+        """
+        self._first_reserved_bytes = first_step_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Return the GPU memory that a rank's step reserves; 0 if unknown."""
+        counted = self.counts.information if self.counts else {}
+        return counted.get("peak_reserved_bytes", float(self._first_reserved_bytes))
+
     @property
     def gpu_memory_bytes(self) -> int:
         """Return the memory of the smallest GPU; 0 if unknown."""
@@ -289,6 +328,7 @@ class CaseWorkers:
             launches=tuple(self.launches),
             faults=tuple(self.faults),
             untracked=self._untracked(),
+            changed_read=self._changed_read,
             margins_pct=self.case.margins_pct,
             wall_s=time.monotonic() - self.began,
             **measured,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from stepguard.core.device import CPU, GPU
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
@@ -41,6 +42,18 @@ class PairTiming:
     # of a launch that recordings judge. If step REACH_STEPS comes later, but within twice these
     # seconds, they end there.
     reach_s: float = 0.0
+
+
+# On an H200 at its power cap the steps scatter, not the launches, so only timed seconds help. More
+# pairs are better than longer ones, since they also show the scatter. A pair has 13.5 s of load, of
+# which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
+# A profile of a launch takes 5 s more.
+PAIR_TIMINGS = {
+    GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
+    CPU: PairTiming(
+        0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1, reach_s=2.0
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def _reach(timing: PairTiming, step_s: float) -> int:
 
 class Pair:
     """Two launches: HEAD's and the other tree's. They start and import when the pair is made. With
-    ``standby`` only their agents import, until release().
+    ``standby`` only their agents import, until release(). Both may have a ``label`` of their own.
     """
 
     def __init__(
@@ -81,11 +94,12 @@ class Pair:
         sides: Sequence[CaseWorkers],
         timing: PairTiming,
         standby: bool = False,
+        label: str = "",
     ) -> None:
         self._number, self._timing = number, timing
         self._ticker = sides[HEAD].progress
         self.launches = [
-            RunningLaunch(workers, f"pair {number} {name}", timing.warmup, standby=standby)
+            RunningLaunch(workers, label or f"pair {number} {name}", timing.warmup, standby=standby)
             for name, workers in zip(SIDES, sides, strict=True)
         ]
 
@@ -132,18 +146,28 @@ class Pair:
                 self.launches[before].park()
             _block(self.launches[now], self.launches[1 - now], blocks)
 
+    def count(self, order: Sequence[int]) -> None:
+        """Count each launch, after build() or run()."""
+        self._in_turns(order, RunningLaunch.count)
+
+    def _in_turns(self, order: Sequence[int], do: Callable[[RunningLaunch], object]) -> None:
+        """Let each launch do something while the other is parked. The last of ``order`` may not be
+        parked yet.
+        """
+        active = order[-1]
+        for now in order[: len(SIDES)]:
+            if now != active:
+                self.launches[active].park()
+            do(self.launches[now])
+            active = now
+
     def profile(self, order: Sequence[int]) -> None:
         """Profile a few steps of each launch, after untimed ones. Call it after run(), with the
         same ``order``. Both profiles are read at once, after all steps have run, so that reading
         disturbs no step.
         """
-        active = order[-1]
-        for now in order[: len(SIDES)]:
-            launch = self.launches[now]
-            if now != active:
-                self.launches[active].park()
-            launch.profile(block_steps(self._timing.lead_s, launch.warmup.step_s))
-            active = now
+        lead_s = self._timing.lead_s
+        self._in_turns(order, lambda one: one.profile(block_steps(lead_s, one.warmup.step_s)))
         self._ticker(f"pair {self._number}: kernels of both profiles")
         self._at_once(RunningLaunch.read_kernels)
 

@@ -1,8 +1,12 @@
 """Compare HEAD's tree with another one (A/B) by pairs of launches of one case, on one machine.
 
-First each tree has a counting launch, which also fills the compile cache that both share. Then come
-the pairs (pair.py). If the two trees do not fit into memory together, their launches run one after
-the other. The first pairs end with a profile of each launch if kernels differ (changed_kernels.py).
+Each tree's first launch fills the compile cache that both share, and counts. If neither compiled,
+the two are the first pair (pair.py): they are timed before they count. Then come the other pairs.
+They end with a profile of each launch if kernels differ (changed_kernels.py). If the two trees do
+not fit into memory together, their launches run one after the other.
+
+Nothing is counted if no launch opens a file that differs, and one pair looks like unchanged code
+(identical_step.py).
 
 No launch imports beside a timed block. A launch imports torch in its agent, and then the compiler
 and the workload in its ranks. Together that takes longer than building a pair. So while a pair is
@@ -16,42 +20,32 @@ from dataclasses import dataclass, replace
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, LaunchPair, judged, judges_ungated_time
-from stepguard.core.device import CPU, GPU, is_gpu
+from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
-from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import changed_kernels, mean_on_cpu
-from stepguard.judge.rules.identical_step import enough, why_not_identical
+from stepguard.judge.rules.identical_step import enough, identical, unread, why_not_identical
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
-from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
     ORDERS,
+    PAIR_TIMINGS,
     Pair,
-    PairTiming,
     build_alone,
     one_after_the_other,
 )
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
-COUNTING = "counting launch"  # the first launch of a tree
+COUNTING = "counting launch"  # the first launch of a tree, and any other one that counts
+FLOPS = "flops_per_step"
 MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
-# On an H200 at its power cap the steps scatter, not the launches, so only timed seconds help. More
-# pairs are better than longer ones, since they also show the scatter. A pair has 13.5 s of load, of
-# which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
-# A profile of a launch takes 5 s more.
-PAIR_TIMINGS = {
-    GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
-    CPU: PairTiming(
-        0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1, reach_s=2.0
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -91,6 +85,8 @@ def measure_ab(
     with contextlib.ExitStack() as stack:
         monitor, unfit = watch(case, benches[HEAD], stack, ticker)
         sides = [CaseWorkers(case, bench, ticker, monitor, stack) for bench in benches]
+        for side in sides:
+            side.watch_files(wanted.files)
         run = _PairRun(case, sides, against, wanted)
         if unfit:
             sides[HEAD].faults.append(unfit)
@@ -113,13 +109,18 @@ class _PairRun:
         self.stays: Comparison | None = None  # of an earlier run, if nothing has to be measured
 
     def measure(self) -> None:
-        """Run counting launches and pairs. After a failure stop, and note it on its side."""
+        """Run the first launches and pairs. After a failure stop, and note it on its side."""
         try:
-            self._count()
-            for number in range(1, 1 + MOST_PAIRS + MOST_REPLACED):
+            first = self._first_launches()
+            if first:
+                self._take(first)
+                self._keep()
+            for number in range(2 if first else 1, 1 + MOST_PAIRS + MOST_REPLACED):
                 counted = len(self.sides[HEAD].launches)
                 if self.stays or counted == MOST_PAIRS:
                     return
+                if counted and self._uncounted() and not identical(self.comparison()):
+                    self._count_alone()
                 if not self.wanted.wants_another(self.comparison()):
                     return
                 took_s = time.monotonic() - self.sides[HEAD].began
@@ -134,19 +135,120 @@ class _PairRun:
             if self.waiting:  # no pair came after this one, so it counts
                 self._count_pair(self.waiting)
 
-    def _count(self) -> None:
-        # A busy host does not change counts. So other launches import while one counts.
-        launches = [RunningLaunch(side, COUNTING, self.timing.warmup) for side in self.sides]
-        for launch in launches:
+    def _first_launches(self) -> LaunchPair | None:
+        """Run each tree's first launch, and count. Return them as the first pair. None if one of
+        them compiled, or if memory is too small for both: then they are not timed.
+        """
+        pair = Pair(1, self.sides, self.timing, label=COUNTING)
+        if not self._build_head(*pair.launches):
+            return None
+        try:
+            self._build_base(*pair.launches)
+            return self._time_and_count(pair, ORDERS[0])
+        except WorkersFailed as failed:
+            if failed.fault.code != Reason.OUT_OF_MEMORY:
+                raise
+        self._close(pair, *self.following)  # each of them fits alone
+        self._count_alone()
+        return None
+
+    def _build_head(self, head: RunningLaunch, base: RunningLaunch) -> bool:
+        """Build HEAD's first launch. Tell whether the base's comes beside it: not if an earlier
+        SLOWER still holds, nor if memory is too small for both. Then both are counted here.
+        """
+        build_alone(head)
+        # HEAD's launch shows its machine and software, which must be those of the earlier run.
+        head.check_imports("first step")
+        if self._still_slower():
+            head.leave()
+        elif not self._both_fit():
+            for launch in (head, base):
+                if launch is base:
+                    build_alone(base)
+                    self.following.append(Pair(1, self.sides, self.timing))
+                launch.count()
+                launch.leave()
+        else:
+            return True
+        return False
+
+    def _build_base(self, head: RunningLaunch, base: RunningLaunch) -> None:
+        """Build the base's first launch after HEAD's, so that it takes from the cache what HEAD's
+        compiled. Meanwhile other launches import.
+        """
+        if head.compiled_afresh or self._times_the_start():
+            self.following.append(Pair(1, self.sides, self.timing))
+        elif is_gpu(self.case.device):  # the counts say whether there will be another pair
+            self.sides[HEAD].start_ahead(COUNTING)
+        else:
+            self._start_following(1)
+        head.park()
+        began = time.monotonic()
+        base.hello()
+        RunningLaunch.expect(head, base)
+        base.build()
+        base.park()
+        head.group.grant(time.monotonic() - began)
+
+    def _times_the_start(self) -> bool:
+        """Tell whether pairs judge the time to the first step: the first launch of a tree may read
+        files that no cache of the machine has yet.
+        """
+        return any(METRICS[name].paired for name in judged(self.case))
+
+    def _time_and_count(self, pair: Pair, order: tuple[int, ...]) -> LaunchPair | None:
+        """Time both launches, unless one compiled, and count both, unless they are known to be the
+        same. Return the pair if it was timed.
+        """
+        both: LaunchPair | None = None
+        if not self._times_the_start() and not any(one.compiled_afresh for one in pair.launches):
+            pair.run(order, self._nobody_imports, self._far())
+            both = self._measured(1, pair.launches)
+        elif not pair.launches[HEAD].compiled_afresh and not self._times_the_start():
+            self._close(*self.following)  # they would come after a pair that was timed
+            self.following.append(Pair(1, self.sides, self.timing))
+        if self._same_so_far(both):
+            pair.leave()
+            return both
+        # A busy host does not change counts. So other launches import meanwhile.
+        if both and not self.following:
+            self._start_following(1)
+        pair.count(order)
+        alone = any(side.counts and FLOPS in side.counts.unstable for side in self.sides)
+        if both and not alone and changed_kernels.wants_profiles(self.comparison()):
+            for launch in pair.launches:
+                launch.take_counted_profile()
+            both = self._measured(1, pair.launches)
+        pair.leave()
+        if alone:  # the eager step had too little memory beside the other launch
+            self._count_alone()
+        return both
+
+    def _same_so_far(self, both: LaunchPair | None) -> bool:
+        """Tell whether the step is known to be the same without counts: no launch so far opened a
+        file that differs, and if there is a pair, it looks like unchanged code.
+        """
+        for side in self.sides:
+            side.note_read()
+        so_far = self.comparison()
+        if so_far.same_commit or self._times_the_start() or JUDGED_TIME not in judged(self.case):
+            return False
+        if both is None:
+            return unread(so_far) and so_far.head.on_gpu
+        head = replace(so_far.head, launches=(both.head,))
+        base = replace(so_far.base, launches=(both.base,))
+        return unread(so_far) and identical(replace(so_far, head=head, base=base))
+
+    def _count_alone(self) -> None:
+        """Count each tree in a launch that has the GPUs to itself."""
+        for side in self.sides:
+            launch = RunningLaunch(side, COUNTING, self.timing.warmup)
             build_alone(launch)
-            if launch is launches[-1]:
-                self.following.append(Pair(1, self.sides, self.timing))
             launch.count()
             launch.leave()
-            # HEAD's counting launch shows its machine and software, which must be those of the
-            # earlier run.
-            if launch is launches[HEAD] and self._still_slower():
-                return
+
+    def _uncounted(self) -> bool:
+        return any(side.counts is None for side in self.sides)
 
     def _still_slower(self) -> bool:
         """Set ``stays`` to the comparison of an earlier run whose SLOWER still holds, if there is
@@ -170,6 +272,9 @@ class _PairRun:
                 self.together = False
         if not self.together:
             both = one_after_the_other(number, self.sides, order, self.timing, self._far())
+        return self._measured(number, both)
+
+    def _measured(self, number: int, both: Sequence[RunningLaunch]) -> LaunchPair:
         # An unsteady launch is no fault here: both sides run in turns and drift alike. If a step
         # keeps compiling, the counting launch counts that.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
@@ -224,11 +329,14 @@ class _PairRun:
         except WorkersFailed:
             # This pair may hold the memory that launches one after the other need. The following
             # pairs would import beside timed blocks.
-            for launch in (launch for each in (pair, *self.following) for launch in each.launches):
-                launch.group.close()
-            self.following = []
+            self._close(pair, *self.following)
             raise
         return pair.launches
+
+    def _close(self, *pairs: Pair) -> None:
+        for launch in (launch for pair in pairs for launch in pair.launches):
+            launch.group.close()
+        self.following = []
 
     def _start_following(self, number: int) -> None:
         """Start the ranks of the pair after ``number``, and the agents of the one after that. If
@@ -261,22 +369,23 @@ class _PairRun:
         return all(launch.ready() for launch in following) and self.sides[HEAD].ahead.ready()
 
     def _both_fit(self) -> bool:
-        """Tell whether the peak memory of both trees, as counted, fits on the card together. On a
-        CPU it always does.
+        """Tell whether the peak memory of both trees fits on the card together. On a CPU it always
+        does.
         """
         if not is_gpu(self.case.device):
             return True
-        counts = [workers.counts for workers in self.sides]
-        # Reserved bytes count, since both groups' allocators take them from one card.
-        peaks = [c.information.get("peak_reserved_bytes", 0.0) for c in counts if c]
-        total_bytes = self.sides[HEAD].gpu_memory_bytes
-        return len(peaks) == len(self.sides) and all(peaks) and sum(peaks) < FULL * total_bytes
+        # Reserved bytes count, since both groups' allocators take them from one card. Before the
+        # base has run, it is taken to need as much as HEAD.
+        first_bytes = self.sides[HEAD].reserved_bytes
+        peaks = [workers.reserved_bytes or first_bytes for workers in self.sides]
+        return all(peaks) and sum(peaks) < FULL * self.sides[HEAD].gpu_memory_bytes
 
     def comparison(self) -> Comparison:
         """Return what is known so far."""
-        head, base = (
-            workers.evidence(planned_launches=1, gates=judged(self.case)) for workers in self.sides
-        )
+        # Without counts only the time is judged (_same_so_far).
+        uncounted = self._uncounted() and self.sides[HEAD].launches
+        gates = (JUDGED_TIME,) if uncounted else judged(self.case)
+        head, base = (workers.evidence(planned_launches=1, gates=gates) for workers in self.sides)
         return Comparison(
             self.against,
             head,

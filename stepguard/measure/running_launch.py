@@ -134,6 +134,7 @@ class RunningLaunch:
         with self._blamed():
             self.workers.take_description(answers, self.group.spec)
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
+        self.workers.take_reserved(max(rank["reserved_bytes"] for rank in first))
         self._compile_s = max(rank["compile_s"] for rank in first)
         self.compiled_afresh = any(rank["compiled_afresh"] for rank in first)
         self._first_compiled = self.compiled_afresh
@@ -235,6 +236,11 @@ class RunningLaunch:
         cold_s = self._compile_s if self._first_compiled else None
         self.workers.take_counts(answers, time.monotonic() - began, cold_s)
 
+    def take_counted_profile(self) -> None:
+        """Keep the kernels' times of the profile that count() took, as read_kernels() does."""
+        profile = self.workers.counts and self.workers.counts.profile
+        self._kernels_us = self.workers.take_profile(profile) if profile else ()
+
     def profile(self, lead: int) -> None:
         """Run ``lead`` untimed steps, and profile a few."""
         self.show("profile")
@@ -252,15 +258,20 @@ class RunningLaunch:
         """Give the cached memory back, and idle until the next command."""
         self.ask("park")
 
+    def check_imports(self, during: str) -> None:
+        """Check what the ranks imported since ``prepare``."""
+        answers = self.ask("sources")
+        with self._blamed():
+            self.workers.check_sources(answers, self.group.spec, during)
+
     def leave(self, *others: "RunningLaunch") -> None:
-        """Check what the ranks of this launch and of ``others`` imported since ``prepare``. Then
-        end the ranks of all of them at once, and then their agents.
+        """Check what the ranks of this launch and of ``others`` imported. Then end the ranks of all
+        of them at once, and then their agents.
         """
         for launch in (self, *others):
             launch.show("end")
-            answers = launch.ask("sources")
+            launch.check_imports("end")
             with launch._blamed():
-                launch.workers.check_sources(answers, launch.group.spec, "end")
                 launch.group.let_exit()
         for launch in (self, *others):
             with launch._blamed():

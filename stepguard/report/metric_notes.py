@@ -42,6 +42,8 @@ def note(metric: MetricVerdict) -> str:
         return within + _confirmation(metric.confirmed)
     if metric.reason is Reason.IDENTICAL_STEP:
         within += "the same kernels, generated code, operands and settings, bound by the GPU; "
+    if metric.reason is Reason.UNREAD_FILES:
+        within += "no file that differs was opened; "
     if metric.pairs and metric.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
         # A few pairs outside the plan decided. The plan's interval and smallest detectable slowdown
         # did not, so they are left out.

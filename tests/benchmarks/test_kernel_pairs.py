@@ -34,7 +34,7 @@ from benchmarks.shared import GPT
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS
-from stepguard.measure.pair_run import PAIR_TIMINGS
+from stepguard.measure.pair import PAIR_TIMINGS
 
 STEP_US = 270_000.0
 PLANTED = [*LONGER_GELU][0]

@@ -27,7 +27,8 @@ from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.case_workers import Bench
 from stepguard.measure.launches import measure_launches
-from stepguard.measure.pair_run import PAIR_TIMINGS, PairsWanted, measure_ab
+from stepguard.measure.pair import PAIR_TIMINGS
+from stepguard.measure.pair_run import PairsWanted, measure_ab
 
 H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
 GIB = 2**30
@@ -58,6 +59,10 @@ class World:
         self.afresh = set()  # labels that find nothing of it in the cache
         self.profiles = {}  # of each side's step; none: there is none
         self.profiled = {}  # label: the profile of a launch that ran other kernels
+        self.cold = {"head", "base"}  # the sides whose first launch compiles
+        self.reads = FILES  # the files of its tree that each launch opens
+        self.reserved_bytes = 0  # after a first step, if not as many as are counted
+        self.squeezed = set()  # labels whose next count has no memory for the eager step
 
     def asked(self, *labels):
         """The events of these labels."""
@@ -159,6 +164,8 @@ def fake_group(world):
             return [getattr(self, command)(**arguments)]
 
         def prepare(self, case, timed_s):
+            for file in world.reads:
+                (self.spec.root / file).read_bytes()
             return {
                 "tokens_per_step": 10,
                 "flops_per_step": 1.0,
@@ -175,11 +182,16 @@ def fake_group(world):
             }
 
         def first_step(self):
-            return {"compile_s": 1.5, "compiled_afresh": False}
+            afresh = self.side in world.cold and self.label == "counting launch"
+            reserved = world.reserved_bytes or world.peak_bytes[self.side]
+            return {"compile_s": 1.5, "compiled_afresh": afresh, "reserved_bytes": reserved}
 
         def count(self):
             information = {"peak_reserved_bytes": float(world.peak_bytes[self.side])}
             counts = {"values": {"flops_per_step": 7}, "information": information, "unstable": {}}
+            if self.key in world.squeezed:
+                counts |= {"values": {}, "unstable": {"flops_per_step": "no memory"}}
+                world.squeezed.remove(self.key)
             return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
 
         def profile(self):
@@ -215,8 +227,12 @@ def fake_group(world):
 
 
 @pytest.fixture
-def world(monkeypatch):
+def world(monkeypatch, tmp_path):
     """What happens."""
+    for tree in (tmp_path, tmp_path / "other"):
+        for file in FILES:
+            (tree / file).parent.mkdir(parents=True)
+            (tree / file).write_text("# differs\n")
     made = World()
     made.monitor = Monitor(made)
     monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", fake_group(made))
@@ -232,9 +248,10 @@ def world(monkeypatch):
 def measure(world, tmp_path):
     """Measures so many pairs of a case, or as long as they are wanted; the comparison."""
 
-    def measure(pairs=1, case=CPU, budget_s=600.0, **changes):
+    def measure(pairs=1, case=CPU, budget_s=600.0, base="0" * 40, **changes):
         bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
-        base = replace(bench, folder=tmp_path / "base", revision=Revision("0" * 40))
+        other = tmp_path / "other"
+        base = replace(bench, root=other, folder=tmp_path / "base", revision=Revision(base))
         world.told = []
         more = pairs if callable(pairs) else lambda found: found.pairs < pairs
         wanted = PairsWanted(budget_s, more, **changes)
@@ -432,17 +449,163 @@ def test_each_warms_up_while_the_other_is_parked(world, measure):
     ]
 
 
-def test_both_trees_are_counted_before_any_pair(world, measure):
-    """Each in a launch of its own, which has left before the next does more than import."""
+def test_launches_that_compiled_are_counted_before_any_pair(world, measure):
+    """The base's is built after HEAD's, so that it finds in the cache what HEAD's compiled. Each
+    counts while the other one is parked, and neither is timed.
+    """
     measure(1)
     told = [event for event in world.events if event[1] != "start"]
-    labels = list(dict.fromkeys(label for label, _ in told))
+    labels = list(dict.fromkeys(label for label, _ in told if label != "pair 1"))
     assert labels[:3] == ["counting launch head", "counting launch base", "pair 1 head"]
     for side in STEP_MS:
         asked = [what for _, what in world.asked(f"counting launch {side}")]
-        assert asked == ["start", "hello", "prepare", "first_step", "count", *ENDING]
-    end = told.index(("counting launch head", "leave"))
-    assert told.index(("counting launch base", "hello")) > end
+        counted = [what for what in asked if what not in ("park", "sources", "exit", "leave")]
+        assert counted == ["start", "hello", "prepare", "first_step", "count"]
+    built = told.index(("counting launch head", "first_step"))
+    assert told.index(("counting launch base", "hello")) > built
+    counts = [label for label, what in told if what == "count"]
+    assert counts == ["counting launch base", "counting launch head"]
+
+
+# each tree's first launch, if the cache is full
+
+
+@pytest.fixture
+def warm(world):
+    """Nothing compiles, and both steps take as long."""
+    world.cold, world.step_ms = set(), {"head": 250.0, "base": 250.0}
+    world.profiles = {"base": profile(), "head": profile()}
+    return world
+
+
+def launched(world):
+    """The labels of the launches that were built, in order."""
+    return [label for label, what in world.events if what == "prepare"]
+
+
+FIRST = ["counting launch head", "counting launch base"]
+
+
+def test_first_launches_that_did_not_compile_are_the_first_pair(warm, measure, differing):
+    """They are timed, in the first pair's order, and then count; the counted profiles are those of
+    the pair. The next launch is the second pair's.
+    """
+    found = measure(2, GPU, files=FILES)
+    assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 2 head", "pair 2 base"}
+    for side, order in ((found.head, [1, 2]), (found.base, [1, 2])):
+        assert [one.index for one in side.launches] == order
+        assert [len(one.kernels_us) for one in side.launches] == [93, 93]
+        assert [len(one.blocks) for one in side.launches] == [2, 2]
+    done = [(label, what.partition(" ")[0]) for label, what in warm.asked(*FIRST)]
+    last_block = max(i for i, (_, what) in enumerate(done) if what == "block")
+    counts = [label for label, what in done[last_block:] if what == "count"]
+    assert counts == FIRST[::-1] and not any(what == "count" for _, what in done[:last_block])
+    both = [done.index((label, "count")) for label in FIRST[::-1]]
+    assert (FIRST[1], "park") in done[both[0] : both[1]]
+    assert profiles(warm) == ["pair 2 head", "pair 2 base"]
+
+
+def test_a_step_that_reads_no_changed_file_is_not_counted(warm, measure):
+    """One pair of the two first launches is all that runs, and the verdict says why."""
+    warm.reads = ()
+    found = measure(wants_another_pair, GPU, files=FILES)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.UNREAD_FILES)
+    assert launched(warm) == FIRST and not any(what == "count" for _, what in warm.events)
+    assert found.pairs == 1 and found.head.gates == ("step_ms",)
+    assert found.head.changed_read == found.base.changed_read == ()
+
+
+def test_nor_if_its_first_launches_compiled(warm, measure):
+    """The pair is then one of launches that found all in the cache."""
+    warm.reads, warm.cold = (), {"head"}
+    found = measure(wants_another_pair, GPU, files=FILES)
+    assert judge_ab(found).reason is Reason.UNREAD_FILES and found.pairs == 1
+    assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
+    assert not any(what == "count" for _, what in warm.events)
+
+
+@pytest.mark.parametrize("cold", [set(), {"head"}])
+@pytest.mark.parametrize("slower", [1.006, 1.5])
+def test_a_pair_that_is_unlike_unchanged_code_is_counted(warm, measure, cold, slower):
+    """Whatever was opened: the machine, or what no file says, may differ."""
+    warm.reads, warm.cold = (), cold
+    warm.step_ms["head"] = 250.0 * slower
+    found = measure(wants_another_pair, GPU, files=FILES)
+    counted = [label for label, what in warm.events if what == "count"]
+    assert {*counted} == {*FIRST} and len(counted) == 2
+    assert found.head.counts and found.head.gates == ("step_ms", "flops_per_step")
+    assert judge_ab(found).status is Status.SLOWER and found.pairs > 1
+
+
+@pytest.mark.parametrize("files", [FILES, None])
+def test_a_step_that_reads_a_changed_file_is_counted(warm, measure, files):
+    """So is one of which nobody knows which files changed."""
+    warm.reads = FILES if files else ()
+    found = measure(wants_another_pair, GPU, files=files)
+    assert found.head.changed_read == files and found.head.counts
+    assert judge_ab(found).reason is not Reason.UNREAD_FILES
+
+
+def test_a_cpus_step_is_counted(warm, measure):
+    """Its time decides too little."""
+    warm.reads, warm.profiles = (), {}
+    found = measure(1, CPU, files=FILES)
+    assert found.head.counts and found.base.counts and launched(warm)[:2] == FIRST
+
+
+def test_head_with_itself_is_counted(warm, measure):
+    """All of its pairs are wanted, so no pair is the last."""
+    warm.reads = ()
+    found = measure(2, GPU, files=(), base="f" * 40)
+    assert found.same_commit and found.head.counts and found.pairs == 2
+
+
+def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure):
+    """The first start on a machine may read files that the second finds in memory."""
+    found = measure(1, replace(GPU, gates=(*GPU.gates, "compile_s")), files=FILES)
+    assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
+    assert found.head.counts
+
+
+def test_a_base_that_compiled_is_no_first_pair(warm, measure):
+    """HEAD found all in the cache, and the base did not. Pairs that import by then begin anew."""
+    for case in (GPU, CPU):
+        warm.cold = {"base"}
+        warm.events.clear()
+        found = measure(2, case)
+        after = {"pair 1 head", "pair 1 base", "pair 2 head", "pair 2 base"}
+        assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == after
+        assert found.pairs == 2 and found.head.counts
+
+
+def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
+    """Both first launches are ended before each tree counts by itself."""
+    warm.fails_once[("counting launch base", "first_step")] = "OUT_OF_MEMORY"
+    found = measure(1, GPU, files=FILES)
+    assert launched(warm)[:4] == FIRST * 2 and found.head.counts and found.base.counts
+    told = warm.asked(*FIRST)
+    again = [i for i, (_, what) in enumerate(told) if what == "start"][2]
+    assert {label for label, what in told[:again] if what == "close"} == {*FIRST}
+    assert found.pairs == 1
+
+
+def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(warm, measure):
+    """It takes more than the compiled step. The pair that was timed before counts."""
+    warm.squeezed = {"counting launch head"}
+    found = measure(1, GPU, files=FILES)
+    assert launched(warm) == FIRST * 2
+    assert found.pairs == 1 and found.head.counts.values == {"flops_per_step": 7}
+    assert not any(one.kernels_us for one in found.head.launches)
+
+
+def test_two_trees_that_do_not_fit_are_counted_one_after_the_other(warm, measure):
+    """By what HEAD's first step reserved: its launch leaves before the base's is built."""
+    warm.reserved_bytes = 64 * GIB
+    measure(1, GPU, files=FILES)
+    told = [event for event in warm.events if event[0] in FIRST]
+    left = told.index((FIRST[0], "leave"))
+    assert told.index((FIRST[0], "count")) < left < told.index((FIRST[1], "hello"))
 
 
 def test_both_launches_of_a_pair_end_at_once(world, measure):
@@ -553,7 +716,7 @@ def test_groups_are_built_at_the_same_time(world, measure):
     for side in STEP_MS:
         assert world.threads[(f"pair 1 {side}", "first_step")] is not threading.main_thread()
         assert world.threads[(f"pair 1 {side}", "block")] is threading.main_thread()
-    assert [len(groups) for groups in world.monitor.expected] == [1, 1, 2]
+    assert [len(groups) for groups in world.monitor.expected] == [1, 2, 2]
 
 
 def test_groups_that_do_not_fit_are_built_one_after_the_other(world, measure):
@@ -736,8 +899,8 @@ def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side
 
 
 def test_what_stays_slower_is_not_measured(world, measure):
-    """HEAD alone is counted, which tells what it runs on; no pair runs, and the verdict is that of
-    the run before.
+    """HEAD alone is built, which tells what it runs on; nothing is counted, no pair runs, and the
+    verdict is that of the run before.
     """
     before = measure(6, GPU)
     assert judge_ab(before).status is Status.SLOWER
@@ -745,14 +908,15 @@ def test_what_stays_slower_is_not_measured(world, measure):
     seen = []
     again = measure(24, GPU, stays=lambda head: seen.append(head) or before)
     assert again is before and seen[0].fingerprint == before.head.fingerprint
-    assert ("counting launch head", "count") in world.events
+    assert ("counting launch head", "first_step") in world.events
+    assert not any(what == "count" for _, what in world.events)
     done = {what for label, what in world.events if label != "counting launch head"}
     assert done <= {"start", "close"}
 
 
 def test_a_head_that_fails_is_not_slower_still(world, measure):
-    """Its fault is said: nobody knows what stays of a step that cannot be counted."""
-    world.fails[("counting launch head", "count")] = "RAISED"
+    """Its fault is said: nobody knows what stays of a step that does not run."""
+    world.fails[("counting launch head", "first_step")] = "RAISED"
     found = measure(6, GPU, stays=lambda head: 1 / 0)
     assert judge_ab(found).reason is Reason.RAISED
 

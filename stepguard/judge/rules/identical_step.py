@@ -1,7 +1,8 @@
 """The step that did not change: if all kernels are the same, a few pairs are enough.
 
-This rule says `same` if every rank's step is known to be that of the other tree, and if the GPU
-bounds it. One pair is enough, or a few if pairs are noisy (``enough``). Step by step, these pairs
+This rule says `same` if every rank's step is known to be that of the other tree. Either no process
+opened a file that differs between the trees. Or all that was counted is equal, and the GPU bounds
+the step. One pair is enough, or a few if pairs are noisy (``enough``). Step by step, these pairs
 must look like pairs of unchanged code; otherwise the other rules decide. docs/judge.md says what an
 identity contains, and what it lacks.
 """
@@ -33,7 +34,8 @@ def rule(comparison: Comparison) -> Decision | None:
     """
     if not identical(comparison):
         return None
-    return mean_of_pairs.measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
+    reason = Reason.UNREAD_FILES if unread(comparison) else Reason.IDENTICAL_STEP
+    return mean_of_pairs.measured(comparison).say(Status.SAME, reason)
 
 
 def why_not_identical(comparison: Comparison) -> str:
@@ -45,14 +47,29 @@ def why_not_identical(comparison: Comparison) -> str:
         return "there is no GPU"
     if comparison.files is None:
         return "it is not known which files differ"
+    if unread(comparison):
+        return ""
     other = [path for path in comparison.files if not path.endswith(_CODE)]
     if other:
         return f"other files than code differ: {other[0]}"
-    if loose := (*head.untracked, *base.untracked):  # git does not list them as different
+    if loose := _loose(comparison):
         return f"a module is in no commit: {loose[0]}"
     if head.counts is None or base.counts is None:
         return "nothing was counted"
     return _why_counts_differ(head.counts, base.counts)
+
+
+def unread(comparison: Comparison) -> bool:
+    """Tell whether no process opened a file that differs between the trees while the launches of
+    either ran. Then both steps run the same code on the same data.
+    """
+    sides = (comparison.head, comparison.base)
+    return not _loose(comparison) and all(side.changed_read == () for side in sides)
+
+
+def _loose(comparison: Comparison) -> tuple[str, ...]:
+    """Return the modules that git does not list as different, since they are in no commit."""
+    return (*comparison.head.untracked, *comparison.base.untracked)
 
 
 def _why_counts_differ(head: Counts, base: Counts) -> str:
