@@ -12,7 +12,7 @@ EITHER = "SLOWER or same"  # a size between the margins, where both answers are 
 RED = "red"  # by whatever finding, since no kernel shows it
 _GEMM = "nvjet|gemm|cutlass|xmma"
 IMPORTED = "from model.config import GPTConfig\n"
-_LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
+LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
 _PROJECT = "        return self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width))\n"
 GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
 ATTEND = "        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)\n"
@@ -40,7 +40,7 @@ def in_layers(layers: int, *edits: tuple[str, str]) -> tuple[Edit, ...]:
         f"        for block in self.h[:{layers}]:\n"
         "            block.mlp.planted = block.attn.planted = True\n"
     )
-    return tuple((GPT, old, new) for old, new in ((_LAYERS, _LAYERS + mark), *edits))
+    return tuple((GPT, old, new) for old, new in ((LAYERS, LAYERS + mark), *edits))
 
 
 def where_planted(lines: str) -> str:

@@ -29,7 +29,13 @@ from benchmarks.kernel_pairs import (
     merged,
     order_of,
 )
-from benchmarks.longer_kernels import BASES, LONGER_ATTENTION, LONGER_GELU, LONGER_PRODUCT
+from benchmarks.longer_kernels import (
+    BASES,
+    LONGER_ATTENTION,
+    LONGER_GELU,
+    LONGER_IN_PART,
+    LONGER_PRODUCT,
+)
 from benchmarks.shared import GPT
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
@@ -346,20 +352,20 @@ def test_a_short_run_has_every_change():
 def test_the_base_of_a_change_differs_by_the_change_alone(tmp_path):
     """An attention or a product of our own is in both trees; of nothing they are equal."""
     longer = [[*each][1] for each in (LONGER_GELU, LONGER_ATTENTION, LONGER_PRODUCT)]
-    names = [*ALIKE, *longer]
+    names = [*ALIKE, *longer, *LONGER_IN_PART]
     trees = Trees.of(tmp_path, tmp_path / "cache", names)
     trees.make()
     sources = {
         name: [(tree[name] / GPT).read_text() for tree in (trees.bases, trees.heads)]
         for name in names
     }
-    same = [True] * 3 + [False] * 3
+    same = [True] * 5 + [False] * 5
     assert [base == head for base, head in sources.values()] == same
     assert [about_change(name)["same"] for name in names] == same
     assert [about_change(name)["base_is"] for name in names] == [*BASES] * 2
-    for word, at in (("flex", 1), ("planted::addmm", 2)):
-        found = [[word in text for text in both] for both in sources.values()]
-        assert found == [[place % 3 == at] * 2 for place in range(6)]
-    for base, head in [*sources.values()][4:]:
+    for word, kind in (("flex", "attention"), ("planted::addmm", "product")):
+        for name, both in sources.items():
+            assert [word in text for text in both] == [kind in name] * 2
+    for base, head in [*sources.values()][6:]:
         sides = zip(base.splitlines(), head.splitlines(), strict=True)
         assert len([1 for before, after in sides if before != after]) == 1
