@@ -31,6 +31,7 @@ from stepguard.judge.rules import changed_kernels, mean_on_cpu
 from stepguard.judge.rules.identical_step import enough, identical, unread, why_not_identical
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.following_pairs import FollowingPairs
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
@@ -102,10 +103,10 @@ class _PairRun:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
+        self.near = 0  # pairs before the far ones
         self.replaced: list[LaunchPair] = []
         self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts
-        # Pairs that import: the next one in its ranks, the one after it only in its agents.
-        self.following: list[Pair] = []
+        self.following = FollowingPairs(sides, self.timing)
         self.stays: Comparison | None = None  # of an earlier run, if nothing has to be measured
 
     def measure(self) -> None:
@@ -121,7 +122,7 @@ class _PairRun:
                     return
                 if counted and self._uncounted() and not identical(self.comparison()):
                     self._count_alone()
-                if not self.wanted.wants_another(self.comparison()):
+                if not self._wanted():
                     return
                 took_s = time.monotonic() - self.sides[HEAD].began
                 if number > 1 and took_s > self.wanted.budget_s:
@@ -148,7 +149,7 @@ class _PairRun:
         except WorkersFailed as failed:
             if failed.fault.code != Reason.OUT_OF_MEMORY:
                 raise
-        self._close(pair, *self.following)  # each of them fits alone
+        self.following.close(pair)  # each of them fits alone
         self._count_alone()
         return None
 
@@ -165,7 +166,7 @@ class _PairRun:
             for launch in (head, base):
                 if launch is base:
                     build_alone(base)
-                    self.following.append(Pair(1, self.sides, self.timing))
+                    self.following.begin_anew()
                 launch.count()
                 launch.leave()
         else:
@@ -177,7 +178,7 @@ class _PairRun:
         compiled. Meanwhile other launches import.
         """
         if head.compiled_afresh or self._times_the_start():
-            self.following.append(Pair(1, self.sides, self.timing))
+            self.following.begin_anew()
         elif is_gpu(self.case.device):  # the counts say whether there will be another pair
             self.sides[HEAD].start_ahead(COUNTING)
         else:
@@ -201,12 +202,12 @@ class _PairRun:
         same. Return the pair if it was timed.
         """
         both: LaunchPair | None = None
-        if not self._times_the_start() and not any(one.compiled_afresh for one in pair.launches):
-            pair.run(order, self._nobody_imports, self._far())
+        compiled = any(launch.compiled_afresh for launch in pair.launches)
+        if not compiled and not self._times_the_start() and self._wanted():
+            pair.run(order, self.following.nobody_imports, self._far())
             both = self._measured(1, pair.launches)
         elif not pair.launches[HEAD].compiled_afresh and not self._times_the_start():
-            self._close(*self.following)  # they would come after a pair that was timed
-            self.following.append(Pair(1, self.sides, self.timing))
+            self.following.begin_anew()  # others would come after a pair that was timed
         if self._same_so_far(both):
             pair.leave()
             return both
@@ -280,9 +281,18 @@ class _PairRun:
         head, base = (replace(launch.measured(number), steady="") for launch in both)
         return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
+    def _wanted(self) -> bool:
+        return self.wanted.wants_another(self.comparison())
+
     def _far(self) -> bool:
-        """Tell whether the next pair times late steps, too, as the first FAR_PAIRS do."""
-        return len(self.sides[HEAD].launches) < FAR_PAIRS
+        """Tell whether the next pair times late steps, too, as the first FAR_PAIRS do. If nothing
+        that ran opened a file that differs, late steps are the same, too.
+        """
+        pairs = len(self.sides[HEAD].launches)
+        if not pairs and self._same_so_far(None):
+            self.near = 1
+            return False
+        return pairs < FAR_PAIRS + self.near
 
     def _take(self, pair: LaunchPair) -> None:
         """Count a pair, or let it wait for the next one. It waits if one side compiled in a timed
@@ -316,40 +326,31 @@ class _PairRun:
                 workers.launches.append(replace(launch, index=index))
 
     def _pair_at_once(self, number: int, order: tuple[int, ...]) -> list[RunningLaunch]:
-        pair = self.following.pop(0) if self.following else Pair(number, self.sides, self.timing)
+        pair = self.following.take(number)
         try:
             for launch in pair.launches:
                 launch.hello()
             self._start_following(number)
             pair.build(self._both_fit())
-            pair.run(order, self._nobody_imports, self._far())
+            pair.run(order, self.following.nobody_imports, self._far())
             if self.waiting is None and changed_kernels.wants_profiles(self.comparison()):
                 pair.profile(order)
             pair.leave()
         except WorkersFailed:
             # This pair may hold the memory that launches one after the other need. The following
             # pairs would import beside timed blocks.
-            self._close(pair, *self.following)
+            self.following.close(pair)
             raise
         return pair.launches
 
-    def _close(self, *pairs: Pair) -> None:
-        for launch in (launch for pair in pairs for launch in pair.launches):
-            launch.group.close()
-        self.following = []
-
     def _start_following(self, number: int) -> None:
-        """Start the ranks of the pair after ``number``, and the agents of the one after that. If
-        ``number`` is likely the last pair, start the next case's first launch instead.
+        """Start the pairs after ``number``. If that is likely the last one, start the next case's
+        first launch instead.
         """
         if self._hardly_another():
             self.sides[HEAD].start_ahead(COUNTING)
             return
-        last = min(number + self.timing.ahead, MOST_PAIRS + len(self.replaced))
-        for later in range(number + 1 + len(self.following), last + 1):
-            self.following.append(Pair(later, self.sides, self.timing, standby=True))
-        for launch in self.following[0].launches if self.following else []:
-            launch.release()
+        self.following.start(number, MOST_PAIRS + len(self.replaced))
 
     def _hardly_another(self) -> bool:
         """Tell whether this pair is likely the last. It is if no time is judged, if it is enough
@@ -362,11 +363,6 @@ class _PairRun:
         alike = comparison.pairs == enough(comparison) - 1 and not why_not_identical(comparison)
         few = comparison.pairs == changed_kernels.LEAST_PAIRS - 1
         return untimed or alike or ends or few and changed_kernels.wants_profiles(comparison)
-
-    def _nobody_imports(self) -> bool:
-        # The next pair is still on standby if hardly another pair will come.
-        following = (launch for pair in self.following for launch in pair.launches)
-        return all(launch.ready() for launch in following) and self.sides[HEAD].ahead.ready()
 
     def _both_fit(self) -> bool:
         """Tell whether the peak memory of both trees fits on the card together. On a CPU it always

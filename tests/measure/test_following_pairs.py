@@ -10,7 +10,7 @@ from comparisons import alike, comparison_of
 
 from stepguard.core.case import Case
 from stepguard.core.profile import Parts, Profile, StepIdentity
-from stepguard.measure import pair, pair_run
+from stepguard.measure import following_pairs, pair, pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6
 PROFILE = Profile("NVIDIA H200", 1, Parts(STEP, STEP, NONE, NONE, NONE), (), ())
@@ -65,7 +65,7 @@ def started_beside(monkeypatch, case, number, found):
         return SimpleNamespace(launches=[])
 
     made = []
-    monkeypatch.setattr(pair_run, "Pair", pair)
+    monkeypatch.setattr(following_pairs, "Pair", pair)
     head = SimpleNamespace(start_ahead=made.append)
     run = pair_run._PairRun(case, [head], "main", pair_run.PairsWanted(60.0))
     monkeypatch.setattr(run, "comparison", lambda: found)
@@ -73,13 +73,19 @@ def started_beside(monkeypatch, case, number, found):
     return made
 
 
-def test_the_first_pairs_reach_far():
-    """What begins late has to be in two of them."""
+@pytest.mark.parametrize(
+    ("unread", "far"), [(False, (True, True, False, False)), (True, (False, True, True, False))]
+)
+def test_the_first_pairs_reach_far(monkeypatch, unread, far):
+    """What begins late has to be in two of them. If no changed file was opened, nothing does so in
+    the first one, which then is the only one, or another reason asks for more.
+    """
     side = SimpleNamespace(launches=[])
     run = pair_run._PairRun(
         Case("x", "a:b", gates=("step_ms",)), [side, side], "main", pair_run.PairsWanted(60.0)
     )
-    for expected in (True, True, False, False):
+    monkeypatch.setattr(run, "_same_so_far", lambda both: unread)
+    for expected in far:
         assert run._far() is expected
         side.launches.append(None)
 

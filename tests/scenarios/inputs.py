@@ -254,6 +254,17 @@ def unchanged(pct=0.0, **changes):
     return replace(found, **sides)
 
 
+def unread():
+    """One pair of two trees that differ in a file which no launch opened."""
+    found = replace(unchanged(), files=("README.md",))
+    sides = (
+        replace(side, counts=None, gates=("step_ms",), changed_read=())
+        for side in (found.head, found.base)
+    )
+    head, base = sides
+    return replace(found, head=head, base=base)
+
+
 def failed(code, message, detail="", during="launch 1, block 2", site=None):
     """Evidence of a run that ended so."""
     return evidence((), planned_launches=3, faults=(Fault(code, message, detail, during, site),))

@@ -14,6 +14,7 @@ from inputs import (
     profiled,
     two_ranks,
     unchanged,
+    unread,
     with_ranks,
     within,
 )
@@ -171,6 +172,13 @@ PAIRED = (
         "same",
         "IDENTICAL_STEP",
         Run(pairs=unchanged()),
+    ),
+    Scenario(
+        "pairs-unread-files",
+        "One pair of two trees that differ in a page, which nothing opened: nothing was counted.",
+        "same",
+        "UNREAD_FILES",
+        Run(pairs=unread()),
     ),
     Scenario(
         "pairs-identical-kernels-slower",

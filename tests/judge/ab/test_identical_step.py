@@ -92,6 +92,63 @@ def test_the_same_step_is_same_after_one_pair():
     assert sum("over one pair" in text for text in shown) == 1
 
 
+def uncounted(head_ms=None, **head):
+    """A pair of which nothing was counted, since no file that differs was opened. ``head`` changes
+    HEAD's evidence.
+    """
+    found = pair(head_ms)
+    sides = (
+        replace(side, counts=None, gates=("step_ms",), changed_read=())
+        for side in (found.head, found.base)
+    )
+    of_head, of_base = sides
+    return replace(found, head=replace(of_head, **head), base=of_base)
+
+
+def test_a_step_that_opened_no_changed_file_needs_no_counts():
+    """One pair is enough, the verdict says why, and no counter is shown. What kind of files differ
+    does not matter.
+    """
+    for files in (("README.md",), ("model/gpt.py", "settings.yaml"), ()):
+        found = replace(uncounted(), files=files)
+        assert identical(found) and not wants_another_pair(found)
+        verdict = judge_ab(found)
+        assert (verdict.status, verdict.reason) == (Status.SAME, Reason.UNREAD_FILES)
+        assert {metric.metric for metric in verdict.metrics if metric.gated} == {"step_ms"}
+        assert "flops_per_step" not in {metric.metric for metric in verdict.metrics}
+        assert "no file that differs was opened" in times(verdict)[0]
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        {"changed_read": ("model/gpt.py",)},
+        {"changed_read": None},
+        {"untracked": ("model/extra.py",)},
+    ],
+)
+def test_without_counts_nothing_is_green_if_a_changed_file_may_have_been_opened(side, read):
+    """By either side; not known is as good as opened, and so is a module that git does not list."""
+    found = uncounted()
+    found = replace(found, **{side: replace(getattr(found, side), **read)})
+    assert why_not_identical(found) and not wants_another_pair(found)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.METRIC_MISSING)
+
+
+def test_nor_if_it_is_not_known_which_files_differ():
+    """An alarm of recordings asks for its pairs like that."""
+    assert judge_ab(replace(uncounted(), files=None)).status is not Status.SAME
+
+
+@pytest.mark.parametrize("slower", [1.006, 1.02])
+def test_a_pair_that_is_slower_is_not_the_same_whatever_was_opened(slower):
+    """Then it is counted, and the other rules decide."""
+    found = uncounted([ms * slower for ms in noisy(1)])
+    assert not identical(found) and judge_ab(found).status is not Status.SAME
+
+
 @pytest.mark.parametrize(("slower", "same"), [(0.09, True), (0.12, False)])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_slow_step_between_the_blocks_takes_more_pairs(slower, same, place):
