@@ -103,6 +103,12 @@ class Pair:
             for name, workers in zip(SIDES, sides, strict=True)
         ]
 
+    def prepare(self) -> None:
+        """Build both workloads at once, without their first steps."""
+        RunningLaunch.expect(*self.launches)
+        self._ticker(f"{self.launches[HEAD].label}: build and first step")
+        self._at_once(lambda launch: launch.prepare(quietly=True))
+
     def build(self, at_once: bool) -> None:
         """Build both launches and park them: ``at_once``, or one after the other."""
         RunningLaunch.expect(*self.launches)

@@ -138,14 +138,15 @@ class _PairRun:
 
     def _first_launches(self) -> LaunchPair | None:
         """Run each tree's first launch, and count. Return them as the first pair. None if one of
-        them compiled, or if memory is too small for both: then they are not timed.
+        them compiled, or if memory is too small for both: then they are not timed. Also None if an
+        earlier SLOWER still holds.
         """
         pair = Pair(1, self.sides, self.timing, label=COUNTING)
-        if not self._build_head(*pair.launches):
-            return None
         try:
-            self._build_base(*pair.launches)
-            return self._time_and_count(pair, ORDERS[0])
+            if not self._build_first(pair):
+                return None
+            if self._both_fit():
+                return self._time_and_count(pair, ORDERS[0])
         except WorkersFailed as failed:
             if failed.fault.code != Reason.OUT_OF_MEMORY:
                 raise
@@ -153,43 +154,44 @@ class _PairRun:
         self._count_alone()
         return None
 
-    def _build_head(self, head: RunningLaunch, base: RunningLaunch) -> bool:
-        """Build HEAD's first launch. Tell whether the base's comes beside it: not if an earlier
-        SLOWER still holds, nor if memory is too small for both. Then both are counted here.
+    def _build_first(self, pair: Pair) -> bool:
+        """Build both launches. Only one of them compiles at a time: the base takes from the cache
+        what HEAD's launch compiled, and no trial of a kernel is timed beside another one. Return
+        False if an earlier SLOWER still holds.
         """
-        build_alone(head)
+        head, base = pair.launches
+        for launch in pair.launches:
+            launch.hello()
+        # A loop compiles while it is built.
+        if at_once := self.case.loop is None:
+            pair.prepare()
+        else:
+            RunningLaunch.expect(head)
+        began = time.monotonic()
+        self._first_step(head, at_once)
+        base.group.grant(time.monotonic() - began)
         # HEAD's launch shows its machine and software, which must be those of the earlier run.
         head.check_imports("first step")
         if self._still_slower():
-            head.leave()
-        elif not self._both_fit():
-            for launch in (head, base):
-                if launch is base:
-                    build_alone(base)
-                    self.following.begin_anew()
-                launch.count()
-                launch.leave()
-        else:
-            return True
-        return False
-
-    def _build_base(self, head: RunningLaunch, base: RunningLaunch) -> None:
-        """Build the base's first launch after HEAD's, so that it takes from the cache what HEAD's
-        compiled. Meanwhile other launches import.
-        """
+            return False
         if head.compiled_afresh or self._times_the_start():
             self.following.begin_anew()
         elif is_gpu(self.case.device):  # the counts say whether there will be another pair
             self.sides[HEAD].start_ahead(COUNTING)
         else:
             self._start_following(1)
-        head.park()
         began = time.monotonic()
-        base.hello()
         RunningLaunch.expect(head, base)
-        base.build()
-        base.park()
+        self._first_step(base, at_once)
         head.group.grant(time.monotonic() - began)
+        return True
+
+    def _first_step(self, launch: RunningLaunch, prepared: bool) -> None:
+        launch.show("build and first step")
+        if not prepared:
+            launch.prepare(quietly=False)
+        launch.first_step(quietly=False)
+        launch.park()
 
     def _times_the_start(self) -> bool:
         """Tell whether pairs judge the time to the first step: the first launch of a tree may read

@@ -121,6 +121,12 @@ class RunningLaunch:
         """Build the workload and run its first step. Return what the ranks say of it."""
         if not quietly:
             self.show("build and first step")
+        answers = self.prepare(quietly)
+        self.first_step(quietly)
+        return answers
+
+    def prepare(self, quietly: bool) -> Answers:
+        """Build the workload. Return what the ranks say of it."""
         case = self.workers.case
         # A loop has already compiled and run steps when it stops for the first time.
         limit_s = COMPILE_LIMIT_S if case.loop else COMMAND_LIMIT_S
@@ -133,12 +139,15 @@ class RunningLaunch:
         )
         with self._blamed():
             self.workers.take_description(answers, self.group.spec)
+        return answers
+
+    def first_step(self, quietly: bool) -> None:
+        """Run the first step, which compiles."""
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
         self.workers.take_reserved(max(rank["reserved_bytes"] for rank in first))
         self._compile_s = max(rank["compile_s"] for rank in first)
         self.compiled_afresh = any(rank["compiled_afresh"] for rank in first)
         self._first_compiled = self.compiled_afresh
-        return answers
 
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = (), most: int = 0

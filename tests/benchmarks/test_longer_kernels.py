@@ -97,7 +97,7 @@ def own_kernels(graph):
 )
 def test_some_layers_keep_the_kernel_of_the_base(place, wanted, planted):
     """As many as the name says get longer. In the base the same layers have the own kernel. An
-    attention is of half the batch, a product of all rows.
+    attention is of part of the batch, a product of all rows.
     """
     name, found = [*LONGER_IN_PART][place], []
 

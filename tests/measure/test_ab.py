@@ -14,7 +14,7 @@ from recorded_kernels import COLD, FILES, edited, longer, profile
 import stepguard.measure.case_workers
 import stepguard.measure.launches
 import stepguard.measure.pair_run
-from stepguard import Case
+from stepguard import Case, Loop
 from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import Margins
@@ -450,8 +450,8 @@ def test_each_warms_up_while_the_other_is_parked(world, measure):
 
 
 def test_launches_that_compiled_are_counted_before_any_pair(world, measure):
-    """The base's is built after HEAD's, so that it finds in the cache what HEAD's compiled. Each
-    counts while the other one is parked, and neither is timed.
+    """The base's first step comes after HEAD's, so that it finds in the cache what HEAD's compiled.
+    Each counts while the other one is parked, and neither is timed.
     """
     measure(1)
     told = [event for event in world.events if event[1] != "start"]
@@ -461,8 +461,9 @@ def test_launches_that_compiled_are_counted_before_any_pair(world, measure):
         asked = [what for _, what in world.asked(f"counting launch {side}")]
         counted = [what for what in asked if what not in ("park", "sources", "exit", "leave")]
         assert counted == ["start", "hello", "prepare", "first_step", "count"]
-    built = told.index(("counting launch head", "first_step"))
-    assert told.index(("counting launch base", "hello")) > built
+    first = told.index(("counting launch head", "first_step"))
+    assert told.index(("counting launch base", "prepare")) < first
+    assert told.index(("counting launch base", "first_step")) > first
     counts = [label for label, what in told if what == "count"]
     assert counts == ["counting launch base", "counting launch head"]
 
@@ -600,12 +601,24 @@ def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(w
 
 
 def test_two_trees_that_do_not_fit_are_counted_one_after_the_other(warm, measure):
-    """By what HEAD's first step reserved: its launch leaves before the base's is built."""
+    """By what their first steps reserved: both launches end, and each tree counts alone."""
     warm.reserved_bytes = 64 * GIB
     measure(1, GPU, files=FILES)
     told = [event for event in warm.events if event[0] in FIRST]
-    left = told.index((FIRST[0], "leave"))
-    assert told.index((FIRST[0], "count")) < left < told.index((FIRST[1], "hello"))
+    counted = told.index((FIRST[0], "count"))
+    closed = [told.index((label, "close")) for label in FIRST]
+    assert max(closed) < counted < told.index((FIRST[0], "leave"))
+    assert not any(event == (FIRST[1], "hello") for event in told[max(closed) : counted])
+
+
+def test_a_loop_is_built_after_heads_first_step(warm, measure):
+    """Building it runs its first steps, which compile. Other workloads are built at once."""
+    for case in (replace(CPU, loop=Loop()), CPU):
+        warm.events.clear()
+        measure(1, case)
+        first, built = ((FIRST[0], "first_step"), (FIRST[1], "prepare"))
+        later = warm.events.index(built) > warm.events.index(first)
+        assert later == (case.loop is not None)
 
 
 def test_both_launches_of_a_pair_end_at_once(world, measure):
@@ -716,7 +729,7 @@ def test_groups_are_built_at_the_same_time(world, measure):
     for side in STEP_MS:
         assert world.threads[(f"pair 1 {side}", "first_step")] is not threading.main_thread()
         assert world.threads[(f"pair 1 {side}", "block")] is threading.main_thread()
-    assert [len(groups) for groups in world.monitor.expected] == [1, 2, 2]
+    assert {len(groups) for groups in world.monitor.expected} == {2}
 
 
 def test_groups_that_do_not_fit_are_built_one_after_the_other(world, measure):
@@ -911,7 +924,7 @@ def test_what_stays_slower_is_not_measured(world, measure):
     assert ("counting launch head", "first_step") in world.events
     assert not any(what == "count" for _, what in world.events)
     done = {what for label, what in world.events if label != "counting launch head"}
-    assert done <= {"start", "close"}
+    assert done <= {"start", "hello", "prepare", "close"}
 
 
 def test_a_head_that_fails_is_not_slower_still(world, measure):
