@@ -1,6 +1,6 @@
 """The time to a launch's first step. Pairs judge it if a case gates it.
 
-Each tree's counting launch has filled the compile cache that all launches share. So this is the
+Each tree's first launch has filled the compile cache that all launches share. So this is the
 time of a warm start: the build of the workload, and what the compiler does with a full cache.
 """
 

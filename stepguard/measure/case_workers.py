@@ -275,9 +275,9 @@ class CaseWorkers:
         """Take the profile of a pair's launch. Return the us a step of each kernel of the case's
         profile; empty if this one has other kernels, or lost some.
 
-        The counting launch may have compiled, and so run forms of kernels that are not kept. Then
-        the first pair's profile becomes that of the case, with the machine code of the kernels that
-        were counted.
+        The launch that counted may have compiled, and so run forms of kernels that are not kept.
+        Then the first pair's profile becomes that of the case, with the machine code of the kernels
+        that were counted.
         """
         if self.counts is None or self.counts.profile is None:
             return ()

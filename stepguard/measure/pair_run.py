@@ -44,7 +44,7 @@ from stepguard.measure.pair import (
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
-COUNTING = "counting launch"  # the first launch of a tree, and any other one that counts
+FIRST, COUNTING = "first launch", "counting launch"  # of a tree; the second kind has the GPUs alone
 FLOPS = "flops_per_step"
 MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
 
@@ -141,7 +141,7 @@ class _PairRun:
         them compiled, or if memory is too small for both: then they are not timed. Also None if an
         earlier SLOWER still holds.
         """
-        pair = Pair(1, self.sides, self.timing, label=COUNTING)
+        pair = Pair(1, self.sides, self.timing, label=FIRST)
         try:
             if not self._build_first(pair):
                 return None
@@ -177,7 +177,7 @@ class _PairRun:
         if head.compiled_afresh or self._times_the_start():
             self.following.begin_anew()
         elif is_gpu(self.case.device):  # the counts say whether there will be another pair
-            self.sides[HEAD].start_ahead(COUNTING)
+            self.sides[HEAD].start_ahead(FIRST)
         else:
             self._start_following(1)
         began = time.monotonic()
@@ -279,7 +279,7 @@ class _PairRun:
 
     def _measured(self, number: int, both: Sequence[RunningLaunch]) -> LaunchPair:
         # An unsteady launch is no fault here: both sides run in turns and drift alike. If a step
-        # keeps compiling, the counting launch counts that.
+        # keeps compiling, that is counted.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
         return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
@@ -350,7 +350,7 @@ class _PairRun:
         first launch instead.
         """
         if self._hardly_another():
-            self.sides[HEAD].start_ahead(COUNTING)
+            self.sides[HEAD].start_ahead(FIRST)
             return
         self.following.start(number, MOST_PAIRS + len(self.replaced))
 

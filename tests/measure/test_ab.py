@@ -102,8 +102,8 @@ def fake_group(world):
 
         @property
         def key(self):
-            counting = self.label == "counting launch"
-            return f"{self.label} {self.side}" if counting else self.label
+            both = self.label in ("first launch", "counting launch")
+            return f"{self.label} {self.side}" if both else self.label
 
         def note(self, what):
             world.events.append((self.key, what))
@@ -182,7 +182,7 @@ def fake_group(world):
             }
 
         def first_step(self):
-            afresh = self.side in world.cold and self.label == "counting launch"
+            afresh = self.side in world.cold and self.label == "first launch"
             reserved = world.reserved_bytes or world.peak_bytes[self.side]
             return {"compile_s": 1.5, "compiled_afresh": afresh, "reserved_bytes": reserved}
 
@@ -456,16 +456,16 @@ def test_launches_that_compiled_are_counted_before_any_pair(world, measure):
     measure(1)
     told = [event for event in world.events if event[1] != "start"]
     labels = list(dict.fromkeys(label for label, _ in told if label != "pair 1"))
-    assert labels[:3] == ["counting launch head", "counting launch base", "pair 1 head"]
+    assert labels[:3] == ["first launch head", "first launch base", "pair 1 head"]
     for side in STEP_MS:
-        asked = [what for _, what in world.asked(f"counting launch {side}")]
+        asked = [what for _, what in world.asked(f"first launch {side}")]
         counted = [what for what in asked if what not in ("park", "sources", "exit", "leave")]
         assert counted == ["start", "hello", "prepare", "first_step", "count"]
-    first = told.index(("counting launch head", "first_step"))
-    assert told.index(("counting launch base", "prepare")) < first
-    assert told.index(("counting launch base", "first_step")) > first
+    first = told.index(("first launch head", "first_step"))
+    assert told.index(("first launch base", "prepare")) < first
+    assert told.index(("first launch base", "first_step")) > first
     counts = [label for label, what in told if what == "count"]
-    assert counts == ["counting launch base", "counting launch head"]
+    assert counts == ["first launch base", "first launch head"]
 
 
 # each tree's first launch, if the cache is full
@@ -484,7 +484,8 @@ def launched(world):
     return [label for label, what in world.events if what == "prepare"]
 
 
-FIRST = ["counting launch head", "counting launch base"]
+FIRST = ["first launch head", "first launch base"]
+COUNTING = ["counting launch head", "counting launch base"]
 
 
 def test_first_launches_that_did_not_compile_are_the_first_pair(warm, measure, differing):
@@ -534,7 +535,7 @@ def test_a_pair_that_is_unlike_unchanged_code_is_counted(warm, measure, cold, sl
     warm.step_ms["head"] = 250.0 * slower
     found = measure(wants_another_pair, GPU, files=FILES)
     counted = [label for label, what in warm.events if what == "count"]
-    assert {*counted} == {*FIRST} and len(counted) == 2
+    assert {*counted} == {*(COUNTING if cold else FIRST)} and len(counted) == 2
     assert found.head.counts and found.head.gates == ("step_ms", "flops_per_step")
     assert judge_ab(found).status is Status.SLOWER and found.pairs > 1
 
@@ -582,20 +583,20 @@ def test_a_base_that_compiled_is_no_first_pair(warm, measure):
 
 def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
     """Both first launches are ended before each tree counts by itself."""
-    warm.fails_once[("counting launch base", "first_step")] = "OUT_OF_MEMORY"
+    warm.fails_once[("first launch base", "first_step")] = "OUT_OF_MEMORY"
     found = measure(1, GPU, files=FILES)
-    assert launched(warm)[:4] == FIRST * 2 and found.head.counts and found.base.counts
-    told = warm.asked(*FIRST)
-    again = [i for i, (_, what) in enumerate(told) if what == "start"][2]
+    assert launched(warm)[:4] == FIRST + COUNTING and found.head.counts and found.base.counts
+    told = warm.asked(*FIRST, *COUNTING)
+    again = told.index((COUNTING[0], "start"))
     assert {label for label, what in told[:again] if what == "close"} == {*FIRST}
     assert found.pairs == 1
 
 
 def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(warm, measure):
     """It takes more than the compiled step. The pair that was timed before counts."""
-    warm.squeezed = {"counting launch head"}
+    warm.squeezed = {"first launch head"}
     found = measure(1, GPU, files=FILES)
-    assert launched(warm) == FIRST * 2
+    assert launched(warm) == FIRST + COUNTING
     assert found.pairs == 1 and found.head.counts.values == {"flops_per_step": 7}
     assert not any(one.kernels_us for one in found.head.launches)
 
@@ -604,11 +605,11 @@ def test_two_trees_that_do_not_fit_are_counted_one_after_the_other(warm, measure
     """By what their first steps reserved: both launches end, and each tree counts alone."""
     warm.reserved_bytes = 64 * GIB
     measure(1, GPU, files=FILES)
-    told = [event for event in warm.events if event[0] in FIRST]
-    counted = told.index((FIRST[0], "count"))
+    told = warm.asked(*FIRST, *COUNTING)
     closed = [told.index((label, "close")) for label in FIRST]
-    assert max(closed) < counted < told.index((FIRST[0], "leave"))
-    assert not any(event == (FIRST[1], "hello") for event in told[max(closed) : counted])
+    left = told.index((COUNTING[0], "leave"))
+    assert max(closed) < told.index((COUNTING[0], "count")) < left
+    assert left < told.index((COUNTING[1], "hello"))
 
 
 def test_a_loop_is_built_after_heads_first_step(warm, measure):
@@ -868,7 +869,7 @@ def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
 
 
 def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, differing):
-    """The counting launch compiled, and chose other grids than are kept for later launches. What
+    """The first launch compiled, and chose other grids than are kept for later launches. What
     only a counting pass reads stays, of the kernels that ran in the same form.
     """
     warm = {"head": world.profiles["head"], "base": world.profiles["base"]}
@@ -921,15 +922,15 @@ def test_what_stays_slower_is_not_measured(world, measure):
     seen = []
     again = measure(24, GPU, stays=lambda head: seen.append(head) or before)
     assert again is before and seen[0].fingerprint == before.head.fingerprint
-    assert ("counting launch head", "first_step") in world.events
+    assert ("first launch head", "first_step") in world.events
     assert not any(what == "count" for _, what in world.events)
-    done = {what for label, what in world.events if label != "counting launch head"}
+    done = {what for label, what in world.events if label != "first launch head"}
     assert done <= {"start", "hello", "prepare", "close"}
 
 
 def test_a_head_that_fails_is_not_slower_still(world, measure):
     """Its fault is said: nobody knows what stays of a step that does not run."""
-    world.fails[("counting launch head", "first_step")] = "RAISED"
+    world.fails[("first launch head", "first_step")] = "RAISED"
     found = measure(6, GPU, stays=lambda head: 1 / 0)
     assert judge_ab(found).reason is Reason.RAISED
 
@@ -1010,7 +1011,7 @@ def test_who_fails_is_blamed(world, measure, side, command, number):
 @pytest.mark.parametrize("command", ["hello", "prepare", "first_step", "count", "leave"])
 def test_who_fails_when_counted_is_blamed(world, measure, side, command):
     """No pair is measured then; a base that cannot run the case is not comparable."""
-    world.fails[(f"counting launch {side}", command)] = "BAD_WORKLOAD"
+    world.fails[(f"first launch {side}", command)] = "BAD_WORKLOAD"
     found = measure(3)
     (fault,) = (found.head if side == "head" else found.base).faults
     assert fault.code == "BAD_WORKLOAD" and found.pairs == 0
@@ -1075,7 +1076,7 @@ def test_progress_names_the_pair_and_the_side(world, measure):
     measure(1)
     told = "\n".join(world.told)
     for part in (
-        "counting launch: build and first step",
+        "first launch: build and first step",
         "pair 1: build and first step",
         "pair 1 head: warm-up",
         "pair 1 base: block 2 of 2",

@@ -28,7 +28,7 @@ def counted(identity):
 @pytest.mark.parametrize(
     ("identity", "started"),
     [
-        (StepIdentity({"kernels": "a"}), ["counting launch"]),
+        (StepIdentity({"kernels": "a"}), ["first launch"]),
         (StepIdentity({"kernels": "b"}), [2, 3]),
         (StepIdentity(problem="it launches a graph"), [2, 3]),
     ],
@@ -53,7 +53,7 @@ def test_the_pair_that_ends_most_cases_of_a_cpu_starts_none_behind_it(monkeypatc
     """Two are enough where they show no slowdown; where they did, the third has another ready."""
     found = replace(alike([0.0] * measured), glance=True)
     case = Case("x", "a:b", device="cpu", gates=("graph_breaks",))
-    started = {0: [2], 1: ["counting launch"], 2: [4]}[measured]
+    started = {0: [2], 1: ["first launch"], 2: [4]}[measured]
     assert started_beside(monkeypatch, case, measured + 1, found) == started
 
 

@@ -192,9 +192,7 @@ def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
 
 LACKS = {
     "base": {
-        "faults": (
-            Fault(Reason.BAD_WORKLOAD, "work has no factory", "", "counting launch, prepare"),
-        ),
+        "faults": (Fault(Reason.BAD_WORKLOAD, "work has no factory", "", "first launch, prepare"),),
         "launches": (),
     },
     "head": {"launches": ()},

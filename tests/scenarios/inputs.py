@@ -167,7 +167,7 @@ def profiled(found, head, base):
 
 def failed_side(code, message, detail="", site=None):
     """What a side is that failed before its first pair."""
-    fault = Fault(Reason(code), message, detail, "counting launch, prepare", site)
+    fault = Fault(Reason(code), message, detail, "first launch, prepare", site)
     return {"faults": (fault,), "launches": (), "counts": None}
 
 

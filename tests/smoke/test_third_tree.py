@@ -111,7 +111,7 @@ def test_a_third_trees_package_is_a_fault(clones, against):
     first, second = clones
     code, printed = gate(second, str(first / "src"), *against)
     assert code == 1 and "make[x]: BROKEN: " in printed, printed
-    launch = "counting launch" if against else "launch 1"
+    launch = "first launch" if against else "launch 1"
     assert faults(second) == [("OTHER_TREE", f"{launch}, prepare")]
     for name in ("__init__", "train"):
         assert f"({first}/src/mypkg/{name}.py)" in printed, printed
@@ -161,5 +161,5 @@ def test_an_installed_copy_of_another_package_is_a_fault(clones, tmp_path):
     git(tree, "tag", "own")
     (tree / "src" / "lib" / "__init__.py").write_text("PRODUCTS = 2\n")
     code, printed = gate(tree, str(site), "--perf-against=own", PYTHONUSERBASE=str(tmp_path))
-    assert code == 1 and faults(tree) == [("OTHER_TREE", "counting launch, prepare")], printed
+    assert code == 1 and faults(tree) == [("OTHER_TREE", "first launch, prepare")], printed
     assert "of which the two revisions have different sources" in printed

@@ -69,7 +69,7 @@ def decided(found):
 
 def fault(code, message="planted"):
     """A side's evidence after a launch that failed so before any pair."""
-    return {"faults": (Fault(Reason(code), message, "detail", "counting launch, prepare"),)}
+    return {"faults": (Fault(Reason(code), message, "detail", "first launch, prepare"),)}
 
 
 UNMEASURED = {"launches": (), "counts": None}
