@@ -55,7 +55,7 @@ from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.changed_kernels import margins_of
-from stepguard.judge.rules.identical_step import not_enough, unread
+from stepguard.judge.rules.identical_step import not_enough, unread, without_counters
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.slow_step_patterns import (
@@ -93,6 +93,7 @@ def judge_ab(
 
 def findings_of(comparison: Comparison) -> Findings:
     """Return what the rules say of HEAD's tree against the other tree."""
+    comparison = without_counters(comparison)
     refused = refusal(comparison)
     if refused is None:
         return _compared(comparison)
@@ -103,6 +104,7 @@ def findings_of(comparison: Comparison) -> Findings:
 
 def refusal(comparison: Comparison) -> Refusal | None:
     """Return why the two trees cannot be compared; None if they can."""
+    comparison = without_counters(comparison)
     # Other work comes before soundness: the counting pass shows it, without a pair.
     asked = (_failed, _other_work, _unsound, _unknown_work)
     return next(filter(None, (refusal_of(comparison) for refusal_of in asked)), None)

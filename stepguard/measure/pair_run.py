@@ -380,10 +380,9 @@ class _PairRun:
 
     def comparison(self) -> Comparison:
         """Return what is known so far."""
-        # Without counts only the time is judged (_same_so_far).
-        uncounted = self._uncounted() and self.sides[HEAD].launches
-        gates = (JUDGED_TIME,) if uncounted else judged(self.case)
-        head, base = (workers.evidence(planned_launches=1, gates=gates) for workers in self.sides)
+        head, base = (
+            workers.evidence(planned_launches=1, gates=judged(self.case)) for workers in self.sides
+        )
         return Comparison(
             self.against,
             head,

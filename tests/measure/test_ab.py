@@ -514,7 +514,7 @@ def test_a_step_that_reads_no_changed_file_is_not_counted(warm, measure):
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.UNREAD_FILES)
     assert launched(warm) == FIRST and not any(what == "count" for _, what in warm.events)
-    assert found.pairs == 1 and found.head.gates == ("step_ms",)
+    assert found.pairs == 1 and found.head.gates == ("step_ms", "flops_per_step")
     assert found.head.changed_read == found.base.changed_read == ()
 
 

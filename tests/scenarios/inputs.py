@@ -257,10 +257,7 @@ def unchanged(pct=0.0, **changes):
 def unread():
     """One pair of two trees that differ in a file which no launch opened."""
     found = replace(unchanged(), files=("README.md",))
-    sides = (
-        replace(side, counts=None, gates=("step_ms",), changed_read=())
-        for side in (found.head, found.base)
-    )
+    sides = (replace(side, counts=None, changed_read=()) for side in (found.head, found.base))
     head, base = sides
     return replace(found, head=head, base=base)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Counts
 from stepguard.core.margins import PRIOR
+from stepguard.core.metrics import METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
@@ -65,6 +66,20 @@ def unread(comparison: Comparison) -> bool:
     """
     sides = (comparison.head, comparison.base)
     return not _loose(comparison) and all(side.changed_read == () for side in sides)
+
+
+def without_counters(comparison: Comparison) -> Comparison:
+    """Return the comparison without gated counters if nothing was counted since no file that
+    differs was opened. The same code on the same data costs the same.
+    """
+    sides = comparison.head, comparison.base
+    if all(side.counts for side in sides) or not unread(comparison):
+        return comparison
+    head, base = (
+        replace(side, gates=tuple(gate for gate in side.gates if METRICS[gate].kind != "counter"))
+        for side in sides
+    )
+    return replace(comparison, head=head, base=base)
 
 
 def _loose(comparison: Comparison) -> tuple[str, ...]:

@@ -97,10 +97,7 @@ def uncounted(head_ms=None, **head):
     HEAD's evidence.
     """
     found = pair(head_ms)
-    sides = (
-        replace(side, counts=None, gates=("step_ms",), changed_read=())
-        for side in (found.head, found.base)
-    )
+    sides = (replace(side, counts=None, changed_read=()) for side in (found.head, found.base))
     of_head, of_base = sides
     return replace(found, head=replace(of_head, **head), base=of_base)
 
