@@ -2,6 +2,8 @@
 
 import ctypes
 import mmap
+import os
+import resource
 import subprocess
 import sys
 
@@ -99,6 +101,44 @@ def test_a_file_that_is_gone_cannot_be_opened(tree, watch):
 def test_a_folder_counts_as_opened(tree, watch):
     """A submodule, or a link to a folder: what is opened in it is not heard."""
     assert watch(tree / "data").opened() == {tree / "data"}
+
+
+@pytest.mark.parametrize("name", ["a[1].py", "*.py", "**.py", "x\udcff.py"])
+def test_a_name_is_no_pattern(tree, watch, name):
+    """Its bytecode is watched as that of any other file, and nothing fails."""
+    (tree / name).write_text("")
+    (tree / "__pycache__").mkdir()
+    bytecode = tree / "__pycache__" / f"{name.removesuffix('.py')}.cpython-311.pyc"
+    bytecode.write_text("")
+    watched = watch(tree / name)
+    assert watched.opened() == frozenset()
+    bytecode.read_bytes()
+    assert watched.opened() == {tree / name}
+
+
+def test_what_is_no_file_counts_as_opened(tree, watch):
+    """To open a pipe, as the first watched file is on trial, would wait for its other end. A link
+    that leads to itself cannot be opened.
+    """
+    os.mkfifo(tree / "pipe")
+    (tree / "link").symlink_to("pipe")
+    (tree / "loop").symlink_to("loop")
+    assert watch(tree / "link", tree / "loop").opened() == {tree / "link"}
+
+
+def test_events_are_read_by_a_process_with_many_files(tree, watch):
+    """Above a number of 1023 select() fails."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        watched = watch(tree / "step.py")
+        (tree / "step.py").read_text()
+        assert watched.opened() == {tree / "step.py"}
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_what_was_opened_stays_known_after_the_end(tree, watch):

@@ -6,8 +6,8 @@ or load a library. Whatever opens a file does so by the kernel.
 
 import contextlib
 import ctypes
+import glob
 import os
-import select
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,7 +21,8 @@ class OpenedFiles:
     """Watches files from its start until close().
 
     A file that is not there cannot be opened. Of a Python file its bytecode is watched, too. A
-    folder counts as opened, since what is opened below it is not heard.
+    folder counts as opened, since what is opened below it is not heard. So does what is neither a
+    file nor a folder.
     """
 
     def __init__(self, paths: Iterable[Path]) -> None:
@@ -47,15 +48,17 @@ class OpenedFiles:
             self._queue = -1
 
     def _watch(self, path: Path) -> None:
-        if path.is_dir():
+        # Not by Path.is_file(), which fails where this process may not look.
+        if os.path.exists(path) and not os.path.isfile(path):
             self._opened.add(path)
             return
-        bytecode = path.parent.glob(f"__pycache__/{path.stem}.*") if path.suffix == ".py" else ()
+        pattern = f"__pycache__/{glob.escape(path.stem)}.*"
+        bytecode = path.parent.glob(pattern) if path.suffix == ".py" else ()
         for file in (path, *bytecode):
             number = self._libc.inotify_add_watch(self._queue, os.fsencode(file), _IN_OPEN)
             if number >= 0:
                 self._watched[number] = path
-            elif file.exists():
+            elif os.path.exists(file):
                 self._known = False
 
     def _hears(self) -> bool:
@@ -74,9 +77,10 @@ class OpenedFiles:
     def _numbers(self) -> set[int]:
         """Return the kernel's numbers of the files that were opened since the last call."""
         numbers: set[int] = set()
-        while self._queue >= 0 and select.select([self._queue], [], [], 0)[0]:
-            events = os.read(self._queue, _READ_BYTES)
-            for number, mask, _, length in _EVENT.iter_unpack(events):
-                self._known = self._known and not length and not mask & _IN_Q_OVERFLOW
-                numbers.add(number)
+        with contextlib.suppress(BlockingIOError):  # there are no more events
+            while self._queue >= 0:
+                events = os.read(self._queue, _READ_BYTES)
+                for number, mask, _, length in _EVENT.iter_unpack(events):
+                    self._known = self._known and not length and not mask & _IN_Q_OVERFLOW
+                    numbers.add(number)
         return numbers

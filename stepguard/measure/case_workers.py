@@ -188,9 +188,10 @@ class CaseWorkers:
         """
         opened = self._opened.opened() if self._opened else None
         if opened is not None:
-            read = {path.resolve() for path in opened} | self._modules
+            # Not by Path.resolve(), which fails at a link that leads to itself.
+            read = {os.path.realpath(path) for path in (*opened, *self._modules)}
             top = self._tree
-            self._changed_read = tuple(f for f in self._files if (top / f).resolve() in read)
+            self._changed_read = tuple(f for f in self._files if os.path.realpath(top / f) in read)
         else:
             self._changed_read = None
 

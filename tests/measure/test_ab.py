@@ -549,6 +549,14 @@ def test_a_step_that_reads_a_changed_file_is_counted(warm, measure, files):
     assert judge_ab(found).reason is not Reason.UNREAD_FILES
 
 
+def test_a_changed_link_that_leads_to_itself_is_no_read_file(warm, measure, tmp_path):
+    """Nobody can open it."""
+    warm.reads = ()
+    (tmp_path / FILES[0]).unlink()
+    (tmp_path / FILES[0]).symlink_to((tmp_path / FILES[0]).name)
+    assert measure(1, GPU, files=FILES).head.changed_read == ()
+
+
 def test_a_cpus_step_is_counted(warm, measure):
     """Its time decides too little."""
     warm.reads, warm.profiles = (), {}
