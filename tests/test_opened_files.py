@@ -12,6 +12,22 @@ import pytest
 from stepguard.machine import opened_files
 from stepguard.machine.opened_files import OpenedFiles
 
+
+def replaced(path):
+    """Replace a file by another one, as git and editors do."""
+    new = path.with_name("new")
+    new.write_text("")
+    new.rename(path)
+
+
+REPLACERS = {
+    "replaced": replaced,
+    "replaced, with another name": lambda path: [
+        path.with_name("hard").hardlink_to(path),
+        replaced(path),
+    ],
+    "moved away": lambda path: path.rename(path.with_name("old")),
+}
 OPENERS = {
     "read": lambda path: path.read_text(),
     "by a program": lambda path: subprocess.run(["cat", path], check=True, capture_output=True),
@@ -69,6 +85,14 @@ def test_whoever_opens_a_file_is_heard(tree, watch, how):
     watched = watch(tree / "notes.md", tree / "step.py")
     assert watched.opened() == frozenset()
     OPENERS[how](tree / "step.py")
+    assert watched.opened() == {tree / "step.py"}
+
+
+@pytest.mark.parametrize("how", REPLACERS)
+def test_a_file_that_is_replaced_counts_as_opened(tree, watch, how):
+    """Nobody hears who opens the new one of that name."""
+    watched = watch(tree / "notes.md", tree / "step.py")
+    REPLACERS[how](tree / "step.py")
     assert watched.opened() == {tree / "step.py"}
 
 

@@ -12,7 +12,10 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-_IN_OPEN, _IN_Q_OVERFLOW = 0x20, 0x4000  # linux/inotify.h
+_IN_ATTRIB, _IN_OPEN, _IN_Q_OVERFLOW, _IN_MOVE_SELF = 0x4, 0x20, 0x4000, 0x800  # linux/inotify.h
+# A file that another one replaces loses a link, or moves. The other one's name is the same, but
+# whoever opens it is not heard. So this counts as opened.
+_EVENTS = _IN_OPEN | _IN_ATTRIB | _IN_MOVE_SELF
 _EVENT = struct.Struct("iIII")  # inotify_event without its name, which a watch on a file lacks
 _READ_BYTES = 1 << 16
 
@@ -55,7 +58,7 @@ class OpenedFiles:
         pattern = f"__pycache__/{glob.escape(path.stem)}.*"
         bytecode = path.parent.glob(pattern) if path.suffix == ".py" else ()
         for file in (path, *bytecode):
-            number = self._libc.inotify_add_watch(self._queue, os.fsencode(file), _IN_OPEN)
+            number = self._libc.inotify_add_watch(self._queue, os.fsencode(file), _EVENTS)
             if number >= 0:
                 self._watched[number] = path
             elif os.path.exists(file):
