@@ -19,6 +19,7 @@ from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
+from stepguard.core.text import printable
 from stepguard.judge.kernel_times import times_as_counted, with_machine_code_of
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
@@ -190,8 +191,8 @@ class CaseWorkers:
         if opened is not None:
             # Not by Path.resolve(), which fails at a link that leads to itself.
             read = {os.path.realpath(path) for path in (*opened, *self._modules)}
-            top = self._tree
-            self._changed_read = tuple(f for f in self._files if os.path.realpath(top / f) in read)
+            files = (f for f in self._files if os.path.realpath(self._tree / f) in read)
+            self._changed_read = tuple(map(printable, files))
         else:
             self._changed_read = None
 

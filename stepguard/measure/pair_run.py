@@ -25,6 +25,7 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
+from stepguard.core.text import printable
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import changed_kernels, mean_on_cpu
@@ -101,6 +102,8 @@ class _PairRun:
         self, case: Case, sides: Sequence[CaseWorkers], against: str, wanted: PairsWanted
     ) -> None:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
+        files = wanted.files
+        self.files = None if files is None else tuple(map(printable, files))
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
         self.near = 0  # pairs before the far ones
@@ -390,7 +393,7 @@ class _PairRun:
             alpha=self.wanted.alpha,
             together=self.together,
             out_of_time=self.out_of_time,
-            files=self.wanted.files,
+            files=self.files,
             again=tuple(self.replaced),
             glance=judges_ungated_time(self.case),
             fresh=self.wanted.fresh,

@@ -63,6 +63,15 @@ def test_every_kind_of_change_is_dirty(root):
     assert dirty(root) == ("code.py",)
 
 
+def test_what_is_dirty_can_be_written_down(root):
+    """Also a name that is no UTF-8. It is read from disk by its real name."""
+    (root / "b\udcff.py").write_text("")
+    assert dirty(root) == (r"b\udcff.py",)
+    before = current(root, None).state
+    (root / "b\udcff.py").write_text("more")
+    assert current(root, None).state != before
+
+
 def test_baselines_do_not_make_a_tree_dirty(root):
     """Recording a baseline must not stop the next one: changes under baselines/ are left out."""
     (root / "baselines" / "cpu.json").write_text("2\n")

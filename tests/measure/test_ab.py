@@ -15,7 +15,8 @@ import stepguard.measure.case_workers
 import stepguard.measure.launches
 import stepguard.measure.pair_run
 from stepguard import Case, Loop
-from stepguard.core.evidence import Disturbance, Fault
+from stepguard.core.comparison import from_json
+from stepguard.core.evidence import Disturbance, Fault, to_json
 from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import Margins
 from stepguard.core.reasons import Reason
@@ -555,6 +556,16 @@ def test_a_changed_link_that_leads_to_itself_is_no_read_file(warm, measure, tmp_
     (tmp_path / FILES[0]).unlink()
     (tmp_path / FILES[0]).symlink_to((tmp_path / FILES[0]).name)
     assert measure(1, GPU, files=FILES).head.changed_read == ()
+
+
+def test_a_comparison_can_be_kept_whatever_a_changed_file_is_called(warm, measure, tmp_path):
+    """A name may be no UTF-8."""
+    for tree in (tmp_path, tmp_path / "other"):
+        (tree / "\udcff.py").write_text("# differs\n")
+    warm.reads = ("\udcff.py",)
+    found = measure(1, GPU, files=warm.reads)
+    assert found.head.changed_read and found.files == found.head.changed_read
+    assert from_json(to_json(found), "kept") == found
 
 
 def test_a_cpus_step_is_counted(warm, measure):

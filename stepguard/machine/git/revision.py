@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepguard.core.run_document import HEAD_BYTES, SUFFIXES, describes_a_run
+from stepguard.core.text import printable
 
 GIT_LIMIT_S = 30
 _NOT_TAKEN = (
@@ -102,7 +103,9 @@ class Checkout:
         top = self.top
         dirty = [path for path in self.differing if not _is_baseline(top / path, baselines)]
         watched = {path for path in self.watched if not _is_baseline(top / path, baselines)}
-        return Revision(self.commit, tuple(sorted(dirty)), _state(top, watched.union(dirty)))
+        # A name may be no UTF-8, and documents of runs have these names.
+        shown = tuple(sorted(map(printable, dirty)))
+        return Revision(self.commit, shown, _state(top, watched.union(dirty)))
 
 
 def current(root: Path, baselines: Path | None) -> Revision:
