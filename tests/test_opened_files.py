@@ -150,6 +150,26 @@ def test_what_is_no_file_counts_as_opened(tree, watch):
     assert watch(tree / "link", tree / "loop").opened() == {tree / "link"}
 
 
+@pytest.mark.parametrize(
+    "name", ["step.py/a.py", "loop/a.py", f"{'a' * 300}.py", ".py", "data/a.py"]
+)
+def test_where_no_file_can_be_nothing_is_opened(tree, watch, name):
+    """A folder of one tree may be a file of the other, or a link that leads nowhere."""
+    (tree / "loop").symlink_to("loop")
+    assert watch(tree / name, tree / "notes.md").opened() == frozenset()
+
+
+def test_a_folder_that_nobody_may_enter_is_no_error(tree, watch, monkeypatch):
+    """What is in it cannot be opened either."""
+
+    def refuse(*path, **options):
+        raise PermissionError
+
+    for looks in (opened_files.Path, opened_files.os):
+        monkeypatch.setattr(looks, "stat", refuse)
+    assert watch(tree / "data" / "step.py").opened() == frozenset()
+
+
 def test_events_are_read_by_a_process_with_many_files(tree, watch):
     """Above a number of 1023 select() fails."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

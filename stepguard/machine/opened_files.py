@@ -51,12 +51,12 @@ class OpenedFiles:
             self._queue = -1
 
     def _watch(self, path: Path) -> None:
-        # Not by Path.is_file(), which fails where this process may not look.
+        # Not by methods of Path, which fail where this process may not look.
         if os.path.exists(path) and not os.path.isfile(path):
             self._opened.add(path)
             return
-        pattern = f"__pycache__/{glob.escape(path.stem)}.*"
-        bytecode = path.parent.glob(pattern) if path.suffix == ".py" else ()
+        names = f"{glob.escape(str(path.parent))}/__pycache__/{glob.escape(path.stem)}.*"
+        bytecode = glob.glob(names) if path.suffix == ".py" else ()
         for file in (path, *bytecode):
             number = self._libc.inotify_add_watch(self._queue, os.fsencode(file), _EVENTS)
             if number >= 0:
