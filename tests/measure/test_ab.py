@@ -62,6 +62,7 @@ class World:
         self.profiled = {}  # label: the profile of a launch that ran other kernels
         self.cold = {"head", "base"}  # the sides whose first launch compiles
         self.reads = FILES  # the files of its tree that each launch opens
+        self.reads_late = {}  # label: files of any tree that a block of this launch opens
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
         self.squeezed = set()  # labels whose next count has no memory for the eager step
 
@@ -203,6 +204,8 @@ def fake_group(world):
             return {"profile": msgspec.to_builtins(known), "problem": ""}
 
         def block(self, steps):
+            for file in world.reads_late.get(self.key, ()):
+                file.read_bytes()
             ms = world.step_ms[self.side]
             begin, self.done = self.done, self.done + steps
             seldom = world.every if self.side == "head" else 0
@@ -547,6 +550,22 @@ def test_a_step_that_reads_a_changed_file_is_counted(warm, measure, files):
     warm.reads = FILES if files else ()
     found = measure(wants_another_pair, GPU, files=files)
     assert found.head.changed_read == files and found.head.counts
+    assert judge_ab(found).reason is not Reason.UNREAD_FILES
+
+
+@pytest.mark.parametrize("cold", [set(), {"head"}])
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize("other", [False, True])
+def test_a_changed_file_that_a_late_step_opens_is_counted(
+    warm, measure, tmp_path, cold, side, other
+):
+    """By the first pair, whichever launches it is of; also if it is the other tree's file."""
+    warm.reads, warm.cold = (), cold
+    label = f"pair 1 {side}" if cold else f"first launch {side}"
+    tree = tmp_path if (side == "head") != other else tmp_path / "other"
+    warm.reads_late = {label: [tree / FILES[0]]}
+    found = measure(wants_another_pair, GPU, files=FILES)
+    assert found.head.counts and found.base.counts
     assert judge_ab(found).reason is not Reason.UNREAD_FILES
 
 
