@@ -587,18 +587,21 @@ def test_a_comparison_can_be_kept_whatever_a_changed_file_is_called(warm, measur
     assert from_json(to_json(found), "kept") == found
 
 
-def test_a_cpus_step_is_counted(warm, measure):
+@pytest.mark.parametrize("cold", [set(), {"head", "base"}])
+def test_a_cpus_step_is_counted(warm, measure, cold):
     """Its time decides too little."""
-    warm.reads, warm.profiles = (), {}
+    warm.reads, warm.profiles, warm.cold = (), {}, cold
     found = measure(1, CPU, files=FILES)
-    assert found.head.counts and found.base.counts and launched(warm)[:2] == FIRST
+    counted = [label for label, what in warm.events if what == "count"]
+    assert found.head.counts and found.base.counts and {*counted} == {*FIRST}
 
 
 def test_head_with_itself_is_counted(warm, measure):
     """All of its pairs are wanted, so no pair is the last."""
     warm.reads = ()
     found = measure(2, GPU, files=(), base="f" * 40)
-    assert found.same_commit and found.head.counts and found.pairs == 2
+    counted = [label for label, what in warm.events if what == "count"]
+    assert found.same_commit and found.pairs == 2 and {*counted} == {*FIRST}
 
 
 def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure):

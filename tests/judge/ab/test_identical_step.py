@@ -134,6 +134,15 @@ def test_without_counts_nothing_is_green_if_a_changed_file_may_have_been_opened(
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.METRIC_MISSING)
 
 
+def test_what_was_counted_is_judged_whatever_was_opened():
+    """The first pair may look odd, so that both sides are counted after all."""
+    values = evidence().counts.values
+    found = pair(values=values | {"host_syncs_per_step": values["host_syncs_per_step"] + 1})
+    gated = {"changed_read": (), "gates": ("step_ms", "host_syncs_per_step")}
+    head, base = (replace(side, **gated) for side in (found.head, found.base))
+    assert judge_ab(replace(found, head=head, base=base)).status is Status.CHANGED
+
+
 def test_nor_if_it_is_not_known_which_files_differ():
     """An alarm of recordings asks for its pairs like that."""
     assert judge_ab(replace(uncounted(), files=None)).status is not Status.SAME
