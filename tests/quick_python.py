@@ -24,6 +24,8 @@ COMMANDS = {  # python -m ..., and the stages that they need
     "quick_stepguard": ["pytest", "pytest: engine"],
     "stepguard": ["pytest", "pytest: engine"],
     "model.train": ["torch", "torch._dynamo"],
+    "benchmarks.build_nanogpt_rank": ["torch", "torch._dynamo"],
+    "frozen_leaks": ["torch"],
 }
 
 

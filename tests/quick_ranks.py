@@ -23,7 +23,6 @@ from stepguard.worker.count import eager, garbage, kept_memory, sync_candidates
 
 MODES = (
     eager.OperatorCounter,
-    sync_candidates._Waits,
     kept_memory._Made,
     flop_counter._FlopCounterMode,
 )

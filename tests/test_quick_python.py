@@ -57,7 +57,9 @@ def started(tmp_path):
         (tmp_path / "test_it.py").write_text(TEST.format(does=does))
         (tmp_path / "ended").unlink(missing_ok=True)
         (tmp_path / "typed").write_text("typed")
-        env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | variables
+        # Plugins, which none of this is about, take a new process longer than all else does.
+        own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        env = os.environ | own | variables
         pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         with (tmp_path / "typed").open() as typed:
             run = subprocess.Popen(

@@ -8,6 +8,7 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
+from agent_forks import interpreter
 from forks import torchrun
 
 from benchmarks import build_nanogpt
@@ -135,10 +136,13 @@ def test_our_step_has_their_tokens(gpus, micro_steps):
 
 
 def test_a_launch_of_ours_on_a_cpu(tmp_path, monkeypatch):
-    """One rank under torchrun, for real: its figures, and nothing of an earlier launch."""
+    """One rank under torchrun, for real: its figures, and nothing of an earlier launch. The rank is
+    forked.
+    """
 
     def run_until(command, limit_s, *, cwd, env):
         assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+        env["PYTHON_EXEC"] = str(interpreter(tmp_path / "bin"))
         found, log = torchrun(command[3:], tmp_path / "log", cwd, **env), tmp_path / "log"
         return log.read_text() + str(found), False
 

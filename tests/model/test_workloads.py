@@ -271,11 +271,17 @@ def test_a_closed_workload_keeps_its_facts_only():
 
 @pytest.fixture
 def one_layer(monkeypatch: pytest.MonkeyPatch):
-    """As much as the compiler has to see, of which every kernel takes it seconds. That it can build
-    for this CPU is known, for which it would build three programs more.
+    """As much as the compiler has to see. It changes the graphs as always, and calls torch's own
+    kernels: to generate those of a step takes half a minute of a CPU. An older torch knows no way
+    to leave that out. That it can build for this CPU is known, for which it would build three
+    programs more.
     """
     monkeypatch.setitem(SIZES, "tiny", replace(TINY, n_layer=1))
     monkeypatch.setattr(VecISA, "check_build", lambda isa, code: True)
+    # Not by monkeypatch, which would delete it at the end: torch then hides it for good.
+    known = {"fallback_by_default": True} if hasattr(inductor, "fallback_by_default") else {}
+    with inductor.patch(known):
+        yield
 
 
 def test_a_compiled_step_agrees_with_eager(one_layer):
@@ -308,13 +314,10 @@ def test_the_attention_backend_is_the_one_asked_for(compile: bool, one_layer):
     """Asked for "math", no fused kernel runs: the compiler neither takes the graph that it cached
     for the default, nor puts the fused operator back where it recognises attention."""
     asked = {"default": True, "math": False} | ({} if compile else {"flash": True})
-    # Not by monkeypatch, which would delete it at the end: torch then hides it for good.
-    known = {"fallback_by_default": True} if hasattr(inductor, "fallback_by_default") else {}
-    with inductor.patch(known):
-        for attention, fused in asked.items():
-            torch.compiler.reset()
-            workload = forward(**{**SMALL, "compile": compile}, attention=attention)
-            assert bool(attention_operators(workload)) == fused, attention
+    for attention, fused in asked.items():
+        torch.compiler.reset()
+        workload = forward(**{**SMALL, "compile": compile}, attention=attention)
+        assert bool(attention_operators(workload)) == fused, attention
 
 
 def test_attention_backends_agree():

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from stepguard.core.site import Site
@@ -57,7 +55,7 @@ def count_candidates(tally: Tally, counted: RankStep) -> None:
         counted.phases.begin_step()
         counted.placement.forget_freed()
         waits = _Waits(counted.placement, counted.phases)
-        with counted.placement.observed(copies=True), waits, _HostCopies(waits):
+        with counted.placement.observed(copies=True, watch=waits):
             counted.step()
         steps.append(waits.sites)
     # Allowed candidates are kept, but do not count.
@@ -67,23 +65,40 @@ def count_candidates(tally: Tally, counted: RankStep) -> None:
     tally.add("sync_candidates_per_step", counts, sites=sites)
 
 
-class _Waits(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the operators that would wait."""
+class _Waits:
+    """Notes the operators that would wait, and the calls that bring a tensor to the host. On a CPU
+    such a call dispatches nothing.
+    """
 
     def __init__(self, placement: Placement, phases: Phases) -> None:
-        super().__init__()
         self.sites: list[Site] = []
         self.placement, self._phases = placement, phases
         self._origins = Origins()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, name = kwargs or {}, str(func)
+    def operator(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note an operator that would wait."""
+        name = str(func)
         self._origins.note(name)
         if what := self._waits(name, args, kwargs):
-            self.note(what)
-        return func(*args, **kwargs)
+            self._note(what)
 
-    def note(self, what: str) -> None:
+    def call(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Note a call that would bring a tensor to the host."""
+        name = getattr(func, "__name__", "")
+        moves = (name in _TO_HOST or name == "to") and args and isinstance(args[0], torch.Tensor)
+        if moves and self.placement.on_device(args[0]):
+            if name in _TO_HOST:
+                self._note(_TO_HOST[name])
+            # With non_blocking torch copies into pinned memory, and the host goes on.
+            elif target(func, args, kwargs) is False and not kwargs.get("non_blocking"):
+                self._note("copy to the host")
+        if name in _FROM_NUMBERS:
+            given = (*args[name == "new_tensor" :], kwargs.get("data"))[0]
+            for value in tree_iter(given) if isinstance(given, list | tuple) else ():
+                if self.placement.on_device(value):
+                    self._note(".item()")
+
+    def _note(self, what: str) -> None:
         """Add a candidate at the line that is running now. In a backward pass, add the operator of
         the forward pass.
         """
@@ -117,28 +132,3 @@ def _fills(values: Any, accumulate: bool = False) -> bool:
 
 def _is_async(non_blocking: bool = False) -> bool:
     return non_blocking
-
-
-class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
-    """Notes the calls that bring a tensor to the host. On a CPU they dispatch nothing."""
-
-    def __init__(self, waits: _Waits) -> None:
-        super().__init__()
-        self._waits = waits
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        moves = (name in _TO_HOST or name == "to") and args and isinstance(args[0], torch.Tensor)
-        if moves and self._waits.placement.on_device(args[0]):
-            if name in _TO_HOST:
-                self._waits.note(_TO_HOST[name])
-            # With non_blocking torch copies into pinned memory, and the host goes on.
-            elif target(func, args, kwargs) is False and not kwargs.get("non_blocking"):
-                self._waits.note("copy to the host")
-        if name in _FROM_NUMBERS:
-            given = (*args[name == "new_tensor" :], kwargs.get("data"))[0]
-            for value in tree_iter(given) if isinstance(given, list | tuple) else ():
-                if self._waits.placement.on_device(value):
-                    self._waits.note(".item()")
-        return func(*args, **kwargs)

@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -43,6 +43,16 @@ _PLAIN = {bool, float, int, str, type(None), torch.device, torch.dtype, torch.la
 Origin = tuple[str, str, int, int]  # operator, file, line, and the number of its call in a step
 
 
+class Watch(Protocol):
+    """Sees what runs before it runs."""
+
+    def operator(self, func: Any, args: Any, kwargs: Any) -> None:
+        """See an operator."""
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> None:
+        """See a call of a function of torch's."""
+
+
 class Placement:
     """Knows where each storage that it saw being made would live: on the GPU or on the host."""
 
@@ -56,14 +66,14 @@ class Placement:
         self._calls: Counter[tuple[str, str, int]] = Counter()
 
     @contextmanager
-    def observed(self, copies: bool = False) -> Iterator[None]:
+    def observed(self, copies: bool = False, watch: "Watch | None" = None) -> Iterator[None]:
         """Follow all that is made and computed inside the block, which runs eagerly.
 
         With ``copies`` a move between host and device makes a copy, as on a machine with a GPU.
-        Without, both are one tensor.
+        Without, both are one tensor. ``watch`` sees each operator and each call before it runs.
         """
         self._calls.clear()
-        with _eagerly(), _Moves(self, copies), _Follows(self):
+        with _eagerly(), _Moves(self, copies, watch), _Follows(self, watch):
             yield
 
     def on_device(self, *things: Any) -> bool:
@@ -77,12 +87,12 @@ class Placement:
         return known is not None and not self._is_on_device(tensor)
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
-        # Parameters count, even if the code did not send them because this machine has no GPU.
-        if isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad:
-            return True
         storage = _storage(tensor)
         # A tensor without a storage (sparse) cannot be followed, and must not hide a wait.
-        return storage is None or self._known.get(storage._cdata, (None, False))[1]
+        if storage is None or self._known.get(storage._cdata, (None, False))[1]:
+            return True
+        # Parameters count, even if the code did not send them because this machine has no GPU.
+        return isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad
 
     def put(self, things: Any, on_device: bool) -> None:
         """Note where all tensors among ``things`` would live."""
@@ -186,9 +196,9 @@ def _eagerly() -> AbstractContextManager[None]:
 class _Follows(TorchDispatchMode):  # type: ignore[misc]
     """Follows every operator, also of the backward pass."""
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, watch: Watch | None) -> None:
         super().__init__()
-        self._placement = placement
+        self._placement, self._watch = placement, watch
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -196,6 +206,8 @@ class _Follows(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._watch:
+            self._watch.operator(func, args, kwargs)
         result = func(*args, **kwargs)
         self._placement.follow(func, args, kwargs, result)
         return result
@@ -204,12 +216,14 @@ class _Follows(TorchDispatchMode):  # type: ignore[misc]
 class _Moves(TorchFunctionMode):  # type: ignore[misc]
     """Follows calls that name a device. On a CPU no operator shows such a move."""
 
-    def __init__(self, placement: Placement, copies: bool) -> None:
+    def __init__(self, placement: Placement, copies: bool, watch: Watch | None) -> None:
         super().__init__()
-        self._placement, self._copies = placement, copies
+        self._placement, self._copies, self._watch = placement, copies, watch
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._watch:
+            self._watch.call(func, args, kwargs)
         result = func(*args, **kwargs)
         if func is torch.Tensor.__deepcopy__:  # no operator shows this copy
             self._placement.put(result, self._placement.on_device(args[0]))
