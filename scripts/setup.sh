@@ -27,6 +27,10 @@ install=(--disable-pip-version-check install --quiet --no-compile)
 pip=("$python" -m pip "${install[@]}")
 unfinished=$venv/.stepguard-unfinished
 inputs=(constraints.txt pyproject.toml scripts/setup.sh scripts/requirements.py)
+# What torch was built for; an import of torch would take seconds.
+cuda_of_torch='
+import runpy, sysconfig
+print(runpy.run_path(sysconfig.get_path("platlib") + "/torch/version.py")["cuda"] or "")'
 
 die() { echo "set-up: $1" >&2; exit 1; }
 say() { echo "set-up: $1" >&2; }
@@ -85,15 +89,14 @@ install() {
     pinned=$(pinned_torch)
     say "installing for $1, $pinned among it"
     "${pip[@]}" --no-deps ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} "$pinned"
-    # torch, while pip keeps one core busy with all else, and then what pip has unpacked by then.
-    { compile -j 1; compile -j 1; } &
+    compile 1 & # torch, while pip keeps one core busy with all else
     compiling=$!
     "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
         -r <("$python" scripts/requirements.py list "$1")
     wait "$compiling"
-    compile -j 0
+    compile "$(nproc)"
     if [ "${CI:-}" = true ] && ! has_gpu; then
-        built=$("$python" -c 'import torch; print(torch.version.cuda or "")')
+        built=$("$python" -c "$cuda_of_torch")
         [ -z "$built" ] || die "no GPU here, but $pinned came as the build for CUDA $built; set TORCH_INDEX_URL to the CPU wheel index that the PyTorch install page names"
     fi
     echo "$pinned" >"$venv/.stepguard-perf"
@@ -101,9 +104,10 @@ install() {
     rm -f "$unfinished"
 }
 
-# Writes the bytecode that is missing. Most of what no launch imports is left out, and a file for a
-# newer Python does not compile. The first import is too late: where Python is told to write no
-# bytecode, every launch would compile torch.
+# Writes the bytecode that is missing, in so many processes. Most of what no launch imports is left
+# out, and a file for a newer Python does not compile. The first import is too late: where Python is
+# told to write no bytecode, every launch would compile torch. compileall's own processes get each
+# file by itself, which takes 5 s of a core.
 compile() {
     local unused='tests?|testing/_internal|benchmarks?|_vendor|pip|fontTools|pygments/lexers|mypyc?'
     unused+='|transformers/(models|exporters|pipelines|cli)|accelerate/(commands|test_utils)'
@@ -111,9 +115,10 @@ compile() {
     unused+='|torch/distributed/(checkpoint|pipelining)|torchgen|numpy/distutils'
     unused+='|matplotlib/backends|mpl_toolkits|fsspec/implementations|typer|click|requests|urllib3'
     unused+='|httpx2|httpcore2|setuptools|lightning(_fabric)?|pytorch_lightning|torchmetrics'
-    unused+='|huggingface_hub|pydantic(_core)?|aiohttp|duckdb|PIL|rich|markdown_it'
+    unused+='|huggingface_hub|aiohttp|duckdb|PIL|rich|markdown_it'
     unused+='|hypothesis|anyio|xdist|pytest_benchmark' # pytest compiles its plugins by itself
-    "$python" -m compileall -q -q "$@" -x "/($unused)/" "$venv/lib" || true
+    printf '%s\0' "$venv"/lib/python*/site-packages/* |
+        xargs -0 -n 8 -P "$1" "$python" -m compileall -q -q -x "/($unused)/" || true
 }
 
 [ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"
