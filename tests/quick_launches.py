@@ -9,7 +9,6 @@ import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import agent_forks
@@ -168,8 +167,11 @@ def invent_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     def pair(run: pair_run._PairRun, number: int) -> tuple[LaunchPair, bool]:
         return LaunchPair(invented(number), invented(number))
 
+    # So nobody times the launches that count.
+    monkeypatch.setattr(
+        pair_run._PairRun, "_first_launches", lambda run: pair_run._PairRun._count_alone(run)
+    )
     monkeypatch.setattr(pair_run._PairRun, "_pair", pair)
-    monkeypatch.setattr(pair_run, "Pair", lambda *_: SimpleNamespace(launches=[]))
 
 
 def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -194,12 +196,14 @@ def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
             imported = {path.relative_to(side._tree.resolve()) for path in side._modules}
             note(side).write_bytes(pickle.dumps((side.counts, side._ranks, imported)))
 
-    count, measure = pair_run._PairRun._count, launches._CaseRun.measure
+    first, measure = pair_run._PairRun._first_launches, launches._CaseRun.measure
 
-    def counted(run: pair_run._PairRun) -> None:
-        if not recalled(*run.sides):
-            count(run)
-            keep(*run.sides)
+    def counted(run: pair_run._PairRun) -> LaunchPair | None:
+        if recalled(*run.sides):
+            return None
+        timed = first(run)
+        keep(*run.sides)
+        return timed
 
     def measured(run: launches._CaseRun, wants_another: Any) -> None:
         if recalled(run.workers):
@@ -208,5 +212,5 @@ def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
             measure(run, wants_another)
             keep(run.workers)
 
-    monkeypatch.setattr(pair_run._PairRun, "_count", counted)
+    monkeypatch.setattr(pair_run._PairRun, "_first_launches", counted)
     monkeypatch.setattr(launches._CaseRun, "measure", measured)

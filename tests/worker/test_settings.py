@@ -61,8 +61,10 @@ def test_a_thread_and_a_process_show():
     before, done = settings(), threading.Event()
     thread = threading.Thread(target=done.wait)
     thread.start()
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
+        child.stdout.readline()  # for a moment a new process has no command
         found = settings()
     finally:
         done.set()
