@@ -184,8 +184,8 @@ class CaseWorkers:
             self._opened = self._stack.enter_context(contextlib.closing(watched))
 
     def note_read(self) -> None:
-        """Note which of the watched files were opened so far. It is noted while launches run, since
-        between them git may open files to compare them.
+        """Note which of the watched files were opened so far. This is called while launches run:
+        after them git may open files to compare them.
         """
         opened = self._opened.opened() if self._opened else None
         if opened is not None:

@@ -45,7 +45,7 @@ from stepguard.measure.pair import (
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
-FIRST, COUNTING = "first launch", "counting launch"  # of a tree; the second kind has the GPUs alone
+FIRST, COUNTING = "first launch", "counting launch"  # a counting launch has the GPUs to itself
 FLOPS = "flops_per_step"
 MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
 
@@ -120,10 +120,10 @@ class _PairRun:
                 self._take(first)
                 self._keep()
             for number in range(2 if first else 1, 1 + MOST_PAIRS + MOST_REPLACED):
-                counted = len(self.sides[HEAD].launches)
-                if self.stays or counted == MOST_PAIRS:
+                pairs = len(self.sides[HEAD].launches)
+                if self.stays or pairs == MOST_PAIRS:
                     return
-                if counted and self._uncounted() and not identical(self.comparison()):
+                if pairs and self._uncounted() and not identical(self.comparison()):
                     self._count_alone()
                 if not self._wanted():
                     return

@@ -69,7 +69,7 @@ def unread(comparison: Comparison) -> bool:
 
 
 def without_counters(comparison: Comparison) -> Comparison:
-    """Return the comparison without gated counters if nothing was counted since no file that
+    """Return the comparison without gated counters if nothing was counted because no file that
     differs was opened. The same code on the same data costs the same.
     """
     sides = comparison.head, comparison.base

@@ -66,7 +66,7 @@ class Placement:
         self._calls: Counter[tuple[str, str, int]] = Counter()
 
     @contextmanager
-    def observed(self, copies: bool = False, watch: "Watch | None" = None) -> Iterator[None]:
+    def observed(self, copies: bool = False, watch: Watch | None = None) -> Iterator[None]:
         """Follow all that is made and computed inside the block, which runs eagerly.
 
         With ``copies`` a move between host and device makes a copy, as on a machine with a GPU.
