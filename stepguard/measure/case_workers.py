@@ -37,6 +37,7 @@ from stepguard.measure.combine_ranks import (
     refuse_differing_ranks,
     refuse_other_gpus,
 )
+from stepguard.measure.compiled_steps import CompiledStep
 from stepguard.measure.start_ahead import Ahead
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
@@ -166,7 +167,9 @@ class CaseWorkers:
         self._files: tuple[str, ...] = ()  # of the tree, in which another one differs
         self._opened: OpenedFiles | None = None  # watches these
         self._changed_read: tuple[str, ...] | None = None
-        self._first_reserved_bytes = 0  # of the newest launch's first step
+        self._compiled: CompiledStep | None = None
+        # Of the newest launch's first step. Before the first launch ran one: of another run's.
+        self._first_reserved_bytes = 0
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._ranks: Answers = []  # what all ranks of the case say of themselves
 
@@ -245,6 +248,9 @@ class CaseWorkers:
         # A case's tokens and FLOPs are sums over its ranks. A rank that runs alone has others.
         if not spec.one_of_several:
             self._ranks = ranks
+            self._compiled = self._compiled or self._compiled_step(ranks[0]["fingerprint"])
+            if not self._first_reserved_bytes:
+                self._first_reserved_bytes = self._compiled.reserved_bytes
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported a module of the tree from another place."""
@@ -292,17 +298,25 @@ class CaseWorkers:
             self.counts = replace(self.counts, profile=profile)
         return times_us
 
-    def take_reserved(self, first_step_bytes: int) -> None:
+    def take_reserved(self, first_step_bytes: int, spec: LaunchSpec) -> None:
         """Keep the GPU memory that a rank had reserved after its first step, until it is counted
-        how much later steps need.
+        how much later steps need. Later runs find it in the compile cache.
         """
         self._first_reserved_bytes = first_step_bytes
+        if self._compiled and not spec.one_of_several:
+            self._compiled.note(first_step_bytes)
 
     @property
     def reserved_bytes(self) -> float:
         """Return the GPU memory that a rank's step reserves; 0 if unknown."""
         counted = self.counts.information if self.counts else {}
         return counted.get("peak_reserved_bytes", float(self._first_reserved_bytes))
+
+    def _compiled_step(self, fingerprint: Mapping[str, Any]) -> CompiledStep:
+        """Return the step whose workload is built and has not run, in the compile cache."""
+        machine = {key: value for key, value in fingerprint.items() if key != "device_uuid"}
+        tree = self._tree.resolve()
+        return CompiledStep(self._bench.cache, [self.case.as_dict(), machine], tree, self._modules)
 
     @property
     def gpu_memory_bytes(self) -> int:

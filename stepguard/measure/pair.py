@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from stepguard.core.device import CPU, GPU
+from stepguard.core.device import CPU, GPU, is_gpu
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
@@ -22,6 +22,7 @@ HEAD, BASE = 0, 1
 SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
+FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
 # Only the first two pairs also time late steps: two launches of each side show whether a late
 # slowdown repeats. Late steps of all pairs would take as long as all the rest.
 FAR_PAIRS = 2
@@ -109,6 +110,12 @@ class Pair:
         self._ticker(f"{self.launches[HEAD].label}: build and first step")
         self._at_once(lambda launch: launch.prepare(quietly=True))
 
+    def first_steps(self) -> None:
+        """Run both first steps at once, after prepare()."""
+        self._at_once(lambda launch: launch.first_step(quietly=True))
+        for launch in self.launches:
+            launch.park()
+
     def build(self, at_once: bool) -> None:
         """Build both launches and park them: ``at_once``, or one after the other."""
         RunningLaunch.expect(*self.launches)
@@ -186,6 +193,19 @@ class Pair:
         while not until():
             self._ticker.tick()
             time.sleep(0.02)
+
+
+def both_fit(sides: Sequence[CaseWorkers]) -> bool:
+    """Tell whether the peak memory of both trees fits on the card together. On a CPU it always
+    does.
+    """
+    if not is_gpu(sides[HEAD].case.device):
+        return True
+    # Reserved bytes count, since both groups' allocators take them from one card. A tree that never
+    # ran is taken to need as much as the other one.
+    known = [workers.reserved_bytes for workers in sides]
+    peaks = [reserved_bytes or max(known) for reserved_bytes in known]
+    return 0 < sum(peaks) < FULL * sides[HEAD].gpu_memory_bytes
 
 
 def one_after_the_other(

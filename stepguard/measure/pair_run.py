@@ -1,9 +1,8 @@
 """Compare HEAD's tree with another one (A/B) by pairs of launches of one case, on one machine.
 
-Each tree's first launch fills the compile cache that both share, and counts. If neither compiled,
-the two are the first pair (pair.py): they are timed before they count. Then come the other pairs.
-They end with a profile of each launch if kernels differ (changed_kernels.py). If the two trees do
-not fit into memory together, their launches run one after the other.
+The first launch of each tree is the first pair (pair.py), and counts after it is timed. Then come
+the other pairs. They end with a profile of each launch if kernels differ (changed_kernels.py). If
+the two trees do not fit into memory together, their launches run one after the other.
 
 Nothing is counted if no launch opens a file that differs, and one pair looks like unchanged code
 (identical_step.py).
@@ -23,7 +22,7 @@ from stepguard.core.comparison import Comparison, LaunchPair, judged, judges_ung
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
-from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.text import printable
 from stepguard.judge.judge_pairs import wants_another_pair
@@ -32,20 +31,20 @@ from stepguard.judge.rules import changed_kernels, mean_on_cpu
 from stepguard.judge.rules.identical_step import enough, identical, unread, why_not_identical
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.first_pair import FIRST, FirstPair, times_the_start
 from stepguard.measure.following_pairs import FollowingPairs
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,
     ORDERS,
     PAIR_TIMINGS,
-    Pair,
+    both_fit,
     build_alone,
     one_after_the_other,
 )
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 
-FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
-FIRST, COUNTING = "first launch", "counting launch"  # a counting launch has the GPUs to itself
+COUNTING = "counting launch"  # has the GPUs to itself
 FLOPS = "flops_per_step"
 MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
 
@@ -106,7 +105,9 @@ class _PairRun:
         self.files = None if files is None else tuple(map(printable, files))
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
-        self.near = 0  # pairs before the far ones
+        # Pairs before those that also time late steps. Late steps are the same if nothing opened a
+        # file that differs. If graphs differ, the first pair's kernels may show enough.
+        self.near = 0
         self.replaced: list[LaunchPair] = []
         self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts
         self.following = FollowingPairs(sides, self.timing)
@@ -140,15 +141,25 @@ class _PairRun:
                 self._count_pair(self.waiting)
 
     def _first_launches(self) -> LaunchPair | None:
-        """Run each tree's first launch, and count. Return them as the first pair. None if one of
-        them compiled, or if memory is too small for both: then they are not timed. Also None if an
-        earlier SLOWER still holds.
+        """Run each tree's first launch, and count. Return them as the first pair. None if they may
+        not be timed, or if memory is too small for both. Also None if an earlier SLOWER still
+        holds.
         """
-        pair = Pair(1, self.sides, self.timing, label=FIRST)
+        pair = FirstPair(self.sides, self.timing)
         try:
-            if not self._build_first(pair):
+            for launch in pair.launches:
+                launch.hello()
+            if on_gpu := is_gpu(self.case.device):  # the counts say if there will be another pair
+                self.sides[HEAD].start_ahead(FIRST)
+            pair.run_first_steps()
+            # HEAD's launch shows its machine and software, which must be those of the earlier run.
+            pair.launches[HEAD].check_imports("first step")
+            if self._still_slower():
                 return None
-            if self._both_fit():
+            if pair.may_be_timed and not on_gpu:
+                self._start_following(1)
+            pair.run_base()
+            if both_fit(self.sides):
                 return self._time_and_count(pair, ORDERS[0])
         except WorkersFailed as failed:
             if failed.fault.code != Reason.OUT_OF_MEMORY:
@@ -157,61 +168,16 @@ class _PairRun:
         self._count_alone()
         return None
 
-    def _build_first(self, pair: Pair) -> bool:
-        """Build both launches. Only one of them compiles at a time: the base takes from the cache
-        what HEAD's launch compiled, and no trial of a kernel is timed beside another one. Return
-        False if an earlier SLOWER still holds.
-        """
-        head, base = pair.launches
-        for launch in pair.launches:
-            launch.hello()
-        # A loop compiles while it is built.
-        if at_once := self.case.loop is None:
-            pair.prepare()
-        else:
-            RunningLaunch.expect(head)
-        began = time.monotonic()
-        self._first_step(head, at_once)
-        base.group.grant(time.monotonic() - began)
-        # HEAD's launch shows its machine and software, which must be those of the earlier run.
-        head.check_imports("first step")
-        if self._still_slower():
-            return False
-        if head.compiled_afresh or self._times_the_start():
-            self.following.begin_anew()
-        elif is_gpu(self.case.device):  # the counts say whether there will be another pair
-            self.sides[HEAD].start_ahead(FIRST)
-        else:
-            self._start_following(1)
-        began = time.monotonic()
-        RunningLaunch.expect(head, base)
-        self._first_step(base, at_once)
-        head.group.grant(time.monotonic() - began)
-        return True
-
-    def _first_step(self, launch: RunningLaunch, prepared: bool) -> None:
-        launch.show("build and first step")
-        if not prepared:
-            launch.prepare(quietly=False)
-        launch.first_step(quietly=False)
-        launch.park()
-
-    def _times_the_start(self) -> bool:
-        """Tell whether pairs judge the time to the first step: the first launch of a tree may read
-        files that no cache of the machine has yet.
-        """
-        return any(METRICS[name].paired for name in judged(self.case))
-
-    def _time_and_count(self, pair: Pair, order: tuple[int, ...]) -> LaunchPair | None:
-        """Time both launches, unless one compiled, and count both, unless they are known to be the
-        same. Return the pair if it was timed.
+    def _time_and_count(self, pair: FirstPair, order: tuple[int, ...]) -> LaunchPair | None:
+        """Time both launches if they may be, and count both, unless they are known to be the same.
+        Return the pair if it was timed.
         """
         both: LaunchPair | None = None
-        compiled = any(launch.compiled_afresh for launch in pair.launches)
-        if not compiled and not self._times_the_start() and self._wanted():
+        if pair.may_be_timed and self._wanted():
+            self.near = int(pair.has_other_graphs or self._same_so_far(None))
             pair.run(order, self.following.nobody_imports, self._far())
             both = self._measured(1, pair.launches)
-        elif not pair.launches[HEAD].compiled_afresh and not self._times_the_start():
+        else:
             self.following.begin_anew()  # others would come after a pair that was timed
         if self._same_so_far(both):
             pair.leave()
@@ -237,7 +203,11 @@ class _PairRun:
         for side in self.sides:
             side.note_read()
         so_far = self.comparison()
-        if so_far.same_commit or self._times_the_start() or JUDGED_TIME not in judged(self.case):
+        if (
+            so_far.same_commit
+            or times_the_start(self.sides[HEAD])
+            or JUDGED_TIME not in judged(self.case)
+        ):
             return False
         if both is None:
             return unread(so_far) and so_far.head.on_gpu
@@ -290,14 +260,8 @@ class _PairRun:
         return self.wanted.wants_another(self.comparison())
 
     def _far(self) -> bool:
-        """Tell whether the next pair times late steps, too, as the first FAR_PAIRS do. If nothing
-        that ran opened a file that differs, late steps are the same, too.
-        """
-        pairs = len(self.sides[HEAD].launches)
-        if not pairs and self._same_so_far(None):
-            self.near = 1
-            return False
-        return pairs < FAR_PAIRS + self.near
+        """Tell whether the next pair times late steps, too, as FAR_PAIRS of them do."""
+        return self.near <= len(self.sides[HEAD].launches) < FAR_PAIRS + self.near
 
     def _take(self, pair: LaunchPair) -> None:
         """Count a pair, or let it wait for the next one. It waits if one side compiled in a timed
@@ -336,7 +300,7 @@ class _PairRun:
             for launch in pair.launches:
                 launch.hello()
             self._start_following(number)
-            pair.build(self._both_fit())
+            pair.build(both_fit(self.sides))
             pair.run(order, self.following.nobody_imports, self._far())
             if self.waiting is None and changed_kernels.wants_profiles(self.comparison()):
                 pair.profile(order)
@@ -368,18 +332,6 @@ class _PairRun:
         alike = comparison.pairs == enough(comparison) - 1 and not why_not_identical(comparison)
         few = comparison.pairs == changed_kernels.LEAST_PAIRS - 1
         return untimed or alike or ends or few and changed_kernels.wants_profiles(comparison)
-
-    def _both_fit(self) -> bool:
-        """Tell whether the peak memory of both trees fits on the card together. On a CPU it always
-        does.
-        """
-        if not is_gpu(self.case.device):
-            return True
-        # Reserved bytes count, since both groups' allocators take them from one card. Before the
-        # base has run, it is taken to need as much as HEAD.
-        first_bytes = self.sides[HEAD].reserved_bytes
-        peaks = [workers.reserved_bytes or first_bytes for workers in self.sides]
-        return all(peaks) and sum(peaks) < FULL * self.sides[HEAD].gpu_memory_bytes
 
     def comparison(self) -> Comparison:
         """Return what is known so far."""

@@ -62,6 +62,7 @@ class RunningLaunch:
         self._compile_s = 0.0
         self._first_compiled = False  # the first step compiled what no cache had
         self.compiled_afresh = False  # a step so far compiled what no cache had
+        self.missed_graphs = 0  # of the first step: those that the cache could have, on all ranks
         self._graphs = 0  # compiled so far, on all ranks
         self._compiled_late = ""  # the timed block in which something compiled
         self.warmup = WarmUp(protocol)
@@ -144,10 +145,12 @@ class RunningLaunch:
     def first_step(self, quietly: bool) -> None:
         """Run the first step, which compiles."""
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
-        self.workers.take_reserved(max(rank["reserved_bytes"] for rank in first))
+        reserved_bytes = max(rank["reserved_bytes"] for rank in first)
+        self.workers.take_reserved(reserved_bytes, self.group.spec)
         self._compile_s = max(rank["compile_s"] for rank in first)
         self.compiled_afresh = any(rank["compiled_afresh"] for rank in first)
         self._first_compiled = self.compiled_afresh
+        self.missed_graphs = sum(rank["missed_graphs"] for rank in first)
 
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = (), most: int = 0

@@ -160,7 +160,7 @@ class Session:
     def do_first_step(self) -> dict[str, Any]:
         """Run the first step, with its compilation, until the device is done. Return its seconds,
         with those that a loop has taken so far, whether something was compiled that no cache had,
-        and the GPU memory that all of this took.
+        how many graphs the cache lacked, and the GPU memory that all of this took.
         """
         torch_device.synchronize(self.device)
         began = perf_counter()
@@ -169,8 +169,12 @@ class Session:
         took_s = perf_counter() - began + getattr(self.workload, "first_border_s", 0.0)
         compiler.install()  # a step may have been the first to use the compiler
         reserved = torch_device.peak_bytes(torch_device.RESERVED) if self.on_gpu else 0
-        afresh = compiler.compiled_afresh()
-        return {"compile_s": took_s, "compiled_afresh": afresh, "reserved_bytes": reserved}
+        return {
+            "compile_s": took_s,
+            "compiled_afresh": compiler.compiled_afresh(),
+            "missed_graphs": compiler.missed_graphs(),
+            "reserved_bytes": reserved,
+        }
 
     def do_block(self, steps: int) -> dict[str, Any]:
         """Time one block. Return its times, and the rank's graphs and device allocations so far:

@@ -12,6 +12,7 @@ from builders import FINGERPRINT, replace
 from recorded_kernels import COLD, FILES, edited, longer, profile
 
 import stepguard.measure.case_workers
+import stepguard.measure.first_pair
 import stepguard.measure.launches
 import stepguard.measure.pair_run
 from stepguard import Case, Loop
@@ -61,6 +62,7 @@ class World:
         self.profiles = {}  # of each side's step; none: there is none
         self.profiled = {}  # label: the profile of a launch that ran other kernels
         self.cold = {"head", "base"}  # the sides whose first launch compiles
+        self.times_first = False  # else the first launches only count
         self.reads = FILES  # the files of its tree that each launch opens
         self.reads_late = {}  # label: files of any tree that a block of this launch opens
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
@@ -166,6 +168,7 @@ def fake_group(world):
             return [getattr(self, command)(**arguments)]
 
         def prepare(self, case, timed_s):
+            self.on_gpu = case["device"] == "cuda"
             for file in world.reads:
                 (self.spec.root / file).read_bytes()
             return {
@@ -186,7 +189,8 @@ def fake_group(world):
         def first_step(self):
             afresh = self.side in world.cold and self.label == "first launch"
             reserved = world.reserved_bytes or world.peak_bytes[self.side]
-            return {"compile_s": 1.5, "compiled_afresh": afresh, "reserved_bytes": reserved}
+            compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh)}
+            return {"compile_s": 1.5, "reserved_bytes": reserved * self.on_gpu} | compiled
 
         def count(self):
             information = {"peak_reserved_bytes": float(world.peak_bytes[self.side])}
@@ -240,6 +244,10 @@ def world(monkeypatch, tmp_path):
     made = World()
     made.monitor = Monitor(made)
     monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", fake_group(made))
+    pair = stepguard.measure.first_pair.FirstPair
+    may_be_timed = pair.may_be_timed.fget
+    ask = property(lambda self: made.times_first and may_be_timed(self))
+    monkeypatch.setattr(pair, "may_be_timed", ask)
     monkeypatch.setattr(
         stepguard.measure.pair_run,
         "watch",
@@ -453,9 +461,9 @@ def test_each_warms_up_while_the_other_is_parked(world, measure):
     ]
 
 
-def test_launches_that_compiled_are_counted_before_any_pair(world, measure):
+def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, measure):
     """The base's first step comes after HEAD's, so that it finds in the cache what HEAD's compiled.
-    Each counts while the other one is parked, and neither is timed.
+    Each counts while the other one is parked.
     """
     measure(1)
     told = [event for event in world.events if event[1] != "start"]
@@ -472,12 +480,13 @@ def test_launches_that_compiled_are_counted_before_any_pair(world, measure):
     assert counts == ["first launch base", "first launch head"]
 
 
-# each tree's first launch, if the cache is full
+# each tree's first launch
 
 
 @pytest.fixture
 def warm(world):
-    """Nothing compiles, and both steps take as long."""
+    """Nothing compiles, both steps take as long, and the first launches may be timed."""
+    world.times_first = True
     world.cold, world.step_ms = set(), {"head": 250.0, "base": 250.0}
     world.profiles = {"base": profile(), "head": profile()}
     return world
@@ -492,10 +501,12 @@ FIRST = ["first launch head", "first launch base"]
 COUNTING = ["counting launch head", "counting launch base"]
 
 
-def test_first_launches_that_did_not_compile_are_the_first_pair(warm, measure, differing):
+@pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
+def test_first_launches_are_the_first_pair(warm, measure, differing, cold):
     """They are timed, in the first pair's order, and then count; the counted profiles are those of
-    the pair. The next launch is the second pair's.
+    the pair. The next launch is the second pair's. It does not matter what compiled.
     """
+    warm.cold = cold
     found = measure(2, GPU, files=FILES)
     assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 2 head", "pair 2 base"}
     for side, order in ((found.head, [1, 2]), (found.base, [1, 2])):
@@ -522,24 +533,24 @@ def test_a_step_that_reads_no_changed_file_is_not_counted(warm, measure):
     assert found.head.changed_read == found.base.changed_read == ()
 
 
-def test_nor_if_its_first_launches_compiled(warm, measure):
-    """The pair is then one of launches that found all in the cache."""
-    warm.reads, warm.cold = (), {"head"}
+def test_nor_if_its_first_launches_are_not_timed(warm, measure):
+    """The pair is then one of other launches."""
+    warm.reads, warm.times_first = (), False
     found = measure(wants_another_pair, GPU, files=FILES)
     assert judge_ab(found).reason is Reason.UNREAD_FILES and found.pairs == 1
     assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
     assert not any(what == "count" for _, what in warm.events)
 
 
-@pytest.mark.parametrize("cold", [set(), {"head"}])
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("slower", [1.006, 1.5])
-def test_a_pair_that_is_unlike_unchanged_code_is_counted(warm, measure, cold, slower):
+def test_a_pair_that_is_unlike_unchanged_code_is_counted(warm, measure, first, slower):
     """Whatever was opened: the machine, or what no file says, may differ."""
-    warm.reads, warm.cold = (), cold
+    warm.reads, warm.times_first = (), first
     warm.step_ms["head"] = 250.0 * slower
     found = measure(wants_another_pair, GPU, files=FILES)
     counted = [label for label, what in warm.events if what == "count"]
-    assert {*counted} == {*(COUNTING if cold else FIRST)} and len(counted) == 2
+    assert {*counted} == {*(FIRST if first else COUNTING)} and len(counted) == 2
     assert found.head.counts and found.head.gates == ("step_ms", "flops_per_step")
     assert judge_ab(found).status is Status.SLOWER and found.pairs > 1
 
@@ -553,15 +564,15 @@ def test_a_step_that_reads_a_changed_file_is_counted(warm, measure, files):
     assert judge_ab(found).reason is not Reason.UNREAD_FILES
 
 
-@pytest.mark.parametrize("cold", [set(), {"head"}])
+@pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("side", ["head", "base"])
 @pytest.mark.parametrize("other", [False, True])
 def test_a_changed_file_that_a_late_step_opens_is_counted(
-    warm, measure, tmp_path, cold, side, other
+    warm, measure, tmp_path, first, side, other
 ):
     """By the first pair, whichever launches it is of; also if it is the other tree's file."""
-    warm.reads, warm.cold = (), cold
-    label = f"pair 1 {side}" if cold else f"first launch {side}"
+    warm.reads, warm.times_first = (), first
+    label = f"first launch {side}" if first else f"pair 1 {side}"
     tree = tmp_path if (side == "head") != other else tmp_path / "other"
     warm.reads_late = {label: [tree / FILES[0]]}
     found = measure(wants_another_pair, GPU, files=FILES)
@@ -611,15 +622,65 @@ def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure):
     assert found.head.counts
 
 
-def test_a_base_that_compiled_is_no_first_pair(warm, measure):
-    """HEAD found all in the cache, and the base did not. Pairs that import by then begin anew."""
-    for case in (GPU, CPU):
-        warm.cold = {"base"}
-        warm.events.clear()
-        found = measure(2, case)
-        after = {"pair 1 head", "pair 1 base", "pair 2 head", "pair 2 base"}
-        assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == after
-        assert found.pairs == 2 and found.head.counts
+@pytest.mark.parametrize(
+    ("cold", "reads", "far"),
+    [
+        ({"head"}, FILES, [1, 2]),
+        ({"head", "base"}, FILES, [2, 3]),  # the cache had HEAD's graphs, and the base has others
+        (set(), (), [2, 3]),
+    ],
+)
+def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, far):
+    """Two pairs time them. The first one does not if its kernels may show enough, since graphs
+    differ, or if late steps are the same, since no file that differs was opened.
+    """
+    warm.cold, warm.reads = cold, reads
+    found = measure(4, GPU, files=FILES)
+    ends = [one.blocks[-1].timed_steps.stop for one in found.head.launches]
+    assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == far
+
+
+def first_steps_at_once(world):
+    """Tell whether both first launches ran their first step in a thread of its own."""
+    threads = [world.threads[label, "first_step"] for label in FIRST]
+    return threading.main_thread() not in threads
+
+
+@pytest.mark.parametrize("case", [GPU, CPU, replace(GPU, loop=Loop())])
+def test_first_steps_run_at_once_if_the_cache_had_the_bases(warm, measure, case):
+    """Another comparison, or a recording, has run that step before. A CPU's wait for each other,
+    since they would share its cores. So do those of a loop, which are part of its building.
+    """
+    warm.cold = {"head", "base"}
+    measure(1, case)
+    assert not first_steps_at_once(warm)
+    warm.cold = set()
+    found = measure(1, case)
+    assert first_steps_at_once(warm) == (case is GPU) and found.pairs == 1
+    assert {*launched(warm)[2:]} <= {*FIRST}
+
+
+@pytest.mark.parametrize(("cold", "pair"), [({"head"}, FIRST), ({"head", "base"}, None)])
+def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold, pair):
+    """The cache had lost the step: equal kernels of the two may run in other forms. Launches that
+    come later take one form from the cache. HEAD's launch may compile by itself.
+    """
+    measure(1, GPU)
+    warm.cold = cold
+    warm.events.clear()
+    found = measure(1, GPU)
+    assert first_steps_at_once(warm) and found.pairs == 1
+    later = pair or ["pair 1 head", "pair 1 base"]
+    assert {label for label, what in warm.events if what.startswith("block")} == {*later}
+
+
+@pytest.mark.parametrize("gib", [62, 64])
+def test_first_steps_at_once_fit_into_memory(warm, measure, gib):
+    """If HEAD's needs as much as the base's did: under 90 % of 140 GiB together."""
+    warm.reserved_bytes = gib * GIB
+    measure(1, GPU)
+    measure(1, GPU)
+    assert first_steps_at_once(warm) == (gib == 62)
 
 
 def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
@@ -787,10 +848,11 @@ def test_groups_that_do_not_fit_are_built_one_after_the_other(world, measure):
 
 
 @pytest.mark.parametrize(
-    ("peaks", "at_once"), [((63, 62), True), ((63, 64), False), ((0, 1), False)]
+    ("peaks", "at_once"),
+    [((63, 62), True), ((63, 64), False), ((0, 62), True), ((0, 64), False), ((0, 0), False)],
 )
 def test_what_fits(world, measure, peaks, at_once):
-    """Under 90 % of 140 GiB together; a peak that was not counted is no small one."""
+    """Under 90 % of 140 GiB together. A peak that is not known is taken to be the other one."""
     world.peak_bytes = {"head": peaks[0] * GIB, "base": peaks[1] * GIB}
     measure(1, GPU)
     thread = world.threads[("pair 1 head", "first_step")]
@@ -961,7 +1023,8 @@ def test_what_stays_slower_is_not_measured(world, measure):
     assert judge_ab(before).status is Status.SLOWER
     world.events.clear()
     seen = []
-    again = measure(24, GPU, stays=lambda head: seen.append(head) or before)
+    never_run = replace(GPU, params={"size": "other"})
+    again = measure(24, never_run, stays=lambda head: seen.append(head) or before)
     assert again is before and seen[0].fingerprint == before.head.fingerprint
     assert ("first launch head", "first_step") in world.events
     assert not any(what == "count" for _, what in world.events)

@@ -142,12 +142,12 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
 @pytest.mark.parametrize(("afresh", "shown"), [(True, {"cold_compile_s": 24.0}), (False, {})])
 def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, shown):
     """That of the launch that counts. A launch with a warm cache has no cold first step."""
-    first = {"compile_s": 24.0, "compiled_afresh": afresh, "reserved_bytes": 0}
+    first = {"compile_s": 24.0, "compiled_afresh": afresh, "missed_graphs": 0, "reserved_bytes": 0}
     said = {"prepare": {}, "first_step": first, "count": {"values": {}}}
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None
     workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
-    workers.take_reserved = lambda first_step_bytes: None
+    workers.take_reserved = lambda first_step_bytes, spec: None
     workers.take_counts = partial(CaseWorkers.take_counts, workers)
     launch.build()
     launch.count()

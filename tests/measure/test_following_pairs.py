@@ -73,23 +73,6 @@ def started_beside(monkeypatch, case, number, found):
     return made
 
 
-@pytest.mark.parametrize(
-    ("unread", "far"), [(False, (True, True, False, False)), (True, (False, True, True, False))]
-)
-def test_the_first_pairs_reach_far(monkeypatch, unread, far):
-    """What begins late has to be in two of them. If no changed file was opened, nothing does so in
-    the first one, which then is the only one, or another reason asks for more.
-    """
-    side = SimpleNamespace(launches=[])
-    run = pair_run._PairRun(
-        Case("x", "a:b", gates=("step_ms",)), [side, side], "main", pair_run.PairsWanted(60.0)
-    )
-    monkeypatch.setattr(run, "_same_so_far", lambda both: unread)
-    for expected in far:
-        assert run._far() is expected
-        side.launches.append(None)
-
-
 def test_the_stage_is_shown_until_both_sides_are_built(monkeypatch):
     """The slower build, too: a progress line does not stop."""
     first_is_built, shown, ticks = Event(), Event(), []

@@ -93,12 +93,19 @@ def uncached_graphs() -> int:
     return unique_graphs() if generated_kernels() else 0
 
 
+def missed_graphs() -> int:
+    """Return how many graphs this process compiled since the cache on disk did not have them. From
+    then on it has them.
+    """
+    return _counters("inductor").get("fxgraph_cache_miss", 0)
+
+
 def compiled_afresh() -> bool:
     """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
     have. No counter says whether the kernels of such a graph were cached.
     """
     counters, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
-    if counters.get("fxgraph_cache_miss", 0) or counters.get("fxgraph_cache_bypass", 0):
+    if missed_graphs() or counters.get("fxgraph_cache_bypass", 0):
         return True
     # If the cache is switched off, its counters are all zero.
     return generated_kernels() > 0 and not counters.get("fxgraph_cache_hit", 0) + hits

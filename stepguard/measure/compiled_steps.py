@@ -1,0 +1,45 @@
+"""Steps that a compile cache has, by the code that they compile from.
+
+Such a step compiles nothing, and tries no kernels. So its first run may be beside that of another
+launch. But this is a guess, since a step may import more code while it runs. Whoever relies on it
+asks the launch afterwards whether it compiled.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+_FOLDER = "compiled_steps"  # of a compile cache; it has a file for each step
+
+
+class CompiledStep:
+    """A step's file in a compile cache: ``made_of`` is what it runs on and its parameters, as JSON,
+    and it has imported ``modules`` of ``tree`` before its first run.
+    """
+
+    def __init__(self, cache: Path, made_of: Any, tree: Path, modules: Iterable[Path]) -> None:
+        key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
+        for module in sorted(modules):
+            key.update(os.fsencode(module.relative_to(tree)) + b"\0")
+            key.update(hashlib.sha256(module.read_bytes()).digest())
+        self._path = cache / _FOLDER / key.hexdigest()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Return the GPU memory that a rank reserved for the step. 0 if the cache has no step."""
+        try:
+            return int(self._path.read_text())
+        except (OSError, ValueError):
+            return 0
+
+    def note(self, reserved_bytes: int) -> None:
+        """Note that a launch has run the step, and the GPU memory that a rank reserved for it."""
+        with contextlib.suppress(OSError):  # it only saves seconds
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            part = self._path.with_suffix(f".{os.getpid()}")
+            part.write_text(f"{reserved_bytes}\n")
+            part.replace(self._path)

@@ -1,0 +1,77 @@
+"""The first launch of each tree, until both have run their first steps.
+
+Usually one of them compiles at a time. So the base takes from the cache what HEAD's launch
+compiled, and no trial of a kernel is timed beside another one. If the cache had the base's step
+before (compiled_steps.py), both first steps run at once.
+"""
+
+import time
+from collections.abc import Sequence
+
+from stepguard.core.comparison import judged
+from stepguard.core.metrics import METRICS
+from stepguard.measure.case_workers import CaseWorkers
+from stepguard.measure.pair import BASE, HEAD, Pair, PairTiming, both_fit
+from stepguard.measure.running_launch import RunningLaunch
+
+FIRST = "first launch"
+
+
+class FirstPair(Pair):
+    """Two launches, one of each tree, before which no launch of the run has compiled."""
+
+    def __init__(self, sides: Sequence[CaseWorkers], timing: PairTiming) -> None:
+        super().__init__(1, sides, timing, label=FIRST)
+        self._sides = sides
+        # A loop runs its first steps while it is built.
+        self._builds_at_once = sides[HEAD].case.loop is None
+        self._steps_at_once = False
+
+    def run_first_steps(self) -> None:
+        """Build both launches, and run their first steps at once. If both may compile, only HEAD's
+        runs its step, and run_base() follows.
+        """
+        head, _ = self.launches
+        if self._builds_at_once:
+            self.prepare()
+            # The base's memory is known before its first step if another run compiled that.
+            self._steps_at_once = self._sides[BASE].reserved_bytes > 0 and both_fit(self._sides)
+        if self._steps_at_once:
+            self.first_steps()
+        else:
+            RunningLaunch.expect(*self.launches if self._builds_at_once else (head,))
+            self._run_first_step(HEAD)
+
+    def run_base(self) -> None:
+        """Run the base's first step, unless it ran beside HEAD's."""
+        if not self._steps_at_once:
+            RunningLaunch.expect(*self.launches)
+            self._run_first_step(BASE)
+
+    def _run_first_step(self, index: int) -> None:
+        began, launch = time.monotonic(), self.launches[index]
+        launch.show("build and first step")
+        if not self._builds_at_once:
+            launch.prepare(quietly=False)
+        launch.first_step(quietly=False)
+        launch.park()
+        self.launches[1 - index].group.grant(time.monotonic() - began)  # which waits meanwhile
+
+    @property
+    def has_other_graphs(self) -> bool:
+        """Tell whether the base compiled graphs, although the cache had all of HEAD's."""
+        return not self._steps_at_once and self.launches[BASE].missed_graphs > 0
+
+    @property
+    def may_be_timed(self) -> bool:
+        """Tell whether the two can be a pair that is timed. They cannot if both tried kernels at
+        once, since equal kernels may then run in other forms. Nor if pairs judge the time to the
+        first step: a tree's first launch may read files that no cache of the machine has yet.
+        """
+        tried_at_once = self._steps_at_once and self.launches[BASE].compiled_afresh
+        return not tried_at_once and not times_the_start(self._sides[HEAD])
+
+
+def times_the_start(workers: CaseWorkers) -> bool:
+    """Tell whether pairs judge the case's time to the first step."""
+    return any(METRICS[name].paired for name in judged(workers.case))
