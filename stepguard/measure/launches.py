@@ -12,7 +12,6 @@ from typing import Any
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import gates_times
-from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.launch.diagnosis import LaunchFailed
@@ -54,9 +53,8 @@ class Enough:
 def planned_launches(case: Case) -> list[PlannedLaunch]:
     """Return the launches of a case, in order.
 
-    The first launch times blocks, then measures differences, then counts. If it had to compile on a
-    GPU, its blocks are left out, and another launch follows. A variant that leaves the ranks with
-    different parameters has a launch of its own.
+    The first launch times blocks, then measures differences, then counts. A variant that leaves the
+    ranks with different parameters has a launch of its own.
 
     The launch of one rank alone comes last, since the other cards are idle during it and cool down.
     So all that is gated is measured before, on cards as warm as those of the recordings. The card
@@ -132,7 +130,6 @@ class _CaseRun:
         self.protocol = protocol_of(self.case)
         self._planned = planned_launches(self.case)  # the planned launches to come
         self._importing: dict[str, RunningLaunch] = {}  # by label
-        self._only_compiled = 0  # how many launches were not timed because they compiled
         self.differences: list[Difference] = []
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
 
@@ -184,25 +181,6 @@ class _CaseRun:
             return None if self._likely_last() else self._planned[0]
         return self._one_more(2) if self._may_want(wants_another) else None
 
-    def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
-        """Return the plan of a launch. A GPU's first launch is not timed if it compiled what no
-        cache had: the compiler's trial runs leave other memory allocated, and the card idled
-        meanwhile. Another launch is then planned after the timed ones. The next timed one measures
-        the differences in its place, so a launch that compiled need not warm up.
-        """
-        first = plan.timed and self._numbered == 0
-        if not (first and is_gpu(self.case.device) and launch.compiled_afresh):
-            return plan
-        self._only_compiled = 1
-        label = f"launch {self.case.launches + 1}"
-        before_one_rank = len(self._planned) - sum(planned.alone for planned in self._planned)
-        self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
-        at = next(index for index, planned in enumerate(self._planned) if planned.timed)
-        self._planned[at] = replace(self._planned[at], differences=plan.differences)
-        if (following := self._planned[0]).label not in self._importing:
-            self._importing[following.label] = self._start(following)
-        return replace(plan, timed=False, differences=())
-
     def _one_rank(self, plan: PlannedLaunch) -> None:
         """Run one rank alone. Its result is only shown. A failure is only noted, since a workload
         need not be able to run on one rank.
@@ -230,13 +208,8 @@ class _CaseRun:
         so_far = replace(self.evidence(), planned_launches=done)
         return done > 0 and self._room(2) and not self._unsteady() and wants_another(so_far)
 
-    @property
-    def _numbered(self) -> int:
-        """Return the number of the newest launch that has a number in its label."""
-        return len(self.workers.launches) + self._only_compiled
-
     def _one_more(self, ahead: int) -> PlannedLaunch:
-        label = f"launch {self._numbered + ahead} (close, one more)"
+        label = f"launch {len(self.workers.launches) + ahead} (close, one more)"
         return PlannedLaunch(label, timed=True, count=False)
 
     def _start(self, plan: PlannedLaunch) -> RunningLaunch:
@@ -255,13 +228,15 @@ class _CaseRun:
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
         ranks = launch.build()
-        plan = self._timed_unless_compiled(plan, launch)
+        if launch.compiled_afresh:
+            # The compiler tried kernels on memory of its own, which the allocator still caches. A
+            # launch that finds all in the compile cache has no such memory. The warm-up lasts until
+            # the step has what it needs, and until a card that idled meanwhile is warm.
+            launch.park()
         # A launch waits for the others' imports only if times are judged: a busy host changes no
         # count.
         timed = gates_times(self.case)
-        if plan.timed or plan.differences:
-            launch.warm_up(until=lambda: not timed or all(ready() for ready in waiting))
-            plan = self._timed_unless_compiled(plan, launch)  # a warm-up step may compile, too
+        launch.warm_up(until=lambda: not timed or all(ready() for ready in waiting))
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:
@@ -274,7 +249,7 @@ class _CaseRun:
             self.one_rank["one_rank"] = launch.measured(0)
             self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
         elif plan.timed:
-            launches[-1] = launch.measured(self._numbered)  # now with all that followed its blocks
+            launches[-1] = launch.measured(len(launches))  # now with all that followed its blocks
 
     def _measure_difference(self, name: str, launch: RunningLaunch) -> None:
         asked = self._enough
@@ -291,7 +266,8 @@ class _CaseRun:
         for _ in range(self.protocol.blocks):
             launch.timed_block(steps, of=self.protocol.blocks)
         if not plan.alone:  # the blocks are kept even if the rest of the launch fails
-            self.workers.launches.append(launch.measured(self._numbered + 1))
+            launches = self.workers.launches
+            launches.append(launch.measured(len(launches) + 1))
 
     def evidence(self) -> Evidence:
         """Return what is known so far."""

@@ -11,7 +11,7 @@ one at a time.
     trace       write a trace of a few steps
     memory      write what allocates in a step
     sources     the files that the modules came from, those imported late included
-    park        give cached memory back, so that another group can use the card
+    park        give cached memory back to the driver
     exit
 
 An exception ends the launch.

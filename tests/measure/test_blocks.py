@@ -134,7 +134,7 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
 
     launch = running(Machine(disturbed), answer)
     launch.run(20)
-    assert launch.compiled_afresh  # in the warm-up: another launch is timed
+    assert launch.compiled_afresh  # in the warm-up; pairs want to know
     said = "something was compiled in block 1, at one of the steps 20 to 39"
     assert time_blocks(launch).steady == ("" if disturbed else said)
 

@@ -21,11 +21,10 @@ class World:
 
     def __init__(self, compiles, later):
         self.compiles = compiles  # labels of launches that find nothing in the cache
-        self.later = later  # they do so behind the first step
+        self.later = later  # they do so in the warm-up, not in the first step
         self.asked = {}
         self.closed = []
         self.may_end = []  # warm-ups, as far as imports are concerned
-        self.started = {}  # by label: what the launch that ran had been asked for
         self.ahead = []  # the launch that ran when the next case's began to import
 
     def running(self):
@@ -37,10 +36,13 @@ class World:
 
     def __call__(self, workers, label, protocol, alone=False):
         """A launch that imports from now on."""
-        self.started[label] = [what for asked in self.asked.values() for what in asked]
         asked = self.asked.setdefault(label, [])
         group = SimpleNamespace(close=lambda: self.closed.append(label))
         compiles = label in self.compiles
+
+        def build():
+            made.compiled_afresh = compiles and not self.later
+            return [{"tokens_per_step": 10}]
 
         def warm_up(until):
             asked.append("warm-up")
@@ -52,8 +54,9 @@ class World:
             group=group,
             hello=lambda: asked.append("hello"),
             ready=lambda: True,
-            build=lambda: [{"tokens_per_step": 10}],
-            compiled_afresh=compiles and not self.later,
+            build=build,
+            compiled_afresh=False,
+            park=lambda: asked.append("park"),
             warm_up=warm_up,
             warmup=SimpleNamespace(step_s=0.25),
             timed_block=lambda steps, of: asked.append("block"),
@@ -114,35 +117,36 @@ def test_the_first_launch_counts_behind_its_blocks(run, launches):
 
 @pytest.mark.parametrize("launches", [2, 3])
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("later", [False, True])
-def test_a_gpu_launch_that_compiled_is_not_timed(run, launches, ranks, later):
-    """What it compiled, be it behind its first step, the next ones find in the cache, as those of a
-    recording did. Another launch is timed in its place, before the one of one rank alone, and its
-    number says so. The next one measures the differences behind its blocks, as the first one would.
+@pytest.mark.parametrize("compiles", [("launch 1",), ("launch 1", "launch 2", "one-rank launch")])
+def test_a_launch_that_compiled_gives_memory_back_and_is_timed(run, launches, ranks, compiles):
+    """Between its first step and its warm-up. Otherwise it does what it does with a full cache: no
+    launch is added, and no other one measures the differences. Those that found all in the cache
+    give nothing back: the memory is that of their steps.
     """
-    world, found = run(launches=launches, compiles=("launch 1",), later=later, world_size=ranks)
-    first, *others = [asked for label, asked in world.asked.items() if label != "one-rank launch"]
-    assert first == ["hello", *(["warm-up"] if later else []), "count", "leave"]
-    assert others[0] == ["hello", *TIMED, "sync_overhead", "leave"]
-    assert others[1:] == [["hello", *TIMED, "leave"]] * (launches - 1)
-    assert [one.index for one in found.launches] == list(range(2, launches + 2))
-    in_order = [label for label, asked in world.asked.items() if asked]
-    assert in_order[: launches + 1] == [f"launch {n + 1}" for n in range(launches + 1)]
-    assert ("one-rank launch" in in_order) == (ranks == 2)
+    world, found = run(launches=launches, compiles=compiles, world_size=ranks)
+    parked = [label for label, asked in world.asked.items() if "park" in asked]
+    assert parked == [label for label in world.asked if label in compiles]
+    for label in parked:
+        assert world.asked[label][:3] == ["hello", "park", "warm-up"]
+        world.asked[label].remove("park")
+    full, as_many = run(launches=launches, world_size=ranks)
+    assert [*world.asked.items()] == [*full.asked.items()]
+    assert [one.index for one in found.launches] == list(range(1, launches + 1))
+    assert found.planned_launches == as_many.planned_launches == launches
 
 
-def test_one_that_compiles_later_is_timed(run):
-    """Where the cache does not help, no launch of the case finds anything."""
-    every = tuple(f"launch {n}" for n in range(1, 6))
-    world, found = run(compiles=every)
-    assert [*world.asked] == ["launch 1", "launch 2", "launch 3"]
-    assert len(found.launches) == 2
+def test_one_that_compiles_in_its_warm_up_is_timed(run):
+    """No memory is given back behind it: the first block would allocate anew."""
+    world, found = run(compiles=("launch 1",), later=True)
+    assert world.asked["launch 1"] == ["hello", *TIMED, "sync_overhead", "count", "leave"]
+    assert [one.index for one in found.launches] == [1, 2]
 
 
 def test_a_cpu_launch_that_compiled_is_timed(run):
-    """There times decide nothing, and a launch more would cost seconds."""
-    world, _ = run("cpu", compiles=("launch 1",))
-    assert world.asked["launch 1"] == ["hello", *TIMED, "count", "leave"]
+    """As on a GPU."""
+    world, found = run("cpu", compiles=("launch 1",))
+    assert world.asked["launch 1"] == ["hello", "park", *TIMED, "count", "leave"]
+    assert [one.index for one in found.launches] == [1, 2]
 
 
 @pytest.mark.parametrize("compiles", [(), ("launch 1",)])
@@ -167,26 +171,21 @@ def enough(*answers):
         assert found.planned_launches == len(found.launches) and not found.faults
         return answers[len(found.launches) - 1]
 
-    return Enough(launches, lambda found, difference: True)
+    def pairs(found, difference):  # asked while the newest launch still runs
+        return found.launches[-1].index == len(found.launches)
+
+    return Enough(launches, pairs)
 
 
+@pytest.mark.parametrize("compiles", [(), ("launch 1",)])
 @pytest.mark.parametrize("launches", [2, 3])
-def test_the_first_timed_launch_may_be_enough(run, launches):
-    """The others are not even started. The next case imports meanwhile."""
-    world, found = run(launches=launches, enough=enough(True))
-    assert world.asked == {"launch 1": ["hello", *TIMED, "sync_overhead", "count", "leave"]}
+def test_the_first_launch_may_be_enough(run, launches, compiles):
+    """Also if it compiled. The others are not even started. The next case imports meanwhile."""
+    world, found = run(launches=launches, compiles=compiles, enough=enough(True))
+    park = ["park"] if compiles else []
+    assert world.asked == {"launch 1": ["hello", *park, *TIMED, "sync_overhead", "count", "leave"]}
     assert len(found.launches) == found.planned_launches == 1
     assert world.ahead == ["launch 1"]
-
-
-def test_behind_a_launch_that_compiled_one_may_be_enough(run):
-    """It imports while the first one counts."""
-    world, found = run(compiles=("launch 1",), enough=enough(True))
-    assert world.asked["launch 1"] == ["hello", "count", "leave"]
-    assert world.asked["launch 2"] == ["hello", *TIMED, "sync_overhead", "leave"]
-    assert [*world.asked] == ["launch 1", "launch 2"] and not world.closed
-    assert world.started["launch 2"] == ["hello"]  # what the first one had been asked for by then
-    assert [one.index for one in found.launches] == [2] and found.planned_launches == 1
 
 
 def test_launches_go_on_until_they_are_enough(run):
