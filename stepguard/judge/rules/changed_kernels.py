@@ -47,10 +47,10 @@ LEAST_PAIRS, PROFILED_PAIRS = 2, 4
 # step.
 KERNEL_MARGINS = Margins(0.025, 0.125)
 # With one pair the interval has to begin beyond this, in percent of a step. In single pairs of
-# unchanged code it began at 0.04 % or below, whichever kernels were said to differ: launches of two
-# H200s and two H100s, paired anew, also across the H200s (`single_pairs` in
-# benchmarks/kernel_pairs.md). What the kernels take longer says less: it was up to 0.8 % of a step,
-# if products that take a third of it differ.
+# unchanged code it began at 0.02 % at most, whichever kernels were said to differ, and at 0.07 % if
+# the sides ran on two cards: launches of two H200s and two H100s, paired anew (`single_pairs` in
+# benchmarks/kernel_pairs.md). What the kernels take longer says less: in these pairs it was up to
+# 0.8 % of a step, if they take a third of it.
 LARGE_PCT = 0.25
 # So many standard deviations the steps of a single pair may be less slow, in place of PAIR_SDS.
 # Suppose that kernels take 1 % longer, but the step does not. Then the steps allow SLOWER in one

@@ -425,6 +425,7 @@ def test_one_pair_is_enough_for_a_large_slowdown(name, factor, enough):
     """The low end of the kernels' interval decides, so a kernel that scatters more has to take
     longer by more. Below it another pair with profiles is wanted.
     """
+    assert LARGE_PCT == 0.25
     large = math.log1p(LARGE_PCT / 100) / POWER_SHARE
     edge = edge_pct(lambda found: 100 * (large + found.reach(found.analysis.beta)), 1, name)
     found = made({name: factor * edge}, pairs=1, edit=(name,))
@@ -465,6 +466,7 @@ def test_one_pair_ignores_what_the_case_does(pct, one, two):
 @pytest.mark.parametrize(("sds", "status"), [(-0.98, Status.SLOWER), (-1.02, None)])
 def test_the_steps_of_one_pair_must_be_nearer(sds, status):
     """Two pairs would allow steps that are less slow."""
+    assert LONE_SDS == 1.0
     left = sds * LONE_SDS * PRIOR.sd_pct / 100
     step_pct = 100 * math.expm1(POWER_SHARE * math.log1p(0.01) + left)
     assert said(made({GELU: 1.0}, pairs=1, step_pct=step_pct)) is status
@@ -910,6 +912,13 @@ def test_kernels_that_take_as_long_are_hardly_ever_slower(rates):
         assert found.get(Status.SLOWER, 0.0) <= ALPHA >= found.get(Status.FASTER, 0.0)
         assert found.get(Status.SAME, 0.0) > 0.75 or verdicts is rates[1]
     assert shares(rates[1]) == {Status.INCONCLUSIVE: 1.0}
+
+
+def test_a_large_slowdown_is_beyond_any_drift(rates):
+    """Of single pairs of the same code. Most intervals begin below zero."""
+    lows = [bounds_of(values, its).low for values, its in rates[1]]
+    assert 3 * max(lows) < math.log1p(LARGE_PCT / 100)
+    assert np.mean(np.array(lows) > 0.0) < 0.01
 
 
 @pytest.mark.parametrize(
