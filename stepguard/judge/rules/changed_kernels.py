@@ -50,11 +50,12 @@ KERNEL_MARGINS = Margins(0.025, 0.125)
 # unchanged code it began at 0.02 % at most, whichever kernels were said to differ, and at 0.07 % if
 # the sides ran on two cards: launches of two H200s and two H100s, paired anew (`single_pairs` in
 # benchmarks/kernel_pairs.md). What the kernels take longer says less: in these pairs it was up to
-# 0.8 % of a step, if they take a third of it.
+# 0.8 % of a step, if they take half of it.
 LARGE_PCT = 0.25
 # So many standard deviations the steps of a single pair may be less slow, in place of PAIR_SDS.
-# Suppose that kernels take 1 % longer, but the step does not. Then the steps allow SLOWER in one
-# case of ten, as those of two pairs do, if pairs scatter by 0.24 %.
+# Suppose that kernels take 1 % longer but the step does not, and that pairs scatter by 0.24 %. The
+# steps then allow SLOWER in 11 % of cases after one pair, as after two to four, and in 17 % over
+# all. With PAIR_SDS it would be 36 % over all.
 LONE_SDS = 1.0
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
 # If kernels overlap, they can take longer although the step does not. The sum of their times may be

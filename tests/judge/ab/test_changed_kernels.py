@@ -419,7 +419,7 @@ def test_two_to_four_pairs_decide(pairs):
 # one pair
 
 
-@pytest.mark.parametrize("name", [GELU, PRODUCT, BACKWARD])
+@pytest.mark.parametrize("name", [GELU, BACKWARD])
 @pytest.mark.parametrize(("factor", "enough"), [(1.02, True), (0.98, False)])
 def test_one_pair_is_enough_for_a_large_slowdown(name, factor, enough):
     """The low end of the kernels' interval decides, so a kernel that scatters more has to take
@@ -473,14 +473,21 @@ def test_the_steps_of_one_pair_must_be_nearer(sds, status):
     assert said(made({GELU: 1.0}, step_pct=step_pct)) is Status.SLOWER
 
 
-@pytest.mark.parametrize("sd_pct", [0.15, 0.24, 0.3])
-def test_a_step_that_is_no_slower_is_hardly_oftener_red(sd_pct):
-    """Of kernels that take 1 % longer without any effect on the step: as seldom as by two pairs."""
-    red = {}
-    for pairs, sds in ((1, LONE_SDS), (2, PAIR_SDS)):
-        limit = 100 * POWER_SHARE * math.log1p(0.01) - sds * PRIOR.sd_pct / math.sqrt(pairs)
-        red[pairs] = stats.norm.sf(limit * math.sqrt(pairs) / sd_pct)
-    assert red[1] <= 1.2 * red[2] and red[1] < 0.17
+@pytest.mark.parametrize(
+    ("sd_pct", "first", "most"), [(0.15, 0.025, 0.04), (0.24, 0.11, 0.17), (0.3, 0.17, 0.25)]
+)
+def test_kernels_that_do_not_slow_the_step_are_seldom_red(sd_pct, first, most):
+    """They take 1 % longer, and the step does not. By the steps of the first pair, and by those of
+    one to four pairs.
+    """
+    kernels = math.log1p(0.01)
+    draw = np.random.default_rng(1).normal(0.0, sd_pct / 100, (20_000, PROFILED_PAIRS))
+    red = []
+    for pairs in range(1, PROFILED_PAIRS + 1):
+        limit = (LONE_SDS if pairs < LEAST_PAIRS else PAIR_SDS) * PRIOR.sd_pct / 100
+        means = draw[:, :pairs].mean(axis=1)
+        red.append(means >= POWER_SHARE * kernels - limit / math.sqrt(pairs))
+    assert red[0].mean() <= first and np.any(red, axis=0).mean() <= most
 
 
 def test_copies_that_one_pair_lacks_make_up_for_longer_kernels():
