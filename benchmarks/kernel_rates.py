@@ -8,10 +8,11 @@ It prints, among other tables (benchmarks/kernel_pairs.md has all of them):
    how much.
 2. ``scatter``: how each kernel scatters between launches of equal code. All launches of the base on
    one GPU are compared with each other.
-3. ``rates``: verdicts on equal code. Launches are paired anew at random. Each kernel in turn, or a
+3. ``single_pairs``: how far a single pair of equal code goes (benchmarks/single_pairs.py).
+4. ``rates``: verdicts on equal code. Launches are paired anew at random. Each kernel in turn, or a
    random set of kernels, counts as the one that differs. It takes as long as recorded, or longer by
    a share of the step.
-4. ``planted``: verdicts on what was planted, as recorded and at other sizes. Its launches are
+5. ``planted``: verdicts on what was planted, as recorded and at other sizes. Its launches are
    paired at random with launches of the base.
 
 The gate's rule gives the verdicts, by the first profile of each launch. No verdict uses a launch
@@ -46,6 +47,7 @@ from benchmarks.kernel_difference import (
     times_of,
 )
 from benchmarks.shared import Document, about, binomial_bounds
+from benchmarks.single_pairs import single_pairs
 from stepguard.core.margins import ALPHA
 from stepguard.judge.rules.changed_kernels import LEAST_PAIRS, PROFILED_PAIRS
 
@@ -358,6 +360,7 @@ def main() -> int:
         },
         "scatter_by_class": by_class(rows),
         "scatter": rows,
+        "single_pairs": single_pairs(recorded.alike()),
         "rates": rates(scatters),
         "planted": planted_rates(recorded),
     }

@@ -70,6 +70,14 @@ def unusual(comparison: Comparison, explained: Sequence[float] = ()) -> str:
         return "the host is hardly ahead of the GPU"
     if not abs(unexplained_sds(comparison.log_ratios(), explained)) <= PAIR_SDS:
         return "the step time differs"
+    return uneven(comparison)
+
+
+def uneven(comparison: Comparison) -> str:
+    """Return what shows within the launches of these pairs, and hardly ever within those of
+    unchanged code: some steps or the last blocks are slower than the rest; empty if nothing.
+    """
+    pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))
     if not all(_rise(*pair) <= RISE_LIMIT for pair in pairs):
         return "the last block is slower"
     if not all(tail_excess(*pair) <= TAIL_LIMIT for pair in pairs):

@@ -37,6 +37,7 @@ from benchmarks.longer_kernels import (
     LONGER_PRODUCT,
 )
 from benchmarks.shared import GPT
+from benchmarks.single_pairs import single_pairs
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS
@@ -223,6 +224,43 @@ def test_nothing_is_seldom_red_and_a_longer_kernel_often(rated, monkeypatch):
     assert rows[-1]["found"]["0.3"]["red"][0] > 0.6 * trials
 
 
+def test_single_pairs_are_all_pairs_of_equal_code(rated):
+    """On each GPU, and of one with the other. A kernel that is longer on one GPU shows there alone.
+    A launch that ran other kernels than most is left out.
+    """
+    alike = rated[0].alike()
+    (first, launches), (second, _) = alike.items()
+    rows = {(row["gpus"], row["kernels"]): row for row in single_pairs(alike)}
+    assert {gpus for gpus, _ in rows} == {"one", "two"}
+    assert rows["one", "one"]["values"] == 2 * 15 * 14 * len(STEP)
+    assert rows["two", "one"]["values"] == 2 * 15 * 15 * len(STEP)
+    assert rows["two", "one"]["low_end_pct"] < 0.1 < rows["two", "one"]["of_1000_pct"] < 0.5
+    shares = [rows["one", kind]["largest_pct"] for kind in ("one", "10 %", "50 %")]
+    assert shares[0] < shares[2] > shares[1] and all(0 < share < 3 for share in shares)
+    slow = [longer_by(one, "triton_per_fused_norm_10", 0.01 * STEP_US) for one in launches]
+    moved = {(row["gpus"], row["kernels"]): row for row in single_pairs(alike | {first: slow})}
+    assert moved["two", "one"]["largest_pct"] == pytest.approx(1.0, abs=0.2)
+    assert moved["two", "one"]["low_end_pct"] == pytest.approx(0.45, abs=0.1)
+    assert moved["one", "one"]["largest_pct"] < 0.3
+    other = longer_by(launches[0], "triton_per_fused_norm_10", 0.05 * STEP_US, code="other")
+    cold = single_pairs({first: [other, *launches[1:]], second: alike[second]})
+    assert cold[0]["values"] == (14 * 13 + 15 * 14) * len(STEP) and cold[0]["largest_pct"] < 0.3
+
+
+def longer_by(one, name, us, **changes):
+    """The launch, whose kernel of this name takes so many us a step longer."""
+    turns = []
+    for turn in one.turns:
+        rows = (
+            replace(row, us=tuple(its + us for its in row.us), **changes)
+            if row.name == name
+            else row
+            for row in turn.kernels
+        )
+        turns.append(replace(turn, kernels=tuple(rows)))
+    return replace(one, turns=tuple(turns))
+
+
 def test_what_was_planted_is_found_by_re_pairing_too(rated, monkeypatch):
     """Three launches of it on each GPU make verdicts of up to three pairs. It is found as often as
     the size nearest to its own, and a smaller one is found less often.
@@ -263,7 +301,7 @@ def test_the_command_writes_the_tables(rated, tmp_path, monkeypatch, capsys):
     path.write_text(json.dumps(recording([(name, "a", *pair) for name, _, _, pair in small])))
     monkeypatch.setattr("sys.argv", ["kernel_rates", str(path), "--out", str(out)])
     assert kernel_rates.main() in (0, 1)
-    assert set(json.loads(out.read_text())) >= {"changes", "scatter", "rates", "planted"}
+    assert set(json.loads(out.read_text())) >= {"changes", "scatter", "single_pairs", "planted"}
     assert "scatter_by_class:" in capsys.readouterr().out
     path.write_text(json.dumps({"pairs": [], "kernels": {}}))
     with pytest.raises(SystemExit):

@@ -953,6 +953,17 @@ def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     assert {what for _, what in world.asked("pair 3 head")} <= {"start", "close", "imported"}
 
 
+def test_one_pair_ends_them_if_a_kernel_takes_much_longer(world, measure, differing):
+    """By 1 % of the step. The second pair has imported, and builds nothing."""
+    world.step_ms["head"] = 250.0 * 1.01
+    world.profiles["head"] = longer(edited(profile(), GELU), GELU, 2500.0)
+    found = measure(wants_another_pair, GPU, files=FILES)
+    assert (judge_ab(found).reason, found.pairs) == (Reason.CHANGED_KERNELS, 1)
+    assert judge_ab(found).status is Status.SLOWER
+    unused = {what for _, what in world.asked("pair 2 head", "pair 2 base")}
+    assert unused <= {"start", "release", "ready", "close"}
+
+
 def test_an_unchanged_step_is_not_profiled(world, measure, differing):
     """Nor a CPU's, nor one that an alarm asks for."""
     measure(2, GPU, files=None)

@@ -19,7 +19,7 @@ from inputs import (
     within,
 )
 from kernels import NORM, counts_of, step
-from recorded_kernels import as_recorded
+from recorded_kernels import as_recorded, compared, edited, longer, profile, steady
 from scenario import Files, Run, Scenario
 
 from stepguard.core.machine_code import MachineCode
@@ -72,6 +72,15 @@ def starting(factor):
         slow = tuple(replace(launch, compile_s=30.0 * times) for launch in side.launches)
         sides[name] = replace(side, launches=slow, gates=(*side.gates, FIRST_STEP))
     return replace(found, **sides)
+
+
+def edited_gelu(pct, step_pct, **changes):
+    """One pair, in which HEAD's edited gelu takes so much of a step longer, and its step does."""
+    name, base = "triton_poi_fused_gelu_view_9", profile()
+    head = longer(edited(base, name), name, 2500.0 * pct)
+    us = (tuple(row.us[0] for row in one.kernels) for one in (head, base))
+    blocks = steady(1 + step_pct / 100), steady()
+    return compared([tuple(zip(us, blocks, strict=True))], head, base, **changes)
 
 
 PAIRED = (
@@ -158,6 +167,20 @@ PAIRED = (
         "SLOWER",
         "CHANGED_KERNELS",
         Run(pairs=as_recorded([5, 8])),
+    ),
+    Scenario(
+        "pairs-changed-kernel-much-longer",
+        "One pair, in which a Triton kernel takes 1 % of the step longer, and the step 0.9 %.",
+        "SLOWER",
+        "CHANGED_KERNELS",
+        Run(pairs=edited_gelu(1.0, 0.9)),
+    ),
+    Scenario(
+        "pairs-changed-kernel-one-pair",
+        "One pair, in which it takes 0.5 % longer, and the time is up: too little for one pair.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=edited_gelu(0.5, 0.5, out_of_time=True)),
     ),
     Scenario(
         "pairs-changed-kernel-as-long",

@@ -5,8 +5,9 @@ small change shows in the kernels long before it shows in the steps. The first p
 profile of each launch, if the counted profiles show kernels that differ. This rule compares them.
 It asks the counted profiles what copies and gaps changed, and the steps for what no profile shows.
 
-It may decide after LEAST_PAIRS to PROFILED_PAIRS pairs. One pair is never enough: a card may drift
-between its two profiles.
+It may decide after LEAST_PAIRS to PROFILED_PAIRS pairs. A card may drift between the two profiles
+of a pair. So one pair is enough only for a slowdown far beyond any drift (LARGE_PCT), and never for
+FASTER or `same`.
 """
 
 import math
@@ -33,6 +34,7 @@ from stepguard.judge.sequential_plan import BETA
 from stepguard.judge.unchanged_pairs import (
     PAIR_SDS,
     ahead,
+    uneven,
     unexplained_sds,
     unusual,
     why_not_bound,
@@ -44,6 +46,17 @@ LEAST_PAIRS, PROFILED_PAIRS = 2, 4
 # margins. In the mean of two pairs, a kernel that takes a tenth of a step scatters by 0.05 % of the
 # step.
 KERNEL_MARGINS = Margins(0.025, 0.125)
+# With one pair the interval has to begin beyond this, in percent of a step. In single pairs of
+# unchanged code it began at 0.02 % at most, whichever kernels were said to differ, and at 0.07 % if
+# the sides ran on two cards: launches of two H200s and two H100s, paired anew (`single_pairs` in
+# benchmarks/kernel_pairs.md). What the kernels take longer says less: in these pairs it was up to
+# 0.8 % of a step, if they take half of it.
+LARGE_PCT = 0.25
+# So many standard deviations the steps of a single pair may be less slow, in place of PAIR_SDS.
+# Suppose that kernels take 1 % longer but the step does not, and that pairs scatter by 0.24 %. The
+# steps then allow SLOWER in 11 % of cases after one pair, as after two to four, and in 17 % over
+# all. With PAIR_SDS it would be 36 % over all.
+LONE_SDS = 1.0
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
 # If kernels overlap, they can take longer although the step does not. The sum of their times may be
 # at most so many times the time in which the GPU computes. Of kernels that follow each other it is
@@ -64,9 +77,10 @@ MOVED_SDS = 5.0
 def rule(comparison: Comparison) -> Decision | None:
     """Say SLOWER, FASTER or `same` by the kernels that differ, if the other kernels keep pace and
     the steps do not contradict it. For FASTER and `same`, what is left of the pairs must look like
-    pairs of unchanged code, and the steps must exclude a slowdown.
+    pairs of unchanged code, and the steps must exclude a slowdown. With one pair only a large
+    slowdown is SLOWER.
     """
-    if not LEAST_PAIRS <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
+    if not 1 <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
         return None
     kernels = _Kernels.of(comparison)
     if kernels is None or kernels.others_moved():
@@ -237,12 +251,15 @@ def _in_step(kernels: Bounds, steps: Sequence[float]) -> tuple[float, float]:
 def _contradicted(comparison: Comparison, status: Status, explained: Sequence[float]) -> bool:
     """Tell whether the steps contradict what the kernels say. SLOWER is contradicted by steps that
     are less slow, and by a host that is hardly ahead: then longer kernels may cost nothing. Steps
-    that are even slower, or that scatter, do not contradict it.
+    that are even slower, or that scatter, do not contradict it. If only some steps of a single pair
+    are slower, a second pair has to tell whether that is another slowdown, with its own name.
     """
     if status is Status.SLOWER:
+        alone = comparison.pairs < LEAST_PAIRS
         launches = (*comparison.head.launches, *comparison.base.launches)
-        as_slow = unexplained_sds(comparison.log_ratios(), explained) >= -PAIR_SDS
-        return not as_slow or not all(map(ahead, launches))
+        limit = LONE_SDS if alone else PAIR_SDS
+        as_slow = unexplained_sds(comparison.log_ratios(), explained) >= -limit
+        return not (as_slow and all(map(ahead, launches))) or alone and bool(uneven(comparison))
     return bool(unusual(comparison, explained)) or not _slowdown_excluded(comparison)
 
 
@@ -256,27 +273,33 @@ def _slowdown_excluded(comparison: Comparison) -> bool:
     return steps.mean + reach < comparison.margins.matter
 
 
-def bounds_of(log_ratios: Sequence[float], known: Prior, alpha: float = ALPHA) -> Bounds:
+def bounds_of(
+    log_ratios: Sequence[float],
+    known: Prior,
+    alpha: float = ALPHA,
+    margins: Margins = KERNEL_MARGINS,
+    beside: float = 0.0,
+) -> Bounds:
     """Return the bounds on how much longer a step takes, as a log-ratio: from POWER_SHARE of what
     its kernels take longer, to all of it. ``log_ratios`` has what they take longer in each pair, as
-    a log-ratio of the step. ``known`` is how that scatters.
+    a log-ratio of the step. ``known`` is how that scatters. ``beside`` is what else changed: it may
+    add to the kernels' time, or make up for it.
     """
     found = bounds(log_ratios, known, LEAST_PAIRS, alpha)
-    low, high = POWER_SHARE * found.low, POWER_SHARE * found.high
-    return msgspec.structs.replace(found, low=min(found.low, low), high=max(found.high, high))
+    low = min(found.low, POWER_SHARE * found.low) + min(beside, 0.0)
+    high = max(found.high, POWER_SHARE * found.high) + max(beside, 0.0)
+    # Beyond the ignore margin no status but SLOWER is possible.
+    large = low > max(math.log1p(LARGE_PCT / 100), margins.ignore)
+    return msgspec.structs.replace(found, low=low, high=high, fewest=1 if large else LEAST_PAIRS)
 
 
 def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     changed, step_us = kernels.changed, float(kernels.step_us.mean())
     known = kernels.times.scatter(changed, ~changed, step_us)
-    found = bounds_of(kernels.log_ratios(), known, comparison.alpha)
-    # What else changed may add to the kernels' time, or make up for it.
-    beside = _beside_kernels(comparison)
-    found = msgspec.structs.replace(
-        found, low=found.low + min(beside, 0.0), high=found.high + max(beside, 0.0)
-    )
+    margins, beside = _margins(comparison), _beside_kernels(comparison)
+    found = bounds_of(kernels.log_ratios(), known, comparison.alpha, margins, beside)
     by_steps = mean_of_pairs.measured(comparison)
-    return Figures(found, _margins(comparison), by_steps.smallest_detectable_pct, None)
+    return Figures(found, margins, by_steps.smallest_detectable_pct, None)
 
 
 def _margins(comparison: Comparison) -> Margins:
