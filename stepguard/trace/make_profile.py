@@ -26,6 +26,7 @@ from stepguard.trace.columns import (
 from stepguard.trace.idle_causes import CAUSES, Gaps, Idle, find_gaps
 from stepguard.trace.intervals import Union, union
 from stepguard.trace.kernel_classes import COMMUNICATION, OTHER, Classes
+from stepguard.trace.lost_links import with_lost_links
 from stepguard.trace.phases import Pass, find_passes, pass_at
 from stepguard.trace.step_windows import Windows, find_windows, is_memory
 
@@ -76,6 +77,8 @@ class Analysis:
 def analyse(trace: Trace, classes: Classes) -> Analysis:
     """Take a trace apart. Raises TraceError if it has no complete step."""
     windows = find_windows(trace, classes)
+    external = with_lost_links(trace, windows)
+    windows = replace(windows, gpu=replace(windows.gpu, external=external))
     passes = find_passes(trace, classes)
     gpu = windows.gpu
     # A record whose call is not in the file was launched before the file begins.

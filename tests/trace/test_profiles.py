@@ -382,6 +382,36 @@ def test_generated_kernels_have_the_hash_of_their_source():
     assert codes == {"gemm": "", "triton_poi_fused_gelu_0": "cxyz"}
 
 
+NOTED = {"kernel_hash": "cxyz", "kernel_backend": "triton"}
+NOTED |= {"Input Dims": [[64, 1024], [64, 1024]], "Input type": ["float", "float"]}
+
+
+@pytest.mark.parametrize("lost", [{}, {"External id": 0}, {"External id": 4711}])
+@pytest.mark.parametrize(
+    ("at_us", "shape", "linked"),
+    [
+        (1295, [1, 1, 1], True),
+        (1295, [2, 1, 1], False),  # no other launch of it has an operator: none may launch it
+        (1320, [1, 1, 1], False),  # the call is in no operator
+    ],
+)
+def test_a_kernel_whose_link_is_lost_has_the_operator_around_its_call(lost, at_us, shape, linked):
+    """The innermost one, on the call's thread. Then it shares a row with the kernel's other
+    launches: it has their hash and their work.
+    """
+    trace, name = two_steps(), "triton_poi_fused_gelu_0"
+    for begin, number in ((295, 78), (1295, 79)):
+        trace.event("cpu_op", "outer", begin - 5, 20, **{"External id": number + 10})
+        trace.event("cpu_op", name, begin - 1, 10, **{"External id": number}, **NOTED)
+        trace.event("cpu_op", "backward", begin - 1, 3, tid=2, **{"External id": number + 20})
+    trace.kernel(300, 300, 310, name=name, grid=[1, 1, 1], **{"External id": 78})
+    trace.kernel(at_us, 1330, 1340, name=name, grid=shape, **lost)
+    rows = [row for row in profile(trace.analysis()).kernels if row.name == name]
+    calls = {(row.code, row.operator): row.calls for row in rows}
+    apart = {("cxyz", name): (1, 0), ("", ""): (0, 1)}
+    assert calls == ({("cxyz", name): (1, 1)} if linked else apart)
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [
