@@ -8,12 +8,13 @@ launch has no work and no hash of code, so it looks like another kernel.
 import numpy as np
 
 from stepguard.trace.columns import KERNEL, NONE, Host, Ints, Trace, look_up
-from stepguard.trace.step_windows import Windows
+from stepguard.trace.step_windows import LOST_AT_MOST, Windows
 
 
 def with_lost_links(trace: Trace, windows: Windows) -> Ints:
     """Return the external id of each record of the GPU. A kernel without an operator has the id of
     the innermost operator around its call, if other launches of that kernel have an operator.
+    Nothing changes if many kernels are like that, as those of a CUDA graph are.
     """
     gpu, operators = windows.gpu, trace.operators
     known = np.sort(operators.external)
@@ -23,8 +24,10 @@ def with_lost_links(trace: Trace, windows: Windows) -> Ints:
     kernel = kernel.reshape(-1)
     lost = (gpu.kind == KERNEL) & ~linked & (windows.call_of_record != NONE)
     lost &= np.isin(kernel, kernel[linked])
-    external = gpu.external.copy()
-    for record in np.flatnonzero(lost).tolist():
+    external, records = gpu.external.copy(), np.flatnonzero(lost).tolist()
+    if len(records) > max(1, LOST_AT_MOST * np.count_nonzero(gpu.kind == KERNEL)):
+        return external
+    for record in records:
         external[record] = _around(windows.calls, int(windows.call_of_record[record]), operators)
     return external
 

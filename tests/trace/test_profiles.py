@@ -412,6 +412,19 @@ def test_a_kernel_whose_link_is_lost_has_the_operator_around_its_call(lost, at_u
     assert calls == ({("cxyz", name): (1, 1)} if linked else apart)
 
 
+@pytest.mark.parametrize(("launches", "linked"), [(400, True), (399, False)])
+def test_kernels_without_operators_are_not_lost_links_if_they_are_many(launches, linked):
+    """Two of 400 are half a percent. A replayed CUDA graph has no operators."""
+    trace, name = two_steps(), "triton_poi_fused_gelu_0"
+    trace.event("cpu_op", name, 200, 700, **{"External id": 78}, **NOTED)
+    for number in range(launches - 3):  # two_steps() has three
+        link = {} if number < 2 else {"External id": 78}
+        trace.kernel(300 + number, 300 + number, 300.5 + number, name=name, **link)
+    rows = [row for row in profile(trace.analysis()).kernels if row.name == name]
+    calls = {row.code: row.calls[0] for row in rows}
+    assert calls == ({"cxyz": launches - 3} if linked else {"cxyz": launches - 5, "": 2})
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [
