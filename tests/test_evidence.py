@@ -248,6 +248,13 @@ def test_enqueue_is_a_median_and_compile_the_longest():
     assert "enqueue_ms" not in values_of(evidence())
 
 
+def test_a_first_step_with_a_cold_cache_is_no_compile_time():
+    """Later launches do not repeat it, and another revision may have had a full cache."""
+    one, cold = launch(compile_s=3.0), launch(compile_s=24.0, cold=True)
+    assert values_of(evidence(launches=(cold, one)))["compile_s"] == 3.0
+    assert "compile_s" not in values_of(evidence(launches=(cold,)))
+
+
 def test_counts_and_tokens_are_values():
     """Counters and tokens stand among the values, with launches and without."""
     assert values_of(evidence(launches=())) == COUNTS | {"tokens_per_step": TOKENS}

@@ -125,6 +125,7 @@ class Launch:
     # Of a pair's launch that was profiled after its blocks: us a step of each kernel of the counted
     # profile, in that order. Empty if it was not, or if it ran other kernels than the counted ones.
     kernels_us: tuple[float, ...] = ()
+    cold: bool = False  # its first step compiled graphs that later launches take from the cache
 
     def has_times(self) -> bool:
         """Tell whether there is a block, and all blocks have a time for each step."""

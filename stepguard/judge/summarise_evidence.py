@@ -120,7 +120,8 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     step_ms, launches = geometric_mean(times), evidence.launches
     blocks = [block for launch in launches for block in launch.blocks]
     figures["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
-    figures["compile_s"] = max(launch.compile_s for launch in launches)
+    if warm := [launch.compile_s for launch in launches if not launch.cold]:
+        figures["compile_s"] = max(warm)
     if evidence.tokens_per_step:  # 0 if the loop does not say it
         figures["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:

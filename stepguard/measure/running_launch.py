@@ -302,6 +302,7 @@ class RunningLaunch:
             discarded=tuple(self._discarded),
             untimed=tuple(self._untimed),
             kernels_us=self._kernels_us,
+            cold=self.missed_graphs > 0,
         )
 
 

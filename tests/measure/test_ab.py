@@ -509,8 +509,9 @@ def test_first_launches_are_the_first_pair(warm, measure, differing, cold):
     warm.cold = cold
     found = measure(2, GPU, files=FILES)
     assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 2 head", "pair 2 base"}
-    for side, order in ((found.head, [1, 2]), (found.base, [1, 2])):
-        assert [one.index for one in side.launches] == order
+    for name, side in (("head", found.head), ("base", found.base)):
+        assert [one.index for one in side.launches] == [1, 2]
+        assert [one.cold for one in side.launches] == [name in cold, False]
         assert [len(one.kernels_us) for one in side.launches] == [93, 93]
         assert [len(one.blocks) for one in side.launches] == [2, 2]
     done = [(label, what.partition(" ")[0]) for label, what in warm.asked(*FIRST)]
