@@ -22,6 +22,7 @@ from inputs import (
     pairs,
     reading,
     two_ranks,
+    unread,
 )
 from scenario import Files, Run, Scenario
 
@@ -318,6 +319,13 @@ PAIRED_WORK = (
         "same",
         "WITHIN_MARGINS",
         lambda: expected(pairs(), "step_ms", "exposed_comm_pct"),
+    ),
+    Scenario(
+        "expected-not-counted",
+        "More kernels are declared, but nothing opened a file that differs.",
+        "same",
+        "UNREAD_FILES",
+        lambda: expected(unread(), "launches_per_step"),
     ),
     Scenario(
         "expected-not-applied",
