@@ -5,7 +5,7 @@ small change shows in the kernels long before it shows in the steps. The first p
 profile of each launch, if the counted profiles show kernels that differ. This rule compares them.
 It asks the counted profiles what copies and gaps changed, and the steps for what no profile shows.
 
-It may decide after LEAST_PAIRS to PROFILED_PAIRS pairs. A card may drift between the two profiles
+Usually it decides after LEAST_PAIRS to PROFILED_PAIRS pairs. A card may drift between the two profiles
 of a pair. So one pair is enough only for a slowdown far beyond any drift (LARGE_PCT), and never for
 FASTER or `same`.
 """
@@ -47,12 +47,13 @@ LEAST_PAIRS, PROFILED_PAIRS = 2, 4
 # step.
 KERNEL_MARGINS = Margins(0.025, 0.125)
 # With one pair the interval has to begin beyond this, in percent of a step. In single pairs of
-# unchanged code it began at 0.02 % at most, whichever kernels were said to differ, and at 0.07 % if
+# unchanged code it began at 0.03 % at most, whichever kernels were said to differ, and at 0.07 % if
 # the sides ran on two cards: launches of two H200s and two H100s, paired anew (`single_pairs` in
 # benchmarks/kernel_pairs.md). What the kernels take longer says less: in these pairs it was up to
-# 0.8 % of a step, if they take half of it.
+# 0.84 % of a step, for a part of one class.
 LARGE_PCT = 0.25
-# So many standard deviations the steps of a single pair may be less slow, in place of PAIR_SDS.
+# The steps of a single pair may lie so many standard deviations below the kernels' range. Those of
+# more pairs may be PAIR_SDS below it.
 # Suppose that kernels take 1 % longer but the step does not, and that pairs scatter by 0.24 %. The
 # steps then allow SLOWER in 11 % of cases after one pair, as after two to four, and in 17 % over
 # all. With PAIR_SDS it would be 36 % over all.
@@ -252,7 +253,7 @@ def _contradicted(comparison: Comparison, status: Status, explained: Sequence[fl
     """Tell whether the steps contradict what the kernels say. SLOWER is contradicted by steps that
     are less slow, and by a host that is hardly ahead: then longer kernels may cost nothing. Steps
     that are even slower, or that scatter, do not contradict it. If only some steps of a single pair
-    are slower, a second pair has to tell whether that is another slowdown, with its own name.
+    are slower, a second pair has to tell whether that is another slowdown, with its own reason.
     """
     if status is Status.SLOWER:
         alone = comparison.pairs < LEAST_PAIRS
