@@ -109,8 +109,8 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     ),
     Reason.CHANGED_KERNELS: Help(
         "Only some kernels differ, and the GPU bounds the step. What these kernels take longer, or "
-        "less long, is beyond 0.05 % of the step (`SLOWER` after one pair: 0.5 %), or for `same` within "
-        "0.125 %. The other kernels keep their pace, and the steps do not contradict it "
+        "less long, is beyond 0.05 % of the step (`SLOWER` after one pair: 0.5 %), or for `same` "
+        "within 0.125 %. The other kernels keep their pace, and the steps do not contradict it "
         "([judge.md](judge.md#kernels-against-kernels)).",
         "`SLOWER`: look at the kernel that the first line names.",
     ),

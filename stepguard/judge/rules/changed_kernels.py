@@ -5,9 +5,9 @@ small change shows in the kernels long before it shows in the steps. The first p
 profile of each launch, if the counted profiles show kernels that differ. This rule compares them.
 It asks the counted profiles what copies and gaps changed, and the steps for what no profile shows.
 
-Usually it decides after LEAST_PAIRS to PROFILED_PAIRS pairs. A card may drift between the two profiles
-of a pair. So one pair is enough only for a slowdown far beyond any drift (LARGE_PCT), and never for
-FASTER or `same`.
+Usually it decides after LEAST_PAIRS to PROFILED_PAIRS pairs. A card may drift between the two
+profiles of a pair. So one pair is enough only for a slowdown far beyond any drift (LARGE_PCT), and
+never for FASTER or `same`.
 """
 
 import math
