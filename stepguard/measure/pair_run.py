@@ -191,6 +191,10 @@ class _PairRun:
             for launch in pair.launches:
                 launch.take_counted_profile()
             both = self._measured(1, pair.launches)
+        # Late steps of what turns out to be the same step must have been timed, too.
+        if both and self.near and self._alike(both):
+            both, self.near = None, 0
+            self.following.begin_anew()
         pair.leave()
         if alone:  # the eager step had too little memory beside the other launch
             self._count_alone()
@@ -211,9 +215,14 @@ class _PairRun:
             return False
         if both is None:
             return unread(so_far) and so_far.head.on_gpu
+        return unread(so_far) and self._alike(both)
+
+    def _alike(self, both: LaunchPair) -> bool:
+        """Tell whether the step is known to be the same, and this first pair looks like it."""
+        so_far = self.comparison()
         head = replace(so_far.head, launches=(both.head,))
         base = replace(so_far.base, launches=(both.base,))
-        return unread(so_far) and identical(replace(so_far, head=head, base=base))
+        return identical(replace(so_far, head=head, base=base))
 
     def _count_alone(self) -> None:
         """Count each tree in a launch that has the GPUs to itself."""

@@ -57,6 +57,10 @@ class World:
         self.taints = []  # of the blocks to come, in order
         self.threads = {}
         self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
+        self.slow_from = math.inf  # HEAD takes 5 % longer from this step on
+        self.identities = {}  # of each side's step; none: it is not known
+        self.granted = {}  # label: seconds that it waited for the other launch
+        self.comes_after = {}  # label of a first step: the event that it waits for
         self.compiles = {}  # label: which of its blocks still compile, from the first on
         self.afresh = set()  # labels that find nothing of it in the cache
         self.profiles = {}  # of each side's step; none: there is none
@@ -141,6 +145,7 @@ def fake_group(world):
 
         def grant(self, seconds):
             assert seconds >= 0
+            world.granted[self.key] = world.granted.get(self.key, 0.0) + seconds
 
         def release(self):
             if self.standby:
@@ -187,6 +192,8 @@ def fake_group(world):
             }
 
         def first_step(self):
+            if event := world.comes_after.get(self.key):
+                event.wait(5.0)
             afresh = self.side in world.cold and self.label == "first launch"
             reserved = world.reserved_bytes or world.peak_bytes[self.side]
             compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh)}
@@ -198,6 +205,8 @@ def fake_group(world):
             if self.key in world.squeezed:
                 counts |= {"values": {}, "unstable": {"flops_per_step": "no memory"}}
                 world.squeezed.remove(self.key)
+            if self.side in world.identities:
+                counts["identity"] = {"parts": {"kernels": world.identities[self.side]}}
             return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
 
         def profile(self):
@@ -216,16 +225,21 @@ def fake_group(world):
             late = sum(seldom > 0 and (n + 1) % seldom == 0 for n in range(begin, self.done))
             self.run = min(getattr(self, "run", 0) + 1, world.compiles.get(self.key, 0))
             ahead_ms = ms / 2 if world.profiles else None
-            single = {"step_ms": [ms] * steps, "enqueue_ms": ahead_ms, "began_ns": 1, "ended_ns": 2}
+            slow = [self.side == "head" and n >= world.slow_from for n in range(begin, self.done)]
+            step_ms = [1.05 * ms if each else ms for each in slow]
+            block_ms = sum(step_ms) + 2000.0 * late
+            single = {"step_ms": step_ms, "enqueue_ms": ahead_ms, "began_ns": 1, "ended_ns": 2}
             return single | {
-                "wall_ms": ms * steps + 2000.0 * late,
-                "events_ms": ms * steps + 2000.0 * late,
-                "outside_ms": ms * steps + 2000.0 * late,
+                "wall_ms": block_ms,
+                "events_ms": block_ms,
+                "outside_ms": block_ms,
                 "compiled_graphs": self.run,
                 "compiled_afresh": self.run > 0 and self.key in world.afresh,
             }
 
         def park(self):
+            for event in world.comes_after.values():
+                event.set()
             return {}
 
         def sources(self):
@@ -640,6 +654,42 @@ def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, far):
     assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == far
 
 
+@pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
+@pytest.mark.parametrize("read", ["at first", "late"])
+@pytest.mark.parametrize("slow_from", [36, math.inf])
+def test_no_step_is_the_same_before_late_steps_were_timed(
+    warm, measure, tmp_path, cold, read, slow_from
+):
+    """All that is counted is equal. Whatever the first pair left out, since graphs differed or
+    since nothing had opened a file that differs by then: a slowdown that begins late is found.
+    """
+    warm.cold, warm.slow_from = cold, slow_from
+    warm.identities = {"head": "equal", "base": "equal"}
+    if read == "late":
+        warm.reads, warm.reads_late = (), {"first launch head": [tmp_path / FILES[0]]}
+    found = measure(wants_another_pair, GPU, files=FILES)
+    expected = (Status.SAME, Reason.IDENTICAL_STEP, 1)
+    if slow_from < math.inf:
+        expected = (Status.SLOWER, Reason.LATE_SLOWDOWN, 2)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason, found.pairs) == expected
+    assert found.head.launches[0].blocks[-1].timed_steps.stop == 44
+
+
+@pytest.mark.parametrize("slow_from", [36, math.inf])
+def test_kernels_that_differ_are_not_the_same_before_late_steps_were_timed(
+    warm, measure, slow_from
+):
+    """Two pairs are enough for `same`, if the second one has late steps."""
+    warm.cold, warm.slow_from = {"head", "base"}, slow_from
+    warm.profiles["head"] = edited(profile(), GELU)
+    found = measure(wants_another_pair, GPU, files=FILES)
+    verdict = judge_ab(found)
+    if slow_from == math.inf:
+        assert (verdict.reason, found.pairs) == (Reason.CHANGED_KERNELS, 2)
+    assert verdict.status is (Status.SAME if slow_from == math.inf else Status.SLOWER)
+
+
 def first_steps_at_once(world):
     """Tell whether both first launches ran their first step in a thread of its own."""
     threads = [world.threads[label, "first_step"] for label in FIRST]
@@ -672,6 +722,31 @@ def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold, 
     assert first_steps_at_once(warm) and found.pairs == 1
     later = pair or ["pair 1 head", "pair 1 base"]
     assert {label for label, what in warm.events if what.startswith("block")} == {*later}
+
+
+@pytest.mark.parametrize(("slow", "quick"), [FIRST, FIRST[::-1]])
+def test_who_waits_for_the_others_first_step_loses_no_time(warm, measure, slow, quick):
+    """HEAD's still compiles while the base's is done, or the other way round: the time limit of a
+    launch is its own. It has given its memory back by then, since the compiler's trials need some.
+    """
+    measure(1, GPU)
+    warm.events.clear()
+    warm.granted, warm.comes_after = {}, {slow: threading.Event()}
+    measure(1, GPU)
+    assert first_steps_at_once(warm) and warm.granted[quick] > warm.granted[slow]
+    assert [label for label, what in warm.events if what == "park"][:2] == [quick, slow]
+
+
+def test_a_step_that_no_cache_keeps_runs_alone_each_time(warm, measure, monkeypatch):
+    """It compiles in each launch: at once, both would try kernels, and could not be timed."""
+    group = stepguard.measure.case_workers.WorkerGroup
+    never_kept = {"compiled_afresh": True, "missed_graphs": 0}
+    first_step = group.first_step
+    monkeypatch.setattr(group, "first_step", lambda self: first_step(self) | never_kept)
+    for _ in range(2):
+        found = measure(1, GPU)
+        assert not first_steps_at_once(warm) and found.pairs == 1
+        assert {label for label, what in warm.events if what.startswith("block")} == {*FIRST}
 
 
 @pytest.mark.parametrize("gib", [62, 64])

@@ -147,7 +147,7 @@ def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, sh
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None
     workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
-    workers.take_reserved = lambda first_step_bytes, spec: None
+    workers.take_reserved = lambda first_step_bytes, spec, kept: None
     workers.take_counts = partial(CaseWorkers.take_counts, workers)
     launch.build()
     launch.count()
