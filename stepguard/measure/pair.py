@@ -106,7 +106,6 @@ class Pair:
 
     def prepare(self) -> None:
         """Build both workloads at once, without their first steps."""
-        RunningLaunch.expect(*self.launches)
         self._ticker(f"{self.launches[HEAD].label}: build and first step")
         self._at_once(lambda launch: launch.prepare(quietly=True))
 

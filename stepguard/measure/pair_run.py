@@ -166,6 +166,7 @@ class _PairRun:
                 raise
         self.following.close(pair)  # each of them fits alone
         self._count_alone()
+        self._still_slower()  # nobody has asked if the base's first step ran out of memory
         return None
 
     def _time_and_count(self, pair: FirstPair, order: tuple[int, ...]) -> LaunchPair | None:

@@ -68,6 +68,7 @@ class World:
         self.cold = {"head", "base"}  # the sides whose first launch compiles
         self.times_first = False  # else the first launches only count
         self.reads = FILES  # the files of its tree that each launch opens
+        self.modules = {}  # of each side's tree, that no list of FILES has
         self.reads_late = {}  # label: files of any tree that a block of this launch opens
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
         self.squeezed = set()  # labels whose next count has no memory for the eager step
@@ -174,6 +175,8 @@ def fake_group(world):
 
         def prepare(self, case, timed_s):
             self.on_gpu = case["device"] == "cuda"
+            if self.on_gpu:  # nobody may be on a GPU who is not expected there
+                assert [*self.pids.values()] in world.monitor.expected[-1]
             for file in world.reads:
                 (self.spec.root / file).read_bytes()
             return {
@@ -186,7 +189,9 @@ def fake_group(world):
                     "torch": "2.13",
                     "cuda": "13.0",
                 },
-                "sources": {},
+                "sources": {
+                    name: str(self.spec.root / name) for name in world.modules.get(self.side, ())
+                },
                 "installed": {},
                 "memory_bytes": 140 * GIB,
             }
@@ -477,7 +482,7 @@ def test_each_warms_up_while_the_other_is_parked(world, measure):
 
 def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, measure):
     """The base's first step comes after HEAD's, so that it finds in the cache what HEAD's compiled.
-    Each counts while the other one is parked.
+    Each counts while the other one is parked. Who waits for the other's first step loses no time.
     """
     measure(1)
     told = [event for event in world.events if event[1] != "start"]
@@ -489,7 +494,10 @@ def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, me
         assert counted == ["start", "hello", "prepare", "first_step", "count"]
     first = told.index(("first launch head", "first_step"))
     assert told.index(("first launch base", "prepare")) < first
-    assert told.index(("first launch base", "first_step")) > first
+    second = told.index(("first launch base", "first_step"))
+    assert first < told.index(("first launch head", "park")) < second
+    assert second < told.index(("first launch base", "park"))
+    assert [*world.granted][:2] == ["first launch base", "first launch head"]
     counts = [label for label, what in told if what == "count"]
     assert counts == ["first launch base", "first launch head"]
 
@@ -710,6 +718,17 @@ def test_first_steps_run_at_once_if_the_cache_had_the_bases(warm, measure, case)
     assert {*launched(warm)[2:]} <= {*FIRST}
 
 
+@pytest.mark.parametrize("new", ["head", "base"])
+def test_it_is_the_bases_step_that_the_cache_must_have(warm, measure, tmp_path, new):
+    """HEAD's is usually new. One launch may compile beside one that takes all from the cache."""
+    measure(1, GPU)
+    (tmp_path / "new.py").write_text("")
+    (tmp_path / "other" / "new.py").write_text("")
+    warm.modules = {new: ["new.py"]}
+    measure(1, GPU)
+    assert first_steps_at_once(warm) == (new == "head")
+
+
 @pytest.mark.parametrize(("cold", "pair"), [({"head"}, FIRST), ({"head", "base"}, None)])
 def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold, pair):
     """The cache had lost the step: equal kernels of the two may run in other forms. Launches that
@@ -767,6 +786,15 @@ def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
     again = told.index((COUNTING[0], "start"))
     assert {label for label, what in told[:again] if what == "close"} == {*FIRST}
     assert found.pairs == 1
+
+
+def test_what_stays_slower_stays_so_if_memory_is_too_small(warm, measure):
+    """First steps ran at once, and the base's had no memory: no pair is measured after that."""
+    before = measure(1, GPU)
+    warm.events.clear()
+    warm.fails_once[("first launch base", "first_step")] = "OUT_OF_MEMORY"
+    assert measure(1, GPU, stays=lambda head: before) is before
+    assert launched(warm) == FIRST + COUNTING
 
 
 def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(warm, measure):
