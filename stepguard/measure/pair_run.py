@@ -184,7 +184,7 @@ class _PairRun:
             pair.leave()
             return both
         # A busy host does not change counts. So other launches import meanwhile.
-        if both and not self.following:
+        if both:
             self._start_following(1)
         pair.count(order)
         alone = any(side.counts and FLOPS in side.counts.unstable for side in self.sides)

@@ -500,6 +500,10 @@ def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, me
     assert [*world.granted][:2] == ["first launch base", "first launch head"]
     counts = [label for label, what in told if what == "count"]
     assert counts == ["first launch base", "first launch head"]
+    starts, counts = (
+        world.events.index(at) for at in (("pair 1 head", "start"), (counts[0], "count"))
+    )
+    assert starts < counts  # so that the first pair imports meanwhile
 
 
 # each tree's first launch
@@ -553,6 +557,32 @@ def test_a_step_that_reads_no_changed_file_is_not_counted(warm, measure):
     assert launched(warm) == FIRST and not any(what == "count" for _, what in warm.events)
     assert found.pairs == 1 and found.head.gates == ("step_ms", "flops_per_step")
     assert found.head.changed_read == found.base.changed_read == ()
+    assert {label for label, what in warm.events if what == "start"} == {*FIRST}
+
+
+@pytest.mark.parametrize("case", [GPU, CPU])
+def test_first_launches_are_not_timed_if_no_pair_is_wanted(warm, measure, case):
+    """They only count."""
+    found = measure(0, case, files=FILES)
+    assert found.pairs == 0 and found.head.counts and found.base.counts
+    assert not any(what.startswith("block") for _, what in warm.events)
+
+
+@pytest.mark.parametrize("cold", [set(), {"head", "base"}])
+@pytest.mark.parametrize("case", [GPU, CPU])
+def test_the_next_case_imports_while_a_gpus_first_steps_run(warm, measure, monkeypatch, case, cold):
+    """Only counts tell whether this case has another pair. A CPU's case has one for sure."""
+    begun = []
+    workers = stepguard.measure.case_workers.CaseWorkers
+    monkeypatch.setattr(workers, "start_ahead", lambda self, label: begun.append([*warm.events]))
+    warm.cold = cold
+    measure(2, case, files=FILES)
+    early = [events for events in begun if (FIRST[0], "first_step") not in events]
+    assert len(early) == (case is GPU)
+    assert all((label, "hello") in events for label in FIRST for events in early)
+    pair, base = (warm.events.index(at) for at in (("pair 2 head", "start"), (FIRST[1], "park")))
+    assert (pair > base) == (case is GPU)
+    assert pair < min(i for i, (_, what) in enumerate(warm.events) if what == "count")
 
 
 def test_nor_if_its_first_launches_are_not_timed(warm, measure):
@@ -681,6 +711,11 @@ def test_no_step_is_the_same_before_late_steps_were_timed(
         expected = (Status.SLOWER, Reason.LATE_SLOWDOWN, 2)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason, found.pairs) == expected
+    again = read == "late" or cold == {"head", "base"}
+    pairs = range(1 if again else 2, found.pairs + 1)
+    labels = [{f"pair {number} {side}" for side in STEP_MS} for number in pairs]
+    built = launched(warm)
+    assert [{*built[i : i + 2]} for i in range(0, len(built), 2)] == [{*FIRST}, *labels]
     assert found.head.launches[0].blocks[-1].timed_steps.stop == 44
 
 
@@ -1141,6 +1176,7 @@ def test_what_stays_slower_is_not_measured(world, measure):
     again = measure(24, never_run, stays=lambda head: seen.append(head) or before)
     assert again is before and seen[0].fingerprint == before.head.fingerprint
     assert ("first launch head", "first_step") in world.events
+    assert ("first launch head", "sources") in world.events  # of its first step, too
     assert not any(what == "count" for _, what in world.events)
     done = {what for label, what in world.events if label != "first launch head"}
     assert done <= {"start", "hello", "prepare", "close"}

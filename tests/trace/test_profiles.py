@@ -396,14 +396,14 @@ NOTED |= {"Input Dims": [[64, 1024], [64, 1024]], "Input type": ["float", "float
     ],
 )
 def test_a_kernel_whose_link_is_lost_has_the_operator_around_its_call(lost, at_us, shape, linked):
-    """The innermost one, on the call's thread. Then it shares a row with the kernel's other
-    launches: it has their hash and their work.
+    """The innermost one, on the call's thread, even if it seems to take no time. Then it shares a
+    row with the kernel's other launches: it has their hash and their work.
     """
     trace, name = two_steps(), "triton_poi_fused_gelu_0"
     for begin, number in ((295, 78), (1295, 79)):
         trace.event("cpu_op", "outer", begin - 5, 20, **{"External id": number + 10})
-        trace.event("cpu_op", name, begin - 1, 10, **{"External id": number}, **NOTED)
-        trace.event("cpu_op", "backward", begin - 1, 3, tid=2, **{"External id": number + 20})
+        trace.event("cpu_op", name, begin, 0, **{"External id": number}, **NOTED)
+        trace.event("cpu_op", "backward", begin, 0, tid=2, **{"External id": number + 20})
     trace.kernel(300, 300, 310, name=name, grid=[1, 1, 1], **{"External id": 78})
     trace.kernel(at_us, 1330, 1340, name=name, grid=shape, **lost)
     rows = [row for row in profile(trace.analysis()).kernels if row.name == name]
