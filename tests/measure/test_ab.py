@@ -667,8 +667,12 @@ def test_head_with_itself_is_counted(warm, measure):
     assert found.same_commit and found.pairs == 2 and {*counted} == {*FIRST}
 
 
-def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure):
-    """The first start on a machine may read files that the second finds in memory."""
+@pytest.mark.parametrize("reads", [FILES, ()])
+def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure, reads):
+    """The first start on a machine may read files that the second finds in memory. They count, even
+    if nothing opened a changed file: one pair says too little of a start, and later ones ask.
+    """
+    warm.reads = reads
     found = measure(1, replace(GPU, gates=(*GPU.gates, "compile_s")), files=FILES)
     assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
     assert found.head.counts
