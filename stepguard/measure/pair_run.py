@@ -216,7 +216,7 @@ class _PairRun:
             return False
         if both is None:
             return unread(so_far) and so_far.head.on_gpu
-        return unread(so_far) and self._alike(both)
+        return self._alike(both)
 
     def _alike(self, both: LaunchPair) -> bool:
         """Tell whether the step is known to be the same, and this first pair looks like it."""

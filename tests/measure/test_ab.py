@@ -650,6 +650,14 @@ def test_a_comparison_can_be_kept_whatever_a_changed_file_is_called(warm, measur
     assert from_json(to_json(found), "kept") == found
 
 
+@pytest.mark.parametrize("reads", [FILES, ()])
+def test_a_step_whose_time_is_not_judged_is_counted(warm, measure, reads):
+    """Whatever was opened: no pair would look like unchanged code."""
+    warm.reads = reads
+    found = measure(wants_another_pair, replace(GPU, gates=("flops_per_step",)), files=FILES)
+    assert found.head.counts and found.base.counts and launched(warm) == FIRST
+
+
 @pytest.mark.parametrize("cold", [set(), {"head", "base"}])
 def test_a_cpus_step_is_counted(warm, measure, cold):
     """Its time decides too little."""
