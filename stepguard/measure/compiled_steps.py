@@ -29,7 +29,7 @@ class CompiledStep:
         # A module may be in an archive or on another node, or be gone. Then no cache has the step.
         with contextlib.suppress(OSError):
             for module in sorted(modules):
-                key.update(os.fsencode(module.relative_to(tree)) + b"\0")
+                key.update(os.fsencode(module.relative_to(tree)))
                 key.update(hashlib.sha256(module.read_bytes()).digest())
             self._path = cache / _FOLDER / key.hexdigest()
 

@@ -10,6 +10,7 @@ from quick_launches import launch_spec
 from stepguard import Case
 from stepguard.machine.git.revision import Revision
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker
+from stepguard.measure.compiled_steps import CompiledStep
 
 CASE = Case("a", "work:step", {"width": 2}, launches=2)
 MACHINE = {"device_name": "H100", "device_uuid": "GPU-1", "torch": "2.13", "environment": {}}
@@ -153,3 +154,21 @@ def test_what_this_run_reserved_is_not_forgotten(trees):
     rank = {"fingerprint": MACHINE, "sources": {}, "installed": {}}
     workers.take_description([rank], launch_spec(trees / "one"))
     assert workers.reserved_bytes == 3 * GIB
+
+
+def test_no_order_counts(trees):
+    """A set of modules has another order in each process."""
+    modules = [trees / "one" / name for name in ("work.py", "part.py")]
+    CompiledStep(trees, {"a": 1, "b": 2}, trees / "one", modules).note(7)
+    assert CompiledStep(trees, {"b": 2, "a": 1}, trees / "one", modules[::-1]).reserved_bytes == 7
+
+
+def test_what_a_step_imports_makes_no_other_step(trees):
+    """A later launch of this run knows more modules. Another run's first launch does not."""
+    workers, root = ran(built(trees, "one")), trees / "one"
+    sources = {name: str(root / name) for name in ("work.py", "part.py")}
+    rank = {"fingerprint": MACHINE, "sources": sources, "installed": {}}
+    workers.check_sources([rank], launch_spec(root), "end")
+    workers.take_description([rank], launch_spec(root))
+    ran(workers, 5 * GIB)
+    assert built(trees, "one").reserved_bytes == 5 * GIB and len(markers(trees)) == 1
