@@ -132,7 +132,7 @@ def test_a_module_may_have_any_name(trees):
 def test_a_step_that_the_cache_cannot_keep_is_unknown(trees):
     """Each launch compiles it. If the cache had it once, that is over."""
     ran(built(trees, "one"), kept=False)
-    assert built(trees, "one").reserved_bytes == 0
+    assert built(trees, "one").reserved_bytes == 0 and not (trees / "cache").exists()
     ran(built(trees, "one"))
     ran(built(trees, "one"), kept=False)
     assert built(trees, "one").reserved_bytes == 0
@@ -154,6 +154,15 @@ def test_what_this_run_reserved_is_not_forgotten(trees):
     rank = {"fingerprint": MACHINE, "sources": {}, "installed": {}}
     workers.take_description([rank], launch_spec(trees / "one"))
     assert workers.reserved_bytes == 3 * GIB
+
+
+def test_a_marker_that_is_true_is_not_written_again(trees):
+    """Each pair's launches run the step once more."""
+    ran(built(trees, "one"))
+    written = markers(trees)[0].stat()
+    ran(built(trees, "other"))
+    now = markers(trees)[0].stat()
+    assert (now.st_ino, now.st_mtime_ns) == (written.st_ino, written.st_mtime_ns)
 
 
 def test_no_order_counts(trees):
