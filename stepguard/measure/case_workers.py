@@ -298,13 +298,13 @@ class CaseWorkers:
             self.counts = replace(self.counts, profile=profile)
         return times_us
 
-    def take_reserved(self, first_step_bytes: int, spec: LaunchSpec) -> None:
+    def take_reserved(self, first_step_bytes: int, spec: LaunchSpec, kept: bool) -> None:
         """Keep the GPU memory that a rank had reserved after its first step, until it is counted
-        how much later steps need. Later runs find it in the compile cache.
+        how much later steps need. If the compile cache ``kept`` the step, later runs find it there.
         """
         self._first_reserved_bytes = first_step_bytes
         if self._compiled and not spec.one_of_several:
-            self._compiled.note(first_step_bytes)
+            self._compiled.note(first_step_bytes if kept else 0)
 
     @property
     def reserved_bytes(self) -> float:

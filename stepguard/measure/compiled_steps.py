@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stepguard.storage.json_file import replace_file
+
 _FOLDER = "compiled_steps"  # of a compile cache; it has a file for each step
 
 
@@ -23,23 +25,26 @@ class CompiledStep:
 
     def __init__(self, cache: Path, made_of: Any, tree: Path, modules: Iterable[Path]) -> None:
         key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode())
-        for module in sorted(modules):
-            key.update(os.fsencode(module.relative_to(tree)) + b"\0")
-            key.update(hashlib.sha256(module.read_bytes()).digest())
-        self._path = cache / _FOLDER / key.hexdigest()
+        self._path: Path | None = None
+        # A module may be in an archive or on another node, or be gone. Then no cache has the step.
+        with contextlib.suppress(OSError):
+            for module in sorted(modules):
+                key.update(os.fsencode(module.relative_to(tree)))
+                key.update(hashlib.sha256(module.read_bytes()).digest())
+            self._path = cache / _FOLDER / key.hexdigest()
 
     @property
     def reserved_bytes(self) -> int:
         """Return the GPU memory that a rank reserved for the step. 0 if the cache has no step."""
         try:
-            return int(self._path.read_text())
+            return max(int(self._path.read_bytes()), 0) if self._path else 0
         except (OSError, ValueError):
             return 0
 
     def note(self, reserved_bytes: int) -> None:
-        """Note that a launch has run the step, and the GPU memory that a rank reserved for it."""
-        with contextlib.suppress(OSError):  # it only saves seconds
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            part = self._path.with_suffix(f".{os.getpid()}")
-            part.write_text(f"{reserved_bytes}\n")
-            part.replace(self._path)
+        """Note that a launch has run the step, and the GPU memory that a rank reserved for it. 0 if
+        the cache cannot keep the step.
+        """
+        if self._path and self.reserved_bytes != reserved_bytes:
+            with contextlib.suppress(OSError):  # it only saves seconds
+                replace_file(self._path, b"%d\n" % reserved_bytes)

@@ -31,7 +31,7 @@ class FirstPair(Pair):
         """Build both launches, and run their first steps at once. If both may compile, only HEAD's
         runs its step, and run_base() follows.
         """
-        head, _ = self.launches
+        RunningLaunch.expect(*self.launches)
         if self._builds_at_once:
             self.prepare()
             # The base's memory is known before its first step if another run compiled that.
@@ -39,13 +39,11 @@ class FirstPair(Pair):
         if self._steps_at_once:
             self.first_steps()
         else:
-            RunningLaunch.expect(*self.launches if self._builds_at_once else (head,))
             self._run_first_step(HEAD)
 
     def run_base(self) -> None:
         """Run the base's first step, unless it ran beside HEAD's."""
         if not self._steps_at_once:
-            RunningLaunch.expect(*self.launches)
             self._run_first_step(BASE)
 
     def _run_first_step(self, index: int) -> None:
@@ -59,8 +57,10 @@ class FirstPair(Pair):
 
     @property
     def has_other_graphs(self) -> bool:
-        """Tell whether the base compiled graphs, although the cache had all of HEAD's."""
-        return not self._steps_at_once and self.launches[BASE].missed_graphs > 0
+        """Tell of a pair that may be timed whether the base compiled graphs, although the cache had
+        all of HEAD's.
+        """
+        return self.launches[BASE].missed_graphs > 0
 
     @property
     def may_be_timed(self) -> bool:

@@ -44,6 +44,3 @@ class FollowingPairs:
         for launch in (launch for pair in (*others, *self._pairs) for launch in pair.launches):
             launch.group.close()
         self._pairs = []
-
-    def __bool__(self) -> bool:
-        return bool(self._pairs)

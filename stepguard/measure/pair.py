@@ -106,15 +106,23 @@ class Pair:
 
     def prepare(self) -> None:
         """Build both workloads at once, without their first steps."""
-        RunningLaunch.expect(*self.launches)
         self._ticker(f"{self.launches[HEAD].label}: build and first step")
         self._at_once(lambda launch: launch.prepare(quietly=True))
 
     def first_steps(self) -> None:
-        """Run both first steps at once, after prepare()."""
-        self._at_once(lambda launch: launch.first_step(quietly=True))
+        """Run both first steps at once, after prepare(). Who is done first is parked: the other one
+        may need the memory, as it may still compile.
+        """
+        done: dict[RunningLaunch, float] = {}
+
+        def run(launch: RunningLaunch) -> None:
+            launch.first_step(quietly=True)
+            launch.park(quietly=True)
+            done[launch] = time.monotonic()
+
+        self._at_once(run)
         for launch in self.launches:
-            launch.park()
+            launch.group.grant(max(done.values()) - done[launch])
 
     def build(self, at_once: bool) -> None:
         """Build both launches and park them: ``at_once``, or one after the other."""

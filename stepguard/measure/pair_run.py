@@ -166,6 +166,7 @@ class _PairRun:
                 raise
         self.following.close(pair)  # each of them fits alone
         self._count_alone()
+        self._still_slower()  # nobody has asked if the base's first step ran out of memory
         return None
 
     def _time_and_count(self, pair: FirstPair, order: tuple[int, ...]) -> LaunchPair | None:
@@ -183,7 +184,7 @@ class _PairRun:
             pair.leave()
             return both
         # A busy host does not change counts. So other launches import meanwhile.
-        if both and not self.following:
+        if both:
             self._start_following(1)
         pair.count(order)
         alone = any(side.counts and FLOPS in side.counts.unstable for side in self.sides)
@@ -191,6 +192,10 @@ class _PairRun:
             for launch in pair.launches:
                 launch.take_counted_profile()
             both = self._measured(1, pair.launches)
+        # Late steps of what turns out to be the same step must have been timed, too.
+        if both and self.near and self._alike(both):
+            both, self.near = None, 0
+            self.following.begin_anew()
         pair.leave()
         if alone:  # the eager step had too little memory beside the other launch
             self._count_alone()
@@ -211,9 +216,14 @@ class _PairRun:
             return False
         if both is None:
             return unread(so_far) and so_far.head.on_gpu
+        return self._alike(both)
+
+    def _alike(self, both: LaunchPair) -> bool:
+        """Tell whether the step is known to be the same, and this first pair looks like it."""
+        so_far = self.comparison()
         head = replace(so_far.head, launches=(both.head,))
         base = replace(so_far.base, launches=(both.base,))
-        return unread(so_far) and identical(replace(so_far, head=head, base=base))
+        return identical(replace(so_far, head=head, base=base))
 
     def _count_alone(self) -> None:
         """Count each tree in a launch that has the GPUs to itself."""

@@ -145,12 +145,14 @@ class RunningLaunch:
     def first_step(self, quietly: bool) -> None:
         """Run the first step, which compiles."""
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
-        reserved_bytes = max(rank["reserved_bytes"] for rank in first)
-        self.workers.take_reserved(reserved_bytes, self.group.spec)
         self._compile_s = max(rank["compile_s"] for rank in first)
         self.compiled_afresh = any(rank["compiled_afresh"] for rank in first)
         self._first_compiled = self.compiled_afresh
         self.missed_graphs = sum(rank["missed_graphs"] for rank in first)
+        reserved_bytes = max(rank["reserved_bytes"] for rank in first)
+        # Of what compiled without a miss, the next launch finds nothing in the cache, either.
+        kept = self.missed_graphs > 0 or not self.compiled_afresh
+        self.workers.take_reserved(reserved_bytes, self.group.spec, kept)
 
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = (), most: int = 0
@@ -266,9 +268,9 @@ class RunningLaunch:
         if kept := self.ask("kernels", quietly=True)[0]["profile"]:
             self._kernels_us = self.workers.take_profile(msgspec.convert(kept, Profile))
 
-    def park(self) -> None:
+    def park(self, quietly: bool = False) -> None:
         """Give the cached memory back, and idle until the next command."""
-        self.ask("park")
+        self.ask("park", quietly=quietly)
 
     def check_imports(self, during: str) -> None:
         """Check what the ranks imported since ``prepare``."""

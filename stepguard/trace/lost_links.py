@@ -19,16 +19,18 @@ def with_lost_links(trace: Trace, windows: Windows) -> Ints:
     gpu, operators = windows.gpu, trace.operators
     known = np.sort(operators.external)
     linked = look_up(known, known, gpu.external) != NONE
-    which = np.stack([gpu.name, gpu.shape])
-    _, kernel = np.unique(which, axis=1, return_inverse=True)
-    kernel = kernel.reshape(-1)
+    kernel = gpu.name * (len(trace.shapes) + 1) + gpu.shape  # a number for both; NONE is -1
     lost = (gpu.kind == KERNEL) & ~linked & (windows.call_of_record != NONE)
     lost &= np.isin(kernel, kernel[linked])
     external, records = gpu.external.copy(), np.flatnonzero(lost).tolist()
     if len(records) > max(1, LOST_AT_MOST * np.count_nonzero(gpu.kind == KERNEL)):
         return external
+    # Only a few of millions of operators are around a call that is asked for.
+    when = np.sort(windows.calls.start_us[windows.call_of_record[records]])
+    begins = np.searchsorted(when, operators.start_us)
+    few = operators.where(begins < np.searchsorted(when, operators.end_us, side="right"))
     for record in records:
-        external[record] = _around(windows.calls, int(windows.call_of_record[record]), operators)
+        external[record] = _around(windows.calls, int(windows.call_of_record[record]), few)
     return external
 
 

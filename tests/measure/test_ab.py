@@ -57,6 +57,10 @@ class World:
         self.taints = []  # of the blocks to come, in order
         self.threads = {}
         self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
+        self.slow_from = math.inf  # HEAD takes 5 % longer from this step on
+        self.identities = {}  # of each side's step; none: it is not known
+        self.granted = {}  # label: seconds that it waited for the other launch
+        self.comes_after = {}  # label of a first step: the event that it waits for
         self.compiles = {}  # label: which of its blocks still compile, from the first on
         self.afresh = set()  # labels that find nothing of it in the cache
         self.profiles = {}  # of each side's step; none: there is none
@@ -64,6 +68,7 @@ class World:
         self.cold = {"head", "base"}  # the sides whose first launch compiles
         self.times_first = False  # else the first launches only count
         self.reads = FILES  # the files of its tree that each launch opens
+        self.modules = {}  # of each side's tree, that no list of FILES has
         self.reads_late = {}  # label: files of any tree that a block of this launch opens
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
         self.squeezed = set()  # labels whose next count has no memory for the eager step
@@ -141,6 +146,7 @@ def fake_group(world):
 
         def grant(self, seconds):
             assert seconds >= 0
+            world.granted[self.key] = world.granted.get(self.key, 0.0) + seconds
 
         def release(self):
             if self.standby:
@@ -169,6 +175,8 @@ def fake_group(world):
 
         def prepare(self, case, timed_s):
             self.on_gpu = case["device"] == "cuda"
+            if self.on_gpu:  # nobody may be on a GPU who is not expected there
+                assert [*self.pids.values()] in world.monitor.expected[-1]
             for file in world.reads:
                 (self.spec.root / file).read_bytes()
             return {
@@ -181,12 +189,16 @@ def fake_group(world):
                     "torch": "2.13",
                     "cuda": "13.0",
                 },
-                "sources": {},
+                "sources": {
+                    name: str(self.spec.root / name) for name in world.modules.get(self.side, ())
+                },
                 "installed": {},
                 "memory_bytes": 140 * GIB,
             }
 
         def first_step(self):
+            if event := world.comes_after.get(self.key):
+                event.wait(5.0)
             afresh = self.side in world.cold and self.label == "first launch"
             reserved = world.reserved_bytes or world.peak_bytes[self.side]
             compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh)}
@@ -198,6 +210,8 @@ def fake_group(world):
             if self.key in world.squeezed:
                 counts |= {"values": {}, "unstable": {"flops_per_step": "no memory"}}
                 world.squeezed.remove(self.key)
+            if self.side in world.identities:
+                counts["identity"] = {"parts": {"kernels": world.identities[self.side]}}
             return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
 
         def profile(self):
@@ -216,16 +230,21 @@ def fake_group(world):
             late = sum(seldom > 0 and (n + 1) % seldom == 0 for n in range(begin, self.done))
             self.run = min(getattr(self, "run", 0) + 1, world.compiles.get(self.key, 0))
             ahead_ms = ms / 2 if world.profiles else None
-            single = {"step_ms": [ms] * steps, "enqueue_ms": ahead_ms, "began_ns": 1, "ended_ns": 2}
+            slow = [self.side == "head" and n >= world.slow_from for n in range(begin, self.done)]
+            step_ms = [1.05 * ms if each else ms for each in slow]
+            block_ms = sum(step_ms) + 2000.0 * late
+            single = {"step_ms": step_ms, "enqueue_ms": ahead_ms, "began_ns": 1, "ended_ns": 2}
             return single | {
-                "wall_ms": ms * steps + 2000.0 * late,
-                "events_ms": ms * steps + 2000.0 * late,
-                "outside_ms": ms * steps + 2000.0 * late,
+                "wall_ms": block_ms,
+                "events_ms": block_ms,
+                "outside_ms": block_ms,
                 "compiled_graphs": self.run,
                 "compiled_afresh": self.run > 0 and self.key in world.afresh,
             }
 
         def park(self):
+            for event in world.comes_after.values():
+                event.set()
             return {}
 
         def sources(self):
@@ -463,7 +482,7 @@ def test_each_warms_up_while_the_other_is_parked(world, measure):
 
 def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, measure):
     """The base's first step comes after HEAD's, so that it finds in the cache what HEAD's compiled.
-    Each counts while the other one is parked.
+    Each counts while the other one is parked. Who waits for the other's first step loses no time.
     """
     measure(1)
     told = [event for event in world.events if event[1] != "start"]
@@ -475,9 +494,16 @@ def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, me
         assert counted == ["start", "hello", "prepare", "first_step", "count"]
     first = told.index(("first launch head", "first_step"))
     assert told.index(("first launch base", "prepare")) < first
-    assert told.index(("first launch base", "first_step")) > first
+    second = told.index(("first launch base", "first_step"))
+    assert first < told.index(("first launch head", "park")) < second
+    assert second < told.index(("first launch base", "park"))
+    assert [*world.granted][:2] == ["first launch base", "first launch head"]
     counts = [label for label, what in told if what == "count"]
     assert counts == ["first launch base", "first launch head"]
+    starts, counts = (
+        world.events.index(at) for at in (("pair 1 head", "start"), (counts[0], "count"))
+    )
+    assert starts < counts  # so that the first pair imports meanwhile
 
 
 # each tree's first launch
@@ -532,6 +558,32 @@ def test_a_step_that_reads_no_changed_file_is_not_counted(warm, measure):
     assert launched(warm) == FIRST and not any(what == "count" for _, what in warm.events)
     assert found.pairs == 1 and found.head.gates == ("step_ms", "flops_per_step")
     assert found.head.changed_read == found.base.changed_read == ()
+    assert {label for label, what in warm.events if what == "start"} == {*FIRST}
+
+
+@pytest.mark.parametrize("case", [GPU, CPU])
+def test_first_launches_are_not_timed_if_no_pair_is_wanted(warm, measure, case):
+    """They only count."""
+    found = measure(0, case, files=FILES)
+    assert found.pairs == 0 and found.head.counts and found.base.counts
+    assert not any(what.startswith("block") for _, what in warm.events)
+
+
+@pytest.mark.parametrize("cold", [set(), {"head", "base"}])
+@pytest.mark.parametrize("case", [GPU, CPU])
+def test_the_next_case_imports_while_a_gpus_first_steps_run(warm, measure, monkeypatch, case, cold):
+    """Only counts tell whether this case has another pair. A CPU's case has one for sure."""
+    begun = []
+    workers = stepguard.measure.case_workers.CaseWorkers
+    monkeypatch.setattr(workers, "start_ahead", lambda self, label: begun.append([*warm.events]))
+    warm.cold = cold
+    measure(2, case, files=FILES)
+    early = [events for events in begun if (FIRST[0], "first_step") not in events]
+    assert len(early) == (case is GPU)
+    assert all((label, "hello") in events for label in FIRST for events in early)
+    pair, base = (warm.events.index(at) for at in (("pair 2 head", "start"), (FIRST[1], "park")))
+    assert (pair > base) == (case is GPU)
+    assert pair < min(i for i, (_, what) in enumerate(warm.events) if what == "count")
 
 
 def test_nor_if_its_first_launches_are_not_timed(warm, measure):
@@ -599,6 +651,14 @@ def test_a_comparison_can_be_kept_whatever_a_changed_file_is_called(warm, measur
     assert from_json(to_json(found), "kept") == found
 
 
+@pytest.mark.parametrize("reads", [FILES, ()])
+def test_a_step_whose_time_is_not_judged_is_counted(warm, measure, reads):
+    """Whatever was opened: no pair would look like unchanged code."""
+    warm.reads = reads
+    found = measure(wants_another_pair, replace(GPU, gates=("flops_per_step",)), files=FILES)
+    assert found.head.counts and found.base.counts and launched(warm) == FIRST
+
+
 @pytest.mark.parametrize("cold", [set(), {"head", "base"}])
 def test_a_cpus_step_is_counted(warm, measure, cold):
     """Its time decides too little."""
@@ -616,8 +676,12 @@ def test_head_with_itself_is_counted(warm, measure):
     assert found.same_commit and found.pairs == 2 and {*counted} == {*FIRST}
 
 
-def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure):
-    """The first start on a machine may read files that the second finds in memory."""
+@pytest.mark.parametrize("reads", [FILES, ()])
+def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure, reads):
+    """The first start on a machine may read files that the second finds in memory. They count, even
+    if nothing opened a changed file: one pair says too little of a start, and later ones ask.
+    """
+    warm.reads = reads
     found = measure(1, replace(GPU, gates=(*GPU.gates, "compile_s")), files=FILES)
     assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
     assert found.head.counts
@@ -641,6 +705,47 @@ def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, far):
     assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == far
 
 
+@pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
+@pytest.mark.parametrize("read", ["at first", "late"])
+@pytest.mark.parametrize("slow_from", [36, math.inf])
+def test_no_step_is_the_same_before_late_steps_were_timed(
+    warm, measure, tmp_path, cold, read, slow_from
+):
+    """All that is counted is equal. Whatever the first pair left out, since graphs differed or
+    since nothing had opened a file that differs by then: a slowdown that begins late is found.
+    """
+    warm.cold, warm.slow_from = cold, slow_from
+    warm.identities = {"head": "equal", "base": "equal"}
+    if read == "late":
+        warm.reads, warm.reads_late = (), {"first launch head": [tmp_path / FILES[0]]}
+    found = measure(wants_another_pair, GPU, files=FILES)
+    expected = (Status.SAME, Reason.IDENTICAL_STEP, 1)
+    if slow_from < math.inf:
+        expected = (Status.SLOWER, Reason.LATE_SLOWDOWN, 2)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason, found.pairs) == expected
+    again = read == "late" or cold == {"head", "base"}
+    pairs = range(1 if again else 2, found.pairs + 1)
+    labels = [{f"pair {number} {side}" for side in STEP_MS} for number in pairs]
+    built = launched(warm)
+    assert [{*built[i : i + 2]} for i in range(0, len(built), 2)] == [{*FIRST}, *labels]
+    assert found.head.launches[0].blocks[-1].timed_steps.stop == 44
+
+
+@pytest.mark.parametrize("slow_from", [36, math.inf])
+def test_kernels_that_differ_are_not_the_same_before_late_steps_were_timed(
+    warm, measure, slow_from
+):
+    """Two pairs are enough for `same`, if the second one has late steps."""
+    warm.cold, warm.slow_from = {"head", "base"}, slow_from
+    warm.profiles["head"] = edited(profile(), GELU)
+    found = measure(wants_another_pair, GPU, files=FILES)
+    verdict = judge_ab(found)
+    if slow_from == math.inf:
+        assert (verdict.reason, found.pairs) == (Reason.CHANGED_KERNELS, 2)
+    assert verdict.status is (Status.SAME if slow_from == math.inf else Status.SLOWER)
+
+
 def first_steps_at_once(world):
     """Tell whether both first launches ran their first step in a thread of its own."""
     threads = [world.threads[label, "first_step"] for label in FIRST]
@@ -661,6 +766,17 @@ def test_first_steps_run_at_once_if_the_cache_had_the_bases(warm, measure, case)
     assert {*launched(warm)[2:]} <= {*FIRST}
 
 
+@pytest.mark.parametrize("new", ["head", "base"])
+def test_it_is_the_bases_step_that_the_cache_must_have(warm, measure, tmp_path, new):
+    """HEAD's is usually new. One launch may compile beside one that takes all from the cache."""
+    measure(1, GPU)
+    (tmp_path / "new.py").write_text("")
+    (tmp_path / "other" / "new.py").write_text("")
+    warm.modules = {new: ["new.py"]}
+    measure(1, GPU)
+    assert first_steps_at_once(warm) == (new == "head")
+
+
 @pytest.mark.parametrize(("cold", "pair"), [({"head"}, FIRST), ({"head", "base"}, None)])
 def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold, pair):
     """The cache had lost the step: equal kernels of the two may run in other forms. Launches that
@@ -673,6 +789,31 @@ def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold, 
     assert first_steps_at_once(warm) and found.pairs == 1
     later = pair or ["pair 1 head", "pair 1 base"]
     assert {label for label, what in warm.events if what.startswith("block")} == {*later}
+
+
+@pytest.mark.parametrize(("slow", "quick"), [FIRST, FIRST[::-1]])
+def test_who_waits_for_the_others_first_step_loses_no_time(warm, measure, slow, quick):
+    """HEAD's still compiles while the base's is done, or the other way round: the time limit of a
+    launch is its own. It has given its memory back by then, since the compiler's trials need some.
+    """
+    measure(1, GPU)
+    warm.events.clear()
+    warm.granted, warm.comes_after = {}, {slow: threading.Event()}
+    measure(1, GPU)
+    assert first_steps_at_once(warm) and warm.granted[quick] > warm.granted[slow]
+    assert [label for label, what in warm.events if what == "park"][:2] == [quick, slow]
+
+
+def test_a_step_that_no_cache_keeps_runs_alone_each_time(warm, measure, monkeypatch):
+    """It compiles in each launch: at once, both would try kernels, and could not be timed."""
+    group = stepguard.measure.case_workers.WorkerGroup
+    never_kept = {"compiled_afresh": True, "missed_graphs": 0}
+    first_step = group.first_step
+    monkeypatch.setattr(group, "first_step", lambda self: first_step(self) | never_kept)
+    for _ in range(2):
+        found = measure(1, GPU)
+        assert not first_steps_at_once(warm) and found.pairs == 1
+        assert {label for label, what in warm.events if what.startswith("block")} == {*FIRST}
 
 
 @pytest.mark.parametrize("gib", [62, 64])
@@ -693,6 +834,15 @@ def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
     again = told.index((COUNTING[0], "start"))
     assert {label for label, what in told[:again] if what == "close"} == {*FIRST}
     assert found.pairs == 1
+
+
+def test_what_stays_slower_stays_so_if_memory_is_too_small(warm, measure):
+    """First steps ran at once, and the base's had no memory: no pair is measured after that."""
+    before = measure(1, GPU)
+    warm.events.clear()
+    warm.fails_once[("first launch base", "first_step")] = "OUT_OF_MEMORY"
+    assert measure(1, GPU, stays=lambda head: before) is before
+    assert launched(warm) == FIRST + COUNTING
 
 
 def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(warm, measure):
@@ -1039,6 +1189,7 @@ def test_what_stays_slower_is_not_measured(world, measure):
     again = measure(24, never_run, stays=lambda head: seen.append(head) or before)
     assert again is before and seen[0].fingerprint == before.head.fingerprint
     assert ("first launch head", "first_step") in world.events
+    assert ("first launch head", "sources") in world.events  # of its first step, too
     assert not any(what == "count" for _, what in world.events)
     done = {what for label, what in world.events if label != "first launch head"}
     assert done <= {"start", "hello", "prepare", "close"}

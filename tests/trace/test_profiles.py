@@ -396,14 +396,14 @@ NOTED |= {"Input Dims": [[64, 1024], [64, 1024]], "Input type": ["float", "float
     ],
 )
 def test_a_kernel_whose_link_is_lost_has_the_operator_around_its_call(lost, at_us, shape, linked):
-    """The innermost one, on the call's thread. Then it shares a row with the kernel's other
-    launches: it has their hash and their work.
+    """The innermost one, on the call's thread, even if it seems to take no time. Then it shares a
+    row with the kernel's other launches: it has their hash and their work.
     """
     trace, name = two_steps(), "triton_poi_fused_gelu_0"
     for begin, number in ((295, 78), (1295, 79)):
         trace.event("cpu_op", "outer", begin - 5, 20, **{"External id": number + 10})
-        trace.event("cpu_op", name, begin - 1, 10, **{"External id": number}, **NOTED)
-        trace.event("cpu_op", "backward", begin - 1, 3, tid=2, **{"External id": number + 20})
+        trace.event("cpu_op", name, begin, 0, **{"External id": number}, **NOTED)
+        trace.event("cpu_op", "backward", begin, 0, tid=2, **{"External id": number + 20})
     trace.kernel(300, 300, 310, name=name, grid=[1, 1, 1], **{"External id": 78})
     trace.kernel(at_us, 1330, 1340, name=name, grid=shape, **lost)
     rows = [row for row in profile(trace.analysis()).kernels if row.name == name]
@@ -412,11 +412,27 @@ def test_a_kernel_whose_link_is_lost_has_the_operator_around_its_call(lost, at_u
     assert calls == ({("cxyz", name): (1, 1)} if linked else apart)
 
 
+def test_a_kernel_without_a_call_has_no_lost_link():
+    """Nothing says which operator launched it: surely not the one around another call."""
+    trace, name = Kineto(), "triton_poi_fused_gelu_0"
+    where = {"device": 0, "stream": 7, "correlation": 4711}
+    trace.event("kernel", name, 10, 5, 7, 0, **where)
+    trace.event("cpu_op", name, 20, 20, **{"External id": 78}, **NOTED)
+    trace.kernel(25, 30, 40, name=name, **{"External id": 78})
+    calls = {row.code: row.calls for row in profile(trace.analysis()).kernels}
+    assert calls == {"": (1,), "cxyz": (1,)}
+
+
 @pytest.mark.parametrize(("launches", "linked"), [(400, True), (399, False)])
 def test_kernels_without_operators_are_not_lost_links_if_they_are_many(launches, linked):
-    """Two of 400 are half a percent. A replayed CUDA graph has no operators."""
+    """Two of 400 are half a percent. A replayed CUDA graph has no operators. Copies do not count:
+    many have none, and some of the same name have one.
+    """
     trace, name = two_steps(), "triton_poi_fused_gelu_0"
     trace.event("cpu_op", name, 200, 700, **{"External id": 78}, **NOTED)
+    for number in range(4):
+        trace.copy(910, 910 + number, 910.5 + number, **{"External id": 78} if number else {})
+        trace.copy(920, 920 + number, 920.5 + number)
     for number in range(launches - 3):  # two_steps() has three
         link = {} if number < 2 else {"External id": 78}
         trace.kernel(300 + number, 300 + number, 300.5 + number, name=name, **link)
