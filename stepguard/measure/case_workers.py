@@ -168,7 +168,7 @@ class CaseWorkers:
         self._opened: OpenedFiles | None = None  # watches these
         self._changed_read: tuple[str, ...] | None = None
         self._compiled: CompiledStep | None = None
-        # Of the newest launch's first step. Before the first launch ran one: of another run's.
+        # Of the newest launch's first step; before that, as an earlier run noted it.
         self._first_reserved_bytes = 0
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
         self._ranks: Answers = []  # what all ranks of the case say of themselves
@@ -283,9 +283,9 @@ class CaseWorkers:
         """Take the profile of a pair's launch. Return the us a step of each kernel of the case's
         profile; empty if this one has other kernels, or lost some.
 
-        The launch that counted may have compiled, and so run forms of kernels that are not kept.
-        Then the first pair's profile becomes that of the case, with the machine code of the kernels
-        that were counted.
+        If the launch that counted is in no pair, it may have run other forms of kernels, for
+        example since it compiled. Then the first pair's profile becomes that of the case, with the
+        machine code of the kernels that were counted.
         """
         if self.counts is None or self.counts.profile is None:
             return ()
@@ -313,7 +313,7 @@ class CaseWorkers:
         return counted.get("peak_reserved_bytes", float(self._first_reserved_bytes))
 
     def _compiled_step(self, fingerprint: Mapping[str, Any]) -> CompiledStep:
-        """Return the step whose workload is built and has not run, in the compile cache."""
+        """Return the compile cache's file for a workload that is built and has not run."""
         machine = {key: value for key, value in fingerprint.items() if key != "device_uuid"}
         tree = self._tree.resolve()
         return CompiledStep(self._bench.cache, [self.case.as_dict(), machine], tree, self._modules)

@@ -19,8 +19,8 @@ _FOLDER = "compiled_steps"  # of a compile cache; it has a file for each step
 
 
 class CompiledStep:
-    """A step's file in a compile cache: ``made_of`` is what it runs on and its parameters, as JSON,
-    and it has imported ``modules`` of ``tree`` before its first run.
+    """A step's file in a compile cache. ``made_of`` is its case and fingerprint, as JSON.
+    ``modules`` of ``tree`` are its imports before it first runs.
     """
 
     def __init__(self, cache: Path, made_of: Any, tree: Path, modules: Iterable[Path]) -> None:

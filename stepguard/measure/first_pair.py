@@ -1,8 +1,9 @@
 """The first launch of each tree, until both have run their first steps.
 
 Usually one of them compiles at a time. So the base takes from the cache what HEAD's launch
-compiled, and no trial of a kernel is timed beside another one. If the cache had the base's step
-before (compiled_steps.py), both first steps run at once.
+compiled, and no trial of a kernel is timed beside another one. On a GPU both first steps run at
+once if the cache had the base's step before (compiled_steps.py), and both fit into memory. Those
+of a loop never do.
 """
 
 import time
@@ -18,7 +19,7 @@ FIRST = "first launch"
 
 
 class FirstPair(Pair):
-    """Two launches, one of each tree, before which no launch of the run has compiled."""
+    """The first two launches of a case, one of each tree."""
 
     def __init__(self, sides: Sequence[CaseWorkers], timing: PairTiming) -> None:
         super().__init__(1, sides, timing, label=FIRST)
@@ -64,8 +65,8 @@ class FirstPair(Pair):
 
     @property
     def may_be_timed(self) -> bool:
-        """Tell whether the two can be a pair that is timed. They cannot if both tried kernels at
-        once, since equal kernels may then run in other forms. Nor if pairs judge the time to the
+        """Tell whether the two can be a pair that is timed. They cannot if the base compiled
+        beside HEAD's first step, since equal kernels may then run in other forms. Nor if pairs judge the time to the
         first step: a tree's first launch may read files that no cache of the machine has yet.
         """
         tried_at_once = self._steps_at_once and self.launches[BASE].compiled_afresh

@@ -23,8 +23,8 @@ SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
-# Only the first two pairs also time late steps: two launches of each side show whether a late
-# slowdown repeats. Late steps of all pairs would take as long as all the rest.
+# Only two pairs also time late steps: two launches of each side show whether a late slowdown
+# repeats. Late steps of all pairs would take as long as all the rest.
 FAR_PAIRS = 2
 REACH_STEPS = 320
 

@@ -1,8 +1,9 @@
 """Compare HEAD's tree with another one (A/B) by pairs of launches of one case, on one machine.
 
-The first launch of each tree is the first pair (pair.py), and counts after it is timed. Then come
-the other pairs. They end with a profile of each launch if kernels differ (changed_kernels.py). If
-the two trees do not fit into memory together, their launches run one after the other.
+The first launches of both trees are the first pair (first_pair.py), and then count. Then come the
+other pairs (pair.py). They end with a profile of each launch if kernels differ
+(changed_kernels.py). If the two trees do not fit into memory together, their launches run one after
+the other.
 
 Nothing is counted if no launch opens a file that differs, and one pair looks like unchanged code
 (identical_step.py).
@@ -106,7 +107,8 @@ class _PairRun:
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
         # Pairs before those that also time late steps. Late steps are the same if nothing opened a
-        # file that differs. If graphs differ, the first pair's kernels may show enough.
+        # file that differs. If the base compiled graphs of its own, the kernels of the first pair
+        # may show enough.
         self.near = 0
         self.replaced: list[LaunchPair] = []
         self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts

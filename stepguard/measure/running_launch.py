@@ -62,7 +62,7 @@ class RunningLaunch:
         self._compile_s = 0.0
         self._first_compiled = False  # the first step compiled what no cache had
         self.compiled_afresh = False  # a step so far compiled what no cache had
-        self.missed_graphs = 0  # of the first step: those that the cache could have, on all ranks
+        self.missed_graphs = 0  # that the first step added to the compile cache, on all ranks
         self._graphs = 0  # compiled so far, on all ranks
         self._compiled_late = ""  # the timed block in which something compiled
         self.warmup = WarmUp(protocol)

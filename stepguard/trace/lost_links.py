@@ -1,7 +1,7 @@
 """Kernels whose link to their operator is lost.
 
 The profiler links a kernel to its operator by an id. In profiles of a compiled step on an H100 it
-lost the id of one launch in 10,000 (2026-11-26): both events were there. Without its operator a
+lost the id of one kernel launch in 10,000 (2026-11-26). Without its operator a
 launch has no work and no hash of code, so it looks like another kernel.
 """
 
@@ -14,7 +14,8 @@ from stepguard.trace.step_windows import LOST_AT_MOST, Windows
 def with_lost_links(trace: Trace, windows: Windows) -> Ints:
     """Return the external id of each record of the GPU. A kernel without an operator has the id of
     the innermost operator around its call, if other launches of that kernel have an operator.
-    Nothing changes if many kernels are like that, as those of a CUDA graph are.
+    Nothing changes if more than one kernel and more than LOST_AT_MOST of them are like that, as
+    those of a CUDA graph are.
     """
     gpu, operators = windows.gpu, trace.operators
     known = np.sort(operators.external)
