@@ -65,9 +65,10 @@ class FirstPair(Pair):
 
     @property
     def may_be_timed(self) -> bool:
-        """Tell whether the two can be a pair that is timed. They cannot if the base compiled
-        beside HEAD's first step, since equal kernels may then run in other forms. Nor if pairs judge the time to the
-        first step: a tree's first launch may read files that no cache of the machine has yet.
+        """Tell whether the two can be a pair that is timed. They cannot if the base compiled beside
+        HEAD's first step, since equal kernels may then run in other forms. Nor if pairs judge the
+        time to the first step: a tree's first launch may read files that no cache of the machine
+        has yet.
         """
         tried_at_once = self._steps_at_once and self.launches[BASE].compiled_afresh
         return not tried_at_once and not times_the_start(self._sides[HEAD])
