@@ -21,6 +21,7 @@ from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
 from stepguard.core.text import printable
 from stepguard.judge.kernel_times import times_as_counted, with_machine_code_of
+from stepguard.launch.callers_engine import ENGINE
 from stepguard.launch.loaded_sources import check as check_sources
 from stepguard.launch.loaded_sources import of_the_tree, tree_of_root
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
@@ -316,7 +317,9 @@ class CaseWorkers:
         """Return the compile cache's file for a workload that is built and has not run."""
         machine = {key: value for key, value in fingerprint.items() if key != "device_uuid"}
         tree = self._tree.resolve()
-        return CompiledStep(self._bench.cache, [self.case.as_dict(), machine], tree, self._modules)
+        # Both trees' launches run one engine. It may lie in HEAD's tree, and compiles nothing.
+        modules = [module for module in self._modules if not module.is_relative_to(ENGINE)]
+        return CompiledStep(self._bench.cache, [self.case.as_dict(), machine], tree, modules)
 
     @property
     def gpu_memory_bytes(self) -> int:

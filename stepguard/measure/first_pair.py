@@ -1,9 +1,9 @@
 """The first launch of each tree, until both have run their first steps.
 
 Usually one of them compiles at a time. So the base takes from the cache what HEAD's launch
-compiled, and no trial of a kernel is timed beside another one. On a GPU both first steps run at
-once if the cache had the base's step before (compiled_steps.py), and both fit into memory. Those
-of a loop never do.
+compiled, and no trial of a kernel is timed beside another launch. On a GPU both first steps run at
+once if the cache had both before (compiled_steps.py), and both fit into memory. Those of a loop
+never do.
 """
 
 import time
@@ -35,8 +35,9 @@ class FirstPair(Pair):
         RunningLaunch.expect(*self.launches)
         if self._builds_at_once:
             self.prepare()
-            # The base's memory is known before its first step if another run compiled that.
-            self._steps_at_once = self._sides[BASE].reserved_bytes > 0 and both_fit(self._sides)
+            # A step's memory is known before it runs if an earlier run compiled that step.
+            known = all(workers.reserved_bytes > 0 for workers in self._sides)
+            self._steps_at_once = known and both_fit(self._sides)
         if self._steps_at_once:
             self.first_steps()
         else:
@@ -65,12 +66,12 @@ class FirstPair(Pair):
 
     @property
     def may_be_timed(self) -> bool:
-        """Tell whether the two can be a pair that is timed. They cannot if the base compiled beside
-        HEAD's first step, since equal kernels may then run in other forms. Nor if pairs judge the
+        """Tell whether the two can be a pair that is timed. They cannot if one of them compiled
+        beside the other, since equal kernels may then run in other forms. Nor if pairs judge the
         time to the first step: a tree's first launch may read files that no cache of the machine
         has yet.
         """
-        tried_at_once = self._steps_at_once and self.launches[BASE].compiled_afresh
+        tried_at_once = self._steps_at_once and any(one.compiled_afresh for one in self.launches)
         return not tried_at_once and not times_the_start(self._sides[HEAD])
 
 

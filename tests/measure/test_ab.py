@@ -753,8 +753,8 @@ def first_steps_at_once(world):
 
 
 @pytest.mark.parametrize("case", [GPU, CPU, replace(GPU, loop=Loop())])
-def test_first_steps_run_at_once_if_the_cache_had_the_bases(warm, measure, case):
-    """Another comparison, or a recording, has run that step before. A CPU's wait for each other,
+def test_first_steps_run_at_once_if_the_cache_had_both(warm, measure, case):
+    """Other comparisons, or recordings, have run these steps before. A CPU's wait for each other,
     since they would share its cores. So do those of a loop, which are part of its building.
     """
     warm.cold = {"head", "base"}
@@ -767,28 +767,40 @@ def test_first_steps_run_at_once_if_the_cache_had_the_bases(warm, measure, case)
 
 
 @pytest.mark.parametrize("new", ["head", "base"])
-def test_it_is_the_bases_step_that_the_cache_must_have(warm, measure, tmp_path, new):
-    """HEAD's is usually new. One launch may compile beside one that takes all from the cache."""
+def test_a_new_step_runs_alone(warm, measure, tmp_path, new):
+    """It compiles, and no trial of a kernel is timed beside another launch."""
     measure(1, GPU)
     (tmp_path / "new.py").write_text("")
     (tmp_path / "other" / "new.py").write_text("")
     warm.modules = {new: ["new.py"]}
     measure(1, GPU)
-    assert first_steps_at_once(warm) == (new == "head")
+    assert not first_steps_at_once(warm)
 
 
-@pytest.mark.parametrize(("cold", "pair"), [({"head"}, FIRST), ({"head", "base"}, None)])
-def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold, pair):
-    """The cache had lost the step: equal kernels of the two may run in other forms. Launches that
-    come later take one form from the cache. HEAD's launch may compile by itself.
+def test_the_engine_in_heads_tree_makes_no_new_step(warm, measure, tmp_path, monkeypatch):
+    """The base's launches run it, too, from there."""
+    monkeypatch.setattr(stepguard.measure.case_workers, "ENGINE", tmp_path / "stepguard")
+    (tmp_path / "stepguard").mkdir()
+    (tmp_path / "stepguard" / "engine.py").write_text("")
+    warm.modules = {"head": ["stepguard/engine.py"]}
+    measure(1, GPU)
+    (tmp_path / "stepguard" / "engine.py").write_text("# of another version")
+    measure(1, GPU)
+    assert first_steps_at_once(warm)
+
+
+@pytest.mark.parametrize("cold", [{"head"}, {"base"}, {"head", "base"}])
+def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold):
+    """The cache had lost a step. Its kernels were tried beside the other launch, so equal kernels
+    of the two may run in other forms. Launches that come later take one form from the cache.
     """
     measure(1, GPU)
     warm.cold = cold
     warm.events.clear()
     found = measure(1, GPU)
     assert first_steps_at_once(warm) and found.pairs == 1
-    later = pair or ["pair 1 head", "pair 1 base"]
-    assert {label for label, what in warm.events if what.startswith("block")} == {*later}
+    timed = {label for label, what in warm.events if what.startswith("block")}
+    assert timed == {"pair 1 head", "pair 1 base"}
 
 
 @pytest.mark.parametrize(("slow", "quick"), [FIRST, FIRST[::-1]])

@@ -13,7 +13,7 @@ never for FASTER or `same`.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 import msgspec
 import numpy as np
@@ -294,11 +294,31 @@ def bounds_of(
     return msgspec.structs.replace(found, low=low, high=high, fewest=1 if large else LEAST_PAIRS)
 
 
+def _stalled(comparison: Comparison) -> float:
+    """Return what single steps of the counted profiles add to what the kernels that differ take
+    longer, as a share of the step. In one of the six steps a kernel may have stalled.
+    """
+    matched = _matched(comparison)
+    rows, changed = (matched.base, matched.head), matched.changed
+    all_steps, usual = (
+        float(
+            matched.times(*(np.array([of(row.us) for row in side]) for side in rows)).longer_us(
+                changed, ~changed
+            )
+        )
+        for of in (mean, median)
+    )
+    return max(0.0, all_steps - usual) / mean(_profile(comparison.base.counted).parts.step_us)
+
+
 def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     changed, step_us = kernels.changed, float(kernels.step_us.mean())
     known = kernels.times.scatter(changed, ~changed, step_us)
     margins, beside = _margins(comparison), _beside_kernels(comparison)
-    found = bounds_of(kernels.log_ratios(), known, comparison.alpha, margins, beside)
+    longer = kernels.log_ratios()
+    if len(longer) < LEAST_PAIRS:
+        longer = [each - _stalled(comparison) for each in longer]
+    found = bounds_of(longer, known, comparison.alpha, margins, beside)
     by_steps = mean_of_pairs.measured(comparison)
     return Figures(found, margins, by_steps.smallest_detectable_pct, None)
 

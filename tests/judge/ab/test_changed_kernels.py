@@ -490,6 +490,31 @@ def test_kernels_that_do_not_slow_the_step_are_seldom_red(sd_pct, first, most):
     assert red[0].mean() <= first and np.any(red, axis=0).mean() <= most
 
 
+@pytest.mark.parametrize("side", ["head", "base"])
+def test_a_kernel_that_stalled_in_one_profiled_step_is_not_longer_by_that(side):
+    """One of six steps took all the time. A second pair shows whether the next profile has it. A
+    stall of the base's kernel makes no difference larger.
+    """
+    more_us = STEP_US / 100
+    for in_one_step, pairs, status in (
+        (False, 1, Status.SLOWER), (True, 1, None), (True, 2, Status.SLOWER),
+    ):  # fmt: skip
+        found = made({GELU: 1.0 if side == "head" else 2.0}, pairs=pairs)
+        each = (0.0,) * 5 + (6 * more_us,) if in_one_step else (more_us,) * 6
+
+        def stalled(known, each=each):
+            rows = (
+                replace(row, us=tuple(a + b for a, b in zip(row.us, each, strict=True)))
+                if row.name == GELU
+                else row
+                for row in known.kernels
+            )
+            return with_parts(replace(known, kernels=tuple(rows)), step=more_us, compute=more_us)
+
+        found = with_profiles(found, stalled, (side,))
+        assert said(found) is (Status.SLOWER if side == "base" else status)
+
+
 def test_copies_that_one_pair_lacks_make_up_for_longer_kernels():
     """They became kernels, and the step takes less than LARGE_PCT longer."""
     for copied_pct, status in ((0.1, Status.SLOWER), (0.3, None)):
