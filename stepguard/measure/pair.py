@@ -25,7 +25,7 @@ BLOCKS = 2  # of each side of a pair
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
 # Only two pairs also time late steps: two launches of each side show whether a late slowdown
 # repeats. Late steps of all pairs would take as long as all the rest.
-FAR_PAIRS = 2
+LATE_PAIRS = 2
 REACH_STEPS = 320
 
 
@@ -66,7 +66,7 @@ class _Blocks:
     begins: tuple[int, int]  # the earliest begin of the first and of the second block
 
 
-def _blocks(timing: PairTiming, number: int, far: bool, *launches: RunningLaunch) -> _Blocks:
+def _blocks(timing: PairTiming, number: int, late: bool, *launches: RunningLaunch) -> _Blocks:
     # The faster side needs more steps for its seconds. All of ``launches`` have warmed up.
     step_s = min(launch.warmup.step_s for launch in launches)
     lead = max(1, round(timing.lead_s / step_s))
@@ -74,12 +74,12 @@ def _blocks(timing: PairTiming, number: int, far: bool, *launches: RunningLaunch
     # Between its two blocks a pair has ``lead`` untimed steps. Every second pair begins that many
     # steps earlier, so it times the steps that the other pairs leave out.
     first = timing.steps.start - (lead if number % 2 == 0 else 0)
-    second = _reach(timing, step_s) - timed if far and not timing.steps else 0
+    second = _reach(timing, step_s) - timed if late and not timing.steps else 0
     return _Blocks(lead, timed, (first, second))
 
 
 def _reach(timing: PairTiming, step_s: float) -> int:
-    """Return the step, counted from the first, at which the last block of a far pair ends."""
+    """Return the step, counted from the first, at which a pair that times late steps ends."""
     usual = round(timing.reach_s / step_s)
     return max(usual, REACH_STEPS) if REACH_STEPS <= 2 * usual else usual
 
@@ -145,8 +145,8 @@ class Pair:
         for future in futures:
             future.result()
 
-    def run(self, order: Sequence[int], nobody_imports: Callable[[], bool], far: bool) -> None:
-        """Warm up, wait until ``nobody_imports``, then run blocks in ``order``. With ``far`` the
+    def run(self, order: Sequence[int], nobody_imports: Callable[[], bool], late: bool) -> None:
+        """Warm up, wait until ``nobody_imports``, then run blocks in ``order``. With ``late`` the
         second blocks end as late as those of launches that recordings judge.
         """
         first, second = self.launches[order[0]], self.launches[order[1]]
@@ -161,7 +161,7 @@ class Pair:
         for launch in self.launches:
             launch.group.grant(time.monotonic() - began)
         first.warm_up(windows=second.warmup.windows, most=most)
-        blocks = _blocks(self._timing, self._number, far, first, second)
+        blocks = _blocks(self._timing, self._number, late, first, second)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self.launches[before].park()
@@ -221,7 +221,7 @@ def one_after_the_other(
     sides: Sequence[CaseWorkers],
     order: Sequence[int],
     timing: PairTiming,
-    far: bool,
+    late: bool,
 ) -> list[RunningLaunch]:
     """Run a launch of each side, one after the other, since they do not fit on the card together.
     Return the launches in the order of ``sides``.
@@ -235,7 +235,7 @@ def one_after_the_other(
         build_alone(launch)
         windows = other.warmup.windows if other else ()
         launch.warm_up(windows=windows, most=timing.steps.start // 2)
-        blocks = blocks or _blocks(timing, number, far, launch)
+        blocks = blocks or _blocks(timing, number, late, launch)
         for _ in range(BLOCKS):
             _block(launch, other, blocks)
         launch.leave()

@@ -35,8 +35,8 @@ from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker,
 from stepguard.measure.first_pair import FIRST, FirstPair, times_the_start
 from stepguard.measure.following_pairs import FollowingPairs
 from stepguard.measure.pair import (
-    FAR_PAIRS,
     HEAD,
+    LATE_PAIRS,
     ORDERS,
     PAIR_TIMINGS,
     both_fit,
@@ -109,7 +109,7 @@ class _PairRun:
         # Pairs before those that also time late steps. Late steps are the same if nothing opened a
         # file that differs. If the base compiled graphs of its own, the kernels of the first pair
         # may show enough.
-        self.near = 0
+        self.pairs_before_late = 0
         self.replaced: list[LaunchPair] = []
         self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts
         self.following = FollowingPairs(sides, self.timing)
@@ -177,8 +177,8 @@ class _PairRun:
         """
         both: LaunchPair | None = None
         if pair.may_be_timed and self._wanted():
-            self.near = int(pair.has_other_graphs or self._same_so_far(None))
-            pair.run(order, self.following.nobody_imports, self._far())
+            self.pairs_before_late = int(pair.has_other_graphs or self._same_so_far(None))
+            pair.run(order, self.following.nobody_imports, self._times_late())
             both = self._measured(1, pair.launches)
         else:
             self.following.begin_anew()  # others would come after a pair that was timed
@@ -195,8 +195,8 @@ class _PairRun:
                 launch.take_counted_profile()
             both = self._measured(1, pair.launches)
         # Late steps of what turns out to be the same step must have been timed, too.
-        if both and self.near and self._alike(both):
-            both, self.near = None, 0
+        if both and self.pairs_before_late and self._alike(both):
+            both, self.pairs_before_late = None, 0
             self.following.begin_anew()
         pair.leave()
         if alone:  # the eager step had too little memory beside the other launch
@@ -259,7 +259,7 @@ class _PairRun:
                     raise
                 self.together = False
         if not self.together:
-            both = one_after_the_other(number, self.sides, order, self.timing, self._far())
+            both = one_after_the_other(number, self.sides, order, self.timing, self._times_late())
         return self._measured(number, both)
 
     def _measured(self, number: int, both: Sequence[RunningLaunch]) -> LaunchPair:
@@ -271,9 +271,9 @@ class _PairRun:
     def _wanted(self) -> bool:
         return self.wanted.wants_another(self.comparison())
 
-    def _far(self) -> bool:
-        """Tell whether the next pair times late steps, too, as FAR_PAIRS of them do."""
-        return self.near <= len(self.sides[HEAD].launches) < FAR_PAIRS + self.near
+    def _times_late(self) -> bool:
+        """Tell whether the next pair times late steps, too, as LATE_PAIRS of them do."""
+        return 0 <= len(self.sides[HEAD].launches) - self.pairs_before_late < LATE_PAIRS
 
     def _take(self, pair: LaunchPair) -> None:
         """Count a pair, or let it wait for the next one. It waits if one side compiled in a timed
@@ -313,7 +313,7 @@ class _PairRun:
                 launch.hello()
             self._start_following(number)
             pair.build(both_fit(self.sides))
-            pair.run(order, self.following.nobody_imports, self._far())
+            pair.run(order, self.following.nobody_imports, self._times_late())
             if self.waiting is None and changed_kernels.wants_profiles(self.comparison()):
                 pair.profile(order)
             pair.leave()

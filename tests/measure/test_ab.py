@@ -688,21 +688,21 @@ def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure, reads
 
 
 @pytest.mark.parametrize(
-    ("cold", "reads", "far"),
+    ("cold", "reads", "late"),
     [
         ({"head"}, FILES, [1, 2]),
         ({"head", "base"}, FILES, [2, 3]),  # the cache had HEAD's graphs, and the base has others
         (set(), (), [2, 3]),
     ],
 )
-def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, far):
+def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, late):
     """Two pairs time them. The first one does not if its kernels may show enough, since graphs
     differ, or if late steps are the same, since no file that differs was opened.
     """
     warm.cold, warm.reads = cold, reads
     found = measure(4, GPU, files=FILES)
     ends = [one.blocks[-1].timed_steps.stop for one in found.head.launches]
-    assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == far
+    assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == late
 
 
 @pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
