@@ -11,7 +11,7 @@ never for FASTER or `same`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -131,8 +131,7 @@ def why_not_judged(comparison: Comparison) -> str:
     matched = _matched(comparison)
     if not matched.changed.any():
         return "no kernel differs"
-    rows = matched.base, matched.head
-    times = matched.times(*(np.array([mean(row.us) for row in side]) for side in rows))
+    times = _counted_times(matched, mean)
     for us in (times.base_us, times.head_us):
         if us[~matched.changed].sum() < EQUAL_SHARE * us.sum():
             return "most kernels differ"
@@ -167,6 +166,14 @@ def _profile(counts: Counts) -> Profile:
 def _matched(comparison: Comparison) -> Matched:
     sides = comparison.base, comparison.head
     return Matched.of(*(_profile(side.counted).kernels for side in sides))
+
+
+def _counted_times(matched: Matched, of: Callable[[Sequence[float]], float]) -> Times:
+    """Return what the kernels of the counted profiles take. ``of`` makes one figure of the steps of
+    a profile.
+    """
+    rows = matched.base, matched.head
+    return matched.times(*(np.array([of(row.us) for row in side]) for side in rows))
 
 
 @dataclass(frozen=True)
@@ -299,16 +306,12 @@ def _stalled(comparison: Comparison) -> float:
     longer, as a share of the step. In one of the six steps a kernel may have stalled.
     """
     matched = _matched(comparison)
-    rows, changed = (matched.base, matched.head), matched.changed
-    all_steps, usual = (
-        float(
-            matched.times(*(np.array([of(row.us) for row in side]) for side in rows)).longer_us(
-                changed, ~changed
-            )
-        )
+    all_steps_us, usual_us = (
+        float(_counted_times(matched, of).longer_us(matched.changed, ~matched.changed))
         for of in (mean, median)
     )
-    return max(0.0, all_steps - usual) / mean(_profile(comparison.base.counted).parts.step_us)
+    step_us = mean(_profile(comparison.base.counted).parts.step_us)
+    return max(0.0, all_steps_us - usual_us) / step_us
 
 
 def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
