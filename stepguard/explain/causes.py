@@ -7,7 +7,7 @@ such terms is ``Explanation.scatter_us``. Causes and scatter always add up to th
 side has only one step, the scatter is unknown, and every difference above 1 us is a cause.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
@@ -41,15 +41,16 @@ _SHARED_PHASES = 0.5
 _MOVED_SHARE = 0.2  # of the time that came and went in a phase; a net change up to it is a move
 
 
-def explain(before: Profile, after: Profile) -> Explanation:
+def explain(before: Profile, after: Profile, judged: Collection[Match] = ()) -> Explanation:
     """Return the causes of the difference between two profiles of one workload, or why the profiles
-    cannot be compared.
+    cannot be compared. Kernels that were ``judged`` to make the difference are causes, even if
+    their time is within the scatter between the steps of these two profiles.
     """
     if refused := _refusals(before, after):
         return Explanation(refused)
     matches = match(*_comparable(before, after))
     pace = Pace(matches, (before.steps, after.steps))
-    terms = [*_kernel_terms(matches, pace), *_other_terms(before, after, matches, pace)]
+    terms = [*_kernel_terms(matches, pace, judged), *_other_terms(before, after, matches, pace)]
     classes = list(pace.terms())
     step_us = min(mean(before.parts.step_us), mean(after.parts.step_us))
     scatter = Scatter([term for term, _ in terms] + [term for _, term in classes], step_us)
@@ -141,44 +142,52 @@ def _work(rows: Sequence[KernelRow]) -> Work:
     return Work(flops, moved, next(iter(types), ""))
 
 
-def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, Cause]]:
+def _kernel_terms(
+    matches: Sequence[Match], pace: Pace, judged: Collection[Match]
+) -> Iterator[tuple[Term, Cause]]:
     """Yield the terms of each match at the pace of its class. With each term comes its cause, which
     counts if the term's difference is beyond the scatter.
     """
     for matched in matches:
         kind = matched.rows[0].kind
         steady = pace.steady(matched)
-        row = max(matched.rows, key=lambda row: mean(row.us))
-        # The place is that of a new kernel if there is one, since the reader can change that line.
-        known = {row.name for row in matched.before}
-        came = [row for row in matched.after if row.name not in known] or matched.rows
-        longest = max(came, key=lambda row: mean(row.us))
-        place = next((row.source for row in came if row.source), longest.operator)
-        sides = _side(matched.before), _side(matched.after)
-        calls = sides[0].calls, sides[1].calls
-        old, new = ({row.code for row in rows} for rows in (matched.before, matched.after))
-        cause = Cause(_kind_of(matched), 0.0, row.name, row.phase, place, *sides, old != new)
+        cause = _cause_of(matched)
         same_work = matched.how in (How.SAME, How.RENAMED)
         if not same_work:
             yield Term(kind, *steady, certain=True), cause
             continue
+        calls = cause.before.calls, cause.after.calls
         if abs(calls[1] - calls[0]) < 1e-6:
             cause = replace(cause, kind=Kind.SHAPE if matched.other_work else Kind.TIME)
-            yield Term(kind, *steady, unsure_us=pace.unsure_us(matched)), cause
+            unsure_us = pace.unsure_us(matched)
+            yield Term(kind, *steady, certain=matched in judged, unsure_us=unsure_us), cause
             continue
         # n calls of t us: n1 t1 - n0 t0 = (n1 - n0) t0 + n1 (t1 - t0), more calls and slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0
         as_many = tuple(n * each_us for n in added([row.calls for row in matched.after]))
-        between = replace(sides[1], us=each_us * calls[1])
+        between = replace(cause.after, us=each_us * calls[1])
         yield (
             Term(kind, steady[0], as_many, certain=True),
             replace(cause, kind=Kind.CALLS, after=between),
         )
         slower = less(steady[1], as_many)
         yield (
-            Term(kind, (0.0,) * len(steady[0]), slower, size=sides[1].us),
+            Term(kind, (0.0,) * len(steady[0]), slower, size=cause.after.us),
             replace(cause, kind=Kind.TIME, before=between),
         )
+
+
+def _cause_of(matched: Match) -> Cause:
+    """Return a match as a cause, without its time."""
+    row = max(matched.rows, key=lambda row: mean(row.us))
+    # The place is that of a new kernel if there is one, since the reader can change that line.
+    known = {row.name for row in matched.before}
+    came = [row for row in matched.after if row.name not in known] or matched.rows
+    longest = max(came, key=lambda row: mean(row.us))
+    place = next((row.source for row in came if row.source), longest.operator)
+    sides = _side(matched.before), _side(matched.after)
+    old, new = ({row.code for row in rows} for rows in (matched.before, matched.after))
+    return Cause(_kind_of(matched), 0.0, row.name, row.phase, place, *sides, old != new)
 
 
 def _kind_of(matched: Match) -> Kind:

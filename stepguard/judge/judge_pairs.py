@@ -54,7 +54,7 @@ from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
-from stepguard.judge.rules.changed_kernels import margins_of
+from stepguard.judge.rules.changed_kernels import judged_kernels, margins_of
 from stepguard.judge.rules.identical_step import not_enough, unread, without_counters
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -266,7 +266,7 @@ def _compared(comparison: Comparison) -> Findings:
     status = _shown_by_time(comparison, decided)
     metrics = tuple(beside_time(metric, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None
-    return _findings(comparison, metrics, p_value=p_value, **why(comparison))
+    return _findings(comparison, metrics, p_value=p_value, **why(comparison, decided))
 
 
 def _shown_by_time(comparison: Comparison, decided: Decision | None) -> Status | None:
@@ -289,14 +289,16 @@ def _findings(
     return Findings(head.case_id, metrics, sound=sound, against=comparison.named, **others)
 
 
-def why(comparison: Comparison) -> dict[str, Any]:
-    """Return what the profiles of both sides explain, as fields of Findings."""
+def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, Any]:
+    """Return what the profiles of both sides explain, as fields of Findings. ``decided`` is what
+    the pairs say of the step time.
+    """
     base, head = comparison.base, comparison.head
     # Ranks are compared only if the same rank ran the same case on the same card.
     other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
     ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
     return {
-        "explanation": explanation(comparison),
+        "explanation": explanation(comparison, judged_kernels(comparison, decided)),
         "straggler": None if other else straggler(*ranks),
     }
 

@@ -216,15 +216,13 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
         ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]
         raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")
     sides = (before, after)
-    profiles = [over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in sides]
-    explanation = explain(*profiles)
+    old, new = (over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in sides)
+    explanation = explain(old, new)
     say(
         *_unmarked(before, after),
-        *explanation_page.lines(explanation, peaks=measured_peaks.newest(profiles[1].gpu)),
+        *explanation_page.lines(explanation, peaks=measured_peaks.newest(new.gpu)),
     )
-    put_json(
-        {"explanation": explanation, "before": profiles[0], "after": profiles[1]}, options.json
-    )
+    put_json({"explanation": explanation, "before": old, "after": new}, options.json)
     return 1 if explanation.refused else 0
 
 

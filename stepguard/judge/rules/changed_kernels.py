@@ -11,7 +11,7 @@ never for FASTER or `same`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -26,6 +26,7 @@ from stepguard.core.profile import Profile, less, mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
+from stepguard.explain.match_kernels import Match
 from stepguard.judge.kernel_times import POWER_SHARE, Floats, Mask, Matched, Times, range_in_step
 from stepguard.judge.pair_statistics import Bounds, Figures, bounds
 from stepguard.judge.rules import mean_of_pairs
@@ -99,6 +100,14 @@ def rule(comparison: Comparison) -> Decision | None:
 def margins_of(comparison: Comparison, decided: Decision) -> Margins:
     """Return the margins by which the time was decided: this rule's, or the case's."""
     return _margins(comparison) if decided.reason is Reason.CHANGED_KERNELS else comparison.margins
+
+
+def judged_kernels(comparison: Comparison, decided: Decision | None) -> Collection[Match]:
+    """Return the kernels by which this rule decided; none if another rule did."""
+    if decided is None or decided.reason is not Reason.CHANGED_KERNELS:
+        return ()
+    matched = _matched(comparison)
+    return frozenset(one for one, how in zip(matched.matches, matched.differs, strict=True) if how)
 
 
 def wants_profiles(comparison: Comparison) -> bool:

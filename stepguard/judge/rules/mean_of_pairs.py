@@ -5,12 +5,14 @@ six pairs, or four if the profiles of both sides explain the change.
 """
 
 import math
+from collections.abc import Collection
 from statistics import fmean
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.explanation import Explanation
 from stepguard.core.verdict import Decision
 from stepguard.explain.causes import explain
+from stepguard.explain.match_kernels import Match
 from stepguard.judge.compare_profiles import other_kernels
 from stepguard.judge.pair_statistics import Figures, decide, figures
 from stepguard.judge.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS
@@ -35,7 +37,9 @@ def measured(comparison: Comparison) -> Figures:
     )
 
 
-def explanation(comparison: Comparison) -> Explanation | None:
-    """Return what the two sides' profiles say about the change; None if a side has no profile."""
+def explanation(comparison: Comparison, judged: Collection[Match] = ()) -> Explanation | None:
+    """Return what the two sides' profiles say about the change; None if a side has no profile.
+    ``judged`` is as in ``explain``.
+    """
     before, after = comparison.base.counted.profile, comparison.head.counted.profile
-    return explain(before, after) if before and after else None
+    return explain(before, after, judged) if before and after else None

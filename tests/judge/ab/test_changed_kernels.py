@@ -237,6 +237,33 @@ def test_a_kernel_more_counts_with_all_its_time(us, status):
     assert said(gone) is (Status.FASTER if status is Status.SLOWER else Status.SAME)
 
 
+def scattered(known, name):
+    """The profile, whose kernel of this name scatters by 8 % between steps."""
+    factors = (0.9, 1.1, 0.92, 1.08, 0.95, 1.05)
+    rows = tuple(
+        replace(row, us=tuple(us * factor for us, factor in zip(row.us, factors, strict=True)))
+        if row.name == name
+        else row
+        for row in known.kernels
+    )
+    return replace(known, kernels=rows)
+
+
+@pytest.mark.parametrize(("pairs", "named"), [(LEAST_PAIRS, True), (2 * PROFILED_PAIRS, False)])
+def test_the_kernel_that_decided_is_named_however_its_steps_scatter(pairs, named):
+    """The profiles of all pairs decided. If another rule decides, the steps of the counted profiles
+    have to show the difference.
+    """
+    head, base = (
+        scattered(one, GELU)
+        for one in (edited(recorded.longer(profile(), GELU, 0.002 * STEP_US), GELU), profile())
+    )
+    verdict = judge_ab(made(pairs=pairs, step_pct=0.6, head=head, base=base))
+    assert verdict.status is Status.SLOWER
+    assert any(cause.what == GELU for cause in verdict.explanation.causes) is named
+    assert (f"SLOWER: {GELU[:12]}" in headline(verdict)) is named
+
+
 def test_a_kernel_that_only_moved_is_same():
     """To another phase: it differs, and takes as long."""
     rows = tuple(
