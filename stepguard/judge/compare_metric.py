@@ -8,6 +8,7 @@ most, or of another rank if its verdict is worse.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import msgspec
 
@@ -41,7 +42,7 @@ def compare(
     if metric == JUDGED_TIME:
         return _compare_time(new, screen_of(now, past), gated)
     if kind == "difference":
-        return _compare_difference(metric, now, past[-1], gated)
+        return _compare_difference(metric, now, past, gated)
     if kind == "counter" and metric != "tokens_per_step":
         return _compare_count(metric, now, past, gated)
     if metric == "tokens_per_step":
@@ -83,16 +84,26 @@ def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVer
     )
 
 
-def _compare_difference(metric: str, now: Recording, past: Recording, gated: bool) -> MetricVerdict:
+def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | None:
+    """Return a difference in percent of a step, as the mean of the recordings that have it; None if
+    none has. A single recording may be as far off as the limit allows a run to be.
+    """
+    known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
+    return fmean(known) if known else None
+
+
+def _compare_difference(
+    metric: str, now: Recording, past: Sequence[Recording], gated: bool
+) -> MetricVerdict:
     """Judge a difference in percentage points of a step, since a ratio to zero does not exist.
     ``change_pct`` and ``noise_pct`` are such points, too.
     """
-    difference, then = now.differences_pct[metric], past.differences_pct.get(metric)
-    if then is None:
+    difference, old = now.differences_pct[metric], recorded_difference_pct(metric, past)
+    if old is None:
         return _not_recorded(metric, difference.mean, gated)
-    moved, limit = difference.mean - then.mean, DIFFERENCE_LIMIT_PCT
+    moved, limit = difference.mean - old, DIFFERENCE_LIMIT_PCT
     said = _against_limit(moved, limit, noisy=not difference.half_width <= limit)
-    noise, old, new = difference.half_width, then.mean, difference.mean
+    noise, new = difference.half_width, difference.mean
     return MetricVerdict(metric, *said, old, new, moved, limit, noise, gated=gated)
 
 

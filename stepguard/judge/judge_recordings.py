@@ -28,7 +28,7 @@ from stepguard.judge.comparable import (
     conditions_of,
     conditions_recorded,
 )
-from stepguard.judge.compare_metric import compare, screen_of
+from stepguard.judge.compare_metric import compare, recorded_difference_pct, screen_of
 from stepguard.judge.compare_profiles import against_recordings
 from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
@@ -226,10 +226,10 @@ def enough_pairs(evidence: Evidence, difference: Difference, entry: Entry) -> bo
     recorded one. ``evidence`` is that of the case so far.
     """
     past = alike(entry.level, evidence) if entry.case == evidence.case else []
-    then = past[-1].differences_pct.get(f"{difference.name}_pct") if past else None
-    if then is None or difference.bad_times():
+    then_pct = recorded_difference_pct(f"{difference.name}_pct", past)
+    if then_pct is None or difference.bad_times():
         return False
-    return paired(difference.pairs_ms).certain(then.mean)
+    return paired(difference.pairs_ms).certain(then_pct)
 
 
 def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:
