@@ -633,18 +633,35 @@ def test_the_gpu_must_bound_the_step(side, factor, bound):
     assert said(found) in ((Status.SLOWER, None) if bound else (None,))
 
 
-@pytest.mark.parametrize("pairs", [1, 2, 3])
-@pytest.mark.parametrize(("factor", "status"), [(0.97, Status.SLOWER), (1.03, None)])
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_an_equal_kernel_that_moved_forbids_it(pairs, factor, status, sign):
-    """The change reaches further than the kernels that differ. The step need not show it."""
+def limit_pct(name, pairs):
+    """What this kernel may take longer or shorter, in percent of a step, and not have moved."""
     limit = 0.0
     for _ in range(5):
-        its = known(NORM, sign * factor * limit, but=(GELU,))
-        limit = MOVED_SDS * its.sd_pct / math.sqrt(pairs)
-    pct = 0.3 if pairs > 1 else 0.8
-    found = made({GELU: pct, NORM: sign * factor * limit}, pairs=pairs, step_pct=pct)
+        limit = MOVED_SDS * known(name, limit, but=(GELU,)).sd_pct / math.sqrt(pairs)
+    return limit
+
+
+@pytest.mark.parametrize("pairs", [2, 3])
+@pytest.mark.parametrize(("factor", "moved"), [(0.97, False), (1.03, True)])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_an_equal_kernel_that_moved_forbids_a_gain(pairs, factor, moved, sign):
+    """The change may reach further than the kernels that differ. The step need not show it."""
+    moves = {NORM: sign * factor * limit_pct(NORM, pairs)}
+    for pct, status in ((-0.3, Status.FASTER), (0.0, Status.SAME)):
+        found = made({GELU: pct} | moves, pairs=pairs, step_pct=pct)
+        assert said(found) is (None if moved else status)
+
+
+@pytest.mark.parametrize(("pairs", "pct"), [(1, 0.8), (2, 0.3), (3, 0.3)])
+@pytest.mark.parametrize(
+    ("moved_pct", "status"), [(-0.15, Status.SLOWER), (-0.8, None), (0.8, Status.SLOWER)]
+)
+def test_an_equal_kernel_that_moved_allows_slower(pairs, pct, moved_pct, status):
+    """If it got shorter, its time counts. If it got longer, that alone is no proof."""
+    assert abs(moved_pct) > limit_pct(NORM, pairs)
+    found = made({GELU: pct, NORM: moved_pct}, pairs=pairs, step_pct=pct)
     assert said(found) is status
+    assert said(made({NORM: moved_pct}, pairs=pairs, step_pct=pct)) is None
 
 
 def test_an_equal_kernel_without_others_may_have_moved():
