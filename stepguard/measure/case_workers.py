@@ -84,7 +84,7 @@ class Bench:
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
     # Names of the modules whose files differ between the two trees of a comparison.
     changed: frozenset[str] = frozenset()
-    ahead: Ahead = field(default_factory=Ahead, compare=False)  # the launch of the next case
+    ahead: Ahead = field(default_factory=Ahead, compare=False)  # launches of the next case
     # The launches' environment. By default it is this process' own, as it is when a launch starts.
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, compare=False)
 
@@ -211,17 +211,18 @@ class CaseWorkers:
 
     @property
     def ahead(self) -> Ahead:
-        """Return the launch of the next case."""
+        """Return the first launches of the next case."""
         return self._bench.ahead
 
-    def start_ahead(self, label: str) -> None:
-        """Start the first launch of the next case, unless there is none or a scheduler must start
-        it.
+    def start_ahead(self, label: str, *others: "CaseWorkers") -> None:
+        """Start the first launch of the next case in this tree and in those of ``others``, unless
+        there is no next case or a scheduler must start them.
         """
-        if self.ahead.case is not None:
-            spec = launch_spec(self.ahead.case, self._bench, label)
-            if not spec.launcher:
-                self.ahead.begin(spec, self._bench.environment)
+        case = self.ahead.case
+        if case is not None:
+            specs = [launch_spec(case, each._bench, label) for each in (self, *others)]
+            if not any(spec.launcher for spec in specs):
+                self.ahead.begin(specs, self._bench.environment)
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let only the ranks of these groups be on the GPUs from now on."""

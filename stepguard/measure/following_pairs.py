@@ -35,7 +35,7 @@ class FollowingPairs:
         return self._pairs.pop(0) if self._pairs else Pair(number, self._sides, self._timing)
 
     def nobody_imports(self) -> bool:
-        """Tell whether all of them have imported, and the next case's launch has, too."""
+        """Tell whether all of them have imported, and the next case's launches have, too."""
         launches = (launch for pair in self._pairs for launch in pair.launches)
         return all(launch.ready() for launch in launches) and self._sides[HEAD].ahead.ready()
 

@@ -35,6 +35,7 @@ from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker,
 from stepguard.measure.first_pair import FIRST, FirstPair, times_the_start
 from stepguard.measure.following_pairs import FollowingPairs
 from stepguard.measure.pair import (
+    BASE,
     HEAD,
     LATE_PAIRS,
     ORDERS,
@@ -152,7 +153,7 @@ class _PairRun:
             for launch in pair.launches:
                 launch.hello()
             if on_gpu := is_gpu(self.case.device):  # the counts say if there will be another pair
-                self.sides[HEAD].start_ahead(FIRST)
+                self.sides[HEAD].start_ahead(FIRST, self.sides[BASE])
             pair.run_first_steps()
             # HEAD's launch shows its machine and software, which must be those of the earlier run.
             pair.launches[HEAD].check_imports("first step")
@@ -326,10 +327,10 @@ class _PairRun:
 
     def _start_following(self, number: int) -> None:
         """Start the pairs after ``number``. If that is likely the last one, start the next case's
-        first launch instead.
+        first launches instead.
         """
         if self._hardly_another():
-            self.sides[HEAD].start_ahead(FIRST)
+            self.sides[HEAD].start_ahead(FIRST, self.sides[BASE])
             return
         self.following.start(number, MOST_PAIRS + len(self.replaced))
 

@@ -1,10 +1,11 @@
-"""The first launch of the next case: it imports torch while this case's last launch runs.
+"""The first launches of the next case: they import torch while this case's last one runs.
 
-It is on standby (worker/agent.py): before its case begins it loads no code of the tree, and nothing
-that the tree imports. A fixture of its test may still build an extension, or write a module.
+There is one, or one in each of two trees. They are on standby (worker/agent.py): before their case
+begins they load no code of the tree, and nothing that the tree imports. A fixture of its test may
+still build an extension, or write a module.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stepguard.core.case import Case
@@ -15,59 +16,63 @@ from stepguard.machine.inherited import Inherited, inherited_now
 
 
 class Ahead:
-    """At most one worker group that no case has taken yet. Its agent has started no rank."""
+    """Worker groups that no case has taken yet. Their agents have started no rank."""
 
     def __init__(self) -> None:
         self.case: Case | None = None  # the next case, if known
-        self._group: WorkerGroup | None = None
+        self._groups: list[WorkerGroup] = []
         self._inherited: Inherited | None = None
 
     def expect(self, case: Case | None) -> None:
         """Set the next case; None if there is none."""
         self.case = case
 
-    def begin(self, spec: LaunchSpec, environment: Mapping[str, str]) -> None:
-        """Start the launch in this environment, unless it already runs. A launch that no case took
-        is ended first.
+    def begin(self, specs: Sequence[LaunchSpec], environment: Mapping[str, str]) -> None:
+        """Start these launches in this environment, unless they already run. Launches that no case
+        took are ended first.
         """
-        waiting = replace(spec, standby=True)
-        if self._group is not None and self._group.spec == waiting:
+        waiting = [replace(spec, standby=True) for spec in specs]
+        if waiting == [group.spec for group in self._groups]:
             return
         self.close()
         self._inherited = _inherited(environment)
-        self._group = WorkerGroup(waiting, environment)
+        for spec in waiting:
+            self._groups.append(WorkerGroup(spec, environment))
 
     def ready(self) -> bool:
         """Tell whether no group imports any more. A group that failed is ended: its case starts a
         new one, and reports what is wrong.
         """
-        if self._group is None:
-            return True
+        return all([self._is_ready(group) for group in [*self._groups]])
+
+    def _is_ready(self, group: WorkerGroup) -> bool:
         try:
-            return self._group.imported()
+            return group.imported()
         except LaunchFailed:
-            self.close()
+            self._groups.remove(group)
+            group.close()
             return True
 
     def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
-        """Return the group if it is alive and equals what ``spec`` would start now in this
-        environment; else None. The caller must close it.
+        """Return the group that equals what ``spec`` would start now in this environment, if it is
+        alive; else None. The caller must close it.
         """
-        if self._group is None or self._group.spec != replace(spec, standby=True):
+        waiting = replace(spec, standby=True)
+        if waiting not in [group.spec for group in self._groups]:
             return None
         if self._inherited != _inherited(environment):
             self.close()
         self.ready()
-        group, self._group = self._group, None
+        group = next((group for group in self._groups if group.spec == waiting), None)
         if group is not None:
+            self._groups.remove(group)
             group.release()
         return group
 
     def close(self) -> None:
-        """End a group that no case took."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        """End the groups that no case took."""
+        while self._groups:
+            self._groups.pop().close()
 
 
 def _inherited(environment: Mapping[str, str]) -> Inherited:

@@ -575,7 +575,7 @@ def test_the_next_case_imports_while_a_gpus_first_steps_run(warm, measure, monke
     """Only counts tell whether this case has another pair. A CPU's case has one for sure."""
     begun = []
     workers = stepguard.measure.case_workers.CaseWorkers
-    monkeypatch.setattr(workers, "start_ahead", lambda self, label: begun.append([*warm.events]))
+    monkeypatch.setattr(workers, "start_ahead", lambda self, *which: begun.append([*warm.events]))
     warm.cold = cold
     measure(2, case, files=FILES)
     early = [events for events in begun if (FIRST[0], "first_step") not in events]

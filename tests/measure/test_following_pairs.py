@@ -13,6 +13,7 @@ from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.measure import following_pairs, pair, pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6
+NEXT_CASE = [("first launch", "base")]  # of HEAD, and of the other tree
 PROFILE = Profile("NVIDIA H200", 1, Parts(STEP, STEP, NONE, NONE, NONE), (), ())
 
 
@@ -28,13 +29,13 @@ def counted(identity):
 @pytest.mark.parametrize(
     ("identity", "started"),
     [
-        (StepIdentity({"kernels": "a"}), ["first launch"]),
+        (StepIdentity({"kernels": "a"}), NEXT_CASE),
         (StepIdentity({"kernels": "b"}), [2, 3]),
         (StepIdentity(problem="it launches a graph"), [2, 3]),
     ],
 )
 def test_a_step_that_is_the_same_starts_no_further_pair(monkeypatch, identity, started):
-    """But the next case's first launch; what else differs, or is not known, will need pairs."""
+    """But the next case's first launches; what else differs, or is not known, will need pairs."""
     case = Case("x", "a:b", gates=("step_ms",))
     assert started_beside(monkeypatch, case, 1, counted(identity)) == started
 
@@ -53,12 +54,12 @@ def test_the_pair_that_ends_most_cases_of_a_cpu_starts_none_behind_it(monkeypatc
     """Two are enough where they show no slowdown; where they did, the third has another ready."""
     found = replace(alike([0.0] * measured), glance=True)
     case = Case("x", "a:b", device="cpu", gates=("graph_breaks",))
-    started = {0: [2], 1: ["first launch"], 2: [4]}[measured]
+    started = {0: [2], 1: NEXT_CASE, 2: [4]}[measured]
     assert started_beside(monkeypatch, case, measured + 1, found) == started
 
 
 def started_beside(monkeypatch, case, number, found):
-    """Return what is started while pair ``number`` is built: pairs, or the next case's launch."""
+    """Return what is started while pair ``number`` is built: pairs, or the next case's launches."""
 
     def pair(number, *rest, **options):
         made.append(number)
@@ -66,8 +67,8 @@ def started_beside(monkeypatch, case, number, found):
 
     made = []
     monkeypatch.setattr(following_pairs, "Pair", pair)
-    head = SimpleNamespace(start_ahead=made.append)
-    run = pair_run._PairRun(case, [head], "main", pair_run.PairsWanted(60.0))
+    head = SimpleNamespace(start_ahead=lambda label, base: made.append((label, base)))
+    run = pair_run._PairRun(case, [head, "base"], "main", pair_run.PairsWanted(60.0))
     monkeypatch.setattr(run, "comparison", lambda: found)
     run._start_following(number)
     return made

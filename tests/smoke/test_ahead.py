@@ -31,13 +31,15 @@ def place(bench, tmp_path):
     place.ahead.close()
 
 
-def waiting(place, case):
-    """The specification of a case's first launch, and its group, which waits and has imported."""
-    spec = case_workers.launch_spec(case, place, "launch 1")
-    place.ahead.begin(spec, os.environ)
+def waiting(place, case, *others):
+    """The specification of a case's first launch, and its group, which waits and has imported. So
+    do those of other benches.
+    """
+    specs = [case_workers.launch_spec(case, each, "launch 1") for each in (place, *others)]
+    place.ahead.begin(specs, os.environ)
     while not place.ahead.ready():
         time.sleep(0.05)
-    return spec, place.ahead._group
+    return specs[0], place.ahead._groups[0]
 
 
 def test_the_next_case_takes_what_was_started_for_it(place):
@@ -49,7 +51,7 @@ def test_the_next_case_takes_what_was_started_for_it(place):
     place.ahead.expect(following)
     enough = Enough(lambda found: found.counts is not None, lambda found, difference: False)
     before = measure_launches(case("first", launches=2), place, enough=enough)
-    held = place.ahead._group
+    (held,) = place.ahead._groups
     assert len(before.launches) == before.planned_launches == 1
     assert not before.faults and held.spec.folder.parent.name == following.slug and not held.pids
     module.write_text("from factories import linear\n")
@@ -57,7 +59,7 @@ def test_the_next_case_takes_what_was_started_for_it(place):
     found = measure_launches(following, place)
     assert not found.faults and len(found.launches) == 1
     assert held.pids and not any(alive(pid) for pid in held.pids.values())
-    assert place.ahead._group is None
+    assert not place.ahead._groups
 
 
 def test_another_case_takes_nothing(place):
@@ -65,7 +67,7 @@ def test_another_case_takes_nothing(place):
     _, held = waiting(place, case("second"))
     third = case_workers.launch_spec(case("third"), place, "launch 1")
     assert place.ahead.take(third, os.environ) is None
-    assert place.ahead._group is held and held.imported()
+    assert place.ahead._groups == [held] and held.imported()
 
 
 @pytest.mark.parametrize("change", ["environment", "limit", "agent"])
@@ -83,6 +85,19 @@ def test_what_is_not_as_it_would_be_now_is_not_taken(place, monkeypatch, change)
     taken = place.ahead.take(spec, os.environ)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert taken is None and held._agent.poll() is not None
+
+
+def test_each_tree_takes_its_own_launch(place, tmp_path_factory):
+    """The other tree's waits on. If that died, its case starts a new one."""
+    other = replace(place, root=tmp_path_factory.mktemp("base"))
+    spec, held = waiting(place, case("second"), other)
+    base = place.ahead._groups[1]
+    assert place.ahead.take(spec, os.environ) is held and place.ahead._groups == [base]
+    with held:
+        os.kill(base._agent.pid, signal.SIGKILL)
+        base._agent.wait()
+        assert place.ahead.take(replace(spec, root=other.root), os.environ) is None
+        assert not place.ahead._groups and place.ahead.ready()
 
 
 def test_what_no_case_took_ends_with_the_run(place):
