@@ -86,7 +86,7 @@ def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVer
 
 def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | None:
     """Return a difference in percent of a step, as the mean of the recordings that have it; None if
-    none has. A single recording may be as far off as the limit allows a run to be.
+    none has. A single recording may be off by the whole limit.
     """
     known = [one.differences_pct[metric].mean for one in past if metric in one.differences_pct]
     return fmean(known) if known else None

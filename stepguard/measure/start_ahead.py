@@ -1,10 +1,11 @@
-"""The first launches of the next case: they import torch while this case's last one runs.
+"""The first launches of the next case: they import torch while this case's last launch runs.
 
 There is one, or one in each of two trees. They are on standby (worker/agent.py): before their case
 begins they load no code of the tree, and nothing that the tree imports. A fixture of its test may
 still build an extension, or write a module.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -28,16 +29,21 @@ class Ahead:
         self.case = case
 
     def begin(self, specs: Sequence[LaunchSpec], environment: Mapping[str, str]) -> None:
-        """Start these launches in this environment, unless they already run. Launches that no case
-        took are ended first.
+        """Start those of these launches that do not yet run in this environment. Launches that no
+        case took are ended first.
         """
-        waiting = [replace(spec, standby=True) for spec in specs]
-        if waiting == [group.spec for group in self._groups]:
-            return
-        self.close()
-        self._inherited = _inherited(environment)
+        waiting, inherited = (
+            [replace(spec, standby=True) for spec in specs],
+            _inherited(environment),
+        )
+        others = [group for group in self._groups if group.spec not in waiting]
+        if others or inherited != self._inherited:
+            self.close()
+        self._inherited = inherited
+        held = [group.spec for group in self._groups]
         for spec in waiting:
-            self._groups.append(WorkerGroup(spec, environment))
+            if spec not in held:
+                self._groups.append(WorkerGroup(spec, environment))
 
     def ready(self) -> bool:
         """Tell whether no group imports any more. A group that failed is ended: its case starts a
@@ -54,8 +60,8 @@ class Ahead:
             return True
 
     def take(self, spec: LaunchSpec, environment: Mapping[str, str]) -> WorkerGroup | None:
-        """Return the group that equals what ``spec`` would start now in this environment, if it is
-        alive; else None. The caller must close it.
+        """Return the group that equals what ``spec`` would start now in this environment; None if
+        there is none, or if it has died. The caller must close it.
         """
         waiting = replace(spec, standby=True)
         if waiting not in [group.spec for group in self._groups]:
@@ -70,9 +76,11 @@ class Ahead:
         return group
 
     def close(self) -> None:
-        """End the groups that no case took."""
-        while self._groups:
-            self._groups.pop().close()
+        """End the groups that no case took, also if the user interrupts the first one's end."""
+        with contextlib.ExitStack() as stack:
+            for group in self._groups:
+                stack.callback(group.close)
+            self._groups = []
 
 
 def _inherited(environment: Mapping[str, str]) -> Inherited:

@@ -117,7 +117,7 @@ class Suite:
         return result
 
     def close(self) -> None:
-        """End the launch that was started for a next case that did not come."""
+        """End the launches that were started for a next case that did not come."""
         self._bench.ahead.close()
 
     def ask(self, case: Case, progress: Progress, command: str, **arguments: Any) -> Answers:

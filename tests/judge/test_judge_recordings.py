@@ -798,6 +798,17 @@ def test_pairs_are_enough_close_to_the_recorded_difference():
     assert not enough_pairs(other, found, recorded)
 
 
+def test_pairs_are_enough_close_to_the_mean_of_the_recordings():
+    """A newest one that is far off asks for no more pairs. Alone it does."""
+    found = Difference("sync_overhead", PAIRS, (100.0,))
+    recordings = [
+        recording(differences_pct={"sync_overhead_pct": RecordedDifference(mean=m, half_width=0.2)})
+        for m in (0.44, 0.48, 0.91)
+    ]
+    assert enough_pairs(evidence(), found, entry(epochs=[epoch(recordings=recordings)]))
+    assert not enough_pairs(evidence(), found, entry(epochs=[epoch(recordings=recordings[2:])]))
+
+
 def test_the_verdict_carries_the_case():
     """Whatever the way to it, a verdict names its case."""
     pairs = [(evidence(), FIVE), (evidence(), None), (evidence(launches=()), None)]

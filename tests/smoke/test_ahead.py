@@ -5,6 +5,7 @@ import resource
 import shutil
 import signal
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import factories
@@ -13,6 +14,7 @@ import pytest
 from stepguard import Case
 from stepguard.launch.diagnosis import alive
 from stepguard.measure import case_workers
+from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.launches import Enough, measure_launches
 from stepguard.measure.start_ahead import Ahead
 
@@ -88,16 +90,36 @@ def test_what_is_not_as_it_would_be_now_is_not_taken(place, monkeypatch, change)
 
 
 def test_each_tree_takes_its_own_launch(place, tmp_path_factory):
-    """The other tree's waits on. If that died, its case starts a new one."""
+    """HEAD's waits on while the base's is taken, and is not started again if that died."""
     other = replace(place, root=tmp_path_factory.mktemp("base"))
     spec, held = waiting(place, case("second"), other)
-    base = place.ahead._groups[1]
-    assert place.ahead.take(spec, os.environ) is held and place.ahead._groups == [base]
-    with held:
-        os.kill(base._agent.pid, signal.SIGKILL)
-        base._agent.wait()
-        assert place.ahead.take(replace(spec, root=other.root), os.environ) is None
-        assert not place.ahead._groups and place.ahead.ready()
+    specs, base = [spec, replace(spec, root=other.root)], place.ahead._groups[1]
+    place.ahead.begin(specs, os.environ)
+    assert place.ahead._groups == [held, base]
+    with place.ahead.take(specs[1], os.environ) as taken:
+        assert taken is base and place.ahead._groups == [held]
+    place.ahead.begin(specs, os.environ)
+    (kept, new) = place.ahead._groups
+    assert kept is held and new is not base and not place.ahead.ready()
+    os.kill(new._agent.pid, signal.SIGKILL)
+    new._agent.wait()
+    assert place.ahead.take(specs[1], os.environ) is None
+    assert place.ahead._groups == [held] and held.imported() and place.ahead.ready()
+
+
+def test_both_trees_launches_are_started_in_the_benchs_environment(place, monkeypatch):
+    """One for each tree, in its own folder. A scheduler's are not started ahead."""
+    other = replace(place, root=place.root / "base", folder=place.folder / "base")
+    sides = [CaseWorkers(case("first"), each, print, None, ExitStack()) for each in (place, other)]
+    begun = []
+    monkeypatch.setattr(place.ahead, "begin", lambda *given: begun.append(given))
+    sides[0].start_ahead("first launch", sides[1])
+    assert not begun
+    place.ahead.expect(case("second"))
+    sides[0].start_ahead("first launch", sides[1])
+    (((head, base), environment),) = begun
+    assert (head.root, base.root) == (place.root, other.root)
+    assert base.folder.is_relative_to(other.folder) and environment is place.environment
 
 
 def test_what_no_case_took_ends_with_the_run(place):

@@ -68,8 +68,12 @@ OVERLAP = 1.005
 # deviation; 16 launches of one code on H200s, 2026-11-26). A larger difference counts. Copies and
 # overlap differ by 0.004 %, so all of their difference counts.
 IDLE_LIMIT = 0.001
+# A kernel that differs is a cause of what this rule said if its own time moved by so many standard
+# deviations.
+NAMED_SDS = 2.0
 # An equal kernel may be off its class's pace by so many standard deviations. If it is further off,
-# the change may reach kernels that do not differ. Then only SLOWER is possible.
+# the change may reach kernels that do not differ. Then the rule says nothing, or, if the kernel got
+# shorter, only SLOWER.
 # In launches on H200s and H100s that were paired anew by two, the farthest of 93 kernels was at 3.8
 # by the first profile of each launch. By the second one, a kernel of the loss was beyond five in
 # 1.5 % of the H200s' verdicts: it was off by 1 and 2 % in two launches. On an H100 it was 3 %
@@ -107,11 +111,13 @@ def margins_of(comparison: Comparison, decided: Decision) -> Margins:
 
 
 def judged_kernels(comparison: Comparison, decided: Decision | None) -> Collection[Match]:
-    """Return the kernels by which this rule decided; none if another rule did."""
+    """Return the kernels whose times made this rule decide; none if another rule did."""
     if decided is None or decided.reason is not Reason.CHANGED_KERNELS:
         return ()
-    matched = _matched(comparison)
-    return frozenset(one for one, how in zip(matched.matches, matched.differs, strict=True) if how)
+    kernels = _Kernels.of(comparison)
+    assert kernels is not None  # by which this rule decided
+    chosen = zip(_matched(comparison).matches, kernels.longer(), strict=True)
+    return frozenset(one for one, longer in chosen if longer)
 
 
 def wants_profiles(comparison: Comparison) -> bool:
@@ -220,30 +226,40 @@ class _Kernels:
         return [math.log1p(share) for share in longer.tolist()]
 
     def at_steady_pace(self) -> "_Kernels | None":
-        """Return the kernels without the pace of equal kernels that moved. Those that got shorter
-        count as kernels that differ. Those that got longer do not count, since no verdict may rest
-        on them. None if too few kernels are left that show the pace.
+        """Return the kernels, where equal kernels that got shorter than the pace count as kernels
+        that differ. Both lower what the kernels that differ take longer. None if an equal kernel
+        got longer, since nobody knows whether it or the others show the pace, or if too few are
+        left to show it.
         """
-        off_sds = self._off_pace()
-        moved = ~(abs(off_sds) <= MOVED_SDS)
-        if not moved.any():
+        off_sds = self._off_pace(self.steady)
+        if not (off_sds <= MOVED_SDS).all():
+            return None
+        shorter = off_sds < -MOVED_SDS
+        if not shorter.any():
             return self
-        steady, shorter = self.steady & ~moved, self.steady & (off_sds < -MOVED_SDS)
+        steady = self.steady & ~shorter
         for us in (self.times.base_us, self.times.head_us):
             if us[..., steady].sum() < EQUAL_SHARE * us.sum():
                 return None
         left = replace(self, changed=self.changed | shorter, steady=steady)
-        return left if (abs(left._off_pace()) <= MOVED_SDS).all() else None
+        return left if (abs(left._off_pace(steady)) <= MOVED_SDS).all() else None
 
-    def _off_pace(self) -> Floats:
-        """Return by how much each kernel that shows the pace is off that of the others, in standard
-        deviations and in the mean of the pairs; infinite if no other kernel shows it. 0 for the
-        rest.
+    def longer(self) -> Mask:
+        """Return which kernels surely take longer, and which shorter, in the direction of all that
+        differ.
+        """
+        off_sds = self._off_pace(self.changed) * np.sign(fmean(self.log_ratios()))
+        return np.asarray(off_sds > NAMED_SDS)
+
+    def _off_pace(self, kernels: Mask) -> Floats:
+        """Return by how much each of these kernels is off the pace that the other steady kernels
+        show, in standard deviations and in the mean of the pairs; infinite if none shows it. For
+        all other kernels it is 0.
         """
         pairs, step_us = len(self.step_us), float(self.step_us.mean())
-        off_sds = np.zeros(len(self.steady))
-        for place in np.flatnonzero(self.steady):
-            mine = np.arange(len(self.steady)) == place
+        off_sds = np.zeros(len(kernels))
+        for place in np.flatnonzero(kernels):
+            mine = np.arange(len(kernels)) == place
             others = self.steady & ~mine
             try:
                 longer = self.times.longer_us(mine, others)
@@ -333,13 +349,13 @@ def bounds_of(
     return msgspec.structs.replace(found, low=low, high=high, fewest=1 if large else LEAST_PAIRS)
 
 
-def _stalled(comparison: Comparison) -> float:
+def _stalled(comparison: Comparison, kernels: _Kernels) -> float:
     """Return what single steps of the counted profiles add to what the kernels that differ take
     longer, as a share of the step. In one of the six steps a kernel may have stalled.
     """
     matched = _matched(comparison)
     all_steps_us, usual_us = (
-        float(_counted_times(matched, of).longer_us(matched.changed, ~matched.changed))
+        float(_counted_times(matched, of).longer_us(kernels.changed, kernels.steady))
         for of in (mean, median)
     )
     step_us = mean(_profile(comparison.base.counted).parts.step_us)
@@ -352,7 +368,7 @@ def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     margins, beside = _margins(comparison), _beside_kernels(comparison)
     longer = kernels.log_ratios()
     if len(longer) < LEAST_PAIRS:
-        longer = [each - _stalled(comparison) for each in longer]
+        longer = [each - _stalled(comparison, kernels) for each in longer]
     found = bounds_of(longer, known, comparison.alpha, margins, beside)
     by_steps = mean_of_pairs.measured(comparison)
     return Figures(found, margins, by_steps.smallest_detectable_pct, None)
