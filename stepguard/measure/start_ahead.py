@@ -32,10 +32,8 @@ class Ahead:
         """Start those of these launches that do not yet run in this environment. Launches that no
         case took are ended first.
         """
-        waiting, inherited = (
-            [replace(spec, standby=True) for spec in specs],
-            _inherited(environment),
-        )
+        waiting = [replace(spec, standby=True) for spec in specs]
+        inherited = _inherited(environment)
         others = [group for group in self._groups if group.spec not in waiting]
         if others or inherited != self._inherited:
             self.close()
@@ -49,6 +47,7 @@ class Ahead:
         """Tell whether no group imports any more. A group that failed is ended: its case starts a
         new one, and reports what is wrong.
         """
+        # All are asked, so that each group that failed is ended.
         return all([self._is_ready(group) for group in [*self._groups]])
 
     def _is_ready(self, group: WorkerGroup) -> bool:

@@ -35,9 +35,9 @@ pytest_plugins = ["stepguard.plugin"]
 TOKENS = []
 AHEAD = []
 
-def begin(self, spec, environment, plain=Ahead.begin):
+def begin(self, specs, environment, plain=Ahead.begin):
     AHEAD[:], watched = [self], CLOCK.token
-    plain(self, spec, environment)
+    plain(self, specs, environment)
     CLOCK.watch(watched)  # the launch that runs, not the one that waits
 
 def take(self, spec, environment, plain=Ahead.take):
@@ -62,7 +62,7 @@ if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test
 shorten_launches(pytest.MonkeyPatch())
 
 def pytest_runtest_logfinish(nodeid):
-    held = AHEAD[0]._group if AHEAD else None  # of the next test
+    held = next(iter(AHEAD[0]._groups), None) if AHEAD else None  # of the next test
     tokens = [token for token in TOKENS if not held or token != held.token]
     line = {"test": nodeid, "at": time.monotonic(), "tokens": tokens}
     line["leftovers"] = leftovers(os.environ["TMPDIR"], tokens, held._scratch.name if held else "")

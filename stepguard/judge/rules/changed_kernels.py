@@ -116,8 +116,8 @@ def judged_kernels(comparison: Comparison, decided: Decision | None) -> Collecti
         return ()
     kernels = _Kernels.of(comparison)
     assert kernels is not None  # by which this rule decided
-    chosen = zip(_matched(comparison).matches, kernels.longer(), strict=True)
-    return frozenset(one for one, longer in chosen if longer)
+    matches = zip(_matched(comparison).matches, kernels.named(), strict=True)
+    return frozenset(one for one, is_named in matches if is_named)
 
 
 def wants_profiles(comparison: Comparison) -> bool:
@@ -226,10 +226,10 @@ class _Kernels:
         return [math.log1p(share) for share in longer.tolist()]
 
     def at_steady_pace(self) -> "_Kernels | None":
-        """Return the kernels, where equal kernels that got shorter than the pace count as kernels
-        that differ. Both lower what the kernels that differ take longer. None if an equal kernel
-        got longer, since nobody knows whether it or the others show the pace, or if too few are
-        left to show it.
+        """Return the kernels, where an equal kernel that got shorter than the pace counts as one
+        that differs. It then shows no pace either. Each of the two lowers what the kernels that
+        differ take longer. None if an equal kernel got longer, since nobody knows whether it or
+        the others show the pace, or if too few are left to show it.
         """
         off_sds = self._off_pace(self.steady)
         if not (off_sds <= MOVED_SDS).all():
@@ -244,9 +244,9 @@ class _Kernels:
         left = replace(self, changed=self.changed | shorter, steady=steady)
         return left if (abs(left._off_pace(steady)) <= MOVED_SDS).all() else None
 
-    def longer(self) -> Mask:
-        """Return which kernels surely take longer, and which shorter, in the direction of all that
-        differ.
+    def named(self) -> Mask:
+        """Return which of the kernels that differ moved by more than NAMED_SDS, in the direction in
+        which all of them together moved.
         """
         off_sds = self._off_pace(self.changed) * np.sign(fmean(self.log_ratios()))
         return np.asarray(off_sds > NAMED_SDS)
