@@ -151,10 +151,13 @@ def why_not_judged(comparison: Comparison) -> str:
     if not matched.changed.any():
         return "no kernel differs"
     times = _counted_times(matched, mean)
-    for us in (times.base_us, times.head_us):
-        if us[~matched.changed].sum() < EQUAL_SHARE * us.sum():
-            return "most kernels differ"
-    return ""
+    return "" if _most_are(~matched.changed, times) else "most kernels differ"
+
+
+def _most_are(steady: Mask, times: Times) -> bool:
+    """Tell whether these kernels take EQUAL_SHARE of the kernels' time on each side."""
+    sides = (times.base_us, times.head_us)
+    return not any(us[..., steady].sum() < EQUAL_SHARE * us.sum() for us in sides)
 
 
 def _why_not_single(counts: Counts) -> str:
@@ -238,9 +241,8 @@ class _Kernels:
         if not shorter.any():
             return self
         steady = self.steady & ~shorter
-        for us in (self.times.base_us, self.times.head_us):
-            if us[..., steady].sum() < EQUAL_SHARE * us.sum():
-                return None
+        if not _most_are(steady, self.times):
+            return None
         left = replace(self, changed=self.changed | shorter, steady=steady)
         return left if (abs(left._off_pace(steady)) <= MOVED_SDS).all() else None
 
