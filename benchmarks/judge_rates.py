@@ -39,13 +39,20 @@ from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules import pattern_of_head, slow_steps
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
-from stepguard.judge.unchanged_pairs import TAIL_LIMIT, tail_excess
+from stepguard.judge.unchanged_pairs import (
+    PAIR_SDS,
+    TAIL_LIMIT,
+    shown_sd_pct,
+    tail_excess,
+    unexplained_sds,
+)
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
 LEAST = 6  # launches of a side: fewer make too few different pairs
 LAUNCHES = ROOT / "studies" / "judge_power" / "launch_steps_2026-11-23.json"
-LONGER = ((1, 0.0), (8, 0.06), (8, 0.1), (16, 0.1), (16, 0.15))  # every n-th step, by this share
+# Every n-th step, by this share.
+LONGER = ((1, 0.0), (1, 0.005), (1, 0.01), (8, 0.06), (8, 0.1), (16, 0.1), (16, 0.15))
 Noise = Callable[[np.random.Generator, int, float], np.ndarray]
 
 
@@ -211,7 +218,7 @@ def longer(blocks_ms: Sequence[Sequence[float]], every: int, share: float, first
 
 def odd_share(case: str, every: int = 1, share: float = 0.0) -> float:
     """Return the share of a case's pairs that look odd, wherever the longer steps begin. A mean
-    that they moved by more than 0.4 % is odd, too.
+    that they moved too far is odd, too. Unchanged launches that ran minutes apart may differ by it.
     """
     known = [one for one in json.loads(LAUNCHES.read_text()) if one["case"] == case]
     found = []
@@ -219,15 +226,16 @@ def odd_share(case: str, every: int = 1, share: float = 0.0) -> float:
         for first in range(0, every, max(1, every // 4)) if one["gpu"] == other["gpu"] else ():
             head = longer(one["blocks_ms"], every, share, first)
             base = launch_of(other["blocks_ms"])
-            moved = share and abs(math.log(head.step_ms / base.step_ms)) > 0.004
+            step, sd_pct = math.log(head.step_ms / base.step_ms), shown_sd_pct([(head, base)])
+            moved = share and abs(unexplained_sds([step], sd_pct=sd_pct)) > PAIR_SDS
             found.append(bool(moved) or tail_excess(head, base) > TAIL_LIMIT)
     return fmean(found)
 
 
 def odd(options: argparse.Namespace) -> dict[str, Any]:
     """Print and return how many pairs look odd, by case."""
-    titles = " | ".join(f"1/{every} +{100 * share:.0f} %" for every, share in LONGER[1:])
-    print(f"| case | unchanged | {titles} |\n" + "|---" * 6 + "|")
+    titles = " | ".join(f"1/{every} +{100 * share:g} %" for every, share in LONGER[1:])
+    print(f"| case | unchanged | {titles} |\n" + "|---" * (1 + len(LONGER)) + "|")
     found = {}
     for case in dict.fromkeys(one["case"] for one in json.loads(LAUNCHES.read_text())):
         found[case] = [odd_share(case, *how) for how in LONGER]

@@ -18,11 +18,12 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.unchanged_pairs import unusual, why_not_bound
+from stepguard.judge.unchanged_pairs import shown_sd_pct, unusual, why_not_bound
 
 # The matter margin must be at least so many standard deviations of the pairs' mean. One pair is
 # enough for that if its standard deviation is 0.2 % at most. A slowdown that no identity shows, and
-# that is as large as the matter margin, then passes with a probability of at most 31 %.
+# that is as large as the matter margin, then passes with a probability of at most 31 %. Of pairs
+# whose own blocks scatter by more, a larger share passes.
 MARGIN_SDS = 2.5
 MOST_ALIKE = 4  # the most pairs for which `enough` asks
 # Other files (data, libraries, settings) may change what a later step does.
@@ -119,7 +120,15 @@ def identical(comparison: Comparison) -> bool:
     like pairs of unchanged code.
     """
     just = 0 < comparison.pairs == enough(comparison)
-    return just and not why_not_identical(comparison) and not unusual(comparison)
+    return just and not why_not_identical(comparison) and not _unusual(comparison)
+
+
+def _unusual(comparison: Comparison) -> str:
+    """Return what these pairs show and pairs of an unchanged step hardly ever do, where they may
+    scatter as much as their own blocks show.
+    """
+    pairs = zip(comparison.head.launches, comparison.base.launches, strict=False)
+    return unusual(comparison, sd_pct=shown_sd_pct(pairs))
 
 
 def not_enough(comparison: Comparison) -> str:
@@ -139,4 +148,4 @@ def not_enough(comparison: Comparison) -> str:
     head, base = (
         replace(side, launches=side.launches[:few]) for side in (comparison.head, comparison.base)
     )
-    return unusual(replace(comparison, head=head, base=base))
+    return _unusual(replace(comparison, head=head, base=base))

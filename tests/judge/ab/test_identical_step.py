@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builders import PROPERTY, block, evidence, launch, replace
 from comparisons import comparison_of, with_margins
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from stepguard import Case
@@ -23,7 +23,7 @@ from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.judge.rules.identical_step import enough, identical, why_not_identical
-from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS
+from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS, shown_sd_pct, unusual
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
 from stepguard.report.terminal_summary import Run, lines
@@ -148,14 +148,41 @@ def test_nor_if_it_is_not_known_which_files_differ():
     assert judge_ab(replace(uncounted(), files=None)).status is not Status.SAME
 
 
-@pytest.mark.parametrize("slower", [1.006, 1.02])
+@pytest.mark.parametrize("slower", [1.012, 1.02])
 def test_a_pair_that_is_slower_is_not_the_same_whatever_was_opened(slower):
     """Then it is counted, and the other rules decide."""
     found = uncounted([ms * slower for ms in noisy(1)])
     assert not identical(found) and judge_ab(found).status is not Status.SAME
 
 
-@pytest.mark.parametrize(("slower", "same"), [(0.09, True), (0.12, False)])
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.004, 0.012, 0.02]))
+def test_a_pair_may_scatter_as_the_parts_of_its_blocks_do(seed, scatter):
+    """Its mean may be PAIR_SDS standard deviations from zero: the usual one, or the parts' own."""
+    shares = scatter * np.random.default_rng(seed).standard_normal(STEPS)
+
+    def moved_by(share):
+        steps_ms = MS * np.exp(shares)
+        return pair([float(ms) for ms in steps_ms * math.exp(share) / steps_ms.mean() * MS],
+                    [MS] * STEPS)  # fmt: skip
+
+    quiet = moved_by(0.0)
+    (launches,) = zip(quiet.head.launches, quiet.base.launches, strict=True)
+    limit = PAIR_SDS * shown_sd_pct([launches]) / 100
+    assume(not unusual(quiet))
+    assert limit >= PAIR_SDS * PRIOR.sd_pct / 100 and (scatter != 0.02 or limit > 0.004)
+    for side in (-1, 1):
+        assert identical(moved_by(0.97 * side * limit))
+        assert not identical(moved_by(1.03 * side * limit))
+
+
+def test_parts_that_nobody_timed_show_no_scatter():
+    """The usual standard deviation is left, as for blocks of one step."""
+    untimed = launch(blocks=blocks([math.nan] * STEPS), index=1)
+    for pairs in ([], [(untimed, untimed)], [(launch(blocks=blocks([MS, 2 * MS])[:1]),) * 2]):
+        assert shown_sd_pct(pairs) == PRIOR.sd_pct
+
+
+@pytest.mark.parametrize(("slower", "same"), [(0.24, True), (0.3, False)])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_slow_step_between_the_blocks_takes_more_pairs(slower, same, place):
     """No block times it, so no mean shows it. If both sides have it, one pair is enough."""
