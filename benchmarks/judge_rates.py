@@ -39,13 +39,7 @@ from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules import pattern_of_head, slow_steps
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
-from stepguard.judge.unchanged_pairs import (
-    PAIR_SDS,
-    TAIL_LIMIT,
-    shown_sd_pct,
-    tail_excess,
-    unexplained_sds,
-)
+from stepguard.judge.unchanged_pairs import PAIR_SDS, TAIL_LIMIT, shown_sd_pct, tail_excess
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
@@ -226,8 +220,8 @@ def odd_share(case: str, every: int = 1, share: float = 0.0) -> float:
         for first in range(0, every, max(1, every // 4)) if one["gpu"] == other["gpu"] else ():
             head = longer(one["blocks_ms"], every, share, first)
             base = launch_of(other["blocks_ms"])
-            step, sd_pct = math.log(head.step_ms / base.step_ms), shown_sd_pct([(head, base)])
-            moved = share and abs(unexplained_sds([step], sd_pct=sd_pct)) > PAIR_SDS
+            moved_pct = 100 * abs(math.log(head.step_ms / base.step_ms))
+            moved = share and moved_pct > PAIR_SDS * shown_sd_pct([(head, base)])
             found.append(bool(moved) or tail_excess(head, base) > TAIL_LIMIT)
     return fmean(found)
 

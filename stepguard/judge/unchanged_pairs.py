@@ -27,8 +27,8 @@ from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 # room in the queue.
 HOST_SHARE = 0.8
 PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
-# So many equal parts of each block show how much such pairs scatter. The parts of 17 pairs of
-# `forward` on an H100 showed 0.41 %, and the pairs scattered by 0.46 %. By PRIOR alone the first
+# So many equal parts of each block show how much such pairs scatter. The parts of 25 pairs of
+# `forward` on two H100s showed 0.43 %, and the pairs scattered by 0.46 %. By PRIOR alone the first
 # pair of `forward` looks changed in one case of three (studies/core_suite).
 PARTS = 8
 # A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
@@ -61,11 +61,13 @@ def why_not_bound(counts: Counts) -> str:
 
 
 def unusual(
-    comparison: Comparison, explained: Sequence[float] = (), sd_pct: float = PRIOR.sd_pct
+    comparison: Comparison,
+    explained: Sequence[float] = (),
+    limit_pct: float = PAIR_SDS * PRIOR.sd_pct,
 ) -> str:
     """Return what these pairs show and pairs of unchanged code hardly ever do; empty if nothing.
     ``explained`` has the part of each pair's log-ratio that is taken out; by default none is.
-    ``sd_pct`` is the standard deviation of a pair.
+    ``limit_pct`` is how far the rest of one pair may be from zero, in percent.
     """
     if comparison.again:
         return "an earlier pair was disturbed"
@@ -77,7 +79,8 @@ def unusual(
         return "a pair is out of line"
     if not all(map(ahead, launches)):
         return "the host is hardly ahead of the GPU"
-    if not abs(unexplained_sds(comparison.log_ratios(), explained, sd_pct)) <= PAIR_SDS:
+    rest_pct = PRIOR.sd_pct * unexplained_sds(comparison.log_ratios(), explained)
+    if not abs(rest_pct) <= limit_pct:
         return "the step time differs"
     return uneven(comparison)
 
@@ -98,17 +101,14 @@ def uneven(comparison: Comparison) -> str:
     return "steps get slower" if slower else ""
 
 
-def unexplained_sds(
-    steps: Sequence[float], explained: Sequence[float] = (), sd_pct: float = PRIOR.sd_pct
-) -> float:
+def unexplained_sds(steps: Sequence[float], explained: Sequence[float] = ()) -> float:
     """Return the part of the steps' mean that the kernels do not explain, in standard deviations of
-    such a mean of unchanged code. ``steps`` and ``explained`` have a log-ratio for each pair, and
-    ``sd_pct`` is the standard deviation of a pair.
+    such a mean of unchanged code. ``steps`` and ``explained`` have a log-ratio for each pair.
     """
     longer = fmean(steps)
     least, most = range_in_step(fmean(explained) if explained else 0.0)
     rest = longer - min(max(longer, least), most)
-    return rest * math.sqrt(len(steps)) / (sd_pct / 100)
+    return rest * math.sqrt(len(steps)) / (PRIOR.sd_pct / 100)
 
 
 def shown_sd_pct(pairs: Iterable[tuple[Launch, Launch]]) -> float:

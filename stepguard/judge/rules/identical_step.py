@@ -18,13 +18,17 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.unchanged_pairs import shown_sd_pct, unusual, why_not_bound
+from stepguard.judge.unchanged_pairs import PAIR_SDS, shown_sd_pct, unusual, why_not_bound
 
 # The matter margin must be at least so many standard deviations of the pairs' mean. One pair is
 # enough for that if its standard deviation is 0.2 % at most. A slowdown that no identity shows, and
 # that is as large as the matter margin, then passes with a probability of at most 31 %. Of pairs
 # whose own blocks scatter by more, a larger share passes.
 MARGIN_SDS = 2.5
+# If no file that differs was opened, the pairs' mean may be so many standard deviations from zero.
+# A choice: only a gross difference speaks against the files. With PAIR_SDS one unchanged case in 20
+# would need the plan's pairs, which take minutes.
+UNREAD_SDS = 3.0
 MOST_ALIKE = 4  # the most pairs for which `enough` asks
 # Other files (data, libraries, settings) may change what a later step does.
 _CODE = (".py", ".pyi", ".md", ".rst")
@@ -124,11 +128,12 @@ def identical(comparison: Comparison) -> bool:
 
 
 def _unusual(comparison: Comparison) -> str:
-    """Return what these pairs show and pairs of an unchanged step hardly ever do, where they may
-    scatter as much as their own blocks show.
+    """Return what these pairs show and pairs of an unchanged step hardly ever do. They may scatter
+    as much as their own blocks show.
     """
     pairs = zip(comparison.head.launches, comparison.base.launches, strict=False)
-    return unusual(comparison, sd_pct=shown_sd_pct(pairs))
+    sds = UNREAD_SDS if unread(comparison) else PAIR_SDS
+    return unusual(comparison, limit_pct=sds * shown_sd_pct(pairs))
 
 
 def not_enough(comparison: Comparison) -> str:

@@ -22,8 +22,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
-from stepguard.judge.rules.identical_step import enough, identical, why_not_identical
-from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS, shown_sd_pct, unusual
+from stepguard.judge.rules.identical_step import UNREAD_SDS, enough, identical, why_not_identical
+from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS, PARTS, shown_sd_pct, unusual
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
 from stepguard.report.terminal_summary import Run, lines
@@ -92,11 +92,11 @@ def test_the_same_step_is_same_after_one_pair():
     assert sum("over one pair" in text for text in shown) == 1
 
 
-def uncounted(head_ms=None, **head):
+def uncounted(head_ms=None, base_ms=None, **head):
     """A pair of which nothing was counted, since no file that differs was opened. ``head`` changes
     HEAD's evidence.
     """
-    found = pair(head_ms)
+    found = pair(head_ms, base_ms)
     sides = (replace(side, counts=None, changed_read=()) for side in (found.head, found.base))
     of_head, of_base = sides
     return replace(found, head=replace(of_head, **head), base=of_base)
@@ -155,21 +155,25 @@ def test_a_pair_that_is_slower_is_not_the_same_whatever_was_opened(slower):
     assert not identical(found) and judge_ab(found).status is not Status.SAME
 
 
-@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.004, 0.012, 0.02]))
-def test_a_pair_may_scatter_as_the_parts_of_its_blocks_do(seed, scatter):
-    """Its mean may be PAIR_SDS standard deviations from zero: the usual one, or the parts' own."""
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.004, 0.012, 0.02]),
+       st.sampled_from([(pair, PAIR_SDS), (uncounted, UNREAD_SDS)]))  # fmt: skip
+def test_a_pair_may_scatter_as_the_parts_of_its_blocks_do(seed, scatter, rule):
+    """Its mean may be so many standard deviations from zero: the usual one, or the parts' own."""
+    made, sds = rule
     shares = scatter * np.random.default_rng(seed).standard_normal(STEPS)
 
     def moved_by(share):
         steps_ms = MS * np.exp(shares)
-        return pair([float(ms) for ms in steps_ms * math.exp(share) / steps_ms.mean() * MS],
+        return made([float(ms) for ms in steps_ms * math.exp(share) / steps_ms.mean() * MS],
                     [MS] * STEPS)  # fmt: skip
 
     quiet = moved_by(0.0)
     (launches,) = zip(quiet.head.launches, quiet.base.launches, strict=True)
-    limit = PAIR_SDS * shown_sd_pct([launches]) / 100
+    parts = np.log(np.exp(shares).reshape(2 * PARTS, -1).mean(axis=1))
+    own_pct = max(PRIOR.sd_pct, 100 * parts.std(ddof=1) / math.sqrt(len(parts)))
+    assert shown_sd_pct([launches]) == pytest.approx(own_pct)
     assume(not unusual(quiet))
-    assert limit >= PAIR_SDS * PRIOR.sd_pct / 100 and (scatter != 0.02 or limit > 0.004)
+    limit = sds * own_pct / 100
     for side in (-1, 1):
         assert identical(moved_by(0.97 * side * limit))
         assert not identical(moved_by(1.03 * side * limit))
