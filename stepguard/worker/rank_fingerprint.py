@@ -18,7 +18,8 @@ from stepguard.core.fingerprint import LIBRARIES, STEERING
 from stepguard.worker.torch_device import properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
-_OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # every launch sets these
+# Every launch sets these. Some name a folder of its tree, which is no difference between trees.
+_OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC", "TORCH_EXTENSIONS_DIR")
 _READ_ONCE = (
     "ENABLE_PERSISTENT_TMA_MATMUL",
     "TORCHDYNAMO_",
