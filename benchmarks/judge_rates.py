@@ -12,11 +12,13 @@ base). `repair` puts launches of one side of a run, which ran the same code, int
 the truth is zero. These launches were minutes apart, so that such pairs scatter more than measured
 ones, and their error rate is on the safe side. `odd` pairs launches of unchanged code of one card,
 and counts how many a step that is the same would not be believed for, as they are and with every
-n-th step of HEAD made longer. `patterns` draws the steps of pairs of unchanged code, and counts the
-comparisons in which one of their looks finds steps that are slower within HEAD's launches.
+n-th step of HEAD made longer. It also says how much pairs of `forward` scattered that ran in turns.
+`patterns` draws the steps of pairs of unchanged code, and counts the comparisons in which one of
+their looks finds steps that are slower within HEAD's launches.
 """
 
 import argparse
+import gzip
 import itertools
 import json
 import math
@@ -38,6 +40,7 @@ from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules import pattern_of_head, slow_steps
+from stepguard.judge.rules.identical_step import UNREAD_SDS
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
 from stepguard.judge.unchanged_pairs import PAIR_SDS, TAIL_LIMIT, shown_sd_pct, tail_excess
 
@@ -45,6 +48,7 @@ SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
 LEAST = 6  # launches of a side: fewer make too few different pairs
 LAUNCHES = ROOT / "studies" / "judge_power" / "launch_steps_2026-11-23.json"
+IN_TURNS = ROOT / "benchmarks" / "data" / "forward_pairs_h100_2026-11-27.json.gz"
 # Every n-th step, by this share.
 LONGER = ((1, 0.0), (1, 0.005), (1, 0.01), (8, 0.06), (8, 0.1), (16, 0.1), (16, 0.15))
 Noise = Callable[[np.random.Generator, int, float], np.ndarray]
@@ -234,7 +238,30 @@ def odd(options: argparse.Namespace) -> dict[str, Any]:
     for case in dict.fromkeys(one["case"] for one in json.loads(LAUNCHES.read_text())):
         found[case] = [odd_share(case, *how) for how in LONGER]
         print(f"| `{case}` | " + " | ".join(f"{100 * one:.0f} %" for one in found[case]) + " |")
-    return {"odd": found}
+    turns = in_turns()
+    print(
+        "{pairs} pairs of forward in turns: sd {sd_pct:.2f} %, {shown_pct:.2f} % by their blocks; "
+        "{beyond} beyond PAIR_SDS of it, {beyond_unread} beyond UNREAD_SDS".format_map(turns)
+    )
+    return {"odd": found, "in_turns": turns}
+
+
+def in_turns() -> dict[str, Any]:
+    """Return how much pairs of unchanged code that ran in turns scatter, how much they show by
+    themselves, and how many are further from zero than a rule allows. The sd is around zero.
+    """
+    runs = json.loads(gzip.decompress(IN_TURNS.read_bytes()))["runs"]
+    steps = [pair for run in runs for pair in run["pairs"]]
+    pairs = [(launch_of(pair["head"]), launch_of(pair["base"])) for pair in steps]
+    moved_pct = [100 * math.log(head.step_ms / base.step_ms) for head, base in pairs]
+    known = [abs(pct) / shown_sd_pct([pair]) for pct, pair in zip(moved_pct, pairs, strict=True)]
+    return {
+        "pairs": len(pairs),
+        "sd_pct": math.sqrt(fmean(pct**2 for pct in moved_pct)),
+        "shown_pct": shown_sd_pct(pairs),
+        "beyond": sum(sds > PAIR_SDS for sds in known),
+        "beyond_unread": sum(sds > UNREAD_SDS for sds in known),
+    }
 
 
 @dataclass(frozen=True)

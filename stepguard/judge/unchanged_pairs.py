@@ -27,9 +27,9 @@ from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 # room in the queue.
 HOST_SHARE = 0.8
 PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
-# So many equal parts of each block show how much such pairs scatter. The parts of 25 pairs of
-# `forward` on two H100s showed 0.43 %, and the pairs scattered by 0.46 %. By PRIOR alone the first
-# pair of `forward` looks changed in one case of three (studies/core_suite).
+# So many equal parts of each block show how much such pairs scatter. The parts of 29 pairs of
+# `forward` on four H100s show 0.42 %, and the pairs scatter by 0.45 % (`judge_rates odd`). By PRIOR
+# alone the first pair of `forward` looks changed in one case of three.
 PARTS = 8
 # A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
 # train steps on H200s (studies/judge_power) its standard deviation was 0.45 %, and the largest rise

@@ -12,6 +12,7 @@ from benchmarks.judge_rates import (
     MOST_PAIRS,
     STEPS,
     beside_itself,
+    in_turns,
     launch_of,
     longer,
     odd_share,
@@ -22,6 +23,7 @@ from benchmarks.judge_rates import (
     sides_of,
 )
 from benchmarks.shared import ROOT, binomial_bounds
+from stepguard.core.margins import PRIOR
 from stepguard.core.status import Status
 
 STUDIES = ROOT / "studies"
@@ -94,6 +96,14 @@ def test_unchanged_launches_are_hardly_ever_odd(case):
     """
     assert odd_share(case) < 0.05
     assert odd_share(case, 16, 0.15) > 0.95
+
+
+def test_pairs_that_ran_in_turns_show_how_much_they_scatter():
+    """To a fifth. None looks slow where no file that differs was opened."""
+    found = in_turns()
+    assert found["pairs"] == 29 and found["sd_pct"] > 2 * PRIOR.sd_pct
+    assert found["shown_pct"] == pytest.approx(found["sd_pct"], rel=0.2)
+    assert found["beyond"] <= 2 and found["beyond_unread"] == 0
 
 
 def test_every_nth_step_is_longer():
