@@ -12,16 +12,18 @@ from builders import PROPERTY, block, evidence, launch, replace
 from comparisons import comparison_of, with_margins
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
 from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Counts
-from stepguard.core.margins import PRIOR
+from stepguard.core.margins import MARGINS, PRIOR
 from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.rules import RULES, identical_step
 from stepguard.judge.rules.identical_step import UNREAD_SDS, enough, identical, why_not_identical
 from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS, PARTS, shown_sd_pct, unusual
 from stepguard.measure.suite import Result
@@ -422,7 +424,7 @@ def test_a_pair_out_of_line_is_not_enough(place):
 
 
 def test_what_is_slower_by_the_matter_margin_hardly_looks_the_same():
-    """Whatever the margin: where no identity shows it, at most a third passes."""
+    """Whatever the margin: where no identity shows it, at most a third passes of quiet pairs."""
     draw = np.random.default_rng(5)
     sd_pct = PRIOR.sd_pct
     for matter in (0.5, 0.45, 0.36, 0.3, 0.25):
@@ -430,6 +432,20 @@ def test_what_is_slower_by_the_matter_margin_hardly_looks_the_same():
         limit = PAIR_SDS * sd_pct / math.sqrt(count)
         means = matter + sd_pct * draw.standard_normal((20_000, count)).mean(axis=1)
         assert (np.abs(means) <= limit).mean() < 1 / 3
+
+
+def test_the_rule_says_how_often_it_errs():
+    """Of pairs that are slower by the matter margin, by the noise of a pair and by what is known of
+    the step.
+    """
+    (errs,) = (rule.errs for rule in RULES if rule.decide is identical_step.rule)
+    shares = [
+        norm.cdf(sds - MARGINS.matter_pct / sd_pct) - norm.cdf(-sds - MARGINS.matter_pct / sd_pct)
+        for sd_pct in (PRIOR.sd_pct, 0.45)
+        for sds in (PAIR_SDS, UNREAD_SDS)
+    ]
+    same, unread, noisy, noisy_unread = (f"{100 * share:.0f}" for share in shares)
+    assert f"passes in {same} %, unread in {unread} % ({noisy} and {noisy_unread} % where" in errs
 
 
 def test_no_ranks_gpu_may_be_idle():
