@@ -36,7 +36,7 @@ from benchmarks.refactors import REFACTORS
 from benchmarks.shared import ROOT, Document, about, binomial_bounds
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Block, Evidence, Launch
-from stepguard.core.margins import MARGINS
+from stepguard.core.margins import MARGINS, PRIOR
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules import pattern_of_head, slow_steps
@@ -216,7 +216,7 @@ def longer(blocks_ms: Sequence[Sequence[float]], every: int, share: float, first
 
 def odd_share(case: str, every: int = 1, share: float = 0.0) -> float:
     """Return the share of a case's pairs that look odd, wherever the longer steps begin. A mean
-    that they moved too far is odd, too. Unchanged launches that ran minutes apart may differ by it.
+    that they moved by more than PAIR_SDS is odd, too.
     """
     known = [one for one in json.loads(LAUNCHES.read_text()) if one["case"] == case]
     found = []
@@ -225,7 +225,7 @@ def odd_share(case: str, every: int = 1, share: float = 0.0) -> float:
             head = longer(one["blocks_ms"], every, share, first)
             base = launch_of(other["blocks_ms"])
             moved_pct = 100 * abs(math.log(head.step_ms / base.step_ms))
-            moved = share and moved_pct > PAIR_SDS * shown_sd_pct([(head, base)])
+            moved = share and moved_pct > PAIR_SDS * PRIOR.sd_pct
             found.append(bool(moved) or tail_excess(head, base) > TAIL_LIMIT)
     return fmean(found)
 
@@ -241,7 +241,7 @@ def odd(options: argparse.Namespace) -> dict[str, Any]:
     turns = in_turns()
     print(
         "{pairs} pairs of forward in turns: sd {sd_pct:.2f} %, {shown_pct:.2f} % by their blocks; "
-        "{beyond} beyond PAIR_SDS of it, {beyond_unread} beyond UNREAD_SDS".format_map(turns)
+        "{beyond} beyond PAIR_SDS, {beyond_unread} beyond UNREAD_SDS of these".format_map(turns)
     )
     return {"odd": found, "in_turns": turns}
 
@@ -254,13 +254,13 @@ def in_turns() -> dict[str, Any]:
     steps = [pair for run in runs for pair in run["pairs"]]
     pairs = [(launch_of(pair["head"]), launch_of(pair["base"])) for pair in steps]
     moved_pct = [100 * math.log(head.step_ms / base.step_ms) for head, base in pairs]
-    known = [abs(pct) / shown_sd_pct([pair]) for pct, pair in zip(moved_pct, pairs, strict=True)]
+    shown = [abs(pct) / shown_sd_pct([pair]) for pct, pair in zip(moved_pct, pairs, strict=True)]
     return {
         "pairs": len(pairs),
         "sd_pct": math.sqrt(fmean(pct**2 for pct in moved_pct)),
         "shown_pct": shown_sd_pct(pairs),
-        "beyond": sum(sds > PAIR_SDS for sds in known),
-        "beyond_unread": sum(sds > UNREAD_SDS for sds in known),
+        "beyond": sum(abs(pct) > PAIR_SDS * PRIOR.sd_pct for pct in moved_pct),
+        "beyond_unread": sum(sds > UNREAD_SDS for sds in shown),
     }
 
 

@@ -173,15 +173,35 @@ def lasting_ms(launch: Launch, begin: int) -> float:
 
 
 def untimed_excess(head: Launch, base: Launch) -> float:
-    """Return by how much the slowest step of a pair that is in no timed block is slower than its
-    usual timed step, as a log-ratio. 0 if there is no such step.
+    """Return by how much the slowest step of HEAD that is in no timed block is slower than usual,
+    as a log-ratio: slower than the base's same step, and than the base's timed steps at this place
+    of their blocks, where a clock may dip (_without_places()). 0 if there is no such step.
     """
     timed, both = _of_pair(head, base), _of_all_steps(head, base)
     if timed is None or both is None:
         return 0.0
-    numbers = {step for block in head.untimed for step in block.timed_steps}
-    log = both.log[np.isin(both.steps, [*numbers])]
-    return float(log.max() - np.median(timed.log)) if len(log) else 0.0
+    beside = dict(zip(both.steps.tolist(), both.log - np.median(timed.log), strict=True))
+    dips, usual = _dips(base), np.log(head.step_ms_median)
+    excesses = [
+        min(beside[step], math.log(ms) - usual - dips.get(place, 0.0))
+        for block in head.untimed
+        for place, (step, ms) in enumerate(zip(block.timed_steps, block.step_ms, strict=False))
+        if step in beside
+    ]
+    return float(max(excesses, default=0.0))
+
+
+def _dips(launch: Launch) -> dict[int, float]:
+    """Return by how much a timed step at most exceeds the median, as a log-ratio, by its place in
+    its block. A clock may dip a step earlier or later, so each place counts for its neighbours.
+    """
+    found: dict[int, float] = {}
+    for block in launch.blocks:
+        for place, ms in enumerate(block.step_ms):
+            longer = math.log(ms / launch.step_ms_median)
+            for near in range(place - 1, place + 2):
+                found[near] = max(found.get(near, 0.0), longer)
+    return found
 
 
 def _of_launch(launch: Launch) -> Series | None:

@@ -92,18 +92,18 @@ def test_launches_that_are_slower_one_after_the_other_are_no_noise(tmp_path):
 @pytest.mark.parametrize("case", CASES)
 def test_unchanged_launches_are_hardly_ever_odd(case):
     """Or a step that did not change would need pairs as if it had; and what slows every sixteenth
-    step down by 15 % is seen.
+    step down by a tenth is seen.
     """
     assert odd_share(case) < 0.05
-    assert odd_share(case, 16, 0.15) > 0.95
+    assert odd_share(case, 16, 0.1) > 0.8
 
 
 def test_pairs_that_ran_in_turns_show_how_much_they_scatter():
-    """To a fifth. None looks slow where no file that differs was opened."""
+    """To a fifth. None looks slow where no file that differs was opened; many would elsewhere."""
     found = in_turns()
     assert found["pairs"] == 29 and found["sd_pct"] > 2 * PRIOR.sd_pct
     assert found["shown_pct"] == pytest.approx(found["sd_pct"], rel=0.2)
-    assert found["beyond"] <= 2 and found["beyond_unread"] == 0
+    assert found["beyond_unread"] == 0 and found["beyond"] > 10
 
 
 def test_every_nth_step_is_longer():

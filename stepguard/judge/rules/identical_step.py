@@ -18,17 +18,15 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.judge.unchanged_pairs import PAIR_SDS, shown_sd_pct, unusual, why_not_bound
+from stepguard.judge.unchanged_pairs import shown_sd_pct, unusual, why_not_bound
 
 # The matter margin must be at least so many standard deviations of the pairs' mean. One pair is
 # enough for that if its standard deviation is 0.2 % at most. A slowdown that no identity shows, and
-# that is as large as the matter margin, then passes with a probability of 32 %. If pairs scatter by
-# more, and their blocks show it, a larger share passes: 87 % of those of `forward`, at 0.45 %.
+# that is as large as the matter margin, then passes with a probability of 32 %.
 MARGIN_SDS = 2.5
-# If no file that differs was opened, the pairs' mean may be so many standard deviations from zero.
-# A choice: only a gross difference speaks against the files. With PAIR_SDS one unchanged case in 20
-# would need a second pair. Of slowdowns that are as large as the matter margin 70 % pass, and 99 %
-# if pairs scatter by 0.45 %.
+# If no file that differs was opened, the pairs' mean may be so many standard deviations from zero,
+# as large as their blocks show them. A choice: only a gross difference speaks against the files. Of
+# slowdowns that are as large as the matter margin 70 % pass, and 99 % if pairs scatter by 0.45 %.
 UNREAD_SDS = 3.0
 MOST_ALIKE = 4  # the most pairs of a step that is the same
 # Other files (data, libraries, settings) may change what a later step does.
@@ -129,12 +127,14 @@ def identical(comparison: Comparison) -> bool:
 
 
 def _unusual(comparison: Comparison) -> str:
-    """Return what these pairs show and pairs of an unchanged step hardly ever do. They may scatter
-    as much as their own blocks show.
+    """Return what these pairs show and pairs of an unchanged step hardly ever do. Where the base's
+    own code ran, they may scatter as much as their blocks show. Other code could make its blocks
+    scatter, and hide a slowdown so.
     """
+    if not unread(comparison):
+        return unusual(comparison)
     pairs = zip(comparison.head.launches, comparison.base.launches, strict=False)
-    sds = UNREAD_SDS if unread(comparison) else PAIR_SDS
-    return unusual(comparison, limit_pct=sds * shown_sd_pct(pairs))
+    return unusual(comparison, limit_pct=UNREAD_SDS * shown_sd_pct(pairs))
 
 
 def not_enough(comparison: Comparison) -> str:

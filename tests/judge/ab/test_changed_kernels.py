@@ -564,7 +564,7 @@ def test_copies_that_one_pair_lacks_make_up_for_longer_kernels():
 @pytest.mark.parametrize(("last", "slow", "untimed"), [
     (1.05, 1.0, 1.0),  # the last block
     (1.0, 1.05, 1.0),  # an eighth of the steps
-    (1.0, 1.0, 1.3),  # a step between the blocks
+    (1.0, 1.0, 1.2),  # a step between the blocks
 ])  # fmt: skip
 def test_slow_steps_of_one_pair_need_a_second_one(last, slow, untimed):
     """They may be another slowdown, which two pairs tell by its name. Alone they would be."""

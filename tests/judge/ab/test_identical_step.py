@@ -32,7 +32,14 @@ from stepguard.judge.rules.identical_step import (
     identical,
     why_not_identical,
 )
-from stepguard.judge.unchanged_pairs import HOST_SHARE, PAIR_SDS, PARTS, shown_sd_pct, unusual
+from stepguard.judge.unchanged_pairs import (
+    HOST_SHARE,
+    PAIR_SDS,
+    PARTS,
+    UNTIMED_LIMIT,
+    shown_sd_pct,
+    unusual,
+)
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
 from stepguard.report.terminal_summary import Run, lines
@@ -164,28 +171,41 @@ def test_a_pair_that_is_slower_is_not_the_same_whatever_was_opened(slower):
     assert not identical(found) and judge_ab(found).status is not Status.SAME
 
 
-@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.004, 0.012, 0.02]),
-       st.sampled_from([(pair, PAIR_SDS), (uncounted, UNREAD_SDS)]))  # fmt: skip
-def test_a_pair_may_scatter_as_the_parts_of_its_blocks_do(seed, scatter, rule):
-    """Its mean may be so many standard deviations from zero: the usual one, or the parts' own."""
-    made, sds = rule
+@given(st.integers(0, 10**6), st.sampled_from([0.0, 0.004, 0.012, 0.02]))
+def test_a_pair_may_scatter_as_its_blocks_do_if_no_file_was_opened(seed, scatter):
+    """Its mean may be UNREAD_SDS from zero: of the usual standard deviation, or the blocks' own.
+    Code that was opened might make its own blocks scatter. So the usual one counts there.
+    """
     shares = scatter * np.random.default_rng(seed).standard_normal(STEPS)
 
-    def moved_by(share):
-        steps_ms = MS * np.exp(shares)
-        return made([float(ms) for ms in steps_ms * math.exp(share) / steps_ms.mean() * MS],
-                    [MS] * STEPS)  # fmt: skip
+    def steps_ms(share):
+        ms = MS * np.exp(shares)
+        return [float(one) for one in ms * math.exp(share) / ms.mean() * MS]
 
-    quiet = moved_by(0.0)
-    (launches,) = zip(quiet.head.launches, quiet.base.launches, strict=True)
+    quiet = pair(steps_ms(0.0), [MS] * STEPS)
     parts = np.log(np.exp(shares).reshape(2 * PARTS, -1).mean(axis=1))
     own_pct = max(PRIOR.sd_pct, 100 * parts.std(ddof=1) / math.sqrt(len(parts)))
-    assert shown_sd_pct([launches]) == pytest.approx(own_pct)
+    launches = [*zip(quiet.head.launches, quiet.base.launches, strict=True)]
+    assert shown_sd_pct(launches) == pytest.approx(own_pct)
     assume(not unusual(quiet))
-    limit = sds * own_pct / 100
-    for side in (-1, 1):
-        assert identical(moved_by(0.97 * side * limit))
-        assert not identical(moved_by(1.03 * side * limit))
+    for made, sds, sd_pct in ((uncounted, UNREAD_SDS, own_pct), (pair, PAIR_SDS, PRIOR.sd_pct)):
+        for limit in (-sds * sd_pct / 100, sds * sd_pct / 100):
+            assert identical(made(steps_ms(0.97 * limit), [MS] * STEPS))
+            assert not identical(made(steps_ms(1.03 * limit), [MS] * STEPS))
+
+
+def test_pairs_show_their_scatter_together():
+    """By their mean variance; parts that only one side has count for nothing."""
+    quiet, loose = ([MS] * STEPS, noisy(1)), ([MS] * STEPS, noisy(2)[: STEPS // 2])
+    both = [
+        tuple(launch(blocks=blocks(side[: len(side) // 2 * 2]), index=1) for side in sides)
+        for sides in (quiet, loose)
+    ]
+    one, other = (shown_sd_pct([launches]) for launches in both)
+    assert one > PRIOR.sd_pct and other > PRIOR.sd_pct and one != other
+    assert shown_sd_pct(both) == pytest.approx(math.sqrt((one**2 + other**2) / 2))
+    swapped = [(base, head) for head, base in both]
+    assert shown_sd_pct(swapped) == pytest.approx(shown_sd_pct(both))
 
 
 def test_parts_that_nobody_timed_show_no_scatter():
@@ -195,16 +215,16 @@ def test_parts_that_nobody_timed_show_no_scatter():
         assert shown_sd_pct(pairs) == PRIOR.sd_pct
 
 
-@pytest.mark.parametrize(("slower", "same"), [(0.24, True), (0.3, False)])
+@pytest.mark.parametrize(("slower", "same"), [(0.98, True), (1.02, False)])
 @pytest.mark.parametrize("place", [0, 2])
 def test_a_slow_step_between_the_blocks_takes_more_pairs(slower, same, place):
     """No block times it, so no mean shows it. If both sides have it, one pair is enough."""
-    found = pair()
+    found = pair([MS] * STEPS, [MS] * STEPS)
     both = [
         replace(side.launches[0], untimed=between([MS] * 3)) for side in (found.head, found.base)
     ]
     times_ms = [MS] * 3
-    times_ms[place] *= 1 + slower
+    times_ms[place] *= math.exp(slower * UNTIMED_LIMIT)
     slow = replace(both[0], untimed=between(times_ms))
 
     def of(head, base):
@@ -215,6 +235,24 @@ def test_a_slow_step_between_the_blocks_takes_more_pairs(slower, same, place):
     assert identical(of(slow, both[1])) is same
     assert identical(of(slow, slow)) and identical(of(*both))
     assert wants_another_pair(of(slow, both[1])) is not same
+
+
+@pytest.mark.parametrize(
+    ("place", "same"), [(1, False), (2, True), (3, True), (4, True), (5, False)]
+)
+def test_a_clock_that_dips_is_no_slow_step_between_the_blocks(place, same):
+    """It dips at the same place of each block, or a step beside it. One side alone may have an
+    untimed block that is long enough.
+    """
+    dipped = [MS * (1.15 if n % (STEPS // 2) == 3 else 1.0) for n in range(STEPS)]
+    untimed = [MS * (1.15 if n == place else 1.0) for n in range(6)]
+    found = pair(dipped, dipped)
+    sides = (found.head, untimed), (found.base, [MS] * 6)
+    head, base = (
+        replace(side, launches=(replace(side.launches[0], untimed=between(ms)),))
+        for side, ms in sides
+    )
+    assert identical(replace(found, head=head, base=base)) is same
 
 
 @given(st.integers(0, 10**6))
@@ -452,8 +490,11 @@ def test_the_rule_says_how_often_it_errs():
     pairs = np.arange(1, MOST_ALIKE + 1)
     shares = [
         (abs(MARGINS.matter_pct / sd_pct * pairs + draw.cumsum(axis=1)) <= sds * pairs**0.5).any(1)
-        for sd_pct in (PRIOR.sd_pct, 0.45)
-        for sds in (PAIR_SDS, UNREAD_SDS)
+        for sds, sd_pct in (
+            (PAIR_SDS, PRIOR.sd_pct),
+            (UNREAD_SDS, PRIOR.sd_pct),
+            (UNREAD_SDS, 0.45),
+        )
     ]
     told = [int(number) for number in re.findall(r"(?<![.\d])(\d+) ", errs)]
     assert told == pytest.approx([100 * share.mean() for share in shares], abs=1.0)
