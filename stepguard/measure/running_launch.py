@@ -150,8 +150,7 @@ class RunningLaunch:
         self._first_compiled = self.compiled_afresh
         self.missed_graphs = sum(rank["missed_graphs"] for rank in first)
         reserved_bytes = max(rank["reserved_bytes"] for rank in first)
-        # Of what compiled without a miss, the next launch finds nothing in the cache, either.
-        kept = self.missed_graphs > 0 or not self.compiled_afresh
+        kept = all(rank["kept"] for rank in first)
         self.workers.take_reserved(reserved_bytes, self.group.spec, kept)
 
     def warm_up(

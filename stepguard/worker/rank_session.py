@@ -160,7 +160,8 @@ class Session:
     def do_first_step(self) -> dict[str, Any]:
         """Run the first step, with its compilation, until the device is done. Return its seconds,
         with those that a loop has taken so far, whether something was compiled that no cache had,
-        how many graphs the cache lacked, and the GPU memory that all of this took.
+        how many graphs the cache lacked, whether it has all now, and the GPU memory that all of
+        this took.
         """
         torch_device.synchronize(self.device)
         began = perf_counter()
@@ -173,6 +174,7 @@ class Session:
             "compile_s": took_s,
             "compiled_afresh": compiler.compiled_afresh(),
             "missed_graphs": compiler.missed_graphs(),
+            "kept": compiler.is_kept(),
             "reserved_bytes": reserved,
         }
 

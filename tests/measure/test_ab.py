@@ -201,7 +201,7 @@ def fake_group(world):
                 event.wait(5.0)
             afresh = self.side in world.cold and self.label == "first launch"
             reserved = world.reserved_bytes or world.peak_bytes[self.side]
-            compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh)}
+            compiled = {"compiled_afresh": afresh, "missed_graphs": int(afresh), "kept": True}
             return {"compile_s": 1.5, "reserved_bytes": reserved * self.on_gpu} | compiled
 
         def count(self):
@@ -819,7 +819,7 @@ def test_who_waits_for_the_others_first_step_loses_no_time(warm, measure, slow, 
 def test_a_step_that_no_cache_keeps_runs_alone_each_time(warm, measure, monkeypatch):
     """It compiles in each launch: at once, both would try kernels, and could not be timed."""
     group = stepguard.measure.case_workers.WorkerGroup
-    never_kept = {"compiled_afresh": True, "missed_graphs": 0}
+    never_kept = {"compiled_afresh": True, "missed_graphs": 0, "kept": False}
     first_step = group.first_step
     monkeypatch.setattr(group, "first_step", lambda self: first_step(self) | never_kept)
     for _ in range(2):

@@ -139,22 +139,25 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
     assert time_blocks(launch).steady == ("" if disturbed else said)
 
 
+@pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize("order", [1, -1])
-def test_what_one_rank_compiled_and_reserved_is_the_launchs(order):
-    """Whichever rank it is."""
+def test_what_one_rank_compiled_and_reserved_is_the_launchs(order, both):
+    """Whichever rank it is. The cache has the step if it has that of all ranks."""
     idle = {"compile_s": 2.0, "compiled_afresh": False, "missed_graphs": 0, "reserved_bytes": 3}
     busy = {"compile_s": 9.0, "compiled_afresh": True, "missed_graphs": 1, "reserved_bytes": 5}
+    idle["kept"], busy["kept"] = both, True
     launch, kept = running(answer=lambda command, **rest: [idle, busy][::order]), []
     launch.group.spec, launch.workers.take_reserved = "spec", lambda *given: kept.append(given)
     launch.first_step(quietly=True)
     assert launch.compiled_afresh and launch.missed_graphs == 1
-    assert launch.measured(1).compile_s == 9.0 and kept == [(5, "spec", True)]
+    assert launch.measured(1).compile_s == 9.0 and kept == [(5, "spec", idle["kept"])]
 
 
 @pytest.mark.parametrize(("afresh", "shown"), [(True, {"cold_compile_s": 24.0}), (False, {})])
 def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, shown):
     """That of the launch that counts. A launch with a warm cache has no cold first step."""
     first = {"compile_s": 24.0, "compiled_afresh": afresh, "missed_graphs": 0, "reserved_bytes": 0}
+    first["kept"] = True
     said = {"prepare": {}, "first_step": first, "count": {"values": {}}}
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None

@@ -111,6 +111,17 @@ def compiled_afresh() -> bool:
     return generated_kernels() > 0 and not counters.get("fxgraph_cache_hit", 0) + hits
 
 
+def is_kept() -> bool:
+    """Tell whether the cache on disk now has all graphs of this process, so that the next one
+    compiles none and tries no kernel. Not without a graph: nobody knows what an eager step tries.
+    """
+    counters, traces = _counters("inductor"), _counters("aot_autograd")
+    kept = missed_graphs() + counters.get("fxgraph_cache_hit", 0)
+    kept += traces.get("autograd_cache_hit", 0)
+    tried = counters.get("fxgraph_cache_bypass", 0) or torch.backends.cudnn.benchmark
+    return kept > 0 and not tried
+
+
 def graph_breaks() -> list[Site]:
     """Return the graph breaks of this process so far: one Site for each line and reason.
 
