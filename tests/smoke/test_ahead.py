@@ -128,3 +128,24 @@ def test_what_no_case_took_ends_with_the_run(place):
     place.ahead.close()
     place.ahead.close()
     assert held._agent.poll() is not None and place.ahead.ready()
+
+
+def test_an_interrupt_while_one_launch_ends_leaves_none_behind(
+    place, tmp_path_factory, monkeypatch
+):
+    """The user is impatient; the other tree's launch is ended all the same, and both are gone."""
+    other = replace(place, root=tmp_path_factory.mktemp("other"))
+    shutil.copy(factories.__file__, other.root)
+    waiting(place, case("next"), other)
+    first, last = place.ahead._groups
+    end = last.close  # the one that is ended first
+
+    def interrupted():
+        end()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(last, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        place.ahead.close()
+    assert all(group._agent.poll() is not None for group in (first, last))
+    assert not place.ahead._groups
