@@ -79,8 +79,11 @@ class Comparison:
 
     def log_ratios(self) -> list[float]:
         """Return ``log(head / base)`` of the step time, a value a pair."""
-        both = zip(self.head.launches, self.base.launches, strict=False)
-        return [LaunchPair(*launches).log_ratio for launches in both]
+        return [LaunchPair(*launches).log_ratio for launches in self.paired_launches()]
+
+    def paired_launches(self) -> list[tuple[Launch, Launch]]:
+        """Return each complete pair's launches, of HEAD and of the base."""
+        return list(zip(self.head.launches, self.base.launches, strict=False))
 
 
 def judged(case: Case) -> tuple[str, ...]:

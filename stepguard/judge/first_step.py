@@ -26,7 +26,7 @@ def decision(comparison: Comparison) -> Decision | None:
     """
     if FIRST_STEP not in comparison.head.gates or not comparison.pairs:
         return None
-    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
+    both = comparison.paired_launches()
     ratios = [_log_s(head.compile_s) - _log_s(base.compile_s) for head, base in both]
     measured = figures(ratios, FIRST_STEP_MARGINS, alpha=LEVEL_SHARE * comparison.alpha)
     return decide(measured, last=comparison.out_of_time)

@@ -63,7 +63,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     have. None if it costs HEAD no more than the ignore margin, or if there are fewer than ``least``
     pairs. By default (0) a verdict's LEAST_PAIRS are needed.
     """
-    both = [*zip(comparison.head.launches, comparison.base.launches, strict=False)]
+    both = comparison.paired_launches()
     series = [timed for head, base in both if (timed := _of_pair(head, base))]
     device = comparison.head.case["device"]
     if len(series) < (least or LEAST_PAIRS[device]):
@@ -108,7 +108,7 @@ def of_head_alone(comparison: Comparison) -> Pattern | None:
         [timed for launch in side.launches if (timed := _of_launch(launch))]
         for side in (comparison.head, comparison.base)
     )
-    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
+    both = comparison.paired_launches()
     pairs = [timed for head, base in both if (timed := _of_pair(head, base))]
     if len(pairs) < 2 or len(mine) < len(comparison.head.launches):
         return None
@@ -181,7 +181,7 @@ def untimed_excess(head: Launch, base: Launch) -> float:
     if timed is None or both is None:
         return 0.0
     beside = dict(zip(both.steps.tolist(), both.log - np.median(timed.log), strict=True))
-    dips, usual = _dips(base), np.log(head.step_ms_median)
+    dips, usual = _dips(base), math.log(head.step_ms_median)
     excesses = [
         min(beside[step], math.log(ms) - usual - dips.get(place, 0.0))
         for block in head.untimed
@@ -196,9 +196,10 @@ def _dips(launch: Launch) -> dict[int, float]:
     its block. A clock may dip a step earlier or later, so each place counts for its neighbours.
     """
     found: dict[int, float] = {}
+    usual = math.log(launch.step_ms_median)
     for block in launch.blocks:
         for place, ms in enumerate(block.step_ms):
-            longer = math.log(ms / launch.step_ms_median)
+            longer = math.log(ms) - usual
             for near in range(place - 1, place + 2):
                 found[near] = max(found.get(near, 0.0), longer)
     return found

@@ -6,7 +6,7 @@ pairs of unchanged code.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean, median, stdev
 
@@ -71,7 +71,7 @@ def unusual(
     """
     if comparison.again:
         return "an earlier pair was disturbed"
-    pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))
+    pairs = comparison.paired_launches()
     launches = [launch for pair in pairs for launch in pair]
     if not comparison.together or not all(launch.has_times() for launch in launches):
         return "it was not measured in turns"
@@ -89,7 +89,7 @@ def uneven(comparison: Comparison) -> str:
     """Return what shows within the launches of these pairs, and hardly ever within those of
     unchanged code: some steps or the last blocks are slower than the rest; empty if nothing.
     """
-    pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))
+    pairs = comparison.paired_launches()
     if not all(_rise(*pair) <= RISE_LIMIT for pair in pairs):
         return "the last block is slower"
     if not all(tail_excess(*pair) <= TAIL_LIMIT for pair in pairs):
@@ -111,7 +111,7 @@ def unexplained_sds(steps: Sequence[float], explained: Sequence[float] = ()) -> 
     return rest * math.sqrt(len(steps)) / (PRIOR.sd_pct / 100)
 
 
-def shown_sd_pct(pairs: Iterable[tuple[Launch, Launch]]) -> float:
+def shown_sd_pct(pairs: Sequence[tuple[Launch, Launch]]) -> float:
     """Return the standard deviation of such pairs' log-ratios, in percent, as each pair shows it by
     itself: that of the mean of its blocks' parts, which are taken as independent. At least PRIOR's.
     A step that is slow throughout lengthens all parts, and changes nothing here.
@@ -121,6 +121,9 @@ def shown_sd_pct(pairs: Iterable[tuple[Launch, Launch]]) -> float:
 
 
 def _sd_of_parts(head: Launch, base: Launch) -> float:
+    """Return the standard deviation of a pair's log-ratio, as its blocks' parts show it; 0 if there
+    are too few, or if a block lacks times.
+    """
     if not (head.has_times() and base.has_times()):
         return 0.0
     ratios: list[float] = []

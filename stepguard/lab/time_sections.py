@@ -118,7 +118,7 @@ def _changes_pct(case: MeasuredCase) -> list[float]:
     """Return the change of each complete pair; none where a launch has no times."""
     if case.pairs is None:
         return []
-    both = zip(case.pairs.head.launches, case.pairs.base.launches, strict=False)
+    both = case.pairs.paired_launches()
     sound = all(head.has_times() and base.has_times() for head, base in both)
     return [100 * math.expm1(ratio) for ratio in case.pairs.log_ratios()] if sound else []
 

@@ -133,8 +133,8 @@ def _unusual(comparison: Comparison) -> str:
     """
     if not unread(comparison):
         return unusual(comparison)
-    pairs = zip(comparison.head.launches, comparison.base.launches, strict=False)
-    return unusual(comparison, limit_pct=UNREAD_SDS * shown_sd_pct(pairs))
+    shown_pct = shown_sd_pct(comparison.paired_launches())
+    return unusual(comparison, limit_pct=UNREAD_SDS * shown_pct)
 
 
 def not_enough(comparison: Comparison) -> str:

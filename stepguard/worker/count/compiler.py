@@ -85,12 +85,17 @@ def generated_kernels() -> int:
 
 def uncached_graphs() -> int:
     """Return how many graphs no cache on disk can keep, so that every process compiles them."""
-    counters, traces = _counters("inductor"), _counters("aot_autograd")
-    asked = (f"fxgraph_cache_{answer}" for answer in ("hit", "miss", "bypass"))
-    if any(counters.get(name, 0) for name in asked) or traces.get("autograd_cache_hit", 0):
-        return counters.get("fxgraph_cache_bypass", 0)
+    bypassed = _counters("inductor").get("fxgraph_cache_bypass", 0)
+    if bypassed or missed_graphs() or _found_graphs():
+        return bypassed
     # If the cache is switched off, its counters are all zero.
     return unique_graphs() if generated_kernels() else 0
+
+
+def _found_graphs() -> int:
+    """Return how many graphs, and traces of them, the cache on disk had."""
+    found = _counters("inductor").get("fxgraph_cache_hit", 0)
+    return found + _counters("aot_autograd").get("autograd_cache_hit", 0)
 
 
 def missed_graphs() -> int:
@@ -104,22 +109,18 @@ def compiled_afresh() -> bool:
     """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
     have. No counter says whether the kernels of such a graph were cached.
     """
-    counters, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
-    if missed_graphs() or counters.get("fxgraph_cache_bypass", 0):
+    if missed_graphs() or _counters("inductor").get("fxgraph_cache_bypass", 0):
         return True
     # If the cache is switched off, its counters are all zero.
-    return generated_kernels() > 0 and not counters.get("fxgraph_cache_hit", 0) + hits
+    return generated_kernels() > 0 and not _found_graphs()
 
 
 def is_kept() -> bool:
     """Tell whether the cache on disk now has all graphs of this process, so that the next one
     compiles none and tries no kernel. Not without a graph: nobody knows what an eager step tries.
     """
-    counters, traces = _counters("inductor"), _counters("aot_autograd")
-    kept = missed_graphs() + counters.get("fxgraph_cache_hit", 0)
-    kept += traces.get("autograd_cache_hit", 0)
-    tried = counters.get("fxgraph_cache_bypass", 0) or torch.backends.cudnn.benchmark
-    return kept > 0 and not tried
+    kept = missed_graphs() + _found_graphs() > 0 and not uncached_graphs()
+    return kept and not torch.backends.cudnn.benchmark
 
 
 def graph_breaks() -> list[Site]:
