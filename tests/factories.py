@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 COLLECT_S = 0.4
 
@@ -49,7 +50,9 @@ def linear(*, n=32, k=3, backward=False, compile=False, device):
 
 
 class Faulty(Linear):
-    """Fails in the given way at its nth step (0: while it is built), on one rank or on all."""
+    """Fails in the given way at its nth step (0: while it is built), on one rank or on all. With
+    "eager" it has too little memory when its FLOPs are counted.
+    """
 
     def __init__(self, device, how, at_step, rank):
         super().__init__(device)
@@ -64,6 +67,9 @@ class Faulty(Linear):
         if self.steps == self.at_step:
             self.on_phase("backward")
             fail(self.how)
+        counting = type(_get_current_dispatch_mode()).__name__ == "_FlopCounterMode"
+        if self.how == "eager" and self.at_step > 0 and counting:
+            fail("oom")
 
 
 def fail(how):

@@ -274,8 +274,8 @@ class CaseWorkers:
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
     def take_counts(self, ranks: Answers, wall_s: float, cold_s: float | None = None) -> None:
-        """Keep the counts of the counting pass, and its duration. ``cold_s`` is the duration of the
-        launch's first step; None unless it compiled something that no cache had.
+        """Keep the counts of the counting pass's first part, and its duration. ``cold_s`` is that
+        of the launch's first step; None unless it compiled something that no cache had.
         """
         counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}

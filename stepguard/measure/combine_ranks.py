@@ -6,13 +6,14 @@ would be hidden.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
-from stepguard.core.metrics import OPERATORS
+from stepguard.core.metrics import GROWING_LINES, METRICS, OPERATORS
 from stepguard.core.profile import StepIdentity, over_ranks
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site, merge
@@ -22,6 +23,10 @@ from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
 
 Answers = list[dict[str, Any]]  # of every rank, in rank order
+
+# What only the second part of the counting pass counts.
+_EAGER = ("flops_per_step", OPERATORS, GROWING_LINES, "sync_candidates_per_step")
+_TOO_LARGE = "the eager step does not fit into memory"
 
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
@@ -73,7 +78,8 @@ def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
 
 
 def counts_of(ranks: Answers, wall_s: float) -> Counts:
-    """Return one Counts for all ranks' answers to ``count``, which took ``wall_s`` seconds.
+    """Return one Counts for all ranks' answers to a part of the counting pass, which took
+    ``wall_s`` seconds.
 
     Values and parts are those of the rank that counted most, sites those of all ranks. What is
     unstable on one rank is unstable. Information is rank 0's, the profile the mean over ranks.
@@ -99,6 +105,35 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         identity=_identity_of(counted),
         wall_s=wall_s,
     )
+
+
+def found_so_far(counts: Counts) -> dict[str, Any]:
+    """Return what the second part of the counting pass needs of the first part's counts."""
+    unstable = {name: why for name, why in counts.unstable.items() if why != _TOO_LARGE}
+    return {"values": counts.values, "unstable": unstable, "detail": counts.detail}
+
+
+def with_eager(first: Counts, both: Counts) -> Counts:
+    """Return the counts of the whole counting pass. ``both`` is of its second part, which answers
+    with what it was told of the ``first`` one, too.
+    """
+    return replace(
+        first,
+        values=first.values | both.values,
+        unstable=both.unstable | found_so_far(first)["unstable"],
+        detail=first.detail | both.detail,
+        sites=first.sites | both.sites,
+        callers=both.callers,
+        by_rank=first.by_rank | both.by_rank,
+        information=first.information | both.information,
+        wall_s=first.wall_s + both.wall_s,
+    )
+
+
+def without_eager(first: Counts, device: str, world_size: int) -> Counts:
+    """Return the counts if the second part of the counting pass did not fit into memory."""
+    lost = [name for name in _EAGER if METRICS[name].exists(device, world_size)]
+    return replace(first, unstable=first.unstable | dict.fromkeys(lost, _TOO_LARGE))
 
 
 def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:

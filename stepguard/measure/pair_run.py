@@ -47,7 +47,6 @@ from stepguard.measure.pair import (
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 
 COUNTING = "counting launch"  # has the GPUs to itself
-FLOPS = "flops_per_step"
 MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
 
 
@@ -190,8 +189,7 @@ class _PairRun:
         if both:
             self._start_following(1)
         pair.count(order)
-        alone = any(side.counts and FLOPS in side.counts.unstable for side in self.sides)
-        if both and not alone and changed_kernels.wants_profiles(self.comparison()):
+        if both and changed_kernels.wants_profiles(self.comparison()):
             for launch in pair.launches:
                 launch.take_counted_profile()
             both = self._measured(1, pair.launches)
@@ -200,8 +198,9 @@ class _PairRun:
             both, self.pairs_before_late = None, 0
             self.following.begin_anew()
         pair.leave()
-        if alone:  # the eager step had too little memory beside the other launch
-            self._count_alone()
+        for side, launch in zip(self.sides, pair.launches, strict=True):
+            if launch.ended:  # there was too little memory beside the other launch
+                self._count_eager_alone(side)
         return both
 
     def _same_so_far(self, both: LaunchPair | None) -> bool:
@@ -235,6 +234,16 @@ class _PairRun:
             build_alone(launch)
             launch.count()
             launch.leave()
+
+    def _count_eager_alone(self, side: CaseWorkers) -> None:
+        """Run the second part of the counting pass in a launch that has the GPUs to itself."""
+        launch = RunningLaunch(side, COUNTING, self.timing.warmup)
+        launch.hello()
+        RunningLaunch.expect(launch)
+        launch.show("build")
+        launch.prepare(quietly=False)
+        launch.count_eager()
+        launch.leave()
 
     def _uncounted(self) -> bool:
         return any(side.counts is None for side in self.sides)

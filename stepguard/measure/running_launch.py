@@ -17,7 +17,13 @@ from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.combine_ranks import Answers
+from stepguard.measure.combine_ranks import (
+    Answers,
+    counts_of,
+    found_so_far,
+    with_eager,
+    without_eager,
+)
 from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.warm_up import WarmUp
 
@@ -71,6 +77,7 @@ class RunningLaunch:
         self._discarded: list[Block] = []
         self._untimed: list[Block] = []
         self._kernels_us: tuple[float, ...] = ()
+        self.ended = False  # it had too little memory for the second part of the counting pass
 
     @contextlib.contextmanager
     def _blamed(self) -> Iterator[None]:
@@ -248,6 +255,30 @@ class RunningLaunch:
         answers = self.ask("count", limit_s=COMPILE_LIMIT_S)
         cold_s = self._compile_s if self._first_compiled else None
         self.workers.take_counts(answers, time.monotonic() - began, cold_s)
+        self.check_imports("count")  # the second part may end the launch
+        self.count_eager()
+
+    def count_eager(self) -> None:
+        """Run the second part of the counting pass, which needs no first step. Without the compiler
+        a step takes more memory. If that is too much for a rank, the launch has ``ended``: the
+        other ranks wait for that one.
+        """
+        began, case, first = time.monotonic(), self.workers.case, self.workers.counts
+        if first is None:
+            raise RuntimeError("count_eager: the first part comes before")
+        try:
+            found = found_so_far(first)
+            answers = self.ask("count_eager", limit_s=COMPILE_LIMIT_S, found=found)
+        except WorkersFailed as failed:
+            if failed.fault.code != Reason.OUT_OF_MEMORY:
+                raise
+            self.show("count: too little memory without the compiler")
+            self.ended = True
+            self.group.close()
+            self.workers.counts = without_eager(first, case.device, case.world_size)
+        else:
+            both = counts_of(answers, time.monotonic() - began)
+            self.workers.counts = with_eager(first, both)
 
     def take_counted_profile(self) -> None:
         """Keep the kernels' times of the profile that count() took, as read_kernels() does."""
@@ -269,7 +300,8 @@ class RunningLaunch:
 
     def park(self, quietly: bool = False) -> None:
         """Give the cached memory back, and idle until the next command."""
-        self.ask("park", quietly=quietly)
+        if not self.ended:
+            self.ask("park", quietly=quietly)
 
     def check_imports(self, during: str) -> None:
         """Check what the ranks imported since ``prepare``."""
@@ -281,12 +313,13 @@ class RunningLaunch:
         """Check what the ranks of this launch and of ``others`` imported. Then end the ranks of all
         of them at once, and then their agents.
         """
-        for launch in (self, *others):
+        running = [launch for launch in (self, *others) if not launch.ended]
+        for launch in running:
             launch.show("end")
             launch.check_imports("end")
             with launch._blamed():
                 launch.group.let_exit()
-        for launch in (self, *others):
+        for launch in running:
             with launch._blamed():
                 launch.group.leave()
 

@@ -5,7 +5,8 @@ one at a time.
     first_step  run one step and wait for it: compilation
     block       run n timed steps
     alternate   run segments of variants of the step
-    count       the counting pass
+    count       the counting pass, with the step as it runs
+    count_eager the rest of it, without the compiler
     profile     profile a few steps
     kernels     the kernels' times in the steps that were profiled
     trace       write a trace of a few steps
@@ -42,7 +43,7 @@ from stepguard.worker.compile_caches import (
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import everywhere
 from stepguard.worker.count.collector import note_frozen
-from stepguard.worker.count.counting import count
+from stepguard.worker.count.counting import count_compiled, count_without_compiler
 from stepguard.worker.count.one_profiler import unprofiled
 from stepguard.worker.count.profiled_steps import TakenProfile, take_profile
 from stepguard.worker.count.tally import RankStep
@@ -209,8 +210,12 @@ class Session:
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
     def do_count(self) -> dict[str, Any]:
-        """Run the counting pass. Return its counts."""
-        return count(self._step(), self._progress)
+        """Run the first part of the counting pass. Return its counts."""
+        return count_compiled(self._step(), self._progress)
+
+    def do_count_eager(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Run the second part. ``found`` has what is counted so far. Return both."""
+        return count_without_compiler(self._step(), self._progress, found)
 
     def do_profile(self) -> dict[str, Any]:
         """Profile a few steps, as the counting pass does. do_kernels() reads the profile."""

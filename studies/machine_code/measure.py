@@ -218,7 +218,9 @@ def verdict() -> dict[str, Any]:
 
         step()
         began = time.perf_counter()
-        counts = counting.count(RankStep(step, torch.device("cuda", 0), phases), lambda text: None)
+        counts = counting.count_compiled(
+            RankStep(step, torch.device("cuda", 0), phases), lambda text: None
+        )
         seconds = round(time.perf_counter() - began, 2)
         passes.append({"count_s": seconds, "values": counts["values"]})
     found = explain(*kept)

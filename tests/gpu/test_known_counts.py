@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+from whole_pass import count
 
 from stepguard import allow_sync
-from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.rank_position import Phases
 
@@ -34,7 +34,7 @@ class Program:
         """What the counting pass says."""
         self.step()
         counted = RankStep(self.step, torch.device("cuda", 0), self.phases)
-        return count(counted, lambda text: None)
+        return count(counted)
 
 
 def counts(body: Callable[[], object], k: int = 3) -> dict[str, int]:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
 import json, torch
-from stepguard.worker.count.counting import count
+from stepguard.worker.count.counting import count_compiled
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.workload import build
 from stepguard.worker.rank_position import Phases
@@ -27,7 +27,7 @@ workload = build("model.workloads:train_step", params, "cuda")
 workload.on_phase = phases
 workload.step()
 counted = RankStep(workload.step, torch.device("cuda", 0), phases)
-told = count(counted, lambda text: None)
+told = count_compiled(counted, lambda text: None)
 print("COUNTED " + json.dumps(told))
 """
 PLANTS = {

@@ -71,7 +71,6 @@ class World:
         self.modules = {}  # of each side's tree, that no list of FILES has
         self.reads_late = {}  # label: files of any tree that a block of this launch opens
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
-        self.squeezed = set()  # labels whose next count has no memory for the eager step
 
     def asked(self, *labels):
         """The events of these labels."""
@@ -206,13 +205,13 @@ def fake_group(world):
 
         def count(self):
             information = {"peak_reserved_bytes": float(world.peak_bytes[self.side])}
-            counts = {"values": {"flops_per_step": 7}, "information": information, "unstable": {}}
-            if self.key in world.squeezed:
-                counts |= {"values": {}, "unstable": {"flops_per_step": "no memory"}}
-                world.squeezed.remove(self.key)
+            counts = {"values": {}, "information": information, "unstable": {}}
             if self.side in world.identities:
                 counts["identity"] = {"parts": {"kernels": world.identities[self.side]}}
             return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
+
+        def count_eager(self, found):
+            return found | {"values": found["values"] | {"flops_per_step": 7}}
 
         def profile(self):
             return {}
@@ -491,7 +490,7 @@ def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, me
     for side in STEP_MS:
         asked = [what for _, what in world.asked(f"first launch {side}")]
         counted = [what for what in asked if what not in ("park", "sources", "exit", "leave")]
-        assert counted == ["start", "hello", "prepare", "first_step", "count"]
+        assert counted == ["start", "hello", "prepare", "first_step", "count", "count_eager"]
     first = told.index(("first launch head", "first_step"))
     assert told.index(("first launch base", "prepare")) < first
     second = told.index(("first launch base", "first_step"))
@@ -857,13 +856,48 @@ def test_what_stays_slower_stays_so_if_memory_is_too_small(warm, measure):
     assert launched(warm) == FIRST + COUNTING
 
 
-def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(warm, measure):
-    """It takes more than the compiled step. The pair that was timed before counts."""
-    warm.squeezed = {"first launch head"}
+def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
+    warm, measure, differing
+):
+    """It takes more than the compiled step. What was timed, counted and profiled before stays, and
+    the other launch is counted where it is. A new one builds the step, and compiles nothing.
+    """
+    first, second = FIRST[::-1]
+    for which, alone in ({first}, COUNTING[1:]), ({second}, COUNTING[:1]), ({*FIRST}, COUNTING):
+        warm.events.clear()
+        warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in which}
+        found = measure(1, GPU, files=FILES)
+        assert launched(warm) == FIRST + alone and found.pairs == 1
+        for side in (found.head, found.base):
+            assert side.counts.values == {"flops_per_step": 7} and not side.faults
+            assert not side.counts.unstable and side.counts.profile
+            assert [len(one.kernels_us) for one in side.launches] == [93]
+        for label in which:
+            *_, last = (what for _, what in warm.asked(label))
+            assert last == "close"
+        for label in alone:
+            asked = [what for _, what in warm.asked(label) if what != "sources"]
+            assert asked == ["start", "hello", "prepare", "count_eager", "exit", "leave"]
+
+
+def test_an_eager_step_that_fits_nowhere_is_no_fault(warm, measure):
+    """What only it counts says so, and all else is judged."""
+    eager = {"flops_per_step", "operator_calls_per_step", "growing_python_lines_per_step"}
+    for label in (*FIRST, *COUNTING):
+        warm.fails_once[label, "count_eager"] = "OUT_OF_MEMORY"
     found = measure(1, GPU, files=FILES)
-    assert launched(warm) == FIRST + COUNTING
-    assert found.pairs == 1 and found.head.counts.values == {"flops_per_step": 7}
-    assert not any(one.kernels_us for one in found.head.launches)
+    for side in (found.head, found.base):
+        assert not side.faults and side.counts.values == {}
+        assert side.counts.unstable.keys() == eager
+        assert {*side.counts.unstable.values()} == {"the eager step does not fit into memory"}
+    assert found.pairs == 1 and judge_ab(found).reason is Reason.COUNT_UNSTABLE
+
+
+def test_an_eager_step_that_fails_otherwise_is_a_fault(warm, measure):
+    """Only memory is a matter of the step's size."""
+    warm.fails[FIRST[1], "count_eager"] = "RAISED"
+    found = measure(1, GPU, files=FILES)
+    assert [fault.code for fault in found.base.faults] == [Reason.RAISED]
 
 
 def test_two_trees_that_do_not_fit_are_counted_one_after_the_other(warm, measure):

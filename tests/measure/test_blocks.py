@@ -159,10 +159,12 @@ def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, sh
     first = {"compile_s": 24.0, "compiled_afresh": afresh, "missed_graphs": 0, "reserved_bytes": 0}
     first["kept"] = True
     said = {"prepare": {}, "first_step": first, "count": {"values": {}}}
+    said |= {"count_eager": {"values": {}}, "sources": {}}
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None
     workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
     workers.take_reserved = lambda first_step_bytes, spec, kept: None
+    workers.check_sources = lambda ranks, spec, during: None
     workers.take_counts = partial(CaseWorkers.take_counts, workers)
     launch.build()
     launch.count()

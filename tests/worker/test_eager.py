@@ -480,25 +480,3 @@ def test_the_backward_operator_of_a_profile_has_the_forward_line(how):
     side = Side((ran,), 1.0, 1.0)
     found = verdict_of(Findings("step", (metric,)))
     assert site_of(Cause(Kind.TIME, 1.0, "a kernel", "", ran, side, side), found) == forward
-
-
-def _does_not_fit():
-    raise torch.OutOfMemoryError("planted")
-
-
-def test_a_rank_that_does_not_fit_among_several_ends_the_launch():
-    """The others wait in their exchange for it: it must not go on, but end what they wait for."""
-    with pytest.raises(torch.OutOfMemoryError):
-        count_eager(Tally(), RankStep(_does_not_fit, CPU, world_size=2))
-
-
-def test_a_step_that_does_not_fit_eagerly_has_no_counts():
-    """All metrics of the eager step say so; the compiled step may well have fitted."""
-    tally = Tally()
-    count_eager(tally, RankStep(_does_not_fit, CPU))
-    assert tally.values == {} and set(tally.unstable) == {
-        "flops_per_step",
-        "operator_calls_per_step",
-        "growing_python_lines_per_step",
-    }
-    assert set(tally.unstable.values()) == {"the eager step does not fit in this GPU's memory"}

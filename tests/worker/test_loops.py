@@ -13,11 +13,11 @@ import torch._dynamo  # else each fork would import it, for its optimizer
 from forks import in_a_fork
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
+from whole_pass import count
 
 from stepguard.core.case import Case, Loop
 from stepguard.core.metrics import PYTHON_LINES
 from stepguard.worker.count import sync_candidates
-from stepguard.worker.count.counting import count
 from stepguard.worker.count.locate import raised_at
 from stepguard.worker.count.sync_candidates import count_candidates
 from stepguard.worker.count.tally import RankStep, Tally
@@ -553,7 +553,7 @@ def test_a_script_is_counted_as_its_step_is(script):
     def counted(make):
         workload = noting_nothing(make)
         workload.step()
-        counts = count(RankStep(workload.step, torch.device("cpu")), lambda text: None)
+        counts = count(RankStep(workload.step, torch.device("cpu")))
         return {name: counts["values"][name] for name in names} | counts["information"]
 
     whole, factory = (

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import torch
 from builders import cpu_evidence, entry, epoch
+from whole_pass import count
 
 from stepguard.core.evidence import Counts
 from stepguard.core.status import Status
@@ -22,7 +23,6 @@ from stepguard.judge.judge_recordings import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.verdict_text import evidence_lines, headline
 from stepguard.worker.count import sync_candidates
-from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.count.tensor_devices import Placement
 
@@ -59,7 +59,7 @@ def counted(folder, factory, **params):
                 workload = getattr(importlib.import_module(module), name)(device="cpu", **params)
             workload.step()
             step = RankStep(workload.step, torch.device("cpu"), placement=placement)
-            found = msgspec.convert(count(step, lambda text: None), Counts)
+            found = msgspec.convert(count(step), Counts)
             del workload, step
     finally:
         sys.path.remove(str(folder))

@@ -1,7 +1,7 @@
 """The counting pass: exact counts of what a step does, never inside a timed block.
 
-The order of its parts matters. Every compilation in the steps that run compiled is a recompile, so
-the steps without the compiler come last.
+It has two parts. Every compilation in the first one, whose steps run compiled, is a recompile. The
+second one switches the compiler off, and may need more memory than there is.
 """
 
 from collections import Counter
@@ -26,8 +26,10 @@ from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.torch_device import growing_segments, on_gpu
 
 
-def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Return all counters of a workload whose step has run at least once: a Tally's fields."""
+def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Return the first part's counters of a workload whose step has run at least once: a Tally's
+    fields.
+    """
     tally = Tally()
     progress("count: settling")
     counted.step()  # gradients and optimizer state exist from the second step on
@@ -55,7 +57,19 @@ def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
             progress("count: machine code")
             count_machine_code(tally)
     count_recompiles(tally, recompiles)
-    # Last, since a step without the compiler leaves other buffers behind.
+    return tally.as_dict()
+
+
+def count_without_compiler(
+    counted: RankStep, progress: Callable[[str], None], found: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the second part's counters, and the lines of some of the first part's. The launch need
+    not have run the first part: ``found`` has what that is about, in the fields of a Tally.
+
+    Raises torch.OutOfMemoryError. The other ranks wait for the one that has too little memory, so
+    the launch cannot go on.
+    """
+    tally = Tally(**found)
     progress("count: eager operators")
     # It takes more memory than the compiled step.
     with growing_segments() if on_gpu(counted.device) else nullcontext():

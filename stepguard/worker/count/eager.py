@@ -12,7 +12,7 @@ import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepguard.core.metrics import GROWING_LINES, OPERATORS
+from stepguard.core.metrics import OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
 from stepguard.worker.count.locate import Place, frames, locate, site_at, torchs_phase
@@ -100,31 +100,20 @@ def _form(func: Any, args: Any, kwargs: Any) -> str:
 def count_eager(tally: Tally, counted: RankStep) -> None:
     """Count the step's FLOPs, operators and lines of Python. On a CPU also count what would make a
     host wait for a GPU.
-
-    Raises torch.OutOfMemoryError with several ranks: otherwise those with memory would wait for the
-    one without.
     """
     gpu = on_gpu(counted.device)
     counters: list[OperatorCounter] = []
     step = TracedStep(counted.step)
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            step()
-            flops = [_flops(step) for _ in range(ACTIVE_STEPS)]
-            for _ in range(ACTIVE_STEPS):
-                # On a GPU the time shows the cost of another form, and recordings do not have
-                # forms.
-                counters.append(OperatorCounter(by_form=not gpu))
-                with counters[-1]:
-                    step()
-        if not gpu:
-            count_candidates(tally, counted)
-    except torch.OutOfMemoryError:
-        if counted.world_size > 1:
-            raise
-        reason = "the eager step does not fit in this GPU's memory"
-        tally.missing(reason, "flops_per_step", OPERATORS, GROWING_LINES)
-        return
+    with torch.compiler.set_stance("force_eager"):
+        step()
+        flops = [_flops(step) for _ in range(ACTIVE_STEPS)]
+        for _ in range(ACTIVE_STEPS):
+            # On a GPU the time shows the cost of another form, and recordings do not have forms.
+            counters.append(OperatorCounter(by_form=not gpu))
+            with counters[-1]:
+                step()
+    if not gpu:
+        count_candidates(tally, counted)
     count_python(tally, step.lines)
     tally.add_parts("flops_per_step", flops)
     operators, sites = zip(*((counter.calls, counter.sites()) for counter in counters), strict=True)
