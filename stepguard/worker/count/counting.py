@@ -63,11 +63,12 @@ def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> dict[s
 def count_without_compiler(
     counted: RankStep, progress: Callable[[str], None], found: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the second part's counters, and the lines of some of the first part's. The launch need
-    not have run the first part: ``found`` has what that is about, in the fields of a Tally.
+    """Return the counters of both parts, and the lines of some of the first part's. ``found`` is
+    what the first part counted, in this launch or in another one: a Tally's values, unstable and
+    detail.
 
-    Raises torch.OutOfMemoryError. The other ranks wait for the one that has too little memory, so
-    the launch cannot go on.
+    Raises torch.OutOfMemoryError. The other ranks then wait for the one that has too little memory,
+    so the launch cannot go on.
     """
     tally = Tally(**found)
     progress("count: eager operators")
