@@ -191,7 +191,9 @@ def _other_work(comparison: Comparison) -> Refusal | None:
     now, then = head.values(), base.values()
     for name in WORK:
         work: OtherWork | OtherWorkOfRanks
-        if name in now and name in then and now[name] != then[name]:
+        if name not in now or name not in then:
+            continue
+        if now[name] != then[name]:
             work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
         new, old = (tuple(side.differing_ranks().get(name, ())) for side in (head, base))

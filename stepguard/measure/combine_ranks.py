@@ -26,7 +26,6 @@ Answers = list[dict[str, Any]]  # of every rank, in rank order
 
 # What only the second part of the counting pass counts.
 _EAGER = ("flops_per_step", OPERATORS, GROWING_LINES, "sync_candidates_per_step")
-_TOO_LARGE = "the eager step does not fit into memory"
 
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
@@ -107,20 +106,24 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
     )
 
 
-def found_so_far(counts: Counts) -> dict[str, Any]:
-    """Return what the second part of the counting pass needs of the first part's counts."""
-    unstable = {name: why for name, why in counts.unstable.items() if why != _TOO_LARGE}
-    return {"values": counts.values, "unstable": unstable, "detail": counts.detail}
+def first_part(counts: Counts) -> Counts:
+    """Return the counts without those of the counting pass's second part."""
+    fields = ("values", "unstable", "detail", "sites", "by_rank")
+    kept: dict[str, Any] = {
+        field: {name: of for name, of in getattr(counts, field).items() if name not in _EAGER}
+        for field in fields
+    }
+    return replace(counts, **kept, callers={})
 
 
 def with_eager(first: Counts, both: Counts) -> Counts:
     """Return the counts of the whole counting pass. ``both`` is of its second part, which answers
-    with what it was told of the ``first`` one, too.
+    with the counts of the ``first`` one, too.
     """
     return replace(
         first,
         values=first.values | both.values,
-        unstable=both.unstable | found_so_far(first)["unstable"],
+        unstable=both.unstable | first.unstable,
         detail=first.detail | both.detail,
         sites=first.sites | both.sites,
         callers=both.callers,
@@ -133,7 +136,8 @@ def with_eager(first: Counts, both: Counts) -> Counts:
 def without_eager(first: Counts, device: str, world_size: int) -> Counts:
     """Return the counts if the second part of the counting pass did not fit into memory."""
     lost = [name for name in _EAGER if METRICS[name].exists(device, world_size)]
-    return replace(first, unstable=first.unstable | dict.fromkeys(lost, _TOO_LARGE))
+    reasons = dict.fromkeys(lost, "the eager step does not fit into memory")
+    return replace(first, unstable=first.unstable | reasons)
 
 
 def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:

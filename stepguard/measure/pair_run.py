@@ -167,6 +167,7 @@ class _PairRun:
             if failed.fault.code != Reason.OUT_OF_MEMORY:
                 raise
         self.following.close(pair)  # each of them fits alone
+        self.pairs_before_late = 0
         self._count_alone()
         self._still_slower()  # nobody has asked if the base's first step ran out of memory
         return None
@@ -189,6 +190,9 @@ class _PairRun:
         if both:
             self._start_following(1)
         pair.count(order)
+        pair.leave()
+        if any(launch.ended for launch in pair.launches):
+            self._count_eager_alone()
         if both and changed_kernels.wants_profiles(self.comparison()):
             for launch in pair.launches:
                 launch.take_counted_profile()
@@ -197,10 +201,6 @@ class _PairRun:
         if both and self.pairs_before_late and self._alike(both):
             both, self.pairs_before_late = None, 0
             self.following.begin_anew()
-        pair.leave()
-        for side, launch in zip(self.sides, pair.launches, strict=True):
-            if launch.ended:  # there was too little memory beside the other launch
-                self._count_eager_alone(side)
         return both
 
     def _same_so_far(self, both: LaunchPair | None) -> bool:
@@ -235,15 +235,18 @@ class _PairRun:
             launch.count()
             launch.leave()
 
-    def _count_eager_alone(self, side: CaseWorkers) -> None:
-        """Run the second part of the counting pass in a launch that has the GPUs to itself."""
-        launch = RunningLaunch(side, COUNTING, self.timing.warmup)
-        launch.hello()
-        RunningLaunch.expect(launch)
-        launch.show("build")
-        launch.prepare(quietly=False)
-        launch.count_eager()
-        launch.leave()
+    def _count_eager_alone(self) -> None:
+        """Run the second part of the counting pass in launches that have the GPUs to themselves. It
+        counts the same steps on both sides, since a step may do more from some step on.
+        """
+        for side in self.sides:
+            launch = RunningLaunch(side, COUNTING, self.timing.warmup)
+            launch.hello()
+            RunningLaunch.expect(launch)
+            launch.show("build")
+            launch.prepare(quietly=False)
+            launch.count_eager()
+            launch.leave()
 
     def _uncounted(self) -> bool:
         return any(side.counts is None for side in self.sides)

@@ -20,7 +20,7 @@ from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
-    found_so_far,
+    first_part,
     with_eager,
     without_eager,
 )
@@ -259,15 +259,16 @@ class RunningLaunch:
         self.count_eager()
 
     def count_eager(self) -> None:
-        """Run the second part of the counting pass, which needs no first step. Without the compiler
-        a step takes more memory. If that is too much for a rank, the launch has ``ended``: the
-        other ranks wait for that one.
+        """Run the second part of the counting pass, which needs no first step, and may be run once
+        more. Without the compiler a step takes more memory. If that is too much for a rank, the
+        launch has ``ended``: the other ranks wait for that one.
         """
-        began, case, first = time.monotonic(), self.workers.case, self.workers.counts
-        if first is None:
+        began, case, counts = time.monotonic(), self.workers.case, self.workers.counts
+        if counts is None:
             raise RuntimeError("count_eager: the first part comes before")
+        first = first_part(counts)
+        found = {"values": first.values, "unstable": first.unstable, "detail": first.detail}
         try:
-            found = found_so_far(first)
             answers = self.ask("count_eager", limit_s=COMPILE_LIMIT_S, found=found)
         except WorkersFailed as failed:
             if failed.fault.code != Reason.OUT_OF_MEMORY:

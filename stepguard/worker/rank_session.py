@@ -104,6 +104,7 @@ class Session:
         self.placement = Placement()
         self.workload: Any = None
         self._taken: TakenProfile | None = None  # the last profile, until it is read
+        self._found: dict[str, Any] = {}  # what the first part of the counting pass counted
         self.package = ""  # of the workload's factory
         self.in_group = False  # torchrun's variables lead a script to make one
 
@@ -211,11 +212,15 @@ class Session:
 
     def do_count(self) -> dict[str, Any]:
         """Run the first part of the counting pass. Return its counts."""
-        return count_compiled(self._step(), self._progress)
+        counted = count_compiled(self._step(), self._progress)
+        self._found = {name: counted[name] for name in ("values", "unstable", "detail")}
+        return counted
 
     def do_count_eager(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Run the second part. ``found`` has what is counted so far. Return both."""
-        return count_without_compiler(self._step(), self._progress, found)
+        """Run the second part. Return the counts of both. ``found`` is what all ranks found in the
+        first part, for a launch that did not run it.
+        """
+        return count_without_compiler(self._step(), self._progress, self._found or found)
 
     def do_profile(self) -> dict[str, Any]:
         """Profile a few steps, as the counting pass does. do_kernels() reads the profile."""

@@ -704,15 +704,19 @@ def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, late):
     assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == late
 
 
+@pytest.mark.parametrize("squeezed", [None, *FIRST])
 @pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
 @pytest.mark.parametrize("read", ["at first", "late"])
 @pytest.mark.parametrize("slow_from", [36, math.inf])
 def test_no_step_is_the_same_before_late_steps_were_timed(
-    warm, measure, tmp_path, cold, read, slow_from
+    warm, measure, tmp_path, cold, read, slow_from, squeezed
 ):
     """All that is counted is equal. Whatever the first pair left out, since graphs differed or
-    since nothing had opened a file that differs by then: a slowdown that begins late is found.
+    since nothing had opened a file that differs by then: a slowdown that begins late is found. So
+    it is if the eager step had too little memory at first.
     """
+    if squeezed:
+        warm.fails_once[squeezed, "count_eager"] = "OUT_OF_MEMORY"
     warm.cold, warm.slow_from = cold, slow_from
     warm.identities = {"head": "equal", "base": "equal"}
     if read == "late":
@@ -726,9 +730,19 @@ def test_no_step_is_the_same_before_late_steps_were_timed(
     again = read == "late" or cold == {"head", "base"}
     pairs = range(1 if again else 2, found.pairs + 1)
     labels = [{f"pair {number} {side}" for side in STEP_MS} for number in pairs]
-    built = launched(warm)
+    built = [label for label in launched(warm) if label not in COUNTING]
     assert [{*built[i : i + 2]} for i in range(0, len(built), 2)] == [{*FIRST}, *labels]
     assert found.head.launches[0].blocks[-1].timed_steps.stop == 44
+
+
+@pytest.mark.parametrize("side", FIRST)
+def test_nor_if_the_first_pair_could_not_be_counted(warm, measure, side):
+    """The pair that replaces it times late steps, too."""
+    warm.cold, warm.slow_from = {"head", "base"}, 36
+    warm.identities = {"head": "equal", "base": "equal"}
+    warm.fails_once[side, "count"] = "OUT_OF_MEMORY"
+    verdict = judge_ab(measure(wants_another_pair, GPU, files=FILES))
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.LATE_SLOWDOWN)
 
 
 @pytest.mark.parametrize("slow_from", [36, math.inf])
@@ -859,15 +873,14 @@ def test_what_stays_slower_stays_so_if_memory_is_too_small(warm, measure):
 def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
     warm, measure, differing
 ):
-    """It takes more than the compiled step. What was timed, counted and profiled before stays, and
-    the other launch is counted where it is. A new one builds the step, and compiles nothing.
+    """It takes more than the compiled step. What was timed, counted and profiled before stays. New
+    launches build the step, and compile nothing. Both trees' count the same steps.
     """
-    first, second = FIRST[::-1]
-    for which, alone in ({first}, COUNTING[1:]), ({second}, COUNTING[:1]), ({*FIRST}, COUNTING):
+    for which in {FIRST[0]}, {FIRST[1]}, {*FIRST}:
         warm.events.clear()
         warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in which}
         found = measure(1, GPU, files=FILES)
-        assert launched(warm) == FIRST + alone and found.pairs == 1
+        assert launched(warm) == FIRST + COUNTING and found.pairs == 1
         for side in (found.head, found.base):
             assert side.counts.values == {"flops_per_step": 7} and not side.faults
             assert not side.counts.unstable and side.counts.profile
@@ -875,7 +888,7 @@ def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
         for label in which:
             *_, last = (what for _, what in warm.asked(label))
             assert last == "close"
-        for label in alone:
+        for label in COUNTING:
             asked = [what for _, what in warm.asked(label) if what != "sources"]
             assert asked == ["start", "hello", "prepare", "count_eager", "exit", "leave"]
 
@@ -891,6 +904,21 @@ def test_an_eager_step_that_fits_nowhere_is_no_fault(warm, measure):
         assert side.counts.unstable.keys() == eager
         assert {*side.counts.unstable.values()} == {"the eager step does not fit into memory"}
     assert found.pairs == 1 and judge_ab(found).reason is Reason.COUNT_UNSTABLE
+
+
+@pytest.mark.parametrize("which", ["head", "base"])
+def test_ranks_whose_work_one_side_lacks_have_not_moved(warm, measure, which):
+    """Nothing is known of that side's FLOPs, so it cannot be said that its ranks are alike now."""
+    found = measure(1, GPU, files=FILES)
+    counts = replace(found.head.counts, by_rank={"flops_per_step": (7, 5)})
+    unknown = replace(counts, values={}, by_rank={}, unstable={"flops_per_step": "too large"})
+    of = {"head": counts, "base": counts} | {which: unknown}
+    head, base = (
+        replace(side, case=side.case | {"world_size": 2}, counts=of[name])
+        for name, side in (("head", found.head), ("base", found.base))
+    )
+    verdict = judge_ab(replace(found, head=head, base=base))
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
 
 
 def test_an_eager_step_that_fails_otherwise_is_a_fault(warm, measure):

@@ -9,7 +9,13 @@ from stepguard.core.profile import Parts, Profile
 from stepguard.core.site import Site
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.combine_ranks import counts_of, refuse_differing_ranks
+from stepguard.measure.combine_ranks import (
+    counts_of,
+    first_part,
+    refuse_differing_ranks,
+    with_eager,
+    without_eager,
+)
 
 
 def rank(**changes):
@@ -61,3 +67,57 @@ def test_sites_of_what_differs_between_steps():
     assert found.unstable == {sync: "rank 1: steps differ: 0, 1"}
     assert found.values == {} and found.sites == {sync: (item,)}
     assert summarise(replace(evidence(), counts=found)).sites == {}
+
+
+SEEN = Site("aten.mul.Tensor", "model.py", 3)
+FIRST = Counts(
+    values={"graph_breaks": 0, "leaked_bytes_per_step": 8},
+    unstable={"garbage_objects_per_step": "rank 1: steps differ: 1, 2"},
+    detail={"graph_breaks": {"a": 1}},
+    by_rank={"leaked_bytes_per_step": (8, 0)},
+    information={"peak_reserved_bytes": 5.0},
+    profile_problem="why",
+    wall_s=2.0,
+)
+
+
+def second(flops, **more):
+    """What the ranks answer in the second part, of which the first one's values are part."""
+    ranks = [{"values": {"graph_breaks": 0, "flops_per_step": n}} | more for n in flops]
+    return counts_of(ranks, 1.0)
+
+
+def test_both_parts_of_the_counting_pass_become_one():
+    """Nothing of either is lost, and the first part's reasons stay as they are."""
+    sites = {"leaked_bytes_per_step": [msgspec.to_builtins(SEEN)]}
+    more = {"sites": sites, "information": {"python_lines_per_step": 9.0}}
+    both = second((7, 5), unstable={"garbage_objects_per_step": "steps differ"}, **more)
+    both = replace(both, sites={"leaked_bytes_per_step": (SEEN,)})
+    found = with_eager(FIRST, both)
+    assert found.values == FIRST.values | {"flops_per_step": 7}
+    assert found.unstable == FIRST.unstable and found.detail == FIRST.detail
+    assert found.by_rank == FIRST.by_rank | {"flops_per_step": (7, 5)}
+    assert found.information == {"peak_reserved_bytes": 5.0, "python_lines_per_step": 9.0}
+    assert found.sites == {"leaked_bytes_per_step": (SEEN,)}
+    assert (found.profile_problem, found.wall_s) == ("why", 3.0)
+
+
+@pytest.mark.parametrize("before", [(7, 5), (7, 7), None])
+def test_a_second_part_that_is_run_again_replaces_the_first_try(before):
+    """Also if that one had too little memory: no reason, value or rank of it is left."""
+    tried = with_eager(FIRST, second(before)) if before else without_eager(FIRST, "cuda", 2)
+    assert first_part(tried) == replace(FIRST, wall_s=tried.wall_s)
+    unstable = {"flops_per_step": "steps differ: 1, 2"}
+    again = with_eager(first_part(tried), counts_of([{"values": {}, "unstable": unstable}], 1.0))
+    assert "flops_per_step" not in again.values and "flops_per_step" not in again.by_rank
+    assert again.unstable == FIRST.unstable | unstable
+
+
+@pytest.mark.parametrize(
+    ("device", "host"), [("cuda", set()), ("cpu", {"sync_candidates_per_step"})]
+)
+def test_what_did_not_fit_is_what_only_the_second_part_counts(device, host):
+    """On this kind of device."""
+    lost = without_eager(FIRST, device, 2).unstable.keys() - FIRST.unstable.keys()
+    eager = {"flops_per_step", "operator_calls_per_step", "growing_python_lines_per_step"}
+    assert lost == eager | host

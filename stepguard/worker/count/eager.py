@@ -105,6 +105,8 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
     counters: list[OperatorCounter] = []
     step = TracedStep(counted.step)
     with torch.compiler.set_stance("force_eager"):
+        # Not traced: it may be the launch's first step, which runs more lines than others.
+        counted.step()
         step()
         flops = [_flops(step) for _ in range(ACTIVE_STEPS)]
         for _ in range(ACTIVE_STEPS):
