@@ -119,6 +119,28 @@ class Dozed(Slept):  # so many times as long in HEAD, and as many FLOPs
         self.x @ self.x
 
 
+class Squeezed(Work):  # FLOPs are counted with too little memory once; lines grow in HEAD
+    def __init__(self, once):
+        super().__init__()
+        self.once, self.steps = Path(once), []
+
+    def step(self):
+        super().step()
+        self.steps.append(0)
+        if len(self.steps) > 10:
+            self.x @ self.x
+        for _ in self.steps if FACTOR > 1 else ():
+            pass
+        mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+        if type(mode).__name__ == "_FlopCounterMode" and not self.once.exists():
+            self.once.touch()
+            raise torch.OutOfMemoryError("planted")
+
+
+def squeezed(*, once, device):
+    return Squeezed(once)
+
+
 def slept(*, device):
     return Slept()
 
@@ -292,6 +314,20 @@ def test_what_the_old_revision_does_not_do(bench, factory, params, expected, wor
     assert (verdict.status, verdict.reason) == expected
     assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and (found.head.counts is not None) == (factory == "read")
+    assert_nothing_left(bench.root)
+
+
+def test_an_eager_step_with_too_little_memory_is_counted_alone(bench, tmp_path):
+    """The same steps of both trees are: FLOPs that rise at the tenth step are equal. What grows in
+    HEAD is found, also in launches whose first step is eager.
+    """
+    once, grows = tmp_path / "once", "growing_python_lines_per_step"
+    found = compared(bench, "squeezed", "old", {"once": str(once)}, gates=(*GATES, grows))
+    verdict = judge_ab(found)
+    assert once.exists() and not found.head.faults and not found.base.faults
+    assert (verdict.status, verdict.worst.metric) == (Status.CHANGED, grows)
+    flops = [side.counts.values["flops_per_step"] for side in (found.head, found.base)]
+    assert flops[0] == flops[1] > 0 and found.pairs
     assert_nothing_left(bench.root)
 
 
