@@ -133,7 +133,7 @@ def test_each_trees_own_package_is_judged(clones, against):
 
 
 def test_a_copy_that_is_imported_late_is_a_fault(clones, tmp_path):
-    """A module that only a step imports is looked at when the launch ends."""
+    """A module that only a step imports is looked at after the steps that are counted."""
     git(tmp_path, "clone", "-q", str(clones[1]), "late")
     tree = tmp_path / "late"
     finds = f"mypkg.__path__.insert(0, {str(tmp_path / 'copies')!r})"
@@ -142,7 +142,7 @@ def test_a_copy_that_is_imported_late_is_a_fault(clones, tmp_path):
     (tmp_path / "copies" / "late.py").write_text("")
     code, printed = gate(tree, "src")
     assert code == 1 and f"mypkg.late ({tmp_path}/copies/late.py)" in printed, printed
-    assert faults(tree) == [("OTHER_TREE", "launch 1, end")]
+    assert faults(tree) == [("OTHER_TREE", "launch 1, count")]
 
 
 def test_an_installed_copy_of_another_package_is_a_fault(clones, tmp_path):
