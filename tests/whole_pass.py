@@ -6,8 +6,7 @@ from stepguard.worker.count.counting import count_compiled, count_without_compil
 def count(counted):
     """What a rank says of a step after both parts, in the fields of a Tally."""
     first = count_compiled(counted, lambda text: None)
-    found = {name: first[name] for name in ("values", "unstable", "detail")}
-    both = count_without_compiler(counted, lambda text: None, found)
+    both = count_without_compiler(counted, lambda text: None, first)
     return {
         name: known | both[name] if isinstance(both[name], dict) else known
         for name, known in first.items()

@@ -212,9 +212,8 @@ class Session:
 
     def do_count(self) -> dict[str, Any]:
         """Run the first part of the counting pass. Return its counts."""
-        counted = count_compiled(self._step(), self._progress)
-        self._found = {name: counted[name] for name in ("values", "unstable", "detail")}
-        return counted
+        self._found = count_compiled(self._step(), self._progress)
+        return self._found
 
     def do_count_eager(self, found: dict[str, Any]) -> dict[str, Any]:
         """Run the second part. Return the counts of both. ``found`` is what all ranks found in the

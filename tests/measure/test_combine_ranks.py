@@ -89,9 +89,8 @@ def second(flops, **more):
 
 def test_both_parts_of_the_counting_pass_become_one():
     """Nothing of either is lost, and the first part's reasons stay as they are."""
-    sites = {"leaked_bytes_per_step": [msgspec.to_builtins(SEEN)]}
-    more = {"sites": sites, "information": {"python_lines_per_step": 9.0}}
-    both = second((7, 5), unstable={"garbage_objects_per_step": "steps differ"}, **more)
+    unstable, more = {"garbage_objects_per_step": "steps differ"}, {"python_lines_per_step": 9.0}
+    both = second((7, 5), unstable=unstable, information=more)
     both = replace(both, sites={"leaked_bytes_per_step": (SEEN,)})
     found = with_eager(FIRST, both)
     assert found.values == FIRST.values | {"flops_per_step": 7}

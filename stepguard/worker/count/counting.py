@@ -64,13 +64,13 @@ def count_without_compiler(
     counted: RankStep, progress: Callable[[str], None], found: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the counters of both parts, and the lines of some of the first part's. ``found`` is
-    what the first part counted, in this launch or in another one: a Tally's values, unstable and
-    detail.
+    what the first part counted, in this launch or in another one. Of that, a Tally's values,
+    unstable and detail are needed.
 
     Raises torch.OutOfMemoryError. The other ranks then wait for the one that has too little memory,
     so the launch cannot go on.
     """
-    tally = Tally(**found)
+    tally = Tally(**{field: found[field] for field in ("values", "unstable", "detail")})
     progress("count: eager operators")
     # It takes more memory than the compiled step.
     with growing_segments() if on_gpu(counted.device) else nullcontext():
