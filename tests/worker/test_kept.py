@@ -1,10 +1,12 @@
 """Lines of what outlives a step: programs that keep known bytes of known lines."""
 
+import gc
 from collections import deque
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.worker.count.kept_memory import LEAK, locate_kept
@@ -45,6 +47,27 @@ def test_each_line_has_its_bytes_and_the_largest_comes_first():
         (12 * N, "kept.append((weight * 2).repeat(3).detach())", "backward"),
         (4 * N, "kept.append(torch.ones(N))", "forward"),
     ]
+
+
+def test_what_a_step_drops_is_freed_at_once():
+    """The step needs no more memory than otherwise, even if Python's collector never runs."""
+    freed = []
+
+    def make(phases):
+        def step():
+            dropped = torch.ones(N)
+            of_dropped = StorageWeakRef(dropped.untyped_storage())
+            del dropped
+            freed.append(of_dropped.expired())
+
+        return step
+
+    gc.disable()
+    try:
+        assert places(make, leaked=0) == []
+    finally:
+        gc.enable()
+    assert len(freed) > 1 and all(freed)
 
 
 def test_what_only_a_graph_holds_has_its_line():

@@ -39,10 +39,12 @@ def site_here(what: str, phases: Phases) -> Site:
     """Return the line that runs now, outside of torch and this engine. Its phase is the one that
     the workload names, or else the one that torch's frames show.
     """
-    here = sys._getframe()
-    place = locate(frames(here))
+    # A variable with this call's own frame would be a cycle. Until the collector breaks it, the
+    # tensors of all callers would stay alive.
+    caller = sys._getframe(1)
+    place = locate(frames(caller))
     allowed = allowed_now() or allowed_by_comment(place.text)
-    return site_at(what, place, phases.path or phase_at(here), allowed=allowed)
+    return site_at(what, place, phases.path or phase_at(caller), allowed=allowed)
 
 
 class SyncListener:
