@@ -24,7 +24,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.text import DETAIL_CHARACTERS, bounded
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.machine.lifeline import pids_by_token
+from stepguard.machine.lifeline import alive, pids_by_token
 from stepguard.worker.rank_endings import Ending, Endings, first
 from stepguard.worker.rank_position import read_position
 
@@ -279,16 +279,6 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
     file, line, function, text, via = described["place"]
     site = Site(described["type"], file, line, function, text, via=via or msgspec.UNSET)
     return Fault(code, message, described["traceback"], scene.during, site)
-
-
-def alive(pid: int) -> bool:
-    """Tell whether a process runs. A zombie does not."""
-    try:
-        # The name, in parentheses, may itself contain blanks and parentheses.
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X")
 
 
 def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:

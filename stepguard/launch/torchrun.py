@@ -6,13 +6,13 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepguard.core.device import is_gpu
 from stepguard.launch import callers_engine
-from stepguard.machine.lifeline import kill_by_token, pids_by_token
+from stepguard.machine.lifeline import alive, kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
 LOOPBACK = "lo"
@@ -147,21 +147,26 @@ def launch_environment(
     return env
 
 
-def end(agent: "subprocess.Popen[bytes]", token: str, scratch: Path) -> None:
+def end(
+    agent: "subprocess.Popen[bytes]", token: str, scratch: Path, ranks: Collection[int] = ()
+) -> None:
     """Kill the processes that are left of a launch, and remove ``scratch``. Return when no process
-    is left.
+    is left, so that what the launch had on the GPUs is free. ``ranks`` are pids: a rank that
+    already ends is no longer found by its token.
 
     Raises RuntimeError if a process does not die within GONE_LIMIT_S.
     """
     until = time.monotonic() + GONE_LIMIT_S
     if agent.stdin:
         agent.stdin.close()
+    known = set(ranks)
     while True:
         agent.poll()  # reaps it
-        if not kill_by_token(token) and not pids_by_token(token):
-            if agent.poll() is not None:
-                break
+        known |= {*kill_by_token(token), *pids_by_token(token)}
+        left = sorted(filter(alive, known))
+        if not left and agent.poll() is not None:
+            break
         if time.monotonic() > until:
-            raise RuntimeError(f"processes {pids_by_token(token)} do not die")
+            raise RuntimeError(f"processes {left or [agent.pid]} do not die")
         time.sleep(0.02)
     shutil.rmtree(scratch, ignore_errors=True)

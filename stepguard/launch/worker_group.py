@@ -17,12 +17,12 @@ from typing import Any
 
 from stepguard.core.evidence import Fault
 from stepguard.launch import torchrun
-from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
+from stepguard.launch.diagnosis import LaunchFailed, Scene, lost_worker, no_answer
 from stepguard.launch.host_channel import Control, LostWorker, Message, NoAnswer, Poll
 from stepguard.launch.nodes import scheduler
 from stepguard.launch.nodes.run_launcher import end_launcher
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
-from stepguard.machine.lifeline import interrupts_deferred
+from stepguard.machine.lifeline import alive, interrupts_deferred
 from stepguard.worker.agent import STANDBY
 
 HELLO_LIMIT_S = 120.0
@@ -144,8 +144,8 @@ class WorkerGroup:
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
-        for rank in self.spec.ranks_here:
-            if (pid := self.pids.get(rank)) and not alive(pid):
+        for pid in self._here():
+            if not alive(pid):
                 raise LostWorker(f"process {pid} ended")
 
     def _diagnose(self, command: str, error: Exception) -> Fault:
@@ -173,8 +173,12 @@ class WorkerGroup:
 
     def _ends(self) -> bool:
         """Tell whether the ranks here, or a launcher, are still ending by themselves."""
-        here = (self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids)
-        return any(map(alive, here)) or bool(self.spec.launcher) and self._agent.poll() is None
+        running = bool(self.spec.launcher) and self._agent.poll() is None
+        return running or any(map(alive, self._here()))
+
+    def _here(self) -> list[int]:
+        """Return the pids of the ranks on this host, as far as they are known."""
+        return [self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids]
 
     def close(self) -> None:
         """Kill what is left and remove the scratch folder. A second call does nothing.
@@ -189,5 +193,5 @@ class WorkerGroup:
             # only processes of this host.
             if self.spec.launcher:
                 end_launcher(scheduler.launcher_token(self.token))
-            torchrun.end(self._agent, self.token, self._scratch)
+            torchrun.end(self._agent, self.token, self._scratch, self._here())
             self._closed = True

@@ -48,6 +48,22 @@ def pids_by_token(token: str) -> list[int]:
     return pids
 
 
+def alive(pid: int) -> bool:
+    """Tell whether a process runs or still ends. A zombie does neither.
+
+    A process that ends loses its environment first. It keeps its files, and with them its memory on
+    a GPU, until its last thread has ended.
+    """
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            # The name, in parentheses, may itself contain blanks and parentheses.
+            state = file.read().rpartition(")")[2].split()[0]
+        # The first thread is a zombie while others still run.
+        return state not in ("Z", "X") or len(os.listdir(f"/proc/{pid}/task")) > 1
+    except OSError:
+        return False
+
+
 def kill_by_token(token: str, spare: int = 0) -> list[int]:
     """Kill every process of the launch except ``spare`` (SIGKILL). Return their pids."""
     killed = []

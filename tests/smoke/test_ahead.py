@@ -12,7 +12,7 @@ import factories
 import pytest
 
 from stepguard import Case
-from stepguard.launch.diagnosis import alive
+from stepguard.machine.lifeline import alive
 from stepguard.measure import case_workers
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.launches import Enough, measure_launches

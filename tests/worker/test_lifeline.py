@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from stepguard.machine.lifeline import die_with_parent, kill_by_token, pids_by_token
+from stepguard.launch import torchrun
+from stepguard.machine.lifeline import alive, die_with_parent, kill_by_token, pids_by_token
 
 LONG_S = 300.0  # less than what the children would sleep
 
@@ -30,15 +32,9 @@ time.sleep(600)
 def gone(pid):
     """Wait until the process is no more, or a zombie; False if it stays."""
     until = time.monotonic() + LONG_S
-    while time.monotonic() < until:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] in ("Z", "X"):
-                    return True
-        except OSError:
-            return True
+    while alive(pid) and time.monotonic() < until:
         time.sleep(0.01)
-    return False
+    return not alive(pid)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
@@ -112,3 +108,49 @@ def test_processes_are_found_by_their_token():
             kill_by_token(token)
             process.wait()
             process.stdout.close()
+
+
+# Its first thread ends, and its second one stays: then it has no environment any more.
+HEADLESS = """
+import ctypes, platform, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+exit_thread = {'x86_64': 60, 'aarch64': 93}[platform.machine()]
+ctypes.CDLL(None).syscall(exit_thread, 0)
+"""
+
+
+@pytest.fixture
+def headless():
+    """A process that is about to end, with a token: only its last thread still runs."""
+    token = f"headless-{os.getpid()}"
+    command, env = [sys.executable, "-c", HEADLESS], os.environ | {"STEPGUARD_TOKEN": token}
+    process = subprocess.Popen(command, env=env)
+    try:
+        until = time.monotonic() + LONG_S
+        while "(zombie)" not in Path(f"/proc/{process.pid}/status").read_text():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        yield token, process
+    finally:
+        process.kill()
+        assert gone(process.pid)
+        process.wait()
+
+
+def test_a_process_is_alive_until_its_last_thread_has_ended(headless):
+    """A first thread that is a zombie does not mean that the process has given back what it has,
+    although nothing finds it by its token.
+    """
+    token, process = headless
+    assert not pids_by_token(token) and alive(process.pid)
+
+
+def test_a_launch_is_closed_only_when_its_ranks_have_ended(headless, tmp_path, monkeypatch):
+    """end() does not return while a rank ends: its memory on the GPU is not free yet."""
+    monkeypatch.setattr(torchrun, "GONE_LIMIT_S", 0.2)
+    token, rank = headless
+    with subprocess.Popen(["true"]) as agent:
+        with pytest.raises(RuntimeError, match=rf"processes \[{rank.pid}\] do not die"):
+            torchrun.end(agent, token, tmp_path / "scratch", [rank.pid])
+        rank.kill()
+        torchrun.end(agent, token, tmp_path / "scratch", [rank.pid])
