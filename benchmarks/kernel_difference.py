@@ -38,6 +38,7 @@ class Launch:
 
     turns: tuple[Turn, ...]
     block_ms: tuple[float, ...]  # mean step time of each unprofiled block
+    ranks: int = 1
 
 
 LaunchPair = tuple[Launch, Launch]  # base, head
@@ -110,7 +111,7 @@ def times_of(pairs: Sequence[LaunchPair]) -> KernelTimes:
     us = [np.array([row.us for row in side]).T.reshape(*shape, len(side)) for side in rows]
     matched = Matched.of(*rows)
     step_us = np.array([turn.step_us for turn in sides[0]]).reshape(shape)
-    return KernelTimes(matched, matched.times(*us), step_us)
+    return KernelTimes(matched, matched.times(*us, ranks=pairs[0][0].ranks), step_us)
 
 
 def _label(row: KernelRow) -> str:
@@ -149,8 +150,9 @@ def judged(kernels_pct: Sequence[float], steps_pct: Sequence[float], known: Prio
     return Judged(bounds_of(logs, known), not sds >= -PAIR_SDS)
 
 
-def launch_of(side: dict[str, Any], kernels: dict[str, dict[str, Any]]) -> Launch:
-    """Return a launch as the file of kernel_pairs has it. ``kernels`` are the file's."""
+def launch_of(side: dict[str, Any], known: dict[str, Any]) -> Launch:
+    """Return a launch of the file ``known`` of kernel_pairs."""
+    kernels = known["kernels"]
     turns = []
     for turn in side["turns"]:
         if "problem" in turn:
@@ -165,7 +167,7 @@ def launch_of(side: dict[str, Any], kernels: dict[str, dict[str, Any]]) -> Launc
             for key, (calls, us) in turn["kernels"].items()
         ]
         turns.append(Turn(mean(turn["step_us"]), mean(turn["idle_us"]), tuple(rows)))
-    return Launch(tuple(turns), tuple(map(fmean, side["block_step_ms"])))
+    return Launch(tuple(turns), tuple(map(fmean, side["block_step_ms"])), known.get("ranks", 1))
 
 
 def identity(kept: dict[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Recorded:
         known = json.loads(path.read_text())
         pairs = []
         for one in known["pairs"]:
-            base, head = (launch_of(one[side], known["kernels"]) for side in ("base", "head"))
+            base, head = (launch_of(one[side], known) for side in ("base", "head"))
             where = f"{one['gpu']}, base {one['base_is']}"
             pairs.append((one["change"], where, one["same"], (base, head)))
         most = max((len(launch.turns) for *_, pair in pairs for launch in pair), default=0)

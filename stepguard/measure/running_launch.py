@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
-from stepguard.core.profile import Profile
+from stepguard.core.profile import Profile, over_ranks
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
@@ -293,11 +293,13 @@ class RunningLaunch:
         self.ask("profile")
 
     def read_kernels(self) -> None:
-        """Read what profile() took. Keep the kernels' times if the kernels are those of the case's
-        profile. It asks quietly, so both launches of a pair can do so at once.
+        """Read what profile() took on all ranks. Keep the kernels' times if the kernels are those
+        of the case's profile. It asks quietly, so both launches of a pair can do so at once.
         """
-        if kept := self.ask("kernels", quietly=True)[0]["profile"]:
-            self._kernels_us = self.workers.take_profile(msgspec.convert(kept, Profile))
+        each = [rank["profile"] for rank in self.ask("kernels", quietly=True)]
+        if all(each):
+            profile = over_ranks([msgspec.convert(one, Profile) for one in each])
+            self._kernels_us = self.workers.take_profile(profile)
 
     def park(self, quietly: bool = False) -> None:
         """Give the cached memory back, and idle until the next command."""

@@ -364,7 +364,7 @@ def test_a_turn_keeps_a_profile_so_that_it_is_read_back(tmp_path):
     kept = json.loads(json.dumps({"turn": card._turn(ranks), "kernels": card.kernels}))
     assert ranks.asked == [4, "profile", "kernels"]
     side = {"turns": [kept["turn"]], "block_step_ms": [[270.0, 272.0]]}
-    read = launch_of(side, kept["kernels"])
+    read = launch_of(side, kept)
     assert read.block_ms == (271.0,)
     (turn,) = read.turns
     assert (turn.step_us, turn.idle_us) == (STEP_US, 100.0)

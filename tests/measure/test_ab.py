@@ -65,6 +65,7 @@ class World:
         self.afresh = set()  # labels that find nothing of it in the cache
         self.profiles = {}  # of each side's step; none: there is none
         self.profiled = {}  # label: the profile of a launch that ran other kernels
+        self.other_ranks = []  # what they answer if they are asked for kernels
         self.cold = {"head", "base"}  # the sides whose first launch compiles
         self.times_first = False  # else the first launches only count
         self.reads = FILES  # the files of its tree that each launch opens
@@ -170,7 +171,8 @@ def fake_group(world):
             progress("asked")
             world.threads[(self.key, command)] = threading.current_thread()
             self.note(f"{command} {arguments['steps']}" if command == "block" else command)
-            return [getattr(self, command)(**arguments)]
+            others = world.other_ranks if command == "kernels" else []
+            return [getattr(self, command)(**arguments), *others]
 
         def prepare(self, case, timed_s):
             self.on_gpu = case["device"] == "cuda"
@@ -1205,6 +1207,17 @@ def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
     found = measure(4, GPU, files=FILES)
     assert [len(one.kernels_us) for one in found.base.launches] == [93, 0, 0, 0]
     assert profiles(world)[-1].startswith("pair 2")
+
+
+def test_a_launch_has_the_mean_of_its_ranks_kernels(world, measure, differing):
+    """Of all ranks, or of none: what is left of a profile says nothing of the slowest rank."""
+    slower = longer(world.profiles["base"], GELU, 100.0)
+    (us,) = (row.us[0] for row in profile().kernels if row.name == GELU)
+    at = next(n for n, row in enumerate(profile().kernels) if row.name == GELU)
+    for profiles, wanted in (([slower], us + 50.0), ([slower, None], None)):
+        world.other_ranks = [{"profile": msgspec.to_builtins(one)} for one in profiles]
+        (base,) = measure(1, GPU, files=FILES).base.launches
+        assert [base.kernels_us[at]] == pytest.approx([wanted]) if wanted else not base.kernels_us
 
 
 def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, differing):

@@ -13,6 +13,7 @@ never for FASTER or `same`.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from statistics import fmean, median
 
 import msgspec
@@ -22,7 +23,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Counts
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.profile import Profile, less, mean
+from stepguard.core.profile import KernelRow, Profile, less, mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
@@ -62,7 +63,7 @@ LONE_SDS = 1.0
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
 # If kernels overlap, they can take longer although the step does not. The sum of their times may be
 # at most so many times the time in which the GPU computes. Of kernels that follow each other it is
-# 1.0001 (H200s, 2026-11-26).
+# 1.0001 (H200s, 2026-11-26; 1.00002 with two ranks on H100s).
 OVERLAP = 1.005
 # The idle time of a profile differs from launch to launch, by 0.05 % of a step (a standard
 # deviation; 16 launches of one code on H200s, 2026-11-26). A larger difference counts. Copies and
@@ -85,7 +86,8 @@ def rule(comparison: Comparison) -> Decision | None:
     """Say SLOWER, FASTER or `same` by the kernels that differ, if the steps do not contradict it.
     For FASTER and `same`, the other kernels must keep pace, what is left of the pairs must look
     like pairs of unchanged code, and the steps must exclude a slowdown. With one pair only a large
-    slowdown is SLOWER.
+    slowdown is SLOWER. Of several ranks only SLOWER is said: their mean may hide what one rank
+    does, but the slowest rank is slower by as much as the mean, at least.
     """
     if not 1 <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
         return None
@@ -95,7 +97,8 @@ def rule(comparison: Comparison) -> Decision | None:
         return None
     measured = _figures(comparison, kernels)
     status = measured.bounds.status(measured.margins)
-    if status is not Status.SLOWER and kernels is not found:
+    several_ranks = comparison.head.world_size > 1
+    if status is not Status.SLOWER and (kernels is not found or several_ranks):
         return None
     if status is Status.INCONCLUSIVE or _contradicted(comparison, status, kernels.log_ratios()):
         return None
@@ -134,19 +137,23 @@ def wants_profiles(comparison: Comparison) -> bool:
 def why_not_judged(comparison: Comparison) -> str:
     """Return why kernels cannot be judged, whatever they take; empty if they can be."""
     head, base = comparison.head, comparison.base
-    if not head.on_gpu or head.world_size > 1 or not comparison.together:
-        return "it is no pair of launches of one rank, in turns on a GPU"
+    if not head.on_gpu or not comparison.together:
+        return "it is no pair of launches in turns on a GPU"
     if comparison.again:
         return "an earlier pair was disturbed"
     if comparison.files is None:
         # The plan's interval has to exclude what recordings say of the whole step.
         return "an alarm of recordings is judged by whole steps"
     for counts in (head.counted, base.counted):
-        if why := why_not_bound(counts) or _why_not_single(counts):
+        if why := why_not_bound(counts):
             return why
+        if _kernels_us(counts) > OVERLAP * mean(_profile(counts).parts.compute_us):
+            return "kernels overlap"
     # Of the same step, too, a kernel may seem to differ: its launches may vary in one profile.
     if not why_not_identical(comparison):
         return "the steps are the same"
+    if _matched(comparison, communicating=True).changed.any():
+        return "communication differs"
     matched = _matched(comparison)
     if not matched.changed.any():
         return "no kernel differs"
@@ -160,34 +167,31 @@ def _most_are(steady: Mask, times: Times) -> bool:
     return not any(us[..., steady].sum() < EQUAL_SHARE * us.sum() for us in sides)
 
 
-def _why_not_single(counts: Counts) -> str:
-    """Return why a step is more than kernels that follow each other on one card; empty if it is
-    not.
-    """
-    profile = _profile(counts)
-    if any(row.kind == COMMUNICATION for row in profile.kernels):
-        return "kernels communicate"
-    if _kernels_us(profile) > OVERLAP * _busy_us(profile):
-        return "kernels overlap"
-    return ""
-
-
-def _busy_us(profile: Profile) -> float:
-    return mean(less(profile.parts.step_us, profile.parts.idle_us))
-
-
-def _kernels_us(profile: Profile) -> float:
-    return sum(mean(row.us) for row in profile.kernels)
-
-
 def _profile(counts: Counts) -> Profile:
     assert counts.profile is not None  # why_not_bound() has asked
     return counts.profile
 
 
-def _matched(comparison: Comparison) -> Matched:
+def _communicates(counts: Counts) -> Mask:
+    """Return which kernels of the counted profile communicate. They wait for other ranks, and run
+    beside those that compute.
+    """
+    return np.array([row.kind == COMMUNICATION for row in _profile(counts).kernels], bool)
+
+
+def _rows(counts: Counts, communicating: bool = False) -> tuple[KernelRow, ...]:
+    chosen = _communicates(counts) == communicating
+    return tuple(compress(_profile(counts).kernels, chosen))
+
+
+def _kernels_us(counts: Counts) -> float:
+    return sum(mean(row.us) for row in _rows(counts))
+
+
+def _matched(comparison: Comparison, communicating: bool = False) -> Matched:
+    """Return the counted kernels of both sides that compute, or those that communicate."""
     sides = comparison.base, comparison.head
-    return Matched.of(*(_profile(side.counted).kernels for side in sides))
+    return Matched.of(*(_rows(side.counted, communicating) for side in sides))
 
 
 def _counted_times(matched: Matched, of: Callable[[Sequence[float]], float]) -> Times:
@@ -211,17 +215,18 @@ class _Kernels:
     def of(comparison: Comparison) -> "_Kernels | None":
         """Return the kernels; None if a launch has no profile of the counted kernels."""
         matched, us = _matched(comparison), []
-        sides = (matched.base, comparison.base), (matched.head, comparison.head)
-        for rows, side in sides:
+        for side in (comparison.base, comparison.head):
+            computes = ~_communicates(side.counted)
             each = [launch.kernels_us for launch in side.launches[: comparison.pairs]]
-            if any(len(one) != len(rows) or not all(us > 0 for us in one) for one in each):
+            if any(len(one) != len(computes) or not all(us > 0 for us in one) for one in each):
                 return None
-            us.append(np.array(each))
+            us.append(np.array(each)[:, computes])
         launches = comparison.base.launches[: comparison.pairs]
         unprofiled_us = np.array([1e3 * launch.step_ms for launch in launches])
         # A profiled step is longer if a kernel stalled in it.
         step_us = np.maximum(unprofiled_us, us[0].sum(axis=-1))
-        return _Kernels(matched.changed, ~matched.changed, matched.times(*us), step_us)
+        times = matched.times(*us, ranks=comparison.head.world_size)
+        return _Kernels(matched.changed, ~matched.changed, times, step_us)
 
     def log_ratios(self) -> list[float]:
         """Return for each pair what the kernels that differ do to the step, as a log-ratio."""
@@ -275,17 +280,22 @@ class _Kernels:
 
 
 def _beside_kernels(comparison: Comparison) -> float:
-    """Return how much longer the step takes by copies, gaps and kernels that no longer overlap, as
-    a log-ratio. The counted profiles show it.
+    """Return how much longer the step takes by copies, communication, gaps and kernels that no
+    longer overlap, as a log-ratio. The counted profiles show it.
     """
-    head, base = (_profile(side.counted) for side in (comparison.head, comparison.base))
-    step_us = mean(base.parts.step_us)
-    # Copies, without the time in which kernels overlap.
-    copies_us = (_busy_us(head) - _kernels_us(head)) - (_busy_us(base) - _kernels_us(base))
-    idle_us = mean(head.parts.idle_us) - mean(base.parts.idle_us)
+    head, base = comparison.head.counted, comparison.base.counted
+    step_us = mean(_profile(base).parts.step_us)
+    # Copies and communication that no kernel hides, without the time in which kernels overlap.
+    exposed_us = _exposed_us(head) - _exposed_us(base)
+    idle_us = mean(_profile(head).parts.idle_us) - mean(_profile(base).parts.idle_us)
     if abs(idle_us) <= IDLE_LIMIT * step_us:
         idle_us = 0.0
-    return math.log1p((copies_us + idle_us) / step_us)
+    return math.log1p((exposed_us + idle_us) / step_us)
+
+
+def _exposed_us(counts: Counts) -> float:
+    parts = _profile(counts).parts
+    return mean(less(parts.step_us, parts.idle_us)) - _kernels_us(counts)
 
 
 def _in_step(kernels: Bounds, steps: Sequence[float]) -> tuple[float, float]:

@@ -611,7 +611,7 @@ def test_a_kernel_more_that_takes_most_of_the_time_is_left_to_the_plan():
     us = (1.01 * sum(row.us[0] for row in profile().kernels),) * 6
     more = KernelRow("slow", "slow", "other", "forward", (1.0,) * 6, us)
     step_us = tuple(a + b for a, b in zip(profile().parts.step_us, us, strict=True))
-    parts = replace(profile().parts, step_us=step_us)
+    parts = replace(profile().parts, step_us=step_us, compute_us=step_us)
     other = replace(profile(), kernels=(*profile().kernels, more), parts=parts)
     assert why_not_judged(made(head=other)) == "most kernels differ"
     assert why_not_judged(made(head=profile(), base=other)) == "most kernels differ"
@@ -619,14 +619,13 @@ def test_a_kernel_more_that_takes_most_of_the_time_is_left_to_the_plan():
 
 @pytest.mark.parametrize(("share", "why"), [(0.999, ""), (1.001, "kernels overlap")])
 def test_kernels_that_overlap_are_not_judged(share, why):
-    """Their times add up to more than the time in which the GPU is busy."""
+    """Their times add up to more than the time in which the GPU computes."""
 
-    def busy(known):
+    def computing(known):
         us = sum(row.us[0] for row in known.kernels) / (share * OVERLAP)
-        idle = tuple(step - us for step in known.parts.step_us)
-        return replace(known, parts=replace(known.parts, idle_us=idle))
+        return replace(known, parts=replace(known.parts, compute_us=(us,) * 6))
 
-    assert why_not_judged(with_profiles(made({GELU: 0.3}), busy)) == why
+    assert why_not_judged(with_profiles(made({GELU: 0.3}), computing)) == why
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -844,18 +843,84 @@ def test_pairs_of_another_kind_are_left_to_the_plan(changes):
     assert said(found) is None and not wants_profiles(found)
 
 
-def test_a_case_of_several_ranks_is_left_to_the_plan():
-    """As one whose kernels communicate, and one on a CPU."""
+def test_a_case_on_a_cpu_is_left_to_the_plan():
+    """Its profiles are of no GPU."""
     found = made({GELU: 0.3})
-    for changes in ({"world_size": 2}, {"device": "cpu"}):
-        sides = (replace(one, case={**one.case, **changes}) for one in (found.head, found.base))
-        assert why_not_judged(replace(found, **dict(zip(("head", "base"), sides, strict=True))))
+    sides = (replace(one, case={**one.case, "device": "cpu"}) for one in (found.head, found.base))
+    assert why_not_judged(replace(found, **dict(zip(("head", "base"), sides, strict=True))))
 
-    def communicating(known):
-        first = replace(known.kernels[0], kind="communication")
-        return replace(known, kernels=(first, *known.kernels[1:]))
 
-    assert why_not_judged(with_profiles(found, communicating)) == "kernels communicate"
+# several ranks
+
+
+def of_ranks(found, counted_us=9e3, launches_us=(5e3, 50e3), calls=14.0):
+    """The comparison, as one of two ranks whose gradients are exchanged beside kernels that
+    compute. The exchange takes ``counted_us`` in the profiles, and so long in the launches of HEAD
+    and of the base. HEAD's has so many ``calls``.
+    """
+    name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    for side, launch_us, each in zip(("head", "base"), launches_us, (calls, 14.0), strict=True):
+        times = (each,) * 6, (counted_us,) * 6
+        row = KernelRow(name, name, "communication", "backward", *times)
+        one = getattr(found, side)
+        profile = one.counts.profile
+        counted = replace(profile, kernels=(row, *profile.kernels))
+        launches = tuple(
+            replace(launch, kernels_us=(launch_us, *launch.kernels_us)) for launch in one.launches
+        )
+        one = replace(
+            one,
+            case={**one.case, "world_size": 2},
+            counts=replace(one.counts, profile=counted),
+            launches=launches,
+        )
+        found = replace(found, **{side: one})
+    return found
+
+
+def test_several_ranks_are_judged_by_the_kernels_that_compute():
+    """How long an exchange waits for other ranks says nothing of the kernels beside it."""
+    for longer, pairs in (({GELU: 0.3}, 2), ({GELU: 1.2}, 1)):
+        found = made(longer, pairs=pairs)
+        alone, of_two = rule(found), rule(of_ranks(found))
+        assert (alone.status, of_two.status) == (Status.SLOWER,) * 2
+        assert of_two.estimate_pct == pytest.approx(alone.estimate_pct)
+        assert of_two.low_pct < alone.low_pct  # the kernels beside an exchange scatter more
+        assert wants_profiles(of_ranks(found))
+    found = as_recorded(PLANTED_30[:2], steps=(0.3, -0.1))
+    text = headline(judge_ab(of_ranks(found)))
+    assert text == headline(judge_ab(found)) and "SLOWER" in text and GELU in text
+    assert said(of_ranks(made({GELU: 0.3}, pairs=1))) is None
+
+
+def test_of_several_ranks_kernels_say_no_gain():
+    """In their mean the gain of one rank may hide the loss of another one."""
+    for longer, of_one_rank in (({GELU: -0.3}, Status.FASTER), ({}, Status.SAME)):
+        found = made(longer)
+        assert said(found) is of_one_rank and said(of_ranks(found)) is None
+
+
+def test_an_exchange_that_differs_is_left_to_the_plan():
+    """Another number of buckets also moves the kernels that run beside them."""
+    found = made({GELU: 0.9})
+    assert why_not_judged(of_ranks(found)) == ""
+    assert why_not_judged(of_ranks(found, calls=13.0)) == "communication differs"
+
+
+def test_longer_kernels_in_place_of_a_wait_are_no_slowdown():
+    """They run while the exchange, which no kernel hid before, is still under way."""
+    wait = {"step": 0.2 * STEP_US / 100, "exposed_communication": 0.2 * STEP_US / 100}
+    for base, status in ((profile(), Status.SLOWER), (with_parts(profile(), **wait), None)):
+        found = of_ranks(made({GELU: 0.2}, step_pct=0.1, base=base))
+        assert why_not_judged(found) == "" and said(found) is status
+
+
+def test_a_launch_of_ranks_that_lost_its_profile_decides_nothing():
+    """The times of all counted kernels are needed, also of those that communicate."""
+    found = of_ranks(made({GELU: 0.9}))
+    assert said(found) is Status.SLOWER
+    short = found.head.launches[1].kernels_us[1:]
+    assert said(with_launch(found, "head", 1, kernels_us=short)) is None
 
 
 def test_a_profile_that_is_not_whole_is_not_judged():
