@@ -38,7 +38,7 @@ class Launch:
 
     turns: tuple[Turn, ...]
     block_ms: tuple[float, ...]  # mean step time of each unprofiled block
-    ranks: int = 1
+    exchange: bool = False  # of several ranks
 
 
 LaunchPair = tuple[Launch, Launch]  # base, head
@@ -111,7 +111,7 @@ def times_of(pairs: Sequence[LaunchPair]) -> KernelTimes:
     us = [np.array([row.us for row in side]).T.reshape(*shape, len(side)) for side in rows]
     matched = Matched.of(*rows)
     step_us = np.array([turn.step_us for turn in sides[0]]).reshape(shape)
-    return KernelTimes(matched, matched.times(*us, ranks=pairs[0][0].ranks), step_us)
+    return KernelTimes(matched, matched.times(*us, exchange=pairs[0][0].exchange), step_us)
 
 
 def _label(row: KernelRow) -> str:
@@ -167,7 +167,7 @@ def launch_of(side: dict[str, Any], known: dict[str, Any]) -> Launch:
             for key, (calls, us) in turn["kernels"].items()
         ]
         turns.append(Turn(mean(turn["step_us"]), mean(turn["idle_us"]), tuple(rows)))
-    return Launch(tuple(turns), tuple(map(fmean, side["block_step_ms"])), known.get("ranks", 1))
+    return Launch(tuple(turns), tuple(map(fmean, side["block_step_ms"])), known.get("ranks", 1) > 1)
 
 
 def identity(kept: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Profile, mean
 from stepguard.explain.match_kernels import How, Match, match
-from stepguard.trace.kernel_classes import OTHER
+from stepguard.trace.kernel_classes import COMMUNICATION, OTHER
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -36,11 +37,11 @@ LEAST_SHARE = 0.02
 # Prior.moderated() then trusts them alone. A class that is not in the table has the largest share,
 # that of reductions, since only short kernels of it were measured, or none.
 SCATTER_SHARES = {"Triton": 0.006, "GEMM": 0.007, "attention": 0.007, OTHER: 0.011}
-# The same of several ranks: their exchange takes multiprocessors and bandwidth from the kernels
-# that it runs beside. Twelve launches of a train step on two H100s (2026-11-27), each profiled
-# once, have root mean squares of 0.86 (Triton), 1.59 (GEMM; one product has 4.1), 0.72 (attention),
-# 0.95 (reduction) and 0.88 (optimizer). The rule is the same, and no class scatters by less than
-# without an exchange.
+# The same if ranks exchange: an exchange takes multiprocessors and bandwidth from the kernels that
+# it runs beside. Twelve launches of a train step on two H100s (2026-11-27) were profiled once each,
+# six of the base and six of HEAD. Their equal kernels have root mean squares of 0.86 (Triton), 1.59
+# (GEMM; one product has 3.8), 0.72 (attention), 0.95 (reduction) and 0.88 (optimizer). The rule is
+# the same, and no class scatters by less than without an exchange.
 SHARES_BESIDE_EXCHANGE = {"Triton": 0.012, "GEMM": 0.025, "attention": 0.008, OTHER: 0.011}
 # What is added to the scatter of even the shortest kernels, in percent of a step. 95 % of 351
 # kernels scatter by less than the two together. The one with the largest excess scatters by 1.4
@@ -86,9 +87,9 @@ class Matched:
         """Return the class of each match's kernels."""
         return np.array([one.rows[0].kind for one in self.matches], np.str_)
 
-    def times(self, base_us: Floats, head_us: Floats, *, ranks: int = 1) -> "Times":
-        """Return the times of the matches, of a case of so many ranks. The last axis of both arrays
-        is that of a side's kernels, in their order.
+    def times(self, base_us: Floats, head_us: Floats, *, exchange: bool = False) -> "Times":
+        """Return the times of the matches. The last axis of both arrays is that of a side's
+        kernels, in their order. ``exchange``: some of them run beside one.
         """
         sides = []
         for rows, us, of_match in (
@@ -98,7 +99,7 @@ class Matched:
             places = {id(row): at for at, row in enumerate(rows)}
             sums = [us[..., [places[id(row)] for row in its]].sum(axis=-1) for its in of_match]
             sides.append(np.stack(sums, axis=-1))
-        return Times(self.kinds, sides[0], sides[1], ranks)
+        return Times(self.kinds, sides[0], sides[1], exchange)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Times:
     kinds: NDArray[np.str_]
     base_us: Floats
     head_us: Floats
-    ranks: int = 1  # of the case; if there are several, the times are their mean
+    exchange: bool = False  # between ranks: some of the kernels run beside it
 
     def longer_us(self, mine: Mask, equal: Mask) -> Floats:
         """Return for each profile by how many us a step the head's kernels ``mine`` take longer, at
@@ -150,7 +151,7 @@ class Times:
 
     def _shares(self) -> Floats:
         """Return the scatter of each match's kernels, as a share of their time."""
-        shares = SCATTER_SHARES if self.ranks == 1 else SHARES_BESIDE_EXCHANGE
+        shares = SHARES_BESIDE_EXCHANGE if self.exchange else SCATTER_SHARES
         return np.array([shares.get(kind, shares[OTHER]) for kind in self.kinds.tolist()])
 
     def _by_class(self, mine: Mask, equal: Mask) -> Iterator[tuple[Mask, Mask]]:
@@ -164,6 +165,18 @@ class Times:
             else:
                 text = "hardly any kernel is equal on both sides: there is no pace to take out"
                 raise ValueError(text)
+
+
+def communicates(profile: Profile) -> Mask:
+    """Return which kernels communicate. They wait for other ranks, and run beside kernels that
+    compute.
+    """
+    return np.array([row.kind == COMMUNICATION for row in profile.kernels], bool)
+
+
+def rows_of(profile: Profile, communicating: bool = False) -> tuple[KernelRow, ...]:
+    """Return the kernels that compute, or those that communicate."""
+    return tuple(compress(profile.kernels, communicates(profile) == communicating))
 
 
 def range_in_step(kernels: float) -> tuple[float, float]:
@@ -208,7 +221,7 @@ def _difference(one: Match) -> str:
     if any(len({*row.calls}) > 1 for row in one.rows):
         return "launches vary"
     before, after = (sum(row.calls[0] for row in side) for side in (one.before, one.after))
-    if before != after:
+    if not math.isclose(before, after):  # means over ranks, which are rounded
         return f"launches {before:g} -> {after:g}"
     shapes = [sorted((row.grid, row.block) for row in side) for side in (one.before, one.after)]
     if shapes[0] != shapes[1]:

@@ -51,7 +51,7 @@ def why_not_bound(counts: Counts) -> str:
     profile = counts.profile
     if profile is None or profile.incomplete or profile.lost_share:
         return "a profile is not whole"
-    for rank in counts.parts_by_rank or (profile.parts,):
+    for rank in (*counts.parts_by_rank, profile.parts):
         if not mean(rank.step_us) > 0:
             return "a profile has no step"
         idle = mean(rank.idle_us) / mean(rank.step_us)

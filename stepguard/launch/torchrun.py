@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stepguard.core.device import is_gpu
 from stepguard.launch import callers_engine
-from stepguard.machine.lifeline import alive, kill_by_token, pids_by_token
+from stepguard.machine.lifeline import holds_memory, kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
 LOOPBACK = "lo"
@@ -151,10 +151,10 @@ def end(
     agent: "subprocess.Popen[bytes]", token: str, scratch: Path, ranks: Collection[int] = ()
 ) -> None:
     """Kill the processes that are left of a launch, and remove ``scratch``. Return when no process
-    is left, so that what the launch had on the GPUs is free. ``ranks`` are pids: a rank that
-    already ends is no longer found by its token.
+    is left, so that what the launch had on the GPUs is free. ``ranks`` are the ranks' pids: a rank
+    that is exiting is no longer found by its token. It gets GONE_LIMIT_S at most.
 
-    Raises RuntimeError if a process does not die within GONE_LIMIT_S.
+    Raises RuntimeError if a process with the token does not die within GONE_LIMIT_S.
     """
     until = time.monotonic() + GONE_LIMIT_S
     if agent.stdin:
@@ -163,10 +163,11 @@ def end(
     while True:
         agent.poll()  # reaps it
         known |= {*kill_by_token(token), *pids_by_token(token)}
-        left = sorted(filter(alive, known))
-        if not left and agent.poll() is not None:
-            break
-        if time.monotonic() > until:
-            raise RuntimeError(f"processes {left or [agent.pid]} do not die")
+        over = time.monotonic() > until
+        if agent.poll() is not None and (over or not any(map(holds_memory, known))):
+            if not pids_by_token(token):
+                break
+        if over:
+            raise RuntimeError(f"processes {pids_by_token(token)} do not die")
         time.sleep(0.02)
     shutil.rmtree(scratch, ignore_errors=True)

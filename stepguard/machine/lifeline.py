@@ -49,19 +49,23 @@ def pids_by_token(token: str) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs or still ends. A zombie does neither.
-
-    A process that ends loses its environment first. It keeps its files, and with them its memory on
-    a GPU, until its last thread has ended.
-    """
+    """Tell whether a process runs. A zombie does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             # The name, in parentheses, may itself contain blanks and parentheses.
-            state = file.read().rpartition(")")[2].split()[0]
-        # The first thread is a zombie while others still run.
-        return state not in ("Z", "X") or len(os.listdir(f"/proc/{pid}/task")) > 1
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+def holds_memory(pid: int) -> bool:
+    """Tell whether a process runs or is exiting. A process that exits loses its environment first.
+    It keeps its files, and with them its memory on a GPU, until its last thread has ended. Its
+    first thread may be a zombie meanwhile.
+    """
+    with contextlib.suppress(OSError):
+        return alive(pid) or len(os.listdir(f"/proc/{pid}/task")) > 1
+    return False
 
 
 def kill_by_token(token: str, spare: int = 0) -> list[int]:

@@ -13,7 +13,6 @@ never for FASTER or `same`.
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress
 from statistics import fmean, median
 
 import msgspec
@@ -23,12 +22,21 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Counts
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.profile import KernelRow, Profile, less, mean
+from stepguard.core.profile import Profile, less, mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.explain.match_kernels import Match
-from stepguard.judge.kernel_times import POWER_SHARE, Floats, Mask, Matched, Times, range_in_step
+from stepguard.judge.kernel_times import (
+    POWER_SHARE,
+    Floats,
+    Mask,
+    Matched,
+    Times,
+    communicates,
+    range_in_step,
+    rows_of,
+)
 from stepguard.judge.pair_statistics import Bounds, Figures, bounds
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.rules.identical_step import why_not_identical
@@ -41,7 +49,6 @@ from stepguard.judge.unchanged_pairs import (
     unusual,
     why_not_bound,
 )
-from stepguard.trace.kernel_classes import COMMUNICATION
 
 LEAST_PAIRS, PROFILED_PAIRS = 2, 4
 # In percent of a step, for kernels that differ. A choice: an eighth and a quarter of a step's
@@ -63,7 +70,7 @@ LONE_SDS = 1.0
 EQUAL_SHARE = 0.5  # of the kernels' time on each side, at least: only these show the pace
 # If kernels overlap, they can take longer although the step does not. The sum of their times may be
 # at most so many times the time in which the GPU computes. Of kernels that follow each other it is
-# 1.0001 (H200s, 2026-11-26; 1.00002 with two ranks on H100s).
+# 1.0001 (H200s, 2026-11-26; with two ranks 1.00002, without communication).
 OVERLAP = 1.005
 # The idle time of a profile differs from launch to launch, by 0.05 % of a step (a standard
 # deviation; 16 launches of one code on H200s, 2026-11-26). A larger difference counts. Copies and
@@ -86,8 +93,7 @@ def rule(comparison: Comparison) -> Decision | None:
     """Say SLOWER, FASTER or `same` by the kernels that differ, if the steps do not contradict it.
     For FASTER and `same`, the other kernels must keep pace, what is left of the pairs must look
     like pairs of unchanged code, and the steps must exclude a slowdown. With one pair only a large
-    slowdown is SLOWER. Of several ranks only SLOWER is said: their mean may hide what one rank
-    does, but the slowest rank is slower by as much as the mean, at least.
+    slowdown is SLOWER, and nothing else is said if ranks exchange (_exchanges()).
     """
     if not 1 <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
         return None
@@ -97,8 +103,9 @@ def rule(comparison: Comparison) -> Decision | None:
         return None
     measured = _figures(comparison, kernels)
     status = measured.bounds.status(measured.margins)
-    several_ranks = comparison.head.world_size > 1
-    if status is not Status.SLOWER and (kernels is not found or several_ranks):
+    if _exchanges(comparison) and measured.bounds.fewest > 1:  # it is no large slowdown
+        return None
+    if status is not Status.SLOWER and kernels is not found:
         return None
     if status is Status.INCONCLUSIVE or _contradicted(comparison, status, kernels.log_ratios()):
         return None
@@ -172,26 +179,23 @@ def _profile(counts: Counts) -> Profile:
     return counts.profile
 
 
-def _communicates(counts: Counts) -> Mask:
-    """Return which kernels of the counted profile communicate. They wait for other ranks, and run
-    beside those that compute.
+def _exchanges(comparison: Comparison) -> bool:
+    """Tell whether ranks exchange beside kernels that compute. Then the mean over ranks may hide
+    what one of them does. An exchange may also move from beside some kernels to beside others:
+    these get longer, and the step does not.
     """
-    return np.array([row.kind == COMMUNICATION for row in _profile(counts).kernels], bool)
-
-
-def _rows(counts: Counts, communicating: bool = False) -> tuple[KernelRow, ...]:
-    chosen = _communicates(counts) == communicating
-    return tuple(compress(_profile(counts).kernels, chosen))
+    sides = comparison.head, comparison.base
+    return any(side.world_size > 1 or communicates(_profile(side.counted)).any() for side in sides)
 
 
 def _kernels_us(counts: Counts) -> float:
-    return sum(mean(row.us) for row in _rows(counts))
+    return sum(mean(row.us) for row in rows_of(_profile(counts)))
 
 
 def _matched(comparison: Comparison, communicating: bool = False) -> Matched:
     """Return the counted kernels of both sides that compute, or those that communicate."""
     sides = comparison.base, comparison.head
-    return Matched.of(*(_rows(side.counted, communicating) for side in sides))
+    return Matched.of(*(rows_of(_profile(side.counted), communicating) for side in sides))
 
 
 def _counted_times(matched: Matched, of: Callable[[Sequence[float]], float]) -> Times:
@@ -216,7 +220,7 @@ class _Kernels:
         """Return the kernels; None if a launch has no profile of the counted kernels."""
         matched, us = _matched(comparison), []
         for side in (comparison.base, comparison.head):
-            computes = ~_communicates(side.counted)
+            computes = ~communicates(_profile(side.counted))
             each = [launch.kernels_us for launch in side.launches[: comparison.pairs]]
             if any(len(one) != len(computes) or not all(us > 0 for us in one) for one in each):
                 return None
@@ -225,7 +229,7 @@ class _Kernels:
         unprofiled_us = np.array([1e3 * launch.step_ms for launch in launches])
         # A profiled step is longer if a kernel stalled in it.
         step_us = np.maximum(unprofiled_us, us[0].sum(axis=-1))
-        times = matched.times(*us, ranks=comparison.head.world_size)
+        times = matched.times(*us, exchange=_exchanges(comparison))
         return _Kernels(matched.changed, ~matched.changed, times, step_us)
 
     def log_ratios(self) -> list[float]:

@@ -8,6 +8,8 @@ from builders import replace
 
 from stepguard.core.profile import KernelRow
 from stepguard.core.work_and_peaks import Work
+from stepguard.explain.match_kernels import How, Match
+from stepguard.judge import kernel_times
 from stepguard.judge.kernel_times import LEAST_SHARE, Matched
 
 STEP_US, STEPS = 270_000.0, 6
@@ -166,6 +168,18 @@ def test_the_known_scatter_grows_with_the_kernels_and_with_those_that_show_the_p
     )
 
 
+def test_launches_in_the_mean_of_three_ranks_are_equal_in_any_order():
+    """They are summed in the order of the kernels' times, and rounded."""
+    calls = (1.0, 4 / 3, 4 / 3)
+    rows = [kernel("triton_one_9", "Triton", each, us) for us, each in enumerate(calls, start=1)]
+    rows = [replace(row, grid=(at,)) for at, row in enumerate(rows)]
+    assert sum(calls) != sum(reversed(calls))
+    both = Match(How.SAME, tuple(rows), tuple(reversed(rows)))
+    assert kernel_times._difference(both) == ""
+    more = Match(How.SAME, tuple(rows), (*rows[:2], replace(rows[2], calls=(5 / 3,))))
+    assert kernel_times._difference(more).startswith("launches")
+
+
 @pytest.mark.parametrize(("kind", "alone", "beside_exchange"), [
     ("Triton", 0.006, 0.012),
     ("GEMM", 0.007, 0.025),
@@ -174,12 +188,12 @@ def test_the_known_scatter_grows_with_the_kernels_and_with_those_that_show_the_p
     ("other", 0.011, 0.011),
     ("a user's", 0.011, 0.011),
 ])  # fmt: skip
-@pytest.mark.parametrize("ranks", [1, 2, 8])
-def test_each_class_scatters_by_its_share(kind, alone, beside_exchange, ranks):
-    """A class that was not measured scatters as reductions do. On several ranks most do more."""
-    share = alone if ranks == 1 else beside_exchange
+@pytest.mark.parametrize("exchange", [False, True])
+def test_each_class_scatters_by_its_share(kind, alone, beside_exchange, exchange):
+    """A class that was not measured scatters as reductions do. Beside an exchange most do more."""
+    share = beside_exchange if exchange else alone
     rows = tuple(kernel(name, kind, 1, 5_000.0) for name in ("one", "other"))
-    times = Matched.of(rows, rows).times(*(np.full(2, 5_000.0),) * 2, ranks=ranks)
+    times = Matched.of(rows, rows).times(*(np.full(2, 5_000.0),) * 2, exchange=exchange)
     mine = np.array([True, False])
     known = times.scatter(mine, ~mine, 100_000.0)
     assert known.sd_pct == pytest.approx(math.hypot(0.004, share * math.hypot(5.0, 5.0)))
