@@ -14,7 +14,7 @@ from benchmarks.kernel_difference import times_of
 from benchmarks.kernel_rates import Recorded, found_changes
 from benchmarks.single_pairs import single_pairs
 from stepguard.judge.kernel_times import SCATTER_SHARES, SHARES_BESIDE_EXCHANGE
-from stepguard.judge.rules.changed_kernels import LARGE_PCT
+from stepguard.judge.rules.changed_kernels import LARGE_PCT, bounds_of
 
 DATA = Path(__file__).parents[3] / "benchmarks" / "data"
 FILES = {
@@ -130,6 +130,18 @@ def test_a_single_pair_of_two_ranks_is_far_from_a_large_slowdown(recordings, mon
     for kind, share in SCATTER_SHARES.items():
         monkeypatch.setitem(SHARES_BESIDE_EXCHANGE, kind, share)
     assert farthest() > LARGE_PCT
+
+
+def test_a_single_pair_of_two_ranks_shows_a_gelu_that_runs_twice(recordings):
+    """In three layers of twelve: each recorded pair would be enough."""
+    pairs = recordings["two H100s"].of_change("gelu twice in 3 layers")
+    assert len(pairs) == 6
+    for pair in pairs:
+        times = times_of([pair])
+        changed = times.matched.changed
+        ((longer_pct,),) = times.differences_pct(changed)
+        found = bounds_of([math.log1p(longer_pct / 100)], times.known(changed))
+        assert 1.0 < longer_pct < 1.2 and 100 * found.low > 1.3 * LARGE_PCT and found.fewest == 1
 
 
 def test_the_longer_templates_are_found(recordings):
