@@ -38,7 +38,7 @@ class Launch:
 
     turns: tuple[Turn, ...]
     block_ms: tuple[float, ...]  # mean step time of each unprofiled block
-    exchange: bool = False  # of several ranks
+    exchange: bool = False  # ranks exchange beside some of the kernels
 
 
 LaunchPair = tuple[Launch, Launch]  # base, head

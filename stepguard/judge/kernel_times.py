@@ -89,7 +89,7 @@ class Matched:
 
     def times(self, base_us: Floats, head_us: Floats, *, exchange: bool = False) -> "Times":
         """Return the times of the matches. The last axis of both arrays is that of a side's
-        kernels, in their order. ``exchange``: some of them run beside one.
+        kernels, in their order. ``exchange``: ranks exchange beside some of them.
         """
         sides = []
         for rows, us, of_match in (
@@ -111,7 +111,7 @@ class Times:
     kinds: NDArray[np.str_]
     base_us: Floats
     head_us: Floats
-    exchange: bool = False  # between ranks: some of the kernels run beside it
+    exchange: bool = False  # ranks exchange beside some of the kernels
 
     def longer_us(self, mine: Mask, equal: Mask) -> Floats:
         """Return for each profile by how many us a step the head's kernels ``mine`` take longer, at

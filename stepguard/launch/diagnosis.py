@@ -88,7 +88,7 @@ class Scene:
     @property
     def pids_here(self) -> dict[int, int]:
         """Return the processes on this host, by rank."""
-        return {rank: self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids}
+        return self.spec.here(self.pids)
 
     def position(self, rank: int) -> str:
         """Return the last position of a rank: "block, step 12, phase backward"."""

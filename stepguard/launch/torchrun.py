@@ -47,6 +47,10 @@ class LaunchSpec:
         """Return the ranks on this host, which is node 0."""
         return range(self.world_size // self.nodes)
 
+    def here(self, pids: Mapping[int, int]) -> dict[int, int]:
+        """Return those of the ranks' processes that are on this host, by rank."""
+        return {rank: pids[rank] for rank in self.ranks_here if rank in pids}
+
     def folder_of(self, node: int) -> Path:
         """Return the folder of a node's logs."""
         return self.folder / f"node-{node}" if node else self.folder
@@ -162,12 +166,13 @@ def end(
     known = set(ranks)
     while True:
         agent.poll()  # reaps it
-        known |= {*kill_by_token(token), *pids_by_token(token)}
+        killed, left = kill_by_token(token), pids_by_token(token)
+        known |= {*killed, *left}
         over = time.monotonic() > until
-        if agent.poll() is not None and (over or not any(map(holds_memory, known))):
-            if not pids_by_token(token):
+        if not killed and not left and agent.poll() is not None:
+            if over or not any(map(holds_memory, known)):
                 break
         if over:
-            raise RuntimeError(f"processes {pids_by_token(token)} do not die")
+            raise RuntimeError(f"processes {left} do not die")
         time.sleep(0.02)
     shutil.rmtree(scratch, ignore_errors=True)

@@ -144,7 +144,7 @@ class WorkerGroup:
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
-        for pid in self._here():
+        for pid in self.spec.here(self.pids).values():
             if not alive(pid):
                 raise LostWorker(f"process {pid} ended")
 
@@ -174,11 +174,7 @@ class WorkerGroup:
     def _ends(self) -> bool:
         """Tell whether the ranks here, or a launcher, are still ending by themselves."""
         running = bool(self.spec.launcher) and self._agent.poll() is None
-        return running or any(map(alive, self._here()))
-
-    def _here(self) -> list[int]:
-        """Return the pids of the ranks on this host, as far as they are known."""
-        return [self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids]
+        return running or any(map(alive, self.spec.here(self.pids).values()))
 
     def close(self) -> None:
         """Kill what is left and remove the scratch folder. A second call does nothing.
@@ -193,5 +189,6 @@ class WorkerGroup:
             # only processes of this host.
             if self.spec.launcher:
                 end_launcher(scheduler.launcher_token(self.token))
-            torchrun.end(self._agent, self.token, self._scratch, self._here())
+            here = self.spec.here(self.pids).values()
+            torchrun.end(self._agent, self.token, self._scratch, here)
             self._closed = True

@@ -93,7 +93,7 @@ def rule(comparison: Comparison) -> Decision | None:
     """Say SLOWER, FASTER or `same` by the kernels that differ, if the steps do not contradict it.
     For FASTER and `same`, the other kernels must keep pace, what is left of the pairs must look
     like pairs of unchanged code, and the steps must exclude a slowdown. With one pair only a large
-    slowdown is SLOWER, and nothing else is said if ranks exchange (_exchanges()).
+    slowdown is SLOWER. If ranks exchange, that is all that it says, with any number of pairs.
     """
     if not 1 <= comparison.pairs <= PROFILED_PAIRS or why_not_judged(comparison):
         return None
@@ -181,8 +181,8 @@ def _profile(counts: Counts) -> Profile:
 
 def _exchanges(comparison: Comparison) -> bool:
     """Tell whether ranks exchange beside kernels that compute. Then the mean over ranks may hide
-    what one of them does. An exchange may also move from beside some kernels to beside others:
-    these get longer, and the step does not.
+    what one of them does. An exchange may also move from beside some kernels to beside others.
+    Those get longer, and the step does not.
     """
     sides = comparison.head, comparison.base
     return any(side.world_size > 1 or communicates(_profile(side.counted)).any() for side in sides)

@@ -39,7 +39,7 @@ def site_here(what: str, phases: Phases) -> Site:
     """Return the line that runs now, outside of torch and this engine. Its phase is the one that
     the workload names, or else the one that torch's frames show.
     """
-    # A variable with this call's own frame would be a cycle. Until it is collected, the
+    # A variable with this call's own frame would be a cycle. Until the cycle is collected, the
     # tensors of all callers would stay alive.
     caller = sys._getframe(1)
     place = locate(frames(caller))

@@ -130,6 +130,14 @@ def with_profiles(found, change, sides=("head", "base")):
     return found
 
 
+def with_case(found, **changes):
+    """The comparison, of a case with other fields."""
+    for side in ("head", "base"):
+        one = getattr(found, side)
+        found = replace(found, **{side: replace(one, case={**one.case, **changes})})
+    return found
+
+
 def with_parts(known, **more_us):
     """The profile, with so many us more of a part: of the step, or of copies, for example."""
     parts = {
@@ -852,9 +860,7 @@ def test_pairs_of_another_kind_are_left_to_the_plan(changes):
 
 def test_a_case_on_a_cpu_is_left_to_the_plan():
     """Its profiles are of no GPU."""
-    found = made({GELU: 0.3})
-    sides = (replace(one, case={**one.case, "device": "cpu"}) for one in (found.head, found.base))
-    assert why_not_judged(replace(found, **dict(zip(("head", "base"), sides, strict=True))))
+    assert why_not_judged(with_case(made({GELU: 0.3}), device="cpu"))
 
 
 # several ranks
@@ -870,19 +876,13 @@ def of_ranks(found, counted_us=9e3, launches_us=(5e3, 50e3), calls=14.0):
         times = (each,) * 6, (counted_us,) * 6
         row = KernelRow(name, name, "communication", "backward", *times)
         one = getattr(found, side)
-        profile = one.counts.profile
-        counted = replace(profile, kernels=(row, *profile.kernels))
-        launches = tuple(
-            replace(launch, kernels_us=(launch_us, *launch.kernels_us)) for launch in one.launches
+        for number, its in enumerate(one.launches):
+            found = with_launch(found, side, number, kernels_us=(launch_us, *its.kernels_us))
+        kernels = (row, *one.counts.profile.kernels)
+        found = with_profiles(
+            found, lambda known, kernels=kernels: replace(known, kernels=kernels), (side,)
         )
-        one = replace(
-            one,
-            case={**one.case, "world_size": 2},
-            counts=replace(one.counts, profile=counted),
-            launches=launches,
-        )
-        found = replace(found, **{side: one})
-    return found
+    return with_case(found, world_size=2)
 
 
 @pytest.mark.parametrize("pairs", [1, 2])
@@ -915,8 +915,12 @@ def test_ranks_that_exchange_are_slower_only_by_much(pairs, factor):
     """If the interval begins beyond LARGE_PCT, in one pair as in four. An exchange that moves from
     beside some kernels to beside others makes these longer by a few tenths of a percent.
     """
-    begins = lambda pct: rule_bounds(of_ranks(made({GELU: pct}, pairs=pairs))).low  # noqa: E731
-    exact = optimize.brentq(lambda pct: begins(pct) - math.log1p(LARGE_PCT / 100), 0.3, 3.0)
+
+    def beyond(pct):
+        low = rule_bounds(of_ranks(made({GELU: pct}, pairs=pairs))).low
+        return low - math.log1p(LARGE_PCT / 100)
+
+    exact = optimize.brentq(beyond, 0.3, 3.0)
     found = of_ranks(made({GELU: factor * exact}, pairs=pairs))
     assert said(found) is (Status.SLOWER if factor > 1 else None)
 
@@ -932,11 +936,8 @@ def test_one_rank_with_an_exchange_is_judged_as_several():
     """Whatever it communicates with."""
     for longer in (-0.9, 0.0, 0.3, 1.2):
         found = of_ranks(made({GELU: longer}))
-        sides = (
-            replace(one, case={**one.case, "world_size": 1}) for one in (found.head, found.base)
-        )
-        alone = replace(found, **dict(zip(("head", "base"), sides, strict=True)))
-        assert rule(alone) == rule(found) and said(found) is (Status.SLOWER if longer > 1 else None)
+        assert rule(with_case(found, world_size=1)) == rule(found)
+        assert said(found) is (Status.SLOWER if longer > 1 else None)
 
 
 def test_kernels_that_take_over_an_exchange_from_others_are_no_slowdown():
