@@ -47,9 +47,9 @@ class Collector:
         collected after this clock's last reading and before the host's (5.7 s for 8,192 objects a
         step).
 
-        A search of all objects takes 0.1 s where a step was compiled. A clean step is searched for
-        young garbage only. A step that is not clean may hold a cycle at the end of a block, which
-        is no longer young when the next block drops it. One step alone drops nothing.
+        A search of all objects takes 0.1 s on a CPU where a step was compiled. A clean step is
+        searched for young garbage only. A step that is not clean may hold a cycle at the end of a
+        block, which is no longer young when the next block drops it. One step alone drops nothing.
         """
         collects = gc.isenabled()
         found = gc.collect(YOUNG if self.clean and not self.needed else ALL)
