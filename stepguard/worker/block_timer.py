@@ -25,7 +25,6 @@ import torch
 from stepguard.worker.torch_device import TimingEvent, on_gpu, synchronize
 
 Step = Callable[[], object]
-YOUNG, ALL = 1, 2  # up to which generation a collection searches
 
 
 class Collector:
@@ -33,27 +32,22 @@ class Collector:
 
     def __init__(self) -> None:
         self.needed = False  # a block made enough new objects to start a collection
-        self.clean = False  # after a block of several steps a search found no garbage
-        self._steps = 0  # of the last block
 
     @contextmanager
-    def quiet(self, steps: int) -> Iterator[None]:
-        """Collect garbage, and then stop collecting for so many steps, since a collection can last
-        longer than a step. A workload that collects by itself, or never, finds the collector's
-        setting unchanged.
+    def quiet(self) -> Iterator[None]:
+        """Collect garbage, and then stop collecting, since a collection can last longer than a
+        step. A workload that collects by itself, or never, finds the collector's setting unchanged.
 
         If an earlier block left garbage, the collector stays on, as the user's loop pays for it,
         too. Without it, the garbage of a block would take memory that the loop reuses. It would be
         collected after this clock's last reading and before the host's (5.7 s for 8,192 objects a
         step).
 
-        A search of all objects takes 0.1 s on a CPU where a step was compiled. A clean step is
-        searched for young garbage only. A step that is not clean may hold a cycle at the end of a
-        block, which is no longer young when the next block drops it. One step alone drops nothing.
+        All objects are searched, though that takes 0.1 s on a CPU where a step was compiled. What
+        steps hold beyond a block is no longer young, so its garbage would pile up.
         """
         collects = gc.isenabled()
-        found = gc.collect(YOUNG if self.clean and not self.needed else ALL)
-        self.clean, self._steps = not found and self._steps > 1, steps
+        gc.collect()
         quiet = not (collects and self.needed)
         if quiet:
             gc.disable()
@@ -97,7 +91,7 @@ class Clock:
         while len(self._events) < steps + 1:
             self._events.append(TimingEvent() if self._gpu else HostEvent())
         events = self._events[: steps + 1]
-        with self.collector.quiet(steps):
+        with self.collector.quiet():
             synchronize(self._device)
             # This must be last: the others wait in their first step for what a rank does after it.
             line_up()

@@ -116,8 +116,6 @@ class Session:
             self.note.command(name.replace("_", " "))
             if name == "exit":
                 break
-            # The others may leave garbage that is no longer young.
-            self.clock.collector.clean &= name in ("block", "park")
             handler: Callable[..., Any] = getattr(self, f"do_{name}")
             replies = self.channel.gather(handler(**message) | self.machine.since())
             self.channel.reply({"reply": name, "ranks": replies})

@@ -1,18 +1,15 @@
 """Clocks: a block's steps in order, a time for each, and nothing else inside."""
 
 import gc
-import itertools
 import time
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
 from forks import in_a_fork
 
 from stepguard.worker import torch_device as rank_device
-from stepguard.worker.block_timer import ALL, YOUNG, Clock, Collector
-from stepguard.worker.rank_session import Session
+from stepguard.worker.block_timer import Clock, Collector
 from stepguard.worker.step_variants import alternate
 
 CPU = torch.device("cpu")
@@ -63,7 +60,7 @@ def test_a_workload_cannot_replace_the_clock(monkeypatch):
 def test_ranks_line_up_as_the_last_thing_before_a_block(device, monkeypatch):
     """What takes one rank longer than the other before a block is in neither's time."""
     seen = []
-    monkeypatch.setattr(gc, "collect", lambda generation: seen.append("collect") or 0)
+    monkeypatch.setattr(gc, "collect", lambda: seen.append("collect"))
     monkeypatch.setattr(rank_device, "_Event", lambda enable_timing: Event(seen))
     monkeypatch.setattr(rank_device, "_record", lambda event: event.record())
     monkeypatch.setattr(rank_device, "_elapsed_time", lambda event, later: 1.0)
@@ -86,13 +83,13 @@ def test_no_garbage_collection_inside_a_block():
         gc.unfreeze()  # what the tests have put aside
         Clock(CPU).block(lambda: states.append(gc.isenabled()), 2, lambda index: None)
         assert states == [False, False] and gc.isenabled()
-        with pytest.raises(ZeroDivisionError), Collector().quiet(1):
+        with pytest.raises(ZeroDivisionError), Collector().quiet():
             raise ZeroDivisionError
         assert gc.isenabled() and gc.get_freeze_count() == 0
         gc.freeze()
         gc.disable()
         frozen = gc.get_freeze_count()
-        with Collector().quiet(1):
+        with Collector().quiet():
             assert not gc.isenabled()
         assert not gc.isenabled() and gc.get_freeze_count() >= frozen > 0
 
@@ -139,115 +136,30 @@ def test_a_workload_that_never_collects_is_timed_without_the_collector():
     assert states == [False] * 3
 
 
-class Held:
-    """A cycle that a step holds until the next step."""
+class Cycle:
+    """An object that only Python's collector frees."""
 
     def __init__(self):
         self.itself = self
 
 
-def searched_and_kept(step, steps, blocks, clock):
-    """Return which generations are searched before so many blocks, and the most ``Held`` that were
-    alive after one of them.
+@pytest.mark.parametrize("held", [1, 3, 10])
+def test_what_steps_leave_does_not_pile_up(held):
+    """However many of its cycles a step still holds when a block ends: each block begins with what
+    is held, and adds one cycle a step.
     """
-    searched, most = [], 0
-
-    def note(phase, info):
-        if phase == "start":
-            searched.append(info["generation"])
-
-    gc.callbacks.append(note)
-    for _ in range(blocks):
-        clock.block(step, steps, lambda index: None)
-        most = max(most, len(ALIVE))
-    gc.callbacks.remove(note)
-    return searched, most
-
-
-ALIVE = weakref.WeakSet()
-
-
-@pytest.mark.parametrize(("steps", "expected"), [(2, [ALL, ALL, YOUNG, YOUNG]), (1, [ALL] * 4)])
-def test_only_the_blocks_of_a_clean_step_are_searched_for_young_garbage_alone(steps, expected):
-    """A step is clean if a search after two or more of its steps found nothing."""
 
     def blocks():
-        gc.collect()
-        return searched_and_kept(lambda: None, steps, 4, Clock(CPU))
+        clock, newest, alive, most = Clock(CPU), [], weakref.WeakSet(), []
 
-    assert in_a_fork(blocks) == {"is": [expected, 0]}
+        def step():
+            newest.append(Cycle())
+            alive.add(newest[-1])
+            del newest[:-held]
 
+        for steps in (1, 2, 2, *[7] * 10, 1, 1):
+            clock.block(step, steps, lambda index: None)
+            most.append(len(alive) - steps)
+        return max(most)
 
-def test_what_steps_leave_does_not_pile_up():
-    """Neither of a step that leaves garbage from the start, nor of one that begins to, whatever the
-    length of its blocks: at most that of one block, and what the block before still held.
-    """
-
-    def step():
-        held[:] = [Held()]
-        ALIVE.add(held[0])
-
-    def blocks(steps, clean):
-        gc.collect()
-        clock = Clock(CPU)
-        searched_and_kept(lambda: None, 2, clean, clock)
-        return searched_and_kept(step, steps, 12, clock)
-
-    held = []
-    for steps, clean in itertools.product((1, 2, 7), (0, 4)):
-        searched, most = in_a_fork(lambda n=steps, c=clean: blocks(n, c))["is"]
-        assert most <= steps + 2, (steps, clean)
-        assert YOUNG not in searched[2:], (steps, clean)
-
-
-def test_what_ages_inside_a_block_does_not_pile_up():
-    """If the collector stays on in blocks, it ages what steps still hold. So what they drop later
-    is not young, even if nothing young is left behind.
-    """
-
-    def step():
-        held.append(Held())
-        ALIVE.add(held[-1])
-        kept[:] = [{n} for n in range(120)]
-        del held[:-3]
-
-    def blocks():
-        gc.collect()
-        gc.set_threshold(20, 0, 1000)
-        return searched_and_kept(step, 4, 12, Clock(CPU))
-
-    held, kept = [], []
-    searched, most = in_a_fork(blocks)["is"]
-    assert most <= 10 and {0, YOUNG} < {*searched}
-
-
-def test_all_objects_are_searched_after_other_commands_than_blocks(monkeypatch):
-    """A counting pass, for example, may leave garbage that is no longer young. Parking leaves
-    none.
-    """
-    session = object.__new__(Session)
-    session.note, session.machine = Notes(), SimpleNamespace(since=dict)
-    session.clock = SimpleNamespace(collector=Collector())
-    seen = []
-
-    def block():
-        seen.append(session.clock.collector.clean)
-        session.clock.collector.clean = True
-        return {}
-
-    monkeypatch.setattr(session, "do_block", block)
-    for name in ("park", "count"):
-        monkeypatch.setattr(session, f"do_{name}", dict)
-    asked = ["block", "block", "park", "block", "count", "block", "block", "exit"]
-    session.channel = SimpleNamespace(
-        receive=lambda: {"command": asked.pop(0)}, gather=lambda one: [one], reply=lambda one: None
-    )
-    session.serve()
-    assert seen == [False, True, True, False, True]
-
-
-class Notes:
-    """Takes a rank's notes, and keeps none."""
-
-    def command(self, text):
-        """Take what a rank does."""
+    assert in_a_fork(blocks)["is"] <= held
