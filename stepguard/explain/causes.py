@@ -28,9 +28,8 @@ from stepguard.core.profile import (
 )
 from stepguard.core.work_and_peaks import Work
 from stepguard.explain.clock_changes import Pace
-from stepguard.explain.match_kernels import How, Match, match
+from stepguard.explain.match_kernels import How, Match, match, rows_of
 from stepguard.explain.scatter import Scatter, Term, Usual
-from stepguard.trace.kernel_classes import COMMUNICATION
 
 LOST_AT_MOST = 0.05  # share of the launches
 # Least share of the kernels' time in classes of both sides; with less, the programs are different.
@@ -101,9 +100,7 @@ def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:
     """Return the computing kernels of each side. If the sides hardly share a phase, the phases are
     dropped: the workload may have renamed them, and has then not moved its kernels.
     """
-    sides: list[Sequence[KernelRow]] = [
-        [row for row in profile.kernels if row.kind != COMMUNICATION] for profile in (before, after)
-    ]
+    sides: list[Sequence[KernelRow]] = [rows_of(before), rows_of(after)]
     shared = {row.phase for row in sides[0]} & {row.phase for row in sides[1]}
     for side in sides:
         us = sum(mean(row.us) for row in side if row.phase in shared)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepguard.core.profile import KernelRow, mean
+from stepguard.core.profile import KernelRow, Profile, mean
+from stepguard.trace.kernel_classes import COMMUNICATION
 
 
 class How(StrEnum):
@@ -125,6 +126,18 @@ _PASSES: tuple[tuple[How, _Key], ...] = (
     (How.ATTENTION, lambda row: (row.phase,) if _attends(row) else None),
     (How.CLASS, lambda row: (row.kind, row.phase)),
 )
+
+
+def communicates(row: KernelRow) -> bool:
+    """Tell whether a kernel communicates. It waits for other ranks, and runs beside kernels that
+    compute.
+    """
+    return row.kind == COMMUNICATION
+
+
+def rows_of(profile: Profile, communicating: bool = False) -> tuple[KernelRow, ...]:
+    """Return the kernels that compute, or those that communicate."""
+    return tuple(row for row in profile.kernels if communicates(row) == communicating)
 
 
 def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match]:

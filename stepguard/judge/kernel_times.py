@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Profile, mean
 from stepguard.explain.match_kernels import How, Match, match
-from stepguard.trace.kernel_classes import COMMUNICATION, OTHER
+from stepguard.trace.kernel_classes import OTHER
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -165,18 +164,6 @@ class Times:
             else:
                 text = "hardly any kernel is equal on both sides: there is no pace to take out"
                 raise ValueError(text)
-
-
-def communicates(profile: Profile) -> Mask:
-    """Return which kernels communicate. They wait for other ranks, and run beside kernels that
-    compute.
-    """
-    return np.array([row.kind == COMMUNICATION for row in profile.kernels], bool)
-
-
-def rows_of(profile: Profile, communicating: bool = False) -> tuple[KernelRow, ...]:
-    """Return the kernels that compute, or those that communicate."""
-    return tuple(compress(profile.kernels, communicates(profile) == communicating))
 
 
 def range_in_step(kernels: float) -> tuple[float, float]:

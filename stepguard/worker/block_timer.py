@@ -43,8 +43,9 @@ class Collector:
         collected after this clock's last reading and before the host's (5.7 s for 8,192 objects a
         step).
 
-        All objects are searched, though that takes 0.1 s on a CPU where a step was compiled. What
-        steps hold beyond a block is no longer young, so its garbage would pile up.
+        All objects are searched, which takes 0.1 s on a CPU if a step was compiled. A search of
+        young objects alone misses what a step holds beyond a block and drops later. It would pile
+        up.
         """
         collects = gc.isenabled()
         gc.collect()

@@ -26,16 +26,14 @@ from stepguard.core.profile import Profile, less, mean
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.explain.match_kernels import Match
+from stepguard.explain.match_kernels import Match, communicates, rows_of
 from stepguard.judge.kernel_times import (
     POWER_SHARE,
     Floats,
     Mask,
     Matched,
     Times,
-    communicates,
     range_in_step,
-    rows_of,
 )
 from stepguard.judge.pair_statistics import Bounds, Figures, bounds
 from stepguard.judge.rules import mean_of_pairs
@@ -185,7 +183,10 @@ def _exchanges(comparison: Comparison) -> bool:
     Those get longer, and the step does not.
     """
     sides = comparison.head, comparison.base
-    return any(side.world_size > 1 or communicates(_profile(side.counted)).any() for side in sides)
+    return any(
+        side.world_size > 1 or any(map(communicates, _profile(side.counted).kernels))
+        for side in sides
+    )
 
 
 def _kernels_us(counts: Counts) -> float:
@@ -220,7 +221,7 @@ class _Kernels:
         """Return the kernels; None if a launch has no profile of the counted kernels."""
         matched, us = _matched(comparison), []
         for side in (comparison.base, comparison.head):
-            computes = ~communicates(_profile(side.counted))
+            computes = [not communicates(row) for row in _profile(side.counted).kernels]
             each = [launch.kernels_us for launch in side.launches[: comparison.pairs]]
             if any(len(one) != len(computes) or not all(us > 0 for us in one) for one in each):
                 return None
