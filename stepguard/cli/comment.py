@@ -1,6 +1,6 @@
 """The command comment: a run's document as a pull request's comment, and as a check run.
 
-python -m stepguard comment perf.json --run 1234567890 --conclusion failure
+python -m stepguard comment perf.json --run 1234567890
 python -m stepguard comment perf.json --run 123 --check check.json --head HASH
 """
 
@@ -20,7 +20,6 @@ def add_command(commands: Any, root: Path) -> None:
     command = add_parser(commands, root, "comment", _comment, "print a pull request's comment")
     command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")
     command.add_argument("--run", metavar="ID", type=int, required=True, help="of GitHub Actions")
-    command.add_argument("--conclusion", default="success", help="of that run, the gate included")
     text = "write the requests of a check run, in their order"
     command.add_argument("--check", metavar="PATH", type=Path, help=text)
     command.add_argument("--head", metavar="HASH", help="the commit that the check run is of")
@@ -32,8 +31,8 @@ def _comment(options: argparse.Namespace) -> int:
         raise UsageError(f"--head {head!r}: --check needs the whole hash of a commit")
     try:
         document = load_document(options.document)
-        text = github.comment(document, run_id, options.conclusion)
-        bodies = list(github.check_run(document, run_id, options.conclusion, head))
+        text = github.comment(document, run_id)
+        bodies = list(github.check_run(document, head))
     except FileError as error:
         text = github.no_document(str(error), run_id)
         bodies = [github.unread_check_run(head, str(error))]

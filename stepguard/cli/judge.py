@@ -20,7 +20,7 @@ from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_of_ru
 from stepguard.core.permission import KEY
 from stepguard.core.status import Status
 from stepguard.core.text import short_hash
-from stepguard.core.verdict import Verdict
+from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.report import table, verdict_text
 from stepguard.report.document_json import judged_document
 from stepguard.report.permission_text import of_waivers
@@ -64,7 +64,7 @@ def _judge(options: argparse.Namespace) -> int:
         say(f"{comparison.head.case_id}: measured {comparison.head.date}, {with_base}")
     _say(verdicts)
     put_json([judged_document(verdict) for verdict in verdicts], options.json)
-    return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
+    return 0 if outcome_of_run(verdicts) == "passed" else 1
 
 
 def _say(verdicts: list[Verdict]) -> None:

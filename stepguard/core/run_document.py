@@ -15,7 +15,8 @@ import msgspec
 from stepguard.core.case import Scalar
 from stepguard.core.recording import Text
 from stepguard.core.site import Site
-from stepguard.core.verdict import Verdict
+from stepguard.core.status import Outcome
+from stepguard.core.verdict import Verdict, outcome_of_run
 
 SCHEMA = 3
 
@@ -319,3 +320,19 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     problems: list[Problem]
     notices: list[str]
     waivers: list[WaiverDocument]
+
+    @property
+    def worst_first(self) -> list[ResultDocument]:
+        """Return the results, the worst first, then by case id."""
+        return sorted(self.results, key=lambda result: (result.verdict.status.rank, result.case))
+
+    @property
+    def failing(self) -> list[ResultDocument]:
+        """Return the results of cases that do not pass, the worst first."""
+        return [result for result in self.worst_first if result.verdict.outcome != "passed"]
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return whether the run passes. Every page, title and conclusion takes it from here."""
+        cases = outcome_of_run(result.verdict for result in self.results)
+        return cases if self.passed and not self.problems else "failed"

@@ -142,6 +142,11 @@ class MetricVerdict(_Data, frozen=True):
         return Status.FASTER.rank - 0.5 if self.waived_until else self.status.rank
 
     @property
+    def outcome(self) -> Outcome:
+        """Return pytest's word for the status; passed, too, if the metric is waived."""
+        return "passed" if self.waived_until else self.status.outcome
+
+    @property
     def place(self) -> Site | None:
         """Return the first site whose line is known."""
         return next((site for site in self.sites if site.file), None)
@@ -245,8 +250,10 @@ class Verdict(_Data, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """Return pytest's word for the status; passed if all that fails is waived."""
-        return "passed" if self.waived_until else self.status.outcome
+        """Return pytest's word for the case: passed, too, if all that fails is waived, or if this
+        run recorded it.
+        """
+        return "passed" if self.waived_until or self.recorded else self.status.outcome
 
     @property
     def label(self) -> str:
@@ -287,6 +294,11 @@ class Verdict(_Data, frozen=True):
         return [m for m in self.metrics if m.gated and m.status is not Status.SAME]
 
     def gated(self, outcome: Outcome) -> list[MetricVerdict]:
-        """Return the gated metrics that have this outcome and are not waived."""
-        gated = (m for m in self.metrics if m.gated and not m.waived_until)
-        return [m for m in gated if m.status.outcome == outcome]
+        """Return the gated metrics that have this outcome."""
+        return [m for m in self.metrics if m.gated and m.outcome == outcome]
+
+
+def outcome_of_run(verdicts: Iterable[Verdict]) -> Outcome:
+    """Return whether all cases of a run pass. It is failed if there are none."""
+    outcomes = {verdict.outcome for verdict in verdicts}
+    return "passed" if outcomes == {"passed"} else "failed"

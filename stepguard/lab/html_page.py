@@ -17,7 +17,7 @@ from stepguard import __version__
 from stepguard.core.run_document import RunDocument
 from stepguard.core.status import Status
 from stepguard.core.text import bounded, cut, first, listed, printable_lines
-from stepguard.core.verdict import Verdict
+from stepguard.core.verdict import Verdict, outcome_of_run
 from stepguard.lab import profile_sections, time_sections, work_sections
 from stepguard.lab.html_templates import MOST_TEXT, TEMPLATES
 from stepguard.lab.report_input import MeasuredCase, ReportedRun
@@ -98,11 +98,11 @@ def _run(
         )
         for place, case in enumerate(order)
     )
-    passed = document.passed if document else not failing
-    counts = verdict_table.counts([case.verdict for case in order]) or "nothing was measured"
+    verdicts = [case.verdict for case in order]
+    outcome = document.outcome if document else outcome_of_run(verdicts)
     return RunView(
-        title=f"Performance {'passed' if passed else 'failed'}: {counts}",
-        outcome="passed" if passed else "failed",
+        title=verdict_table.title(outcome, verdicts),
+        outcome=outcome,
         facts=tuple(_facts(run)),
         base_changes=first(document.base_changes, LISTED) if document else [],
         problems=[cut(problem.sentence, MOST_TEXT) for problem in document.problems]

@@ -57,7 +57,7 @@ def _metrics(case: MeasuredCase) -> Section:
 def _colour(metric: MetricVerdict) -> str:
     if not metric.gated:
         return ""
-    return "passed" if metric.waived_until else metric.status.outcome
+    return metric.outcome
 
 
 def _lines(case: MeasuredCase, repository: Repository) -> Section:

@@ -283,8 +283,8 @@ class Session:
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
         path, verdict = self._commands.relative(result.evidence_path), result.verdict
-        fails = verdict.outcome != "passed" and not verdict.recorded  # pytest prints only failures
-        reference = self._reported.reference(verdict) if fails else ""
+        # pytest prints only failures.
+        reference = self._reported.reference(verdict) if verdict.outcome != "passed" else ""
         first = commit_first(result.evidence)
         return verdict_text.block(verdict, path, self._commands, first, reference)
 

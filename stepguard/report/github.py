@@ -11,9 +11,10 @@ from typing import Any
 
 from stepguard.core.permission import FORM
 from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
-from stepguard.core.status import Status
+from stepguard.core.status import Outcome, Status
 from stepguard.core.text import bounded, cut, markdown, printable
-from stepguard.report.markdown_page import COMMENT_BYTES, page, worst_first
+from stepguard.report import table
+from stepguard.report.markdown_page import COMMENT_BYTES, page
 
 MOST = 10  # GitHub shows no more annotations of a step's log
 MARKER = "<!-- stepguard: one comment in a pull request -->"
@@ -33,7 +34,6 @@ _UNTIL_ACCEPTED = {
     Status.NO_BASELINE: "No waiver passes a case without a recording: an owner merges it",
     Status.FASTER: "To keep the gain: merge it",
 }
-_REFUSED = "The gate did not accept what the run says of itself (below). The gate's log: {log}"
 
 
 def error(title: str, text: str, file: str = "", line: int = 0) -> str:
@@ -70,10 +70,9 @@ def annotated(document: RunDocument, problems: Sequence[Problem]) -> list[Annota
     # A problem that only repeats a failing verdict is left out: _of_result shows the verdict.
     others = [item for item in problems if item.case or item.code is not ProblemCode.FAILED]
     tests = {case.case: (case.file, case.line) for case in document.cases}
-    failing = (result for result in worst_first(document) if result.verdict.outcome != "passed")
     return [
         *(_of_problem(problem, tests) for problem in others),
-        *(_of_result(result, tests) for result in failing),
+        *(_of_result(result, tests) for result in document.failing),
     ]
 
 
@@ -99,20 +98,13 @@ def _of_result(result: ResultDocument, tests: Tests) -> Annotation:
     return Annotation(result.case, result.text.headline, *where)
 
 
-def comment(document: RunDocument, run_id: str, conclusion: str = "success") -> str:
+def comment(document: RunDocument, run_id: str) -> str:
     """Return the comment on a pull request about the run with that number: the page, then commands
-    that work from a clone. ``conclusion`` is that of the workflow's run: its gate decided it.
+    that work from a clone.
     """
     below = _commands(document, run_id)
-    shown = _page(document, run_id, conclusion, COMMENT_BYTES - len(below.encode()))
+    shown = page(document, COMMENT_BYTES - len(below.encode()), for_comment=True)
     return f"{MARKER}\n{shown}\n{below}"
-
-
-def _page(document: RunDocument, run_id: str, conclusion: str, limit_bytes: int) -> str:
-    # The document is only what the measuring job says of itself.
-    is_refused = document.passed and conclusion != "success"
-    refused = _REFUSED.format(log=_log(run_id)) if is_refused else ""
-    return page(document, limit_bytes, for_comment=True, refused=refused)
 
 
 def no_document(problem: str, run_id: str) -> str:
@@ -120,12 +112,9 @@ def no_document(problem: str, run_id: str) -> str:
     return (
         f"{MARKER}\n**Performance failed:** nothing was measured, or its document cannot be read.\n"
         f"\n{markdown(problem)}\n\nA pull request of a fork is not measured: a maintainer who has "
-        f"read it pushes it as a branch of this repository. Otherwise see the log: {_log(run_id)}\n"
+        "read it pushes it as a branch of this repository. Otherwise see the log: "
+        f"`gh run view {run_id} --log-failed`\n"
     )
-
-
-def _log(run_id: str) -> str:
-    return f"`gh run view {run_id} --log-failed`"
 
 
 def _commands(document: RunDocument, run_id: str) -> str:
@@ -160,23 +149,18 @@ def _commands(document: RunDocument, run_id: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def check_run(
-    document: RunDocument, run_id: str, conclusion: str, head_sha: str
-) -> Iterator[dict[str, Any]]:
+def check_run(document: RunDocument, head_sha: str) -> Iterator[dict[str, Any]]:
     """Yield the bodies of the requests that make a check run of a commit: the first one creates it,
     each of the others adds annotations to it.
-
-    ``conclusion`` is that of the workflow's run, which its gate decided: the document is only what
-    the measuring job says of itself.
     """
-    good = conclusion == "success"
-    outcome = "success" if good else "failure"
-    summary = _page(document, run_id, conclusion, COMMENT_BYTES)
     placed = [_body(item) for item in annotated(document, document.problems) if _has_place(item)]
-    output = {"title": _title(document, good), "summary": summary}
+    title = table.title(document.outcome, [result.verdict for result in document.results])
+    output = {
+        "title": cut(title, TITLE_CHARACTERS),
+        "summary": page(document, COMMENT_BYTES, for_comment=True),
+    }
     first, *others = _split(placed)
-    created = {"name": CHECK, "head_sha": head_sha, "status": "completed", "conclusion": outcome}
-    yield {**created, "output": {**output, "annotations": first}}
+    yield _created(head_sha, document.outcome, {**output, "annotations": first})
     for part in others:
         yield {"output": {**output, "annotations": part}}
 
@@ -184,17 +168,13 @@ def check_run(
 def unread_check_run(head_sha: str, problem: str) -> dict[str, Any]:
     """Return the body of the one request for a run whose document cannot be read."""
     output = {"title": "nothing was measured", "summary": bounded(printable(problem), 2_000)}
-    created = {"name": CHECK, "head_sha": head_sha, "status": "completed", "conclusion": "failure"}
-    return {**created, "output": {**output, "annotations": []}}
+    return _created(head_sha, "failed", {**output, "annotations": []})
 
 
-def _title(document: RunDocument, good: bool) -> str:
-    failing = sum(result.verdict.outcome != "passed" for result in document.results)
-    if good:
-        return f"{len(document.results)} cases pass"
-    if failing:
-        return f"{failing} of {len(document.results)} cases do not pass"
-    return "the run is no pass" if document.problems else "the gate did not accept the run"
+def _created(head_sha: str, outcome: Outcome, output: dict[str, Any]) -> dict[str, Any]:
+    conclusion = "success" if outcome == "passed" else "failure"
+    head = {"name": CHECK, "head_sha": head_sha, "status": "completed", "conclusion": conclusion}
+    return {**head, "output": output}
 
 
 def _split(bodies: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -23,6 +23,8 @@ CAUSE = 300  # characters of such a cause
 CHARTED = 20  # cases in the chart
 UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
+# A measuring job runs a pull request's own code, and nobody asked the base branch about it.
+_SAID_BY = "This is what the measuring job says of itself. The check `perf / gate` decides."
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
 
 
@@ -30,28 +32,28 @@ def page(
     document: RunDocument,
     limit_bytes: int = SUMMARY_BYTES,
     for_comment: bool = False,
-    refused: str = "",
 ) -> str:
-    """Return the page, with at most ``limit_bytes`` of UTF-8. If the document says that the run
-    passes and a gate refuses it, ``refused`` says why.
+    """Return the page, with at most ``limit_bytes`` of UTF-8.
 
     The page has, in this order: the verdict, baselines that the tree changes, the problems of the
     run, the table, a chart of the times, a folded part for each case that has notices or is not
     `same`, cases that were not measured, notices, and what was measured where.
 
-    A comment has the causes of the worst cases before the table, and folds the table. It has no
-    chart, and no next steps, since its readers do not have the evidence.
+    A comment has the causes of the worst cases before the table, says who wrote the document, and
+    folds the table. It has no chart, and no next steps, since its readers do not have the evidence.
     """
-    passed = document.passed and not refused
-    parts = [_verdict(document, passed), *([refused] if refused else [])]
-    parts += [*_base(document), *_problems(document)]
+    parts = [_verdict(document), *_base(document), *_problems(document)]
     rows = "\n\n".join(_table(document, limit_bytes // 2))
     if for_comment:
-        parts += [*_worst(document), *([_folded("all cases", f"{rows}\n")] if rows else [])]
+        parts += [
+            *_worst(document),
+            _SAID_BY,
+            *([_folded("all cases", f"{rows}\n")] if rows else []),
+        ]
     else:
         parts += [*([rows] if rows else []), *chart(document)]
     reported = ReportedCauses()
-    shown = filter(_speaks, worst_first(document))
+    shown = filter(_speaks, document.worst_first)
     parts += [_details(result, not for_comment, reported) for result in shown]
     # The effect of each waiver is among the notices.
     notices = _cut(_bullets(document.notices), "notices", folded="")
@@ -62,11 +64,10 @@ def page(
 
 def _worst(document: RunDocument) -> Iterator[str]:
     """Yield the headlines of the worst cases that do not pass, as one text, if there are any."""
-    failing = [result for result in worst_first(document) if result.verdict.outcome != "passed"]
     # As code, where neither "@" nor "#" is a link.
-    lines = [f"* <code>{markdown(cut(result.text.headline, CAUSE))}</code>" for result in failing]
-    if lines:
-        yield "\n".join(lines[:WORST])
+    headlines = [markdown(cut(result.text.headline, CAUSE)) for result in document.failing[:WORST]]
+    if headlines:
+        yield "\n".join(f"* <code>{headline}</code>" for headline in headlines)
 
 
 def _folded(title: str, text: str) -> str:
@@ -108,11 +109,10 @@ def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
         yield f"{left_out} parts of this page are too long for it; the run's document has them."
 
 
-def _verdict(document: RunDocument, passed: bool) -> str:
-    word = "passed" if passed else "failed"
-    verdicts = [result.verdict for result in document.results]
-    counted = table.counts(verdicts) or "nothing was measured"
-    return f"**Performance {word}:** {markdown(counted)}"
+def _verdict(document: RunDocument) -> str:
+    title = table.title(document.outcome, [result.verdict for result in document.results])
+    run, _, counts = title.partition(": ")
+    return f"**{run}:** {markdown(counts)}"
 
 
 def _base(document: RunDocument) -> Iterator[str]:
@@ -167,11 +167,6 @@ def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
         yield "\n".join(lines[:fitting])
     if fitting < len(lines):
         yield f"{len(lines) - fitting} more cases are not in this table."
-
-
-def worst_first(document: RunDocument) -> list[ResultDocument]:
-    """Return the results of a run, the worst first, then by case id."""
-    return sorted(document.results, key=lambda result: (result.verdict.status.rank, result.case))
 
 
 def _speaks(result: ResultDocument) -> bool:

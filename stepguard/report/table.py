@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
 from stepguard.core.reasons import Reason
-from stepguard.core.status import Status
+from stepguard.core.status import Outcome, Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 
 # Reasons of counters that moved and pass, since a time shows their cost or a commit declares them.
@@ -177,3 +177,8 @@ def counts(verdicts: Sequence[Verdict]) -> str:
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))
     numbers = Counter(verdict.word for verdict in ordered)
     return ", ".join(f"{number} {word}" for word, number in numbers.items())
+
+
+def title(outcome: Outcome, verdicts: Sequence[Verdict]) -> str:
+    """Return a run's outcome with the count of each verdict, as pages and titles begin."""
+    return f"Performance {outcome}: {counts(verdicts) or 'nothing was measured'}"

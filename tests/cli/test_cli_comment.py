@@ -45,8 +45,7 @@ HEAD = "b" * 40
 
 def test_a_check_run_is_written_beside_the_comment(shell, tmp_path):
     """Requests in their order; one of a failure where there is no document."""
-    call = ["comment", "perf.json", "--run", "4711", "--conclusion", "failure"]
-    call += ["--check", "check.json", "--head", HEAD]
+    call = ["comment", "perf.json", "--run", "4711", "--check", "check.json", "--head", HEAD]
     assert shell(*call).status == 0
     (absent,) = json.loads((tmp_path / "check.json").read_text())
     assert (absent["conclusion"], absent["output"]["annotations"]) == ("failure", [])
@@ -56,7 +55,7 @@ def test_a_check_run_is_written_beside_the_comment(shell, tmp_path):
     (request,) = json.loads((tmp_path / "check.json").read_text())
     (item,) = request["output"]["annotations"]
     assert (item["path"], item["start_line"]) == ("perf_tests/test_train_step.py", 33)
-    assert request["head_sha"] == HEAD
+    assert (request["head_sha"], request["conclusion"]) == (HEAD, "failure")
 
 
 @pytest.mark.parametrize("head", [[], ["--head", "main"], ["--head", "b" * 12]])

@@ -12,7 +12,8 @@ from run_documents import measured, run_document
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
 from stepguard.report.document_json import as_json
-from stepguard.report.github import MOST_A_REQUEST, check_run, unread_check_run
+from stepguard.report.github import MARKER, MOST_A_REQUEST, check_run, comment, unread_check_run
+from stepguard.report.markdown_page import page
 
 HEAD = "b" * 40
 SAME = measured(entry())
@@ -31,9 +32,9 @@ def placed(number, file="model/gpt.py"):
     return replace(CHANGED, case=case, verdict=verdict, text=replace(CHANGED.text, place=place))
 
 
-def bodies(document, conclusion="failure"):
+def bodies(document):
     """The requests, as they are sent."""
-    return json.loads(as_json(list(check_run(document, "4711", conclusion, HEAD))))
+    return json.loads(as_json(list(check_run(document, HEAD))))
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_A_REQUEST, MOST_A_REQUEST + 1, 120])
@@ -75,23 +76,32 @@ def test_what_is_at_no_line_of_the_repository_is_in_the_summary_alone(file):
     assert "graph_breaks" in request["output"]["summary"]
 
 
+PROBLEM = Problem(code=ProblemCode.CASE_MISSING, text="gone")
+
+
 @pytest.mark.parametrize(
-    ("passed", "conclusion", "ends"),
+    ("document", "conclusion", "title"),
     [
-        (True, "success", "success"),
-        (True, "failure", "failure"),
-        (False, "failure", "failure"),
-        (True, "cancelled", "failure"),
-        (True, "", "failure"),
+        (run_document(SAME), "success", "passed: 1 same"),
+        (run_document(SAME, SAME), "success", "passed: 2 same"),
+        (run_document(SAME, passed=False), "failure", "failed: 1 same"),
+        (run_document(CHANGED, SAME, passed=False), "failure", "failed: 1 CHANGED, 1 same"),
+        (run_document(CHANGED, passed=True), "failure", "failed: 1 CHANGED"),
+        (run_document(SAME, problems=[PROBLEM], passed=True), "failure", "failed: 1 same"),
+        (run_document(passed=True), "failure", "failed: nothing was measured"),
     ],
 )
-def test_the_workflow_decides_and_not_the_document(passed, conclusion, ends):
-    """A document that calls itself passed, of a run that the gate refused, is no success."""
-    (request,) = bodies(run_document(SAME, passed=passed), conclusion)
-    assert request["conclusion"] == ends
-    assert ("pass" in request["output"]["title"].split()) == (ends == "success")
-    word = "passed" if ends == "success" else "failed"
-    assert request["output"]["summary"].startswith(f"**Performance {word}:** ")
+def test_conclusion_title_and_pages_say_the_same(document, conclusion, title):
+    """All follow from the document's outcome: no pass if a case, a problem or pytest says so, or if
+    nothing was measured.
+    """
+    (request,) = bodies(document)
+    assert request["conclusion"] == conclusion
+    assert request["output"]["title"] == f"Performance {title}"
+    head = f"**Performance {title.replace(':', ':**')}\n"
+    assert request["output"]["summary"].startswith(head) and page(document).startswith(head)
+    assert comment(document, "4711").startswith(f"{MARKER}\n{head}")
+    assert "The check `perf / gate` decides." in request["output"]["summary"]
 
 
 def test_texts_are_cut_to_what_github_takes():

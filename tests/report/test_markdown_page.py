@@ -188,7 +188,7 @@ def test_a_comment_begins_with_the_worst_causes():
     """One verdict, three first lines; the table and all else are folded, next steps left out."""
     many = [named(SLOWER, f"forward[{letter}]") for letter in "abcde"]
     text = page(run_document(SAME, *many, passed=False), for_comment=True)
-    verdict, causes, table, *_ = text.split("\n\n")
+    verdict, causes, _, table, *_ = text.split("\n\n")
     assert verdict == "**Performance failed:** 5 SLOWER, 1 same"
     assert len(causes.splitlines()) == 3 and causes.startswith("* <code>")
     assert table == "<details><summary>all cases</summary>" and "| forward[e] |" in text

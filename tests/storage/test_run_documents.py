@@ -166,4 +166,4 @@ def test_a_document_of_schema_2_says_what_it_said_then():
     assert said == kept("schema-2.gate.txt")
     shown = "\n".join(annotations(found, problems)) + "\n"
     assert shown == kept("schema-2.annotations.txt")
-    assert comment(found, "42", "failure") == (KEPT / "schema-2.comment.md").read_text()
+    assert comment(found, "42") == (KEPT / "schema-2.comment.md").read_text()
