@@ -11,6 +11,7 @@ The id is the key of the baseline: ``train[b12]``, ``train_step[124m]``, ``fit[f
 neither on the order of the cases nor on a folder.
 """
 
+import hashlib
 import math
 import re
 import shlex
@@ -206,8 +207,9 @@ class Case:
 
     @property
     def slug(self) -> str:
-        """Return the id as a file name."""
-        return self.id.removesuffix("]").replace("[", "-")
+        """Return a file name that no other id has, not even where a file system ignores case."""
+        readable = re.sub(r"[^A-Za-z0-9._-]+", "-", self.id).strip("-")
+        return f"{readable[:60]}-{hashlib.sha256(self.id.encode()).hexdigest()[:12]}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return all that the case's figures depend on, as JSON. It must equal the baseline's."""

@@ -75,9 +75,11 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the values of each row of the grid, with its case."""
         launches = self.launches or (2 if is_gpu(self.device) else 1)
         rows = []
-        for values in product(*self.grid.values()):
+        for number, values in enumerate(product(*self.grid.values()), 1):
             row = dict(zip(self.grid, values, strict=True))
-            name = "-".join(["sweep", *(f"{key}_{value}" for key, value in row.items())])
+            # Values may differ in characters alone that a name does not have.
+            texts = (f"{key}_{value}" for key, value in row.items())
+            name = "-".join(["sweep", str(number), *texts])
             case = Case(
                 re.sub(r"[^A-Za-z0-9._-]", "_", name),
                 self.workload,

@@ -135,15 +135,18 @@ class Store:
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
 
     def newest(self) -> dict[str, Path]:
-        """Return the newest readable evidence file of each case, by case id. A case's folder has
-        the same name in all runs, so a case's older evidence is not read.
+        """Return the newest readable evidence file of each case, by case id. A case's older
+        evidence is not read: its folder has the same name in all runs. (Earlier versions gave it
+        another name.)
         """
         newest: dict[str, Path] = {}
+        read = set[str]()
         for path in (p for run in reversed(self._runs()) for p in evidence_files(run)):
-            if path.parent.name not in {known.parent.name for known in newest.values()}:
+            if path.parent.name not in read:
                 # A damaged file, or one of an older schema, is skipped: the one before it counts.
                 with contextlib.suppress(FileError):
-                    newest[read_evidence(path).case_id] = path
+                    newest.setdefault(read_evidence(path).case_id, path)
+                    read.add(path.parent.name)
         return newest
 
     def last_run(self) -> list[Path]:

@@ -91,7 +91,7 @@ def test_rows_are_not_accepted(shell, measured):
     assert shell("sweep", "grid.toml").status == 0
     done = shell("accept")
     assert done.status == 1 and not (shell.path / "baselines").exists()
-    assert "linear[sweep-n_16-kind_a]: not recorded, it is no case of the suite" in done.err
+    assert "linear[sweep-1-n_16-kind_a]: not recorded, it is no case of the suite" in done.err
 
 
 def test_an_interrupted_sweep_goes_on(shell, measured):
@@ -197,6 +197,13 @@ def test_rows_without_a_value_make_no_chart(shell, charted):
     done = shell("sweep", "grid.toml", "--anew")
     assert "no chart: no row has a value of it" in done.out and "rows.svg" not in done.out
     assert not (shell.path / ".stepguard/sweeps/grid/rows.svg").exists()
+
+
+def test_each_row_is_a_case_of_its_own():
+    """Also where values differ only in characters that a name does not have, or in their type."""
+    values = ["a/b", "a_b", 1, "1"]
+    sweep = parse({**tomllib.loads(CHARTED), "grid": {"n": [16, 32], "kind": values}})
+    assert len({case.id for _, case in sweep.cases()}) == 8
 
 
 def test_an_axis_within_a_power_of_ten_can_be_read(tmp_path):

@@ -176,7 +176,7 @@ class GateRun:
 
     def failed_at(self, name: str) -> float | None:
         """When the case's worker failed, by time.monotonic; None if it could not note it."""
-        found = list(self.folder.glob(f".stepguard/runs/*/*-{name}/*/failed-at"))
+        found = list(self.folder.glob(f".stepguard/runs/*/*-{name}-*/*/failed-at"))
         return float(found[0].read_text()) if found else None
 
     def close(self) -> None:

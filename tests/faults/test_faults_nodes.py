@@ -70,10 +70,10 @@ def test_two_nodes_count_what_two_ranks_of_one_count(finished, gate_run):
 
 def test_each_node_ran_its_own_rank(finished):
     """Of each node's agent one rank ended, in order; one rank alone ran here."""
-    (launch,) = finished.folder.glob(".stepguard/runs/*/ranks-counted/launch-1")
+    (launch,) = finished.folder.glob(".stepguard/runs/*/ranks-counted-*/launch-1")
     for node in range(2):
         assert [ending.status for ending in Endings(launch, node).read()] == [0]
-    (alone,) = finished.folder.glob(".stepguard/runs/*/linear-alone/launch-1")
+    (alone,) = finished.folder.glob(".stepguard/runs/*/linear-alone-*/launch-1")
     assert not (alone / "launcher.log").exists()
     assert finished.verdicts()["alone"]["reason"] == "NOT_RECORDED"
 

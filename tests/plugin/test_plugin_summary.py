@@ -89,7 +89,7 @@ def test_the_failure_block_says_what_moved(gate):
         "    moved: aten.mm.default 24 -> 25",
         "  compared with 1 recording",
         "  accept: *-m stepguard accept 'linear?nano?' --reason '...'",
-        "  look closer: .stepguard/runs/*/linear-nano/evidence.json",
+        "  look closer: .stepguard/runs/*/linear-nano-*/evidence.json",
     )
     assert not any("stepguard/plugin/hooks.py" in line for line in result.outlines), "no traceback"
 

@@ -79,6 +79,18 @@ def test_older_evidence_is_not_read(store, monkeypatch):
     assert store.newest() == {"a": newest} and read == [str(newest)]
 
 
+def test_evidence_under_an_earlier_name_is_that_of_its_case(store):
+    """What a file says is the case, not its folder: the newest counts, whatever its folder's name,
+    and a case that has only such evidence has that.
+    """
+    gone = evidence(case_id="gone[a]")
+    store.keep(a_run(store, "20261120T1-1"), "gone-a", gone)
+    store.keep(a_run(store, "20261121T1-1"), "train-gpt-cpu", evidence(case_id="train[gpt-cpu]"))
+    renamed = store.keep(a_run(store, "20261122T1-1"), "x-1", evidence(case_id="train[gpt-cpu]"))
+    known = {"train[gpt-cpu]": renamed, "gone[a]": store.runs / "20261120T1-1/gone-a/evidence.json"}
+    assert store.newest() == known
+
+
 @pytest.mark.parametrize("damage", ["", "{", "null", json.dumps({"schema": 2})])
 def test_damaged_evidence_is_no_newest(store, damage):
     """A file that cannot be read does not hide the sound one before it."""
