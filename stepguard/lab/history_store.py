@@ -4,6 +4,7 @@ A measurement has a key (case, machine, card, date), so that importing it again 
 stores of several machines can be joined by importing from all of them.
 """
 
+import errno
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,10 +14,12 @@ from pathlib import Path
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording
-from stepguard.storage.json_file import FileError
+from stepguard.storage.json_file import FileError, aside
 
 APPLICATION_ID = 0x53544747  # "STGG": tells the file from other programs' databases
 SCHEMA = 1
+WAIT_S = 30.0  # for another command that writes the same file
+_OTHER = "name another file with --store"
 TABLES = """
 CREATE TABLE measurement (
     id INTEGER PRIMARY KEY,
@@ -190,13 +193,15 @@ def open_store(path: Path) -> Iterator[HistoryStore]:
     """Open a history. Make it if there is none. What was added is kept if the block ends without an
     error. Raises FileError for a file that is no history, or cannot be used.
     """
+    if path.exists() and not path.is_file():
+        raise FileError(f"{path}: is no file; {_OTHER}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(path, timeout=30)) as connection, connection:
+        with closing(sqlite3.connect(path, timeout=WAIT_S)) as connection, connection:
             _prepare(connection, path)
             yield HistoryStore(connection)
     except (sqlite3.Error, OSError) as error:
-        raise FileError(f"{path}: no history that can be used: {error}; {_anew(path)}") from None
+        raise FileError(f"{path}: {_problem(error, path)}") from None
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -216,13 +221,31 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA}")
     elif application != APPLICATION_ID:
-        raise FileError(f"{path}: another program's database; name another file with --store")
+        raise FileError(f"{path}: another program's database; {_OTHER}")
+    elif schema > SCHEMA:
+        raise FileError(f"{path}: has schema {schema}, {SCHEMA} is known: update stepguard")
     elif schema != SCHEMA:
         raise FileError(f"{path}: has schema {schema}, {SCHEMA} is known; {_anew(path)}")
 
 
+def _problem(error: sqlite3.Error | OSError, path: Path) -> str:
+    """Return what is wrong, and what mends it. A history that is locked, or for which there is no
+    space, is whole.
+    """
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without SQLite's details of a code
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return f"locked by another command, waited {WAIT_S:g} s; again when that one has ended"
+    if code == sqlite3.SQLITE_FULL or getattr(error, "errno", 0) in (errno.ENOSPC, errno.EDQUOT):
+        return "nothing was added, no space is left; free some space, then again"
+    if code == sqlite3.SQLITE_NOTADB:
+        return f"is no history; {_OTHER}"
+    if code == sqlite3.SQLITE_CORRUPT:
+        return f"is damaged: {error}; {_anew(path)}"
+    return f"nothing was added: {error}; make it readable and writable, or {_OTHER}"
+
+
 def _anew(path: Path) -> str:
-    return f"remove it, and import again: rm {path}"
+    return f"put it aside, and import again: {aside(path)}"
 
 
 def _json(value: Mapping[str, object]) -> str:

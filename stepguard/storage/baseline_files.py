@@ -2,7 +2,6 @@
 
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording
 from stepguard.judge.recorded_profile import restored
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.json_file import FileError, one_at_a_time, read, restore
+from stepguard.storage.json_file import FileError, aside, one_at_a_time, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
@@ -64,10 +63,9 @@ def refuse_calibrations(folder: Path) -> None:
     more.
     """
     if (path := folder / "calibration").is_dir():
-        typed = shlex.quote(os.path.relpath(path))
         raise FileError(
             f"{path}: calibrations no longer count: a noisy case has its own margins_pct instead; "
-            f"remove the folder: git rm -r --ignore-unmatch {typed} && rm -rf {typed}"
+            f"put the folder aside: {aside(path, os.path.relpath(path))}"
         )
 
 

@@ -13,6 +13,7 @@ import shlex
 import stat
 import tempfile
 from collections.abc import Callable, Mapping
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -47,7 +48,7 @@ def read(
 
     Raises FileError if the file has conflict markers, is no document of that kind and schema, or
     ``check`` finds a problem. The error ends with ``remedy``. If that is empty, it ends with
-    restore(), or, for an older schema, with the command that removes the file and makes it anew:
+    restore(), or, for an older schema, with the command that moves the file away and makes it anew:
     ``renew``, a module with its arguments. ``older`` upgrades documents of older schemas.
     """
     data = contents(path, remedy)
@@ -56,13 +57,12 @@ def read(
     try:
         return _parsed(path, data, kind, schema, check, older)
     except OtherSchema as error:  # restoring the file does not help then
-        # The old file is removed first: the command that makes it anew would read and refuse it.
-        anew = f"make it anew: rm {shlex.quote(str(path))} && {as_typed(renew)}"
-        # A newer file is not to be removed: all that it has would be lost.
+        # The old file is moved first: the command that makes it anew would read and refuse it.
+        anew = f"make it anew: {aside(path)} && {as_typed(renew)}"
         newer = "a newer version wrote it: update stepguard"
         raise FileError(f"{path}: {error}; {remedy or (newer if error.newer else anew)}") from None
     except ValueError as error:
-        # Correcting comes first: restoring loses what somebody wrote, and the commit may be wrong.
+        # Correcting comes first: git's version lacks what somebody wrote, or it may be wrong, too.
         mend = remedy or f"correct it, or {restore(path)}"
         raise FileError(f"{path}: {error}; {mend}") from None
 
@@ -124,12 +124,21 @@ def _refuse_conflict(path: Path, text: str) -> None:
 
 def restore(path: Path, typed: str = "") -> str:
     """Return the command that restores git's version of a file, or that moves away a file unknown
-    to git. ``typed`` is the path as the command has it, if it is not ``path``.
+    to git. What the file holds is kept: it may be whole, and in no commit. ``typed`` is the path as
+    the command has it, if it is not ``path``.
     """
-    name = shlex.quote(typed or str(path))
-    if is_tracked(path):
-        return f"restore it with: git checkout -- {name}"
-    return f"put it aside (git does not have it) with: mv {name} {name}.old"
+    if not is_tracked(path):
+        return f"put it aside (git does not have it) with: {aside(path, typed)}"
+    kept = f"{aside(path, typed)} && " if os.path.lexists(path) else ""
+    return f"restore git's version with: {kept}git checkout -- {shlex.quote(typed or str(path))}"
+
+
+def aside(path: Path, typed: str = "") -> str:
+    """Return the command that moves a file or a folder to a name that nothing has yet."""
+    name = typed or str(path)
+    ends = chain([".old"], (f".old{number}" for number in count(2)))
+    free = next(end for end in ends if not os.path.lexists(f"{path}{end}"))
+    return f"mv {shlex.quote(name)} {shlex.quote(name + free)}"
 
 
 def one_at_a_time(

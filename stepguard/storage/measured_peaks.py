@@ -9,7 +9,7 @@ import msgspec
 
 from stepguard.core.work_and_peaks import Peaks
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.json_file import FileError, replace_file
+from stepguard.storage.json_file import FileError, replace_file, restore
 from stepguard.storage.kept_runs import user_cache
 
 
@@ -38,4 +38,4 @@ def _load(path: Path) -> Peaks:
         return msgspec.json.decode(path.read_bytes(), type=Peaks)
     except (OSError, msgspec.DecodeError) as error:
         command = as_typed("stepguard doctor --peaks")
-        raise FileError(f"{path}: {error}; remove it and measure again: {command}") from None
+        raise FileError(f"{path}: {error}; {restore(path)}; measure again: {command}") from None

@@ -6,6 +6,7 @@ import pytest
 from builders import CASE, CASE_ID, baseline_file, entry, epoch, evidence, recording, replace
 
 from stepguard.judge.summarise_evidence import stored, summarise
+from stepguard.lab import history_store
 from stepguard.lab.history_import import recorded_in
 from stepguard.lab.history_store import measurement_of, open_store, series_of
 from stepguard.report.document_json import as_json
@@ -65,7 +66,14 @@ def test_nothing_is_kept_of_an_import_that_fails(tmp_path):
     [
         (["CREATE TABLE others (x)"], "another program's database; name another file"),
         (["PRAGMA application_id = 7"], "another program's database"),
-        (["PRAGMA application_id = 0x53544747", "PRAGMA user_version = 99"], "has schema 99"),
+        (
+            ["PRAGMA application_id = 0x53544747", "PRAGMA user_version = 99"],
+            ": update st",
+        ),
+        (
+            ["PRAGMA application_id = 0x53544747", "PRAGMA user_version = 0"],
+            "; put it as",
+        ),
     ],
 )
 def test_another_database_is_refused(tmp_path, statements, said):
@@ -81,14 +89,72 @@ def test_another_database_is_refused(tmp_path, statements, said):
     assert path.read_bytes() == before
 
 
-def test_what_is_no_database_is_refused(tmp_path):
-    """One sentence with the command that removes it."""
-    path = tmp_path / "text.sqlite"
-    path.write_text("no database, but a text of more than a few bytes\n" * 100)
-    with pytest.raises(FileError, match=r"no history that can be used: .*; .*rm "):
-        kept(path)
-    with pytest.raises(FileError, match="unable to open"):
-        kept(tmp_path)
+def locked(path, store):
+    """By another command that writes."""
+    other = sqlite3.connect(path)
+    other.execute("BEGIN IMMEDIATE")
+    return other
+
+
+def full(path, store):
+    """A disk."""
+    connect = store.sqlite3.connect
+
+    def on_a_small_disk(*arguments, **keywords):
+        connection = connect(*arguments, **keywords)
+        connection.execute("PRAGMA max_page_count = 1")
+        return connection
+
+    store.sqlite3.connect = on_a_small_disk
+
+
+def malformed(path, store):
+    """From its second page on."""
+    path.write_bytes(path.read_bytes()[:4096] + b"\xff" * 4096)
+
+
+def unreadable(path, store):
+    """For SQLite, which cannot open a folder in place of its journal."""
+    path.with_name(f"{path.name}-journal").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (locked, "locked by another command, waited 0.1 s; again when that one has ended"),
+        (full, "nothing was added, no space is left; free some space, then again"),
+        (
+            malformed,
+            "is damaged: database disk image is malformed; put it aside, and ",
+        ),
+        (unreadable, "nothing was added: disk I/O error; make it readable"),
+    ],
+)
+def test_what_is_wrong_has_its_own_sentence(tmp_path, monkeypatch, harm, said):
+    """With what mends it. Nobody is told to remove a history: it may be whole."""
+    path = tmp_path / "history.sqlite"
+    with open_store(path) as store:
+        store.add([measured()])
+    before = path.read_bytes()
+    monkeypatch.setattr(history_store, "WAIT_S", 0.1)
+    monkeypatch.setattr(history_store.sqlite3, "connect", sqlite3.connect)
+    held = harm(path, history_store)
+    with pytest.raises(FileError) as raised, open_store(path) as store:
+        store.add([measured(recording(250.0, at)) for at in range(100)])
+    assert f"{path}: {said}" in str(raised.value) and "rm " not in str(raised.value)
+    assert harm is malformed or path.read_bytes() == before
+    if held:
+        held.close()
+
+
+@pytest.mark.parametrize("name", ["text.sqlite", "short.txt", ".", "/dev/null"])
+def test_what_is_no_history_is_left_as_it_is(tmp_path, name):
+    """Somebody named the wrong file: another one is to be named."""
+    (tmp_path / "text.sqlite").write_text("no database, but a text of some bytes\n" * 100)
+    (tmp_path / "short.txt").write_text("short")
+    with pytest.raises(FileError, match=r"is no (history|file); name another file with --store$"):
+        kept(tmp_path / name)
+    assert (tmp_path / "short.txt").read_text() == "short"
 
 
 def test_recordings_of_every_version_of_a_file_can_be_read():

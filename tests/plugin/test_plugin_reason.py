@@ -55,7 +55,8 @@ def test_without_it_the_notice_says_how(committed):
     }
     result.says(
         "linear?old?: a new level begins (accepted with --perf-update) in *; to say why it is "
-        "right, restore it with: git checkout -- baselines/cpu.json, then add --perf-reason='...'",
+        "right, restore git's version with: mv baselines/cpu.json baselines/cpu.json.old && "
+        "git checkout -- baselines/cpu.json, then add --perf-reason='...'",
         "linear?new?: first recording in *cpu.json",
     )
 

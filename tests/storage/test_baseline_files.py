@@ -192,13 +192,13 @@ def test_another_schema_is_refused(path, schema):
 
 
 def test_a_schema_of_the_future_has_its_own_remedy(path):
-    """The message gives both schemas, and no command that removes what a newer version recorded;
+    """The message gives both schemas, and no command that moves away what a newer version recorded;
     of an older one it is made anew.
     """
     path.write_text(json.dumps(plain() | {"schema": 2, "new_field": {}}))
-    assert "rm " not in refused(path, "schema 2", "reads 1", "update stepguard")
+    assert "mv " not in refused(path, "schema 2", "reads 1", "update stepguard")
     path.write_text(json.dumps(plain() | {"schema": 0}))
-    refused(path, "schema 0", "reads 1", "rm ", "--perf-update")
+    refused(path, "schema 0", "reads 1", f"mv {path} {path}.old && ", "--perf-update")
 
 
 def spoil(document, where, value):

@@ -227,7 +227,7 @@ def _remove(root: Path, path: Path) -> str:
     done = _worktree(root, "remove", "--force", "--force", str(path))
     if done is None or done.returncode != 0 and "is not a working tree" not in done.stderr:
         why = complaint(done.stderr) if done else "git did not answer"
-        return f"git still lists the worktree {path}: {why}; git worktree prune"
+        return f"git still lists the worktree {path}: {why}; git worktree remove -ff {str(path)!r}"
     return ""
 
 
