@@ -324,13 +324,11 @@ def test_frames_go_outwards_with_qualified_names(tree, monkeypatch):
     assert list(frames(None)) == []
 
 
-def test_a_sync_in_a_library_is_not_offered_a_comment_that_allows_all_of_them():
-    """The headline names the user's line and the library's; the way to allow is left out."""
+def test_a_sync_in_a_library_has_two_lines():
+    """The user's, and the library's behind it."""
     via = "transformers/trainer.py:41 in Trainer.train"
     inside = structs.replace(ITEM, via=via)
-    for site, offered in ((ITEM, True), (inside, False)):
+    for site, behind in ((ITEM, ""), (inside, f" via {via}")):
         verdict = rise(site)
-        text = block(verdict, "", Commands())
-        assert ("# stepguard: allow sync" in text) is offered
-        assert (f"model/gpt.py:88 via {via}" in headline(verdict)) is not offered
-        assert f"(model/gpt.py:88){'' if offered else f' via {via}'}, forward" in text
+        assert headline(verdict).endswith(f"model/gpt.py:88{behind}")
+        assert f"(model/gpt.py:88){behind}, forward" in block(verdict, "", Commands())

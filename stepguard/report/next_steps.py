@@ -17,7 +17,6 @@ from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import suggested_sizes
 from stepguard.machine.interpreter import called
 
-SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 NEW_LEVEL = " --reason '...'"
 
 
@@ -89,12 +88,6 @@ def next_steps(
         return []
     else:
         steps = _after_screen(verdict, commands, commit)
-    worst = verdict.worst
-    rose = worst is not None and worst.metric in SYNCS and worst.status is Status.CHANGED
-    syncs = worst.sites if worst and rose else ()
-    # A comment at a line that calls a library would allow everything that the library does.
-    if any(not site.via for site in syncs):
-        steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
     if _lacks(verdict):
         ignored = 'write data=("PATH",) into the case'
         steps.append(f"if the other revision lacks files that git ignores, such as data: {ignored}")

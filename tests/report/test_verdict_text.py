@@ -344,16 +344,6 @@ def test_an_operator_without_a_place_is_named_all_the_same():
     )
 
 
-def test_a_sync_that_is_meant_is_shown_the_way():
-    """Under a new sync the block says how to allow it; under another counter it does not."""
-    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
-    assert "# stepguard: allow sync: why" in verdict_text.block(verdict, "x", Commands())
-    other = replace(SYNCED, metric="graph_breaks")
-    assert "allow sync" not in verdict_text.block(
-        replace(verdict, metrics=(other,)), "x", Commands()
-    )
-
-
 def test_a_comment_is_not_part_of_the_sentence():
     """A place shows the source without its comment."""
     place = structs.replace(AT, text="loss.item()  # only for the log")
