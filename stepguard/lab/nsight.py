@@ -3,6 +3,7 @@ worker of stepguard. They record after a warm-up, between cudaProfilerStart and 
 """
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
@@ -26,6 +27,7 @@ from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import visible_gpus
 from stepguard.machine.interpreter import as_typed
+from stepguard.storage.compile_cache import CompileCache, Mark
 from stepguard.storage.kept_runs import Store
 
 NSYS = """a workload under Nsight Systems: phases, kernels and calls, and what to try.
@@ -100,17 +102,19 @@ def _profile(options: argparse.Namespace) -> int:
         # While another run has the GPU, the text of what is waited for comes several times a
         # second. It is printed once.
         with exclusive(gpus, shlex.join(sys.argv), cache(say)):
-            for command in commands:
-                _run(command, options.root)
+            with contextlib.closing(CompileCache(Store(options.root).cache)) as compiled:
+                for command in commands:
+                    with Mark(compiled.folder, str(os.getpid())).during():
+                        _run(command, options.root, compiled.folder)
     except GpuLocked as error:
         raise ValueError(str(error)) from None
     return analyze.report([folder], options.top)
 
 
-def _run(command: list[str], root: Path) -> None:
+def _run(command: list[str], root: Path, compiled: Path) -> None:
     """Run one command and pass on its output. Raises ValueError if it fails."""
     say(shlex.join(command))
-    env = os.environ | callers_engine.caches(Store(root).cache) | {"PYTHONPATH": _python_path(root)}
+    env = os.environ | callers_engine.caches(compiled) | {"PYTHONPATH": _python_path(root)}
     status = subprocess.run(command, cwd=root, env=env, check=False).returncode
     if status:
         hint = ""

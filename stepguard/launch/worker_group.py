@@ -23,6 +23,7 @@ from stepguard.launch.nodes import scheduler
 from stepguard.launch.nodes.run_launcher import end_launcher
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
 from stepguard.machine.lifeline import alive, interrupts_deferred
+from stepguard.storage.compile_cache import Mark
 from stepguard.worker.agent import STANDBY
 
 HELLO_LIMIT_S = 120.0
@@ -46,11 +47,14 @@ class WorkerGroup:
         spec.folder.mkdir(parents=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
         self._control = Control(self.token)
+        self._mark = Mark(spec.cache, self.token)
+        self._mark.begin()
         try:
             start = scheduler.start if spec.launcher else torchrun.start
             self._agent = start(spec, self.token, self._scratch, environment=environment)
         except BaseException:
             self._control.close()
+            self._mark.end()
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
 
@@ -66,11 +70,19 @@ class WorkerGroup:
         """
         imported = (self._scratch / STANDBY).exists()
         self._still_starts(imported)
+        if imported and not self._released:
+            self._mark.end()
         return imported
+
+    @property
+    def _released(self) -> bool:
+        """Tell whether the ranks were started."""
+        return self._agent.stdin is None or self._agent.stdin.closed
 
     def release(self) -> None:
         """Let a standby start its ranks. Another call does nothing."""
-        if self._agent.stdin and not self._agent.stdin.closed:
+        if self._agent.stdin and not self._released:
+            self._mark.begin()
             # The agent waited on purpose until now. That must not count against HELLO_LIMIT_S.
             self.began = time.monotonic()
             with contextlib.suppress(OSError):  # it has ended, which hello() will notice
@@ -93,6 +105,7 @@ class WorkerGroup:
         with self._faults("start", poll):
             pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
         self.pids = dict(enumerate(pids))
+        self._mark.end()
 
     def ready(self) -> bool:
         """Tell, without waiting, whether the ranks have imported. Raises LaunchFailed if a process
@@ -124,7 +137,7 @@ class WorkerGroup:
         if a process ends, or if no answer comes within ``limit_s`` or the launch's time limit.
         """
         left = self.began + self.spec.time_limit_s - time.monotonic()
-        with self._faults(command, poll):
+        with self._faults(command, poll), self._mark.during():
             return self._control.request(
                 command, args, max(1.0, min(limit_s, left)), self._watch, progress
             )
@@ -161,14 +174,17 @@ class WorkerGroup:
 
     def let_exit(self) -> None:
         """Let the ranks exit by themselves, without waiting for it."""
+        self._mark.begin()  # they keep precompiled headers
         self._control.close()
 
     def leave(self) -> None:
         """Let the ranks exit by themselves, for GONE_LIMIT_S at most. Then close the launch."""
         self.let_exit()
         until = time.monotonic() + GONE_LIMIT_S
-        while self._ends() and time.monotonic() < until:
+        while (ending := self._ends()) and time.monotonic() < until:
             time.sleep(0.02)
+        if not ending:
+            self._mark.end()
         self.close()
 
     def _ends(self) -> bool:
@@ -184,6 +200,8 @@ class WorkerGroup:
         if self._closed:
             return
         with interrupts_deferred():
+            if self._waits_for_its_first_command():
+                self._mark.end()
             self._control.close()
             # The launcher is ended first: only it can end the parts on other nodes. A token finds
             # only processes of this host.
@@ -191,4 +209,10 @@ class WorkerGroup:
                 end_launcher(scheduler.launcher_token(self.token))
             here = self.spec.here(self.pids).values()
             torchrun.end(self._agent, self.token, self._scratch, here)
+            self._mark.clean()
             self._closed = True
+
+    def _waits_for_its_first_command(self) -> bool:
+        """Tell whether a launch that was never asked for anything has imported."""
+        standby = not self._released and (self._scratch / STANDBY).exists()
+        return not self.pids and (standby or self._control.somebody_waits())

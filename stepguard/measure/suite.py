@@ -44,6 +44,7 @@ from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.launches import Enough, ask_ranks, measure_launches
 from stepguard.measure.pair_run import PairsWanted
 from stepguard.storage import baseline_files as baseline
+from stepguard.storage.compile_cache import CompileCache
 from stepguard.storage.kept_runs import Store
 from stepguard.storage.waiver_file import today
 
@@ -87,9 +88,10 @@ class Suite:
 
     def __post_init__(self) -> None:
         self._store = Store(self.root)
+        self._cache = CompileCache(self._store.cache)
         self._bench = Bench(
             root=self.root,
-            cache=self._store.cache,
+            cache=self._cache.folder,
             folder=self._store.new_run(),
             gpus=self.gpus,
             revision=current(self.root, self.baselines),
@@ -117,8 +119,11 @@ class Suite:
         return result
 
     def close(self) -> None:
-        """End the launches that were started for a next case that did not come."""
+        """End the launches that were started for a next case that did not come. Let another run use
+        the compile cache.
+        """
         self._bench.ahead.close()
+        self._cache.close()
 
     def ask(self, case: Case, progress: Progress, command: str, **arguments: Any) -> Answers:
         """Return what the case's ranks answer to a command (measure/launches.py). Nothing is

@@ -3,12 +3,11 @@
 .stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
 .stepguard/runs/.../<case>/comparison.json                    with another revision's tree
 .stepguard/runs/.../<case>/launch-1/                          its logs
-.stepguard/cache/                                             compile caches, see cache_of()
+.stepguard/cache/                                             compile caches (compile_cache.py)
 .stepguard/trees/                                             other revisions (git/worktree.py)
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
@@ -26,11 +25,10 @@ from stepguard.core.text import meant
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.interpreter import as_typed
+from stepguard.storage.compile_cache import cache_of
 from stepguard.storage.json_file import FileError, contents, replace_file
 
 KEPT_RUNS = 20
-# Folders of compiled extensions, one for each tree. No later run uses other revisions' trees.
-KEPT_EXTENSIONS = 4
 STAMP = "%Y%m%dT%H%M%S.%fZ"
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
@@ -45,31 +43,6 @@ def root_of(folder: Path) -> Path:
     return folder
 
 
-def user_cache() -> Path:
-    """Return the folder for files that all checkouts of a user share."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "stepguard")
-
-
-def cache_of(folder: Path) -> Path:
-    """Return the folder of a checkout's compile caches. It is inside ``folder`` if a compiler
-    accepts that path, else in the user's cache, named by a digest of the path.
-    """
-    inside = folder.absolute() / "cache"
-    # The path is not quoted in the compiler's command line: a blank, for example, would split it.
-    if re.fullmatch(r"[\w./+@,-]+", str(inside), re.ASCII):
-        return inside
-    return user_cache() / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
-
-
-def _used_at(extensions: Path) -> float:
-    """Return when a tree's extensions were last used, in seconds since 1970; 0 if unknown.
-    torch makes a lock file in an extension's folder at each use, which changes the folder's time.
-    """
-    with contextlib.suppress(OSError):  # another run may remove the folder
-        return max(path.stat().st_mtime for path in (extensions, *extensions.iterdir()))
-    return 0.0
-
-
 class Store:
     """The runs of one checkout."""
 
@@ -79,8 +52,7 @@ class Store:
         self.runs = self.folder / "runs"
 
     def new_run(self) -> Path:
-        """Make a folder for a new run. Remove the oldest runs beyond KEPT_RUNS, and all but the
-        KEPT_EXTENSIONS last used extensions.
+        """Make a folder for a new run. Remove the oldest runs beyond KEPT_RUNS.
 
         Raises FileError if the folder cannot be made.
         """
@@ -89,8 +61,7 @@ class Store:
         try:
             fresh.mkdir(parents=True)
             keep_out_of_git(self.folder)
-            extensions = sorted(self.cache.glob("extensions/*"), key=_used_at)
-            for old in (*self._runs()[:-KEPT_RUNS], *extensions[:-KEPT_EXTENSIONS]):
+            for old in self._runs()[:-KEPT_RUNS]:
                 shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             raise FileError(

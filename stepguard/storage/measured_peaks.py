@@ -9,8 +9,8 @@ import msgspec
 
 from stepguard.core.work_and_peaks import Peaks
 from stepguard.machine.interpreter import as_typed
+from stepguard.storage.compile_cache import user_cache
 from stepguard.storage.json_file import FileError, replace_file, restore
-from stepguard.storage.kept_runs import user_cache
 
 
 def folder() -> Path:

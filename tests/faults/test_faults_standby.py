@@ -15,6 +15,7 @@ from stepguard.launch import worker_group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
+from stepguard.worker.agent import STANDBY
 
 
 @pytest.fixture
@@ -70,6 +71,22 @@ def test_it_is_closed_while_it_waits(quick, standby):
     """So is one that has imported."""
     until(standby.imported)
     standby.close()
+
+
+@pytest.mark.parametrize("how", ["waits", "released", "imports"])
+def test_one_that_nobody_wants_leaves_the_compile_cache(standby, how):
+    """What other launches compiled since it started stays, unless it may still be writing."""
+    compiled = standby.spec.cache / "inductor" / "x.so"
+    compiled.parent.mkdir()
+    compiled.write_text("whole")
+    if how != "imports":  # nobody asks it whether it has
+        until((standby._scratch / STANDBY).exists)
+    if how == "released":
+        standby.release()
+        until(standby._control.somebody_waits)
+        compiled.write_text("written again")
+    standby.close()
+    assert compiled.exists() == (how != "imports")
 
 
 def test_an_agent_that_dies_is_a_lost_worker(standby):

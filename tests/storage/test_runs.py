@@ -3,9 +3,7 @@
 import errno
 import json
 import os
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from builders import CASE_ID, evidence
@@ -184,22 +182,6 @@ def test_evidence_does_not_dirty_the_tree(tmp_path):
     assert (tmp_path / ".stepguard" / ".gitignore").read_text() == "*\n"
 
 
-def test_extensions_of_trees_that_are_gone_are_removed(tmp_path):
-    """Every checkout of another revision has a folder of its own, which no later run uses; this
-    tree's is older, but its extension was loaded last.
-    """
-    store = Store(tmp_path)
-    for number in range(8):
-        built = store.cache / "extensions" / f"tree{number}" / "gelu"
-        built.mkdir(parents=True)
-        for path in (built, built.parent):
-            os.utime(path, (number, number))
-    os.utime(store.cache / "extensions" / "tree0" / "gelu", (99, 99))
-    store.new_run()
-    left = sorted(path.name for path in (store.cache / "extensions").iterdir())
-    assert left == ["tree0", "tree5", "tree6", "tree7"]
-
-
 def test_a_run_that_begins_does_not_dirty_anothers_tree(tmp_path):
     """The file is not written again, which would leave it empty for a moment; half a one is."""
     store = Store(tmp_path)
@@ -211,20 +193,6 @@ def test_a_run_that_begins_does_not_dirty_anothers_tree(tmp_path):
     path.write_text("")
     store.new_run()
     assert path.read_text() == "*\n"
-
-
-@pytest.mark.parametrize(
-    ("name", "inside"),
-    [("plain-1.0_a", True), ("my models", False), ("modèles", False), ("a'b", False)],
-)
-def test_the_compile_caches_have_a_path_that_a_compiler_takes(tmp_path, monkeypatch, name, inside):
-    """torch's compiler does not quote it: at a blank g++ would be given two files."""
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
-    cache = Store(Path("/srv") / name).cache
-    assert (cache == Path("/srv") / name / ".stepguard" / "cache") == inside
-    assert re.fullmatch(r"[\w./-]+", str(cache), re.ASCII)
-    assert cache == Store(Path("/srv") / name).cache, "the same one the next time"
-    assert cache != Store(Path("/srv") / "other models").cache
 
 
 def test_comparisons_of_a_case_come_newest_first(store):
