@@ -63,6 +63,7 @@ def _run(options: argparse.Namespace) -> int:
     if shown := list(figures(result)):
         explain = commands.called("stepguard explain-code METRIC")
         say(*shown, f"how a metric is measured: {explain}")
+    say(*suite.notices)
     # The exit status depends only on the measurement: a baseline's verdict does not count here.
     measured = measurement_problem(result.evidence) is None
     evidence = os.path.relpath(result.evidence_path)

@@ -5,6 +5,7 @@ The pytest plugin and the commands use this module: neither measures nor judges 
 
 import os
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -85,6 +86,7 @@ class Suite:
     base_baselines: Path | None = None  # that branch's baselines; they judge, not the tree's own
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)  # of launches
     results: list[Result] = field(default_factory=list, init=False)
+    notices: list[str] = field(default_factory=list, init=False)  # for the user, of the whole run
 
     def __post_init__(self) -> None:
         self._store = Store(self.root)
@@ -111,11 +113,35 @@ class Suite:
         (before it measures), or if the evidence cannot be kept.
         """
         self._bench.ahead.expect(following)
-        if self.tree is None:
-            result = self._screen(case, progress)
-        else:
-            result = self._compare(case, self.tree, progress)
+        began_ns = time.time_ns()
+        result = self._measure(case, progress)
+        texts = _failures(result)
+        if file := next(filter(None, (self._cache.older_file(t, began_ns) for t in texts)), ""):
+            result = self._without_cache(case, progress, file)
         self.results.append(result)
+        return result
+
+    def _measure(self, case: Case, progress: Progress) -> Result:
+        if self.tree is None:
+            return self._screen(case, progress)
+        return self._compare(case, self.tree, progress)
+
+    def _without_cache(self, case: Case, progress: Progress, file: str) -> Result:
+        """Set the compile cache aside, since a failure names ``file`` of it, and measure the case
+        once more. If that fails, too, the cache was not the cause: put it back.
+        """
+        self._bench.ahead.close()  # these launches may be reading it
+        aside = self._cache.set_aside()
+        self.budget.cases += 1  # the case is charged twice
+        result = self._measure(case, progress)
+        if _failures(result):
+            self._bench.ahead.close()
+            self._cache.put_back()
+        else:
+            self.notices.append(
+                f"{case.id}: failed with {file} of the compile cache, and was measured again "
+                f"without the cache, which was set aside: {aside}"
+            )
         return result
 
     def close(self) -> None:
@@ -263,3 +289,13 @@ class Suite:
         # Files that the script itself wrote are named, too: the user adds them to .gitignore.
         dirty = tuple(sorted({*evidence.dirty, *now.dirty}))
         return replace(evidence, tree_changed=True, dirty=dirty)
+
+
+def _failures(result: Result) -> list[str]:
+    """Return the messages and stacks of failures that a damaged file of the compile cache may
+    cause.
+    """
+    pairs, may_cause = result.comparison, (Reason.RAISED, Reason.KILLED)
+    sides = (result.evidence, pairs.head, pairs.base) if pairs else (result.evidence,)
+    faults = (fault for side in sides for fault in side.faults)
+    return [f"{fault.message}\n{fault.detail}" for fault in faults if fault.code in may_cause]

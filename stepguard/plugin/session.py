@@ -332,11 +332,11 @@ class Session:
         """Note and record what only all results together decide."""
         if suite.fresh:
             self._notices.append("--perf-fresh: what earlier runs called SLOWER was measured again")
-        remarks: dict[str, list[str]] = {}
+        said: dict[str, list[str]] = {}
         for result in suite.results:
             for text in verdict_text.remarks(result.evidence):
-                remarks.setdefault(text, []).append(result.case.id)
-        self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
+                said.setdefault(text, []).append(result.case.id)
+        self._notices += suite.notices + [f"{listed(ids, 3)}: {it}" for it, ids in said.items()]
         self.recorder.record_waiting([result.verdict for result in suite.results])
 
     def _results(self) -> list[Result]:
