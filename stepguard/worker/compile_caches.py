@@ -16,7 +16,6 @@ import importlib
 import os
 import shutil
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ import torch
 from stepguard.worker.count.changed_settings import flags
 
 AUTOCAST = ("cpu", "cuda")
-_PART_BYTES = 1 << 20  # of a file, at a time
 
 
 def has_compiler() -> bool:
@@ -121,17 +119,15 @@ def take_kept_headers() -> None:
     with contextlib.suppress(Exception):  # private to torch; it saves seconds, or does nothing
         own, kept = _headers()
         own.mkdir(parents=True, exist_ok=True)
-        for path in kept.glob("*.h.*"):
-            if path.suffix != _checksum(path):
-                path.unlink()  # damaged by a full disk or a crash: it is made anew
-                continue
+        for path in (*kept.glob("*.h"), *kept.glob("*.h.gch")):
             with contextlib.suppress(FileExistsError):  # another rank has made it
-                (own / path.stem).symlink_to(path)
+                (own / path.name).symlink_to(path)
 
 
 def keep_headers() -> None:
-    """Keep the headers that this launch precompiled, with their checksums in their names. A launch
-    may be killed while it writes one, and with half a header nothing compiles any more.
+    """Keep the headers that this launch precompiled. With half a header nothing compiles any more,
+    and no failure would name the cache. So other launches find only whole ones, also after a crash
+    of the machine.
     """
     with contextlib.suppress(Exception):
         own, kept = _headers()
@@ -139,16 +135,8 @@ def keep_headers() -> None:
         for path in (file for gch in made for file in (gch.with_suffix(""), gch)):
             kept.mkdir(parents=True, exist_ok=True)
             part = kept / f"{os.getpid()}.part"
-            shutil.copyfile(path, part)
-            part.replace(kept / f"{path.name}{_checksum(path)}")
-
-
-def _checksum(path: Path) -> str:
-    """Return the suffix for a file's content: ".1c291ca3". It only has to show damage. Each launch
-    asks for that of 150 MB, for which a cryptographic hash takes four times as long.
-    """
-    checksum = 0
-    with path.open("rb") as file:
-        while part := file.read(_PART_BYTES):
-            checksum = zlib.crc32(part, checksum)
-    return f".{checksum:08x}"
+            with path.open("rb") as source, part.open("wb") as target:
+                shutil.copyfileobj(source, target)
+                target.flush()
+                os.fsync(target.fileno())
+            part.replace(kept / path.name)

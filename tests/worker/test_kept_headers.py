@@ -1,7 +1,6 @@
 """Headers that the compiler precompiles outlast the launch that made them, whole ones alone."""
 
 import tempfile
-from pathlib import Path
 
 import pytest
 
@@ -30,7 +29,7 @@ def test_the_next_launch_finds_what_one_precompiled(launch, tmp_path):
     (own / "x.h.gch").write_bytes(b"compiled")
     keep_headers()
     kept = tmp_path / "cache" / "precompiled_headers"
-    assert sorted(path.stem for path in kept.iterdir()) == ["x.h", "x.h.gch"]
+    assert sorted(path.name for path in kept.iterdir()) == ["x.h", "x.h.gch"]
     before = [path.stat().st_mtime_ns for path in kept.iterdir()]
     own = launch("second")
     assert (own / "x.h.gch").read_bytes() == b"compiled" and (own / "x.h").is_file()
@@ -45,27 +44,12 @@ def test_half_a_header_is_never_found(launch, tmp_path, monkeypatch):
         (own / name).write_bytes(b"whole")
 
     def half(source, target):
-        Path(target).write_bytes(b"wh")
+        target.write(b"wh")
         raise OSError(28, "planted")
 
-    monkeypatch.setattr("shutil.copyfile", half)
+    monkeypatch.setattr("shutil.copyfileobj", half)
     keep_headers()
     assert list(launch("second").iterdir()) == []
-
-
-def test_a_header_that_lost_its_end_is_made_anew(launch, tmp_path):
-    """On the disk, after it was kept: the next launch has none, and keeps the one that it makes."""
-    for name in ("first", "second"):
-        own = launch(name)
-        assert not (own / "x.h.gch").exists()
-        for header in ("x.h", "x.h.gch"):
-            (own / header).unlink(missing_ok=True)
-            (own / header).write_bytes(b"whole")
-        keep_headers()
-        (kept,) = (tmp_path / "cache/precompiled_headers").glob("x.h.gch*")
-        if name == "first":
-            kept.write_bytes(b"wh")
-    assert (launch("third") / "x.h.gch").read_bytes() == b"whole"
 
 
 def test_ranks_of_a_launch_share_what_is_kept(launch):
