@@ -28,6 +28,9 @@ from stepguard.core.reason_sentences import OfCase, OfConfirmation, OfMetric, Sl
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Outcome, Status
+from stepguard.core.text import counted
+
+FARTHEST_PCT = 10_000.0  # an interval's end beyond it is shown as "more than" this
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -62,6 +65,20 @@ class Decision(_Data, frozen=True):
     smallest_detectable_pct: float  # with the whole plan and this standard deviation
     final: bool  # no more pairs are wanted
     with_replaced_pct: float | None = None  # the change, if the pairs that were replaced count, too
+
+    @property
+    def interval(self) -> str:
+        """Return "[-0.12, +0.20] %". A few pairs may not limit the upper end: it is then "more than
+        +10000".
+        """
+        high = self.high_pct
+        known = f"{high:+.2f}" if high <= FARTHEST_PCT else f"more than {FARTHEST_PCT:+.0f}"
+        return f"[{self.low_pct:+.2f}, {known}] %"
+
+    @property
+    def so_far(self) -> str:
+        """Return "+0.04 [-0.12, +0.20] % over 6 pairs"."""
+        return f"{self.estimate_pct:+.2f} {self.interval} over {counted(self.pairs, 'pair')}"
 
 
 class PairsFinding(_Data, frozen=True):

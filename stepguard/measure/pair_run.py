@@ -28,7 +28,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.text import printable
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.pair_statistics import out_of_line
-from stepguard.judge.rules import changed_kernels, mean_on_cpu
+from stepguard.judge.rules import changed_kernels, decision, mean_on_cpu
 from stepguard.judge.rules.identical_step import enough, identical, unread, why_not_identical
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
@@ -309,7 +309,9 @@ class _PairRun:
         self.waiting = None
 
     def _keep(self) -> None:
-        """Keep all pairs, also one that waits for the next pair."""
+        """Keep all pairs, also one that waits for the next pair. Show what they say so far."""
+        if decided := decision(self.comparison()):
+            self.sides[HEAD].progress.known = f"; step_ms {decided.so_far}"
         waits = (self.waiting,) if self.waiting else ()
         self.wanted.keep(replace(self.comparison(), again=(*self.replaced, *waits)))
 

@@ -23,14 +23,12 @@ from stepguard.core.text import first, listed
 from stepguard.core.verdict import (
     Confirmation,
     Confirmed,
-    Decision,
     MetricVerdict,
     PairsFinding,
     PartMove,
 )
 from stepguard.judge.moved_places import EDITED
 
-FARTHEST_PCT = 10_000.0  # an interval's end beyond it is shown as "more than" this
 NOTE_PARTS = 3  # moved operators that a note names
 PLACES_SHOWN = 5  # of operators and of bytes
 
@@ -50,7 +48,7 @@ def note(metric: MetricVerdict) -> str:
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
     if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
-        by = interval(metric.pairs.decision)
+        by = metric.pairs.decision.interval
         return f"{within}{metric.reason.phrase}: {by} {_over(metric.pairs)}"
     if metric.pairs:
         return within + pairs_text(metric.pairs)
@@ -97,7 +95,7 @@ def pairs_text(measured: PairsFinding) -> str:
     """Return a decision in words: the interval, the pairs, and the smallest detectable slowdown."""
     by = measured.decision
     return (
-        f"{interval(by)} {_over(measured)}; smallest detectable slowdown "
+        f"{by.interval} {_over(measured)}; smallest detectable slowdown "
         f"{by.smallest_detectable_pct:.2f} %"
     )
 
@@ -121,15 +119,6 @@ def _over(measured: PairsFinding) -> str:
         how += f" (fewer were not enough: {measured.not_enough})"
     noise = f"pair sd {by.sd_pct:.2f} %; {margins_text(margins)}{level}"
     return f"over {pairs}{most}{stays}{remeasured}{how}, {noise}"
-
-
-def interval(decision: Decision) -> str:
-    """Return "[-0.12, +0.20] %". A few pairs may not limit the upper end: it is then "more than
-    +10000".
-    """
-    high = decision.high_pct
-    known = f"{high:+.2f}" if high <= FARTHEST_PCT else f"more than {FARTHEST_PCT:+.0f}"
-    return f"[{decision.low_pct:+.2f}, {known}] %"
 
 
 def _confirmation(how: Confirmed) -> str:

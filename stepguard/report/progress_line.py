@@ -2,7 +2,8 @@
 
 On a terminal one line is rewritten in place, at least once a second while the engine waits for
 ranks, and removed when the case is over. The text that was there before stays, and the cursor
-returns to it. In a log each case has one line, and with -v each stage has one.
+returns to it. In a log each case has a line, with -v each stage has one, and no LOG_S pass without
+a line while a case is measured.
 """
 
 import contextlib
@@ -20,6 +21,7 @@ from stepguard.core.text import printable, shortened
 GUESS_S = {GPU: 65.0, CPU: 20.0}
 PAIRS_GUESS_S = {GPU: 110.0, CPU: 100.0}
 ID_LEAST = 10  # columns that a case's id keeps
+LOG_S = 30.0
 CLEAR = "\x1b[K"  # to the end of the line
 UP, RIGHT = "\x1b[A", "\x1b[{}C"
 
@@ -57,6 +59,8 @@ class ProgressLine:
         self._most_s: float | None = None
         self._stage = ""
         self._stage_began = 0.0
+        self._logged_s = 0.0  # when a log's newest line was written
+        self._known = ""  # what it last said of the pairs
 
     @contextlib.contextmanager
     def case(self, case_id: str, most_s: float | None = None) -> Iterator[None]:
@@ -75,7 +79,7 @@ class ProgressLine:
         self._most_s = most_s
         if not self._terminal:
             left = self._most(0.0) or f"{self._about()} {clock(self._left_s())} left"
-            self._write(f"\n{self._position()} {self._case}: {left}\n")
+            self._log(f"\n{self._position()} {self._case}: {left}")
         elif column := self._display.column():
             self._column = column % self._display.width()
             self._write("\n")
@@ -83,7 +87,8 @@ class ProgressLine:
     def stage(self, text: str) -> None:
         """Show the case's stage. A text that differs from the last one begins the next stage.
 
-        On a terminal the line shows how long a stage has lasted. A log has each stage once.
+        On a terminal the line shows how long a stage has lasted. A log has each stage once, and a
+        stage that goes on each LOG_S.
         """
         text = printable(text)
         now, begins = time.monotonic(), text != self._stage
@@ -93,15 +98,26 @@ class ProgressLine:
             seconds = int(now - self._stage_began)
             self._write(self._line(text, f" {seconds} s" if seconds else "", now - self._began))
         elif self._verbose and begins:
-            self._write(f"  {now - self._began:6.1f} s  {text}\n")
+            stage, _, known = text.partition("; ")
+            text, self._known = stage if known == self._known else text, known
+            self._log(f"  {now - self._began:6.1f} s  {text}")
+        elif now - self._logged_s >= LOG_S:
+            lasted = f"{now - self._stage_began:.0f} s into {text}"
+            self._log(f"  {now - self._began:6.1f} s  {self._case}: {lasted}")
+
+    def _log(self, text: str) -> None:
+        self._logged_s = time.monotonic()
+        self._write(f"{text}\n")
 
     def _line(self, text: str, lasted: str, took_s: float) -> str:
-        """Return the whole line. If it is too long, first the time is shortened, then the case's id
-        is cut in its middle, and last the stage.
+        """Return the whole line. If it is too long, first what pairs say so far is left out, then
+        the time is shortened, then the case's id is cut in its middle, and last the stage.
         """
         width, front = self._display.width() - 1, f"{self._position()} "
         least, tails = min(ID_LEAST, len(self._case)), self._tails(took_s)
         fixed = len(front) + len(": ") + len(lasted)
+        if fixed + len(self._case) + len(text) + len(tails[0]) > width:
+            text = text.partition("; ")[0]
         rooms = ((tail, room) for room in (len(self._case), least) for tail in tails)
         fits = (tail for tail, room in rooms if fixed + room + len(text) + len(tail) <= width)
         tail = next(fits, tails[-1])

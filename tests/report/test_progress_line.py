@@ -267,3 +267,40 @@ def test_without_a_terminal_a_case_is_a_line(screen):
     screen.now_s += 5
     verbose.stage("warm-up")
     assert len(screen.written) == told, "a stage that goes on is no news in a log"
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_log_has_a_line_every_half_minute(screen, verbose):
+    """Of a stage that goes on: case, stage, seconds, and what the pairs say so far. With -v each
+    stage has a line besides, and what the pairs say is said once.
+    """
+    screen.width = 200
+    line = screen.line([("a", "cuda")], terminal=False, verbose=verbose)
+    line.begin("a")
+    known = "; step_ms +0.04 [-0.12, +0.20] % over 6 pairs"
+    for second in range(100):
+        line.stage(f"pair 7 head: {'warm-up' if second < 50 else 'block 1 of 2'}{known}")
+        screen.now_s += 1
+    stages = [f"     0.0 s  pair 7 head: warm-up{known}", "    50.0 s  pair 7 head: block 1 of 2"]
+    told = [
+        f"    30.0 s  a: 30 s into pair 7 head: warm-up{known}",
+        f"    60.0 s  a: 10 s into pair 7 head: block 1 of 2{known}",
+        f"    90.0 s  a: 40 s into pair 7 head: block 1 of 2{known}",
+    ]
+    if verbose:
+        told = [stages[0], told[0], stages[1], told[1].replace("60.0 s  a: 10", "80.0 s  a: 30")]
+    assert [text.rstrip("\n") for text in screen.written[1:]] == told
+
+
+@pytest.mark.parametrize(("width", "shown"), [(80, False), (120, True)])
+def test_a_terminal_shows_what_pairs_say_if_it_has_room(monkeypatch, width, shown):
+    """Stage and time come first, and no further line is written."""
+    screen = Terminal(monkeypatch, width)
+    line = screen.line([("train_step[nano]", "cpu")])
+    line.begin("train_step[nano]", 900.0)
+    for _ in range(40):
+        line.stage("pair 7 head: warm-up; step_ms +0.04 [-0.12, +0.20] % over 6 pairs")
+        screen.now_s += 1
+    assert "pair 7 head: warm-up" in screen.shown and "up to about 15:00" in screen.shown
+    assert ("[-0.12, +0.20] % over 6 pairs" in screen.shown) is shown
+    assert len([row for row in screen.rows if row.strip()]) == 1
