@@ -25,6 +25,7 @@ from stepguard.cli.workload_arguments import RUNS_AS_IT_IS, add_workload, chosen
 from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.nodes.scheduler import survey
 from stepguard.machine.interpreter import interpreter
+from stepguard.measure.suite import Ended, Result
 from stepguard.report import verdict_text
 from stepguard.report.document_json import result_document
 from stepguard.report.metric_list import figures
@@ -57,8 +58,17 @@ def _run(options: argparse.Namespace) -> int:
     if options.trace is not None:
         return record(suite, case, options)
     line = progress_line(options.root, [case])
-    with line.case(case.id):
-        result = suite.run(case, line.stage)
+    try:
+        with line.case(case.id):
+            result = suite.run(case, line.stage)
+    except Ended as ended:
+        _report(ended.result, options)
+        raise
+    return _report(result, options)
+
+
+def _report(result: Result, options: argparse.Namespace) -> int:
+    """Print what was measured, and write its document. Return the exit status."""
     commands = Commands(python=interpreter(Path.cwd()))
     if shown := list(figures(result)):
         explain = commands.called("stepguard explain-code METRIC")

@@ -118,7 +118,9 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "All pairs are measured, or the time of `--perf-budget` is over. The step time's interval "
         "over the pairs is neither beyond the ignore margin nor inside the matter margins. Or HEAD "
         "is slower by more than the matter margin once the disturbed pairs are counted. Or HEAD "
-        "alone has slow steps within its launches, which the pairs neither prove nor exclude.",
+        "alone has slow steps within its launches, which the pairs neither prove nor exclude. Or "
+        "the run was ended while it measured the case (Ctrl-C, SIGTERM, SIGHUP): what was known by "
+        "then is shown and kept, a counter that moved decides, and the case never passes.",
         "A larger budget; or, after 24 pairs, "
         "[margins that fit the noise](judge.md#what-decides-an-undecided-time), which the next "
         "step names.",

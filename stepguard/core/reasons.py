@@ -104,7 +104,7 @@ class Reason(StrEnum):
         "by the kernels that differ, and pairs of both revisions agree",
         (Status.SLOWER, Status.FASTER, Status.SAME),
     )
-    UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE
+    UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE, Failed
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
     MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME
     EXPECTED = "EXPECTED", "worse, as a commit of the range declares", Status.SAME

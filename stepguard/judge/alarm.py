@@ -13,6 +13,7 @@ module says how an alarm ends:
   alarm stays. Within it SLOWER becomes INCONCLUSIVE, and FASTER becomes `same`. An alarm of kernels
   ends as `same`, or as INCONCLUSIVE if the interval of undecided pairs is above the ignore margin.
 * The two sides do other work, and the alarm is FASTER: the case as a whole is CHANGED.
+* The run was ended meanwhile, and the alarm is not SLOWER: the case as a whole is INCONCLUSIVE.
 """
 
 from collections.abc import Sequence
@@ -134,12 +135,14 @@ def settled(
     alarm = alarm_of(findings, permits)
     overruled = answer is not None and _is_overruled(findings, permits, answer.pairs)
     judged = _judged(answer, steps) if answer and (alarm or overruled) else None
-    if alarm and judged and judged.refused and alarm.status is Status.FASTER:
-        work = judged.refused.figures
-        if isinstance(work, OtherWork | OtherWorkOfRanks):  # such a step is not FASTER
-            work = structs.replace(work, alarm=alarm.status.value)
-            whole = Refusal(judged.refused.status, judged.refused.reason, work)
-            return replace(findings, whole=whole)
+    refused = judged.refused if judged else None
+    if alarm and refused and alarm.status is not Status.SLOWER:
+        work = refused.figures
+        if isinstance(work, OtherWork | OtherWorkOfRanks) and alarm.status is Status.FASTER:
+            work = structs.replace(work, alarm=alarm.status.value)  # such a step is not FASTER
+            return replace(findings, whole=replace(refused, figures=work))
+        if refused.reason is Reason.UNDECIDED:  # the run was ended
+            return replace(findings, whole=refused)
 
     def ended(metric: MetricVerdict) -> MetricVerdict:
         moved = metric.status in _MOVED or metric.reason is Reason.KERNELS_MOVED

@@ -97,9 +97,10 @@ def findings_of(comparison: Comparison) -> Findings:
     refused = refusal(comparison)
     if refused is None:
         return _compared(comparison)
-    if refused.status is Status.INCONCLUSIVE and (risen := _risen(comparison)):
-        return risen
-    return _findings(comparison, _shown(comparison, refused), whole=refused)
+    known = _known(comparison) if refused.status is Status.INCONCLUSIVE else ()
+    if any(metric.status is Status.CHANGED for metric in known):
+        return _findings(comparison, known)
+    return _findings(comparison, _shown(comparison, refused, known), whole=refused)
 
 
 def refusal(comparison: Comparison) -> Refusal | None:
@@ -219,37 +220,42 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
     return None
 
 
-def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...]:
-    """Return HEAD's figures, to be shown without a comparison; none without a pair. If the work
-    differs, the counters of both sides are compared, too: they show what differs, and where.
+def _shown(
+    comparison: Comparison, refused: Refusal, known: tuple[MetricVerdict, ...]
+) -> tuple[MetricVerdict, ...]:
+    """Return what is ``known`` of both sides, and HEAD's other figures, to be shown without a
+    comparison; none without a pair. If the work differs, the counters of both sides are compared,
+    too: they show what differs, and where.
     """
     head, gates = summarise(comparison.head), comparison.head.gates
     status, reason = refused.status, refused.reason
     shown = uncompared(head, gates, status, reason) if comparison.pairs else ()
-    if reason is not Reason.WORK_MOVED:
-        return shown
-    base = summarise(comparison.base)
-    known = head.counters.keys() & base.counters.keys()
-    compared = tuple(compare(name, head, [base], gates) for name in METRICS if name in known)
-    return (*(metric for metric in shown if metric.metric not in known), *compared)
+    if reason is Reason.WORK_MOVED:
+        base = summarise(comparison.base)
+        both = head.counters.keys() & base.counters.keys()
+        known = tuple(compare(name, head, [base], gates) for name in METRICS if name in both)
+    valued = {metric.metric: metric for metric in known if metric.new is not None}
+    return (*(valued.pop(metric.metric, metric) for metric in shown), *valued.values())
 
 
-def _risen(comparison: Comparison) -> Findings | None:
-    """Return findings with CHANGED if a counter that both sides know moved, although other metrics
-    are undecided. None if no counter moved.
+def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
+    """Return what is known of both sides although the case is undecided: the counters that moved,
+    and the metrics that are undecided, the step time with the pairs so far.
     """
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
     # A side that is BROKEN or UNFIT has no counts to trust.
     if any(refused and refused.status is not Status.INCONCLUSIVE for refused in problems):
-        return None
-    head, base = comparison.head, comparison.base
-    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
-    if not moved:
-        return None
+        return ()
+    head, base, decided = comparison.head, comparison.base, decision(comparison)
+    now, then = summarise(head), summarise(base)
+    judged_time = Status.INCONCLUSIVE if head.on_gpu and JUDGED_TIME in head.gates else None
+    moved = (beside_time(one, judged_time) for one in moved_counters(now, [then], head.gates))
+    undecided_time = decided and decided.status is Status.INCONCLUSIVE
+    time = [_time(comparison, decided, now, then)] if undecided_time else []
     # If both sides are undecided, HEAD's reason is shown.
-    undecided = (*undecided_metrics(base), *undecided_metrics(head))
+    undecided = (*time, *undecided_metrics(base), *undecided_metrics(head))
     unknown = {metric.metric: metric for metric in undecided}
-    return _findings(comparison, (*moved, *unknown.values()))
+    return (*moved, *unknown.values())
 
 
 def _compared(comparison: Comparison) -> Findings:

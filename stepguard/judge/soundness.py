@@ -2,7 +2,7 @@
 
 The first line that applies decides:
 
-* a worker or the machine failed;
+* a worker or the machine failed, or the run was ended;
 * launches are missing;
 * the measurement contradicts itself or the hardware;
 * it never got steady;
@@ -51,7 +51,8 @@ def measurement_problem(evidence: Evidence) -> Refusal | None:
     """Return why this evidence cannot be judged or recorded; None if it is sound."""
     # Faults come first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
-        status = Status.UNFIT if Status.UNFIT in fault.code.statuses else Status.BROKEN
+        known = (Status.UNFIT, Status.INCONCLUSIVE)
+        status = next((each for each in known if each in fault.code.statuses), Status.BROKEN)
         launch = fault.during.partition(",")[0]  # without the stage, which the message names
         failed = Failed(launch=launch, message=fault.message, site=fault.site)
         return Refusal(status, fault.code, failed, fault.detail)

@@ -57,11 +57,19 @@ class Ticker:
     def __init__(self, show: Progress) -> None:
         self.known = ""  # "; step_ms +0.04 [-0.12, +0.20] % over 6 pairs"
         self._show = show
-        self._text, self._shown_s = "", 0.0
+        self._text, self._began_s, self._shown_s = "", time.monotonic(), 0.0
 
     def __call__(self, text: str) -> None:
-        self._text, self._shown_s = text, time.monotonic()
+        self._shown_s = time.monotonic()
+        if text != self._text:
+            self._text, self._began_s = text, self._shown_s
         self._show(text + self.known)
+
+    @property
+    def reached(self) -> str:
+        """Return "4 s into pair 7 head: warm-up", and what is known of the case so far."""
+        lasted_s = time.monotonic() - self._began_s
+        return f"{lasted_s:.0f} s into {self._text or 'start'}{self.known}"
 
     def tick(self) -> None:
         """Show the stage once more if that is due. Whoever waits calls this often."""
@@ -327,6 +335,14 @@ class CaseWorkers:
     def gpu_memory_bytes(self) -> int:
         """Return the memory of the smallest GPU; 0 if unknown."""
         return min((rank.get("memory_bytes", 0) for rank in self._ranks), default=0)
+
+    def note_end(self, interrupt: KeyboardInterrupt) -> None:
+        """Note as a fault that somebody ended the run: by which signal, when, and in which stage.
+        A KeyboardInterrupt without text is Python's own, for SIGINT.
+        """
+        by, after_s = str(interrupt) or "SIGINT", time.monotonic() - self.began
+        text = f"ended by {by} after {after_s:.0f} s, {self.progress.reached}"
+        self.faults.append(Fault(Reason.UNDECIDED, text))
 
     def evidence(self, **measured: Any) -> Evidence:
         """Return what was measured, with case, tree, machine and counts."""

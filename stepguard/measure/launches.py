@@ -85,7 +85,7 @@ def measure_launches(
     """Run all launches of a case, and return the evidence. ``wants_another`` is asked after the
     planned launches, and after each further one. If ``enough`` says so, the rest of the planned
     launches is left out, unless they do more than time blocks. Failures of a workload or a worker
-    raise nothing: they are faults in the evidence.
+    raise nothing: they are faults in the evidence. So is the end of the run meanwhile.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -149,6 +149,8 @@ class _CaseRun:
             self._more_launches(wants_another)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
+        except KeyboardInterrupt as interrupt:
+            self.workers.note_end(interrupt)
 
     def _unsteady(self) -> bool:
         """Tell whether a launch of a case that gates times never got steady."""

@@ -81,7 +81,7 @@ def measure_ab(
     comparison, which may be that of an earlier run.
 
     Failures of a workload, a worker or the machine raise nothing: they are faults in the evidence
-    of their side.
+    of their side. If the run is ended meanwhile, that is a fault of both sides.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
@@ -116,7 +116,9 @@ class _PairRun:
         self.stays: Comparison | None = None  # of an earlier run, if nothing has to be measured
 
     def measure(self) -> None:
-        """Run the first launches and pairs. After a failure stop, and note it on its side."""
+        """Run the first launches and pairs. After a failure stop, and note it on its side. If the
+        run is ended meanwhile, stop as well, and note it on both sides.
+        """
         try:
             first = self._first_launches()
             if first:
@@ -138,6 +140,9 @@ class _PairRun:
                 self._keep()
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
+        except KeyboardInterrupt as interrupt:
+            for side in self.sides:
+                side.note_end(interrupt)
         finally:
             if self.waiting:  # no pair came after this one, so it counts
                 self._count_pair(self.waiting)

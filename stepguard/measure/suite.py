@@ -62,6 +62,20 @@ class Result:
     comparison: Comparison | None = None  # with another revision, if one was measured
     judged_by: str = ""  # the digest of the baseline that judged, if one did
 
+    @property
+    def ended(self) -> str:
+        """Return how the run was ended while it measured the case; empty if it was not."""
+        faults = (self.comparison.head if self.comparison else self.evidence).faults
+        return next((fault.message for fault in faults if fault.code is Reason.UNDECIDED), "")
+
+
+class Ended(KeyboardInterrupt):
+    """The run was ended while it measured a case. ``result`` is what is known of the case."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.ended.partition(",")[0])  # the case's verdict says the rest
+        self.result = result
+
 
 @dataclass
 class Suite:
@@ -110,7 +124,8 @@ class Suite:
     def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
         """Measure and judge one case. ``following`` is the next case, if known; if it is given,
         close() must be called at the end. Raises FileError if the baseline file cannot be trusted
-        (before it measures), or if the evidence cannot be kept.
+        (before it measures), or if the evidence cannot be kept. If the run is ended meanwhile, what
+        was measured by then is judged and kept, and Ended is raised.
         """
         self._bench.ahead.expect(following)
         began_ns = time.time_ns()
@@ -119,6 +134,8 @@ class Suite:
         if file := next(filter(None, (self._cache.older_file(t, began_ns) for t in texts)), ""):
             result = self._without_cache(case, progress, file)
         self.results.append(result)
+        if result.ended:
+            raise Ended(result)
         return result
 
     def _measure(self, case: Case, progress: Progress) -> Result:

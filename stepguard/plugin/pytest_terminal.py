@@ -76,12 +76,16 @@ def machine_and_judge(gpus: Sequence[Gpu], folder: str, against: str) -> str:
     return f"{names}, driver {gpus[0].driver}; {judge}"
 
 
-def interrupted_line(cases: Sequence[Case], results: Sequence[Result]) -> str:
-    """Return which cases an interrupted run has not measured."""
+def interrupted_lines(cases: Sequence[Case], results: Sequence[Result]) -> list[str]:
+    """Return lines on an interrupted run: how a case was ended, unless its verdict says so, and
+    which cases were not measured.
+    """
     measured = {result.case.id for result in results}
     left = [case.id for case in cases if case.id not in measured]
     what = f"{len(left)} of {counted(len(cases), 'case')} not measured"
-    return f"interrupted: {what}{': ' if left else ''}{listed(left, 3)}"
+    decided = [result for result in results if result.ended and not result.verdict.whole]
+    lines = [f"{result.case.id}: {result.ended}" for result in decided]
+    return [*lines, *([f"interrupted: {what}: {listed(left, 3)}"] if left else [])]
 
 
 class VerdictText:

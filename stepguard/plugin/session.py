@@ -32,7 +32,7 @@ from stepguard.machine.gpu.nvml import Gpu, visible_gpus
 from stepguard.machine.interpreter import interpreter
 from stepguard.machine.requirements import require_torch
 from stepguard.measure.beside_base import Budget
-from stepguard.measure.suite import Result, Suite
+from stepguard.measure.suite import Ended, Result, Suite
 from stepguard.plugin.baseline_folder import (
     BaseBranch,
     base_of,
@@ -45,11 +45,7 @@ from stepguard.plugin.declared_cases import Collected, asks_for_perf, case_of, r
 from stepguard.plugin.options import base_branch
 from stepguard.plugin.perf_update import Recorder
 from stepguard.plugin.pytest_benchmark_bridge import Bridge
-from stepguard.plugin.pytest_terminal import (
-    interrupted_line,
-    machine_and_judge,
-    progress_line,
-)
+from stepguard.plugin.pytest_terminal import interrupted_lines, machine_and_judge, progress_line
 from stepguard.plugin.refuse_options import (
     Refused,
     refuse_bad_options,
@@ -215,7 +211,11 @@ class Session:
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
         last = None if self._tree else Store(self._root).last_evidence(case)
         with line.case(case.id, suite.longest_s(case)):
-            result = suite.run(case, line.stage, self._after(case))
+            try:
+                result = suite.run(case, line.stage, self._after(case))
+            except Ended as ended:  # judged like any other; then the run ends, with -x as failed
+                result, self._interrupted = ended.result, True
+                item.session.shouldstop = str(ended)
         if not result.evidence.faults:  # a faulty case ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
         if text := several_times_slower(result.evidence, last):
@@ -299,12 +299,12 @@ class Session:
         """
         # Now, not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
-        if self._interrupted and exitstatus == pytest.ExitCode.OK:
+        if self._interrupted and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
             exitstatus = pytest.ExitCode.INTERRUPTED
         if self._suite is not None:
             self._settle(self._suite)
         if exitstatus == pytest.ExitCode.INTERRUPTED and self._cases:
-            self._notices.append(interrupted_line(self._cases, self._results()))
+            self._notices += interrupted_lines(self._cases, self._results())
         # A listing measures nothing. In a strict run it was refused.
         if self._option.collectonly and not self._refused:
             return True

@@ -17,6 +17,9 @@ from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.waiver_rules import suggested_sizes
 from stepguard.machine.interpreter import called
 
+ENDED = (
+    "measure again; if a job's time limit ended the run: a longer limit, or a smaller --perf-budget"
+)
 NEW_LEVEL = " --reason '...'"
 
 
@@ -82,7 +85,9 @@ def next_steps(
     ``commit`` is what comes before the command that accepts the evidence; see commit_first().
     """
     # A comparison with a revision has no baseline into which evidence could be accepted.
-    if verdict.against and verdict.status is not Status.SAME:
+    if verdict.whole and verdict.reason is Reason.UNDECIDED:
+        steps = [ENDED]
+    elif verdict.against and verdict.status is not Status.SAME:
         steps = _after_comparison(verdict, commands)
     elif verdict.status is Status.SAME:
         return []

@@ -13,6 +13,8 @@ from agent_forks import QUICK_PYTHON
 from quick_launches import BUSY_LIMIT_S
 
 from stepguard.cli.workload_arguments import parse_params
+from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (*QUICK_PYTHON, "-m", "quick_stepguard", "run")
@@ -207,6 +209,18 @@ def test_an_interrupt(shell, monkeypatch):
     done = shell("run", "factories:linear")
     assert done.status == 130
     assert "stepguard: interrupted" in done.err
+
+
+def test_a_run_that_is_ended_says_what_it_knows(shell, tmp_path):
+    """What was measured by then is printed and written, and the status is that of an interrupt."""
+    end = Fault(Reason.UNDECIDED, "ended by SIGTERM after 9 s, 2 s into launch 2: warm-up")
+    shell.will_measure(shell.made(faults=(end,)))
+    done = shell("run", "factories:linear", "--json", str(tmp_path / "one.json"))
+    assert done.status == 130 and done.err.endswith("stepguard: interrupted\n")
+    assert f"linear[run]: INCONCLUSIVE: {end.message}\n" in done.err
+    assert "flops_per_step" in done.out
+    document = json.loads((tmp_path / "one.json").read_text())
+    assert document["verdict"]["figures"]["message"] == end.message
 
 
 @pytest.mark.parametrize(

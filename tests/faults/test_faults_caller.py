@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End
 from stepguard.storage.run_document_file import load_document
 
@@ -75,6 +76,9 @@ def killed(run, state, number):
     if number is not signal.SIGKILL:
         document = load_document(run.folder / "run.json")
         assert document.end is End.INTERRUPTED and not document.passed
+        (result,) = document.results
+        assert result.verdict.reason is Reason.UNDECIDED
+        assert f"ended by {number.name} after " in result.text.headline
     print(f"{number.name} in {state}: nothing left after {run.gone(tokens):.2f} s")
     assert list(run.tmpdir.iterdir()) == []
 
@@ -112,6 +116,6 @@ def test_ctrl_c_leaves_nothing(gate_run, waiting, interrupt):
     print(f"Ctrl-C {interrupt.__name__}: ended after {took:.2f} s, gone {run.gone(tokens):.2f} s")
     if interrupt is once:
         assert status == 2
-        assert "KeyboardInterrupt" in run.text
+        assert "Interrupted: ended by SIGINT after " in run.text
         assert " passed" not in run.text
     assert list(run.tmpdir.iterdir()) == []

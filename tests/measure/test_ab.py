@@ -4,6 +4,7 @@ A group's step takes as long as the test says, on no clock but the one in its an
 """
 
 import math
+import re
 import threading
 
 import msgspec
@@ -1375,17 +1376,30 @@ def test_who_fails_when_counted_is_blamed(world, measure, side, command):
     assert judge_ab(found).status is status
 
 
-def test_an_interrupt_leaves_nothing(world, measure, monkeypatch):
-    """Ctrl-C passes through, and every group is closed."""
+@pytest.mark.parametrize(
+    ("raised", "by"), [(KeyboardInterrupt(), "SIGINT"), (KeyboardInterrupt("SIGTERM"), "SIGTERM")]
+)
+def test_an_end_is_judged_by_the_pairs_before_it(world, measure, monkeypatch, raised, by):
+    """Ctrl-C in the third pair: every group is closed, and two pairs are judged. It is never green,
+    and says how it ended, in which stage, and what the pairs say by then.
+    """
+    run = stepguard.measure.pair.Pair.run
 
-    def stop(*arguments):
-        raise KeyboardInterrupt
+    def stop(pair, *arguments):
+        if pair.launches[0].label == "pair 3 head":
+            raise raised
+        run(pair, *arguments)
 
+    world.step_ms = {"head": 250.0, "base": 250.0}
     monkeypatch.setattr(stepguard.measure.pair.Pair, "run", stop)
-    with pytest.raises(KeyboardInterrupt):
-        measure(1)
-    assert world.groups["pair 2 base"].closed
-    assert all(group.closed for group in world.groups.values())
+    found = measure(5)
+    assert found.pairs == 2 and all(group.closed for group in world.groups.values())
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    stage = rf"ended by {by} after \d+ s, \d+ s into pair 3 base: asked"
+    assert re.fullmatch(rf"{stage}; step_ms \+0\.00 \[.*\] % over 2 pairs", verdict.message)
+    (time,) = (one for one in verdict.metrics if one.metric == "step_ms")
+    assert time.pairs.decision.pairs == 2 and time.new == pytest.approx(250.0)
 
 
 # how long

@@ -19,7 +19,8 @@ TIMED = ["warm-up", "block", "block", "block"]
 class World:
     """Stands in for launches, and keeps what each was asked for."""
 
-    def __init__(self, compiles, later):
+    def __init__(self, compiles, later, ends):
+        self.ends = ends  # label of the launch in whose warm-up the run is ended
         self.compiles = compiles  # labels of launches that find nothing in the cache
         self.later = later  # they do so in the warm-up, not in the first step
         self.asked = {}
@@ -46,6 +47,8 @@ class World:
 
         def warm_up(until):
             asked.append("warm-up")
+            if label == self.ends:
+                raise KeyboardInterrupt
             self.may_end.append(until())
             made.compiled_afresh = compiles
 
@@ -86,20 +89,22 @@ def run(monkeypatch):
         more=0,
         imported=True,
         enough=None,
+        ends="",
         **changes,
     ):
-        world = World(compiles, later)
+        world = World(compiles, later, ends)
         monkeypatch.setattr(stepguard.measure.launches, "RunningLaunch", world)
         monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
         gates = GATES if device == "cuda" else GATES[:2]
         case = Case("one", "work:step", {}, device, gates=gates, launches=launches, **changes)
         workers = SimpleNamespace(case=case, launches=[], faults=[])
+        workers.note_end = workers.faults.append
         workers.ahead = SimpleNamespace(ready=lambda: imported)
         workers.start_ahead = lambda label: world.ahead.append(world.running())
         workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
         measured = _CaseRun(workers, 3, enough)
         measured.measure(lambda found: more > 0 and len(found.launches) < launches + more)
-        assert not workers.faults
+        assert bool(workers.faults) == bool(ends)
         return world, measured.evidence()
 
     return run
@@ -222,6 +227,13 @@ def test_a_warm_up_waits_for_the_next_cases_import(run, imported):
     """It would disturb timed blocks."""
     world, _ = run(imported=imported)
     assert world.may_end == [imported] * 2
+
+
+def test_an_end_keeps_the_launches_before_it(run):
+    """Ctrl-C in the second of three launches: the first one counts, and no other runs."""
+    world, found = run(launches=3, ends="launch 2")
+    assert [one.index for one in found.launches] == [1]
+    assert world.asked["launch 2"] == ["hello", "warm-up"] and not world.asked["launch 3"]
 
 
 def test_cases_share_the_time_that_is_left(monkeypatch):

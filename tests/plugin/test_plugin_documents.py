@@ -286,6 +286,32 @@ def test_a_run_that_is_interrupted_leaves_a_document(mixed, monkeypatch):
     assert became(found)["broken"] == (State.UNMEASURED, "the run ended before its turn")
 
 
+@pytest.mark.parametrize("options", [(), ("-x",)])
+@pytest.mark.parametrize(("flops", "status"), [(1000, "INCONCLUSIVE"), (2000, "CHANGED")])
+def test_a_run_that_is_ended_says_what_it_knows(mixed, options, flops, status):
+    """The case that was under way is judged by what was measured, and printed like any other: a
+    counter that moved decides, and nothing is green. No further case is measured.
+    """
+    end = Fault(Reason.UNDECIDED, "ended by SIGTERM after 9 s, 2 s into launch 1: warm-up")
+    case, counters = mixed.cpu("changed"), {"flops_per_step": flops}
+    mixed.will_measure(case, counters=counters, faults=(end,), launches=())
+    result = mixed.run("--perf-json=run.json", *options)
+    found = load_document(mixed.path / "run.json")
+    assert (found.end, found.passed) == (End.INTERRUPTED, False)
+    assert {one.case: one.verdict.status.value for one in found.results} == {
+        "linear[same]": "same",
+        "linear[changed]": status,
+    }
+    states = became(found)
+    assert states["changed"][0] is State.MEASURED and states["new"][0] is State.UNMEASURED
+    result.says("*", f"linear[[]changed[]]: {status}: *", "*= performance =*")
+    assert end.message in result.stdout.str()
+    assert any(end.message in one for one in found.notices) is (status == "CHANGED")
+    if not options:
+        assert result.ret == pytest.ExitCode.INTERRUPTED
+        result.says("!*Interrupted: ended by SIGTERM after 9 s *!")
+
+
 def test_a_second_interrupt_makes_no_pass(mixed):
     """While pytest shows where the first one was, it ends the run as if all had passed. Here an
     error is in its place, which leaves pytest in the same way.

@@ -14,6 +14,7 @@ from inputs import (
     at,
     counted_in,
     counting,
+    ended,
     failed_side,
     pairs,
     waiver,
@@ -63,6 +64,20 @@ def alone(pct, **answer):
 
 OWN = "the recording's own commit, 000000000000"
 CONFIRMED = (
+    Scenario(
+        "ended-while-confirmed-slower",
+        "5 % off, and the run was ended while pairs were measured: the alarm stays.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        confirmed(5.0, ended(beside(2.0, QUIET[:3]))),
+    ),
+    Scenario(
+        "ended-while-confirmed-faster",
+        "5 % faster, and the run was ended while pairs were measured: no pass.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        confirmed(-5.0, ended(beside(-2.0, QUIET[:3]))),
+    ),
     Scenario(
         "confirmed-slower",
         "5 % off, and the code is 2 % slower.",

@@ -2,10 +2,23 @@
 
 from dataclasses import replace
 
-from builders import entry
-from inputs import LOSS, TRACEBACK, failed
+from builders import entry, evidence
+from inputs import (
+    FIVE,
+    LOSS,
+    NOISY,
+    OPERATORS,
+    ROSE,
+    TRACEBACK,
+    counted_in,
+    counting,
+    ended,
+    failed,
+    pairs,
+)
 from scenario import Files, Run, Scenario
 
+from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 
 
@@ -16,6 +29,8 @@ def scenario(status, code, message, **how):
     return Scenario(name, f"{message}.", status, Reason(code), run)  # a former code has today's
 
 
+LAUNCHED = "ended by SIGTERM after 41 s, 3 s into launch 2: warm-up"
+ENDED = evidence((250.0,), planned_launches=3, faults=(Fault(Reason.UNDECIDED, LAUNCHED),))
 BROKEN = {
     "BAD_WORKLOAD": "model.workloads has no train_stepp",
     "TREE_CHANGED": "model/gpt.py was written while it was measured",
@@ -46,6 +61,42 @@ FAULTS = (
     ),
     *(scenario("BROKEN", code, message) for code, message in BROKEN.items()),
     *(scenario("UNFIT", code, message) for code, message in UNFIT.items()),
+    Scenario("ended", f"{LAUNCHED}.", "INCONCLUSIVE", "UNDECIDED", Run(ENDED, baseline=FIVE)),
+    Scenario(
+        "ended-a-cost-rose",
+        "The run was ended, and it had counted a sync that is new.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(counting(ENDED, **ROSE), baseline=FIVE),
+    ),
+    Scenario(
+        "ended-in-pairs",
+        "The run was ended in the sixth pair: the five before it are shown.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=ended(pairs(1.0, NOISY[:5]))),
+    ),
+    Scenario(
+        "ended-in-pairs-a-cost-rose",
+        "The same with a sync that is new: it decides.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=ended(counted_in(pairs(1.0, NOISY[:5]), **ROSE))),
+    ),
+    Scenario(
+        "ended-in-pairs-other-operators",
+        "The same with other operators: what they cost is not decided.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=ended(counted_in(pairs(1.0, NOISY[:5]), **{OPERATORS: 1100}))),
+    ),
+    Scenario(
+        "ended-before-a-pair",
+        "The run was ended in the first launches, when HEAD alone had counted.",
+        "INCONCLUSIVE",
+        "UNDECIDED",
+        Run(pairs=ended(pairs(scatter=(), base={"counts": None, "fingerprint": None}))),
+    ),
     Scenario(
         "fault-without-a-machine",
         "It failed before it knew the GPU: no baseline's file is named for it.",

@@ -171,6 +171,13 @@ def failed_side(code, message, detail="", site=None):
     return {"faults": (fault,), "launches": (), "counts": None}
 
 
+def ended(found):
+    """The pairs, whose run was ended after them."""
+    end = Fault(Reason.UNDECIDED, "ended by SIGTERM after 331 s, 4 s into pair 6: warm-up")
+    head, base = (replace(side, faults=(end,)) for side in (found.head, found.base))
+    return replace(found, head=head, base=base)
+
+
 def two_ranks(**changes):
     """Evidence of two ranks, whose blocks have a clock each."""
     found = two_rank_evidence(**changes)

@@ -4,6 +4,7 @@ What a step takes is known and does not depend on what else the machine does, si
 by a clock of the workload's own. Its tokens are what may not differ.
 """
 
+import json
 import math
 import os
 import signal
@@ -29,6 +30,7 @@ from quick_launches import (
 from stepguard import Case
 from stepguard.core.evidence import Block, Evidence, Launch
 from stepguard.core.reasons import Reason
+from stepguard.core.run_document import End
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.alarm import settled
@@ -40,6 +42,7 @@ from stepguard.measure.beside_base import compare_with, confirm
 from stepguard.measure.case_workers import Bench
 from stepguard.measure.pair_run import PairsWanted
 from stepguard.report.metric_notes import note
+from stepguard.storage.run_document_file import load_document
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01
@@ -360,21 +363,33 @@ def test_an_unknown_revision_is_refused(root, tmp_path):
     assert "shallow clone" in complained and "git fetch --unshallow" in complained
 
 
-def test_an_interrupt_leaves_nothing(root):
-    """Ctrl-C while both groups of the second pair are being built, each asked by a thread of its
-    own: pytest says that it was interrupted, and no process, tree or entry of git's is left.
+def test_a_run_that_is_ended_says_what_it_knows(root, tmp_path):
+    """SIGTERM while both groups of the second pair are being built, each asked by a thread of its
+    own: the page and the document have the pair before it, the case is not green, and no process,
+    tree or entry of git's is left.
     """
-    with starting(root, "--perf-against=old", "test_perf.py::test_waiting") as run:
+    arguments = ["--perf-against=old", "test_perf.py::test_waiting"]
+    with starting(root, *arguments, f"--perf-json={tmp_path / 'run.json'}") as run:
         try:
             until = time.monotonic() + BUSY_LIMIT_S
             while len(list(root.glob(".stepguard/runs/*/*/*/pair-2-*/waits"))) < 2:
                 assert run.poll() is None and time.monotonic() < until
                 time.sleep(0.05)
-            run.send_signal(signal.SIGINT)
+            run.send_signal(signal.SIGTERM)
             printed, complained = run.communicate(timeout=BUSY_LIMIT_S)
         finally:
             run.kill()
     assert run.returncode == pytest.ExitCode.INTERRUPTED, printed + complained
+    assert "waiting[tiny]: INCONCLUSIVE: ended by SIGTERM after " in printed
+    assert " s into pair 2: build and first step; step_ms +0.00 [" in printed
+    document = load_document(tmp_path / "run.json")
+    assert document.end is End.INTERRUPTED and not document.passed
+    (verdict,) = (result.verdict for result in document.results)
+    (step_ms,) = (one for one in verdict.metrics if one.metric == "step_ms")
+    assert (verdict.status, step_ms.pairs.decision.pairs) == (Status.INCONCLUSIVE, 1)
+    schema = json.loads((ROOT / "docs" / "run-document.schema.json").read_text())
+    jsonschema = pytest.importorskip("jsonschema_rs")
+    jsonschema.validate(schema, json.loads((tmp_path / "run.json").read_text()))
     assert_nothing_left(root)
 
 
