@@ -64,6 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     except Ended as ended:
         _report(ended.result, options)
         raise
+    say(*suite.notices)
     return _report(result, options)
 
 
@@ -73,7 +74,6 @@ def _report(result: Result, options: argparse.Namespace) -> int:
     if shown := list(figures(result)):
         explain = commands.called("stepguard explain-code METRIC")
         say(*shown, f"how a metric is measured: {explain}")
-    say(*suite.notices)
     # The exit status depends only on the measurement: a baseline's verdict does not count here.
     measured = measurement_problem(result.evidence) is None
     evidence = os.path.relpath(result.evidence_path)
