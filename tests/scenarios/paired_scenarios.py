@@ -1,6 +1,6 @@
 """Runs that measured another tree in pairs with HEAD: what the times say."""
 
-from builders import block_of, evidence, replace
+from builders import block_of, replace
 from comparisons import with_margins
 from inputs import (
     BUSY,
@@ -23,7 +23,7 @@ from recorded_kernels import as_recorded, compared, edited, longer, profile, ste
 from scenario import Files, Run, Scenario
 
 from stepguard.core.machine_code import MachineCode
-from stepguard.core.metrics import FIRST_STEP, SPILLS
+from stepguard.core.metrics import FIRST_STEP, PEAK, SPILLS
 from stepguard.core.profile import StepIdentity, added
 from stepguard.core.site import Site
 from stepguard.judge.sequential_plan import level_of
@@ -295,12 +295,17 @@ PAIRED = (
         Run(pairs=six_of(profile=replace(BUSY, parts=replace(BUSY.parts, idle_us=(25e3,) * 6)))),
     ),
     Scenario(
-        "pairs-other-counts",
-        "Six pairs of the same kernels, with 9 B more at the peak.",
+        "pairs-peak-of-a-phase",
+        "One pair of the same kernels, with 4 B more at the peak of one phase.",
         "same",
-        "WITHIN_MARGINS",
+        "IDENTICAL_STEP",
         Run(
-            pairs=six_of(values=evidence().counts.values | {"peak_allocated_bytes": 45 * 10**9 + 9})
+            pairs=counted_in(
+                counted_in(
+                    unchanged(), "base", detail={PEAK: {"forward": 45 * 10**9, "optimizer": 1000}}
+                ),
+                detail={PEAK: {"forward": 45 * 10**9, "optimizer": 1004}},
+            )
         ),
     ),
     Scenario(

@@ -1,10 +1,11 @@
 """The step that did not change: if all kernels are the same, a few pairs are enough.
 
 This rule says `same` if every rank's step is known to be that of the other tree. Either no process
-opened a file that differs between the trees. Or all that was counted is equal, and the GPU bounds
-the step. One pair is enough, or a few if the margins are narrow (``enough``). Step by step, these
-pairs must look like pairs of unchanged code. If they do not, further ones may; after MOST_ALIKE the
-other rules decide. docs/judge.md says what an identity contains, and what it lacks.
+opened a file that differs between the trees. Or the identities of both steps are equal, and the GPU
+bounds the step. Counters take no part: each is judged by its own rule. One pair is enough, or a few
+if the margins are narrow (``enough``). Step by step, these pairs must look like pairs of unchanged
+code. If they do not, further ones may; after MOST_ALIKE the other rules decide. docs/judge.md says
+what an identity contains, and what it lacks.
 """
 
 import math
@@ -61,7 +62,7 @@ def why_not_identical(comparison: Comparison) -> str:
         return f"a module is in no commit: {loose[0]}"
     if head.counts is None or base.counts is None:
         return "nothing was counted"
-    return _why_counts_differ(head.counts, base.counts)
+    return _why_steps_differ(head.counts, base.counts)
 
 
 def unread(comparison: Comparison) -> bool:
@@ -91,21 +92,16 @@ def _loose(comparison: Comparison) -> tuple[str, ...]:
     return (*comparison.head.untracked, *comparison.base.untracked)
 
 
-def _why_counts_differ(head: Counts, base: Counts) -> str:
+def _why_steps_differ(head: Counts, base: Counts) -> str:
     for counts in (head, base):
         identity = counts.identity
         if identity is None or identity.problem or not identity.parts:
             return f"not all of a step is known: {identity.problem if identity else 'no trace'}"
         if why := why_not_bound(counts):
             return why
-        if counts.unstable:
-            return f"{min(counts.unstable)} differs from step to step"
     assert head.identity is not None and base.identity is not None
-    if parts := list(head.identity.differs_from(base.identity)):
-        return f"other {', '.join(parts)}"
-    if (head.values, head.detail, head.by_rank) != (base.values, base.detail, base.by_rank):
-        return "other counts"
-    return ""
+    parts = list(head.identity.differs_from(base.identity))
+    return f"other {', '.join(parts)}" if parts else ""
 
 
 def enough(comparison: Comparison) -> int:

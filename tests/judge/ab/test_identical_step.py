@@ -46,7 +46,8 @@ from stepguard.report.terminal_summary import Run, lines
 from stepguard.report.verdict_text import times
 
 MS, STEPS = 250.0, 32
-IDENTITY = StepIdentity({"kernels and copies": "a1", "operators": "b2", "settings": "c3"})
+PARTS_OF_A_STEP = ("kernels and copies", "operators", "CUDA calls", "collectives", "settings")
+IDENTITY = StepIdentity(dict.fromkeys(PARTS_OF_A_STEP, "a1"))
 SIX = (MS * 1e3,) * 6
 NONE = (0.0,) * 6
 PROFILE = Profile("NVIDIA H200", 1, Parts(SIX, SIX, NONE, NONE, (2500.0,) * 6), (), ())
@@ -269,17 +270,13 @@ def test_most_pairs_of_unchanged_code_look_so(seed):
     [
         {"identity": None},
         {"identity": StepIdentity(problem="it launches a graph")},
-        {"identity": StepIdentity(IDENTITY.parts | {"settings": "other"})},
-        {"identity": StepIdentity({"kernels and copies": "a1", "operators": "b2"})},
+        *({"identity": StepIdentity(IDENTITY.parts | {name: "other"})} for name in IDENTITY.parts),
+        {"identity": StepIdentity({"kernels and copies": "a1", "operators": "a1"})},
         {"identity": StepIdentity({})},
         {"profile": None},
         {"profile": replace(PROFILE, lost_share=0.001)},
         {"profile": replace(PROFILE, incomplete=1)},
         {"profile": replace(PROFILE, parts=replace(PROFILE.parts, idle_us=(9000.0,) * 6))},
-        {"values": evidence().counts.values | {"peak_allocated_bytes": 45_000_000_001}},
-        {"detail": {}},
-        {"by_rank": {"launches_per_step": (1000, 999)}},
-        {"unstable": {"copies_per_step": "steps differ: 4, 5"}},
     ],
 )
 def test_what_is_not_known_to_be_the_same_is_timed(counts):
@@ -287,6 +284,36 @@ def test_what_is_not_known_to_be_the_same_is_timed(counts):
     found = pair(**counts)
     assert why_not_identical(found) and not identical(found) and wants_another_pair(found)
     assert judge_ab(found).status is not Status.SAME
+
+
+VALUES = evidence().counts.values
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"detail": {"peak_allocated_bytes": {"forward": 45_000_000_000, "optimizer": 1004}}},
+        {"values": VALUES | {"peak_allocated_bytes": VALUES["peak_allocated_bytes"] + 9}},
+        {"by_rank": {"launches_per_step": (1000, 999)}},
+        {"unstable": {"copies_per_step": "steps differ: 4, 5"}},
+    ],
+)
+def test_no_counter_takes_part(counts):
+    """A phase's peak of 4 bytes more, or a count within its slack, makes no other step."""
+    found = pair(**counts)
+    assert why_not_identical(found) == "" and not wants_another_pair(found)
+    assert judge_ab(found).reason is Reason.IDENTICAL_STEP
+
+
+def test_a_counter_of_the_same_step_is_judged_by_its_own_rule():
+    """A price that rose fails, though one pair shows that the step is as fast."""
+    moved = pair(values=VALUES | {"peak_allocated_bytes": 46_000_000_000})
+    gates = ("step_ms", "peak_allocated_bytes")
+    head, base = (replace(side, gates=gates) for side in (moved.head, moved.base))
+    found = replace(moved, head=head, base=base)
+    verdict = judge_ab(found)
+    assert verdict.status is Status.CHANGED and not wants_another_pair(found)
+    assert "step_ms" not in {metric.metric for metric in verdict.moved}
 
 
 @pytest.mark.parametrize(
@@ -394,9 +421,9 @@ def test_why_one_pair_was_not_enough_is_said():
     )
     found = replace(sides[0], head=replace(head, commit="e" * 40), base=base)
     assert "fewer were not enough: the step time differs" in times(judge_ab(found))[0]
-    other = replace(base.counts, identity=StepIdentity({"kernels": "b"}))
+    other = replace(base.counts, identity=StepIdentity(IDENTITY.parts | {"operators": "b"}))
     told = times(judge_ab(replace(found, base=replace(base, counts=other))))[0]
-    assert "fewer were not enough: other kernels" in told
+    assert "fewer were not enough: other operators" in told
     slower = replace(found.head, launches=tuple(launch(270.0, n) for n in range(1, 7)))
     base = replace(base, launches=tuple(launch(250.0, n) for n in range(1, 7)), counts=other)
     verdict = judge_ab(replace(found, head=slower, base=base))
