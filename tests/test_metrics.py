@@ -1,9 +1,19 @@
 """The table of metrics, the verdicts' ranks and outcomes, and how values are shown."""
 
+from typing import get_args
+
 import pytest
 from builders import replace
 
-from stepguard.core.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
+from stepguard.core.metrics import (
+    GATEABLE,
+    METRICS,
+    OPERATOR_METRICS,
+    Role,
+    default_gates,
+    format_bytes,
+    format_value,
+)
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
@@ -40,27 +50,43 @@ def test_every_row_is_complete(name):
     assert metric.name == name
     assert UNIT_IN_NAME[metric.unit] in name
     assert metric.kind in ("time", "counter", "difference", "information")
-    assert (metric.role in ("work", "cost")) == (metric.kind == "counter")
+    assert bool(metric.role) == (metric.kind == "counter")
     assert (name in GATEABLE) == (metric.kind != "information" or metric.paired)
     assert not metric.paired or metric.kind == "information"
 
 
-def test_which_counters_are_work_and_which_are_cost():
-    """What the step does may not move at all; what it pays may fall, launches may rise by 2 %."""
-    work = {name for name, metric in METRICS.items() if metric.role == "work"}
-    assert work == {
-        "flops_per_step",
-        "operator_calls_per_step",
-        "compiled_operator_calls_per_step",
-        "tokens_per_step",
-        "collective_bytes_per_step",
-        "settings",
+def test_the_roles_of_counters():
+    """What the step does may not move at all; waste and prices may fall, and so may amounts, apart
+    from operators. Launches may rise by 2 %.
+    """
+    of = {role: {n for n, m in METRICS.items() if m.role == role} for role in get_args(Role)}
+    memory = {"allocated_bytes_between_steps", "peak_allocated_bytes"}
+    exact = {"flops_per_step", "tokens_per_step", "collective_bytes_per_step", "settings"}
+    assert of["work"] == exact
+    assert of["price"] == {
+        *memory,
+        "collectives_per_step",
+        "copies_per_step",
+        "graph_breaks",
+        "uncached_graphs",
     }
+    assert of["waste"] == {
+        "device_allocations_per_step",
+        "garbage_objects_per_step",
+        "growing_python_lines_per_step",
+        "host_syncs_per_step",
+        "leaked_bytes_per_step",
+        "leaked_graph_nodes_per_step",
+        "pageable_copies_per_step",
+        "recompiles",
+        "sync_candidates_per_step",
+    }
+    assert {n for n in of["amount"] if METRICS[n].exact} == set(OPERATOR_METRICS)
+    assert {n for n, m in METRICS.items() if m.exact} == {*exact, *OPERATOR_METRICS}
     slack = {name: metric.slack_pct for name, metric in METRICS.items() if metric.slack_pct}
     assert slack == {"launches_per_step": 2.0, "peak_allocated_bytes": 0.05}
     floors = {name: metric.floor for name, metric in METRICS.items() if metric.floor}
-    memory = {"peak_allocated_bytes": 512, "allocated_bytes_between_steps": 512}
-    assert floors == {"spill_bytes": 65, **memory}
+    assert floors == {"spill_bytes": 65, **dict.fromkeys(memory, 512)}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -128,7 +154,8 @@ def test_of_equals_the_worst_is_the_one_that_names_a_line():
     assert verdict.worst is syncs
     nowhere = replace(launches, sites=(Site("nonzero in IndexBackward0"),))
     assert replace(verdict, metrics=(nowhere, syncs)).worst is syncs
-    assert replace(verdict, metrics=(launches, syncs, slower)).worst is slower
+    assert replace(verdict, metrics=(launches, slower)).worst is slower
+    assert replace(verdict, metrics=(launches, syncs, slower)).worst is syncs
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ is tolerant, a change by 1 is a change. A ``difference`` of two variants of the 
 percentage points of a step. ``information`` is shown; it is judged only if it is ``paired`` and a
 case gates it.
 
-A counter has a role. ``work`` is what the step does (FLOPs, operator calls): if it moves either
-way, it is no longer the same step. ``cost`` is what the step pays (launches, peak memory): a rise
-fails, a fall is an improvement. Less is better for times and differences. docs/method.md says what
-each metric counts.
+A counter has a role, which says when it fails. ``work`` (FLOPs, tokens) fails when it differs: it
+is no longer the same step. ``waste`` (syncs, leaks) fails when it rises, whatever the time is. A
+``price`` (peak memory) fails when it rises and the step is not FASTER. An ``amount`` (operators,
+launches) explains a time that pairs judge, and fails only without one. Less is better for times and
+differences. docs/method.md says what each metric counts.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from stepguard.core.device import is_gpu
 
 ALLOCATION_BYTES = 512  # CUDA's caching allocator rounds requests up to multiples of it
 PEAK = "peak_allocated_bytes"
+FLOPS = "flops_per_step"
+COPIES = "copies_per_step"
 COLLECTIVES = "collectives_per_step"
 COLLECTIVE_BYTES = "collective_bytes_per_step"
 FIRST_STEP = "compile_s"
@@ -35,7 +38,7 @@ SPILLS = "spill_bytes"
 FP64 = "fp64_kernels"
 OF_KERNELS = (SPILLS, FP64)  # of the kernels that the compiler generated
 Kind = Literal["time", "counter", "difference", "information"]
-Role = Literal["work", "cost", ""]
+Role = Literal["work", "waste", "price", "amount", ""]
 
 
 class Scope(Enum):
@@ -73,6 +76,11 @@ class Metric:
         """Return whether the counter may rise and still be `same`."""
         return bool(self.slack_pct or self.floor)
 
+    @property
+    def exact(self) -> bool:
+        """Return whether the counter may not even fall: then the step does other work."""
+        return self.role == "work" or self.name in OPERATOR_METRICS
+
     def exists(self, device: str, world_size: int, in_group: bool = False) -> bool:
         """Return whether a case on ``world_size`` ranks of ``device`` can have it. ``in_group``
         tells whether even one rank may be in a process group.
@@ -93,37 +101,39 @@ class Metric:
 
 _time = partial(Metric, kind="time", digits=3)
 _work = partial(Metric, kind="counter", role="work")
-_cost = partial(Metric, kind="counter", role="cost")
+_waste = partial(Metric, kind="counter", role="waste")
+_price = partial(Metric, kind="counter", role="price")
+_amount = partial(Metric, kind="counter", role="amount")
 _difference = partial(Metric, kind="difference", digits=2)
 _information = partial(Metric, kind="information", digits=3)
 
 _GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
 _TABLE = (
     _time("step_ms", "ms"),
-    _work("flops_per_step", "FLOP", parts=True),
-    *(_work(name, "calls", parts=True) for name in OPERATOR_METRICS),
+    _work(FLOPS, "FLOP", parts=True),
+    *(_amount(name, "calls", parts=True) for name in OPERATOR_METRICS),
     _work("tokens_per_step", "tokens"),
     _work(SETTINGS, "settings", parts=True, new=True),
-    _cost("host_syncs_per_step", "syncs", _GPU),
-    _cost("sync_candidates_per_step", "calls", Scope.CPU),
-    _cost("launches_per_step", "calls", _GPU, slack_pct=2.0),
-    _cost("copies_per_step", "copies", _GPU, parts=True),
-    _cost("copied_bytes_per_step", "B", _GPU, parts=True),
-    _cost("pageable_copies_per_step", "copies", _GPU),
-    _cost("memsets_per_step", "calls", _GPU),
-    _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
+    _waste("host_syncs_per_step", "syncs", _GPU),
+    _waste("sync_candidates_per_step", "calls", Scope.CPU),
+    _amount("launches_per_step", "calls", _GPU, slack_pct=2.0),
+    _price(COPIES, "copies", _GPU, parts=True),
+    _amount("copied_bytes_per_step", "B", _GPU, parts=True),
+    _waste("pageable_copies_per_step", "copies", _GPU),
+    _amount("memsets_per_step", "calls", _GPU),
+    _price(COLLECTIVES, "calls", _SEVERAL, parts=True),
     _work(COLLECTIVE_BYTES, "B", _SEVERAL, parts=True),
-    _cost("generated_kernels", "kernels"),
+    _amount("generated_kernels", "kernels"),
     # Among forms of a kernel that spill at most 16 registers, 64 B, the compiler chooses by time.
     # Another machine may choose another form.
-    _cost(SPILLS, "B", _GPU, floor=65, new=True),
+    _amount(SPILLS, "B", _GPU, floor=65, new=True),
     # Not their instructions: the two forms of one pointwise kernel have 24 and 6 of them.
-    _cost(FP64, "kernels", _GPU, new=True),
-    _cost("graph_breaks", "breaks"),
-    _cost("unique_graphs", "graphs"),
-    _cost("recompiles", "recompiles"),
-    _cost("uncached_graphs", "graphs", new=True),
-    _cost(
+    _amount(FP64, "kernels", _GPU, new=True),
+    _price("graph_breaks", "breaks"),
+    _amount("unique_graphs", "graphs"),
+    _waste("recompiles", "recompiles"),
+    _price("uncached_graphs", "graphs", new=True),
+    _price(
         PEAK,
         "B",
         _EXACT,
@@ -132,12 +142,12 @@ _TABLE = (
         slack_pct=0.05,
         floor=ALLOCATION_BYTES,
     ),
-    _cost(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
-    _cost("leaked_bytes_per_step", "B", _EXACT),
-    _cost(GRAPH_NODES, "nodes", new=True),
-    _cost(GARBAGE, "objects", new=True),
-    _cost(GROWING_LINES, "lines", new=True),
-    _cost("device_allocations_per_step", "calls", _GPU),
+    _price(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
+    _waste("leaked_bytes_per_step", "B", _EXACT),
+    _waste(GRAPH_NODES, "nodes", new=True),
+    _waste(GARBAGE, "objects", new=True),
+    _waste(GROWING_LINES, "lines", new=True),
+    _waste("device_allocations_per_step", "calls", _GPU),
     _difference("sync_overhead_pct", "% of a step", _GPU),
     _information("sync_overhead_ms", "ms", _GPU),
     _difference("exposed_comm_pct", "% of a step", _SEVERAL),
@@ -161,7 +171,7 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information" or metric.paired)
 # A good step has none of these. A first recording takes whatever the step has as its level. Behind
 # each name is what its count is of.
-WASTE = {
+UNWANTED = {
     "host_syncs_per_step": "{} waits of the host for the GPU a step",
     "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
     "pageable_copies_per_step": "{} copies a step from or to pageable memory",

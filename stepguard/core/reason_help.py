@@ -167,14 +167,14 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         'ignores, name them in the case: `data=("PATH",)`.',
     ),
     Reason.TIME_DECIDES: Help(
-        "On a GPU: the step does other work than the other revision's, for example other "
-        "operators. Pairs judge its time instead. Printed, though it passes.",
+        "On a GPU: an amount moved, for example operators or launches. Pairs judge the step's time "
+        "instead. Printed, though it passes.",
         "Read what moved; it explains the time.",
     ),
     Reason.PAID_FOR: Help(
-        "On a GPU: a cost rose, and the pairs say that the step is `FASTER` all the same. "
+        "On a GPU: a price rose, and the pairs say that the step is `FASTER` all the same. "
         "Printed, though it passes.",
-        "Decide whether the gain is worth the memory, the copies or the syncs.",
+        "Decide whether the gain is worth the memory or the copies.",
     ),
     Reason.MACHINE_MOVED: Help(
         "The stored baseline says SLOWER or FASTER. But the recording's own code, measured in "

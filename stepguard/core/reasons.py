@@ -109,7 +109,7 @@ class Reason(StrEnum):
     MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME
     EXPECTED = "EXPECTED", "worse, as a commit of the range declares", Status.SAME
     TIME_DECIDES = "TIME_DECIDES", "moved, but in pairs the time decides", Status.SAME
-    PAID_FOR = "PAID_FOR", "a cost rose, but the step is faster", Status.SAME
+    PAID_FOR = "PAID_FOR", "a price rose, but the step is faster", Status.SAME
     LATE_SLOWDOWN = (
         "LATE_SLOWDOWN",
         "steps are slower from some step on, in every launch",

@@ -14,14 +14,18 @@ from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVE_BYTES,
     COLLECTIVES,
+    COPIES,
+    FLOPS,
     FP64,
     GARBAGE,
     GRAPH_NODES,
     GROWING_LINES,
+    METRICS,
     OPERATORS,
     PEAK,
     SETTINGS,
     SPILLS,
+    Role,
 )
 from stepguard.core.permission import PermissionOutcome
 from stepguard.core.reason_sentences import OfCase, OfConfirmation, OfMetric, SlowSteps
@@ -164,6 +168,26 @@ class MetricVerdict(_Data, frozen=True):
         return "passed" if self.waived_until else self.status.outcome
 
     @property
+    def role(self) -> Role:
+        """Return the counter's role in this move. As many FLOPs, or as much of a price, by other
+        parts are an amount. So are copies, unless more of them are to or from the host.
+        """
+        role = METRICS[self.metric].role
+        equal = self.new == self.old and all(new <= old for old, new in self.failing_ranks)
+        if equal and (role == "price" or self.metric == FLOPS):
+            return "amount"
+        if self.metric == COPIES and self.moved and not self.failing_ranks:
+            hosts = (part for part in self.moved if part.name.startswith(("HtoD", "DtoH")))
+            return "price" if sum(part.new - part.old for part in hosts) > 0 else "amount"
+        return role
+
+    @property
+    def decides(self) -> bool:
+        """Tell whether the counter fails its case before the time is asked."""
+        failed = self.gated and self.status is Status.CHANGED and not self.waived_until
+        return failed and self.role != "amount"
+
+    @property
     def place(self) -> Site | None:
         """Return the first site whose line is known."""
         return next((site for site in self.sites if site.file), None)
@@ -187,7 +211,7 @@ _CAUSES = (
     OPERATORS,
     BETWEEN_STEPS,
     "pageable_copies_per_step",
-    "copies_per_step",
+    COPIES,
     "copied_bytes_per_step",
     "memsets_per_step",
     "device_allocations_per_step",
@@ -199,15 +223,15 @@ _CAUSES = (
     "compiled_operator_calls_per_step",
     COLLECTIVE_BYTES,
     "launches_per_step",
-    "flops_per_step",
+    FLOPS,
     "tokens_per_step",
     PEAK,
 )
 
 
 def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
-    """Return a metric's place in the order of a report: the worst first, and of equally bad ones
-    the cause first. A time comes before any counter.
+    """Return a metric's place among others: the worst first, and of equally bad ones the cause
+    first. A time comes before any counter.
     """
     cause: float = _CAUSES.index(metric.metric) if metric.metric in _CAUSES else -1
     if metric.metric == COLLECTIVES and metric.old == metric.new:
@@ -217,9 +241,19 @@ def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
     return metric.rank, cause, metric.place is None
 
 
+def worst_first(metrics: Iterable[MetricVerdict]) -> list[MetricVerdict]:
+    """Return metrics in the order of a report. If a counter decides before the time, all that
+    changed comes before a time that is SLOWER.
+    """
+    ordered = sorted(metrics, key=cause_first)
+    if any(metric.decides for metric in ordered):
+        ordered.sort(key=lambda one: bool(one.waived_until) or one.status is not Status.CHANGED)
+    return ordered
+
+
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
-    """Return the worst gated metric; of equally bad ones the cause."""
-    return min((metric for metric in metrics if metric.gated), key=cause_first, default=None)
+    """Return the gated metric that decides: the first in the order of a report."""
+    return next(iter(worst_first(metric for metric in metrics if metric.gated)), None)
 
 
 class Straggler(_Data, frozen=True):

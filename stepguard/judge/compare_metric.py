@@ -206,7 +206,7 @@ def _judge_count(metric: str, old: float, new: float) -> Said:
     row = METRICS[metric]
     if new == old:
         return Status.SAME, Reason.EQUAL
-    if row.role == "work":
+    if row.exact:
         return Status.CHANGED, Reason.WORK_MOVED
     if abs(new - old) < row.floor:
         return Status.SAME, Reason.WITHIN_LIMIT

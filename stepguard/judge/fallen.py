@@ -15,6 +15,8 @@ from msgspec.structs import replace
 from stepguard.core.metrics import (
     COLLECTIVE_BYTES,
     COLLECTIVES,
+    COPIES,
+    FLOPS,
     METRICS,
     OPERATOR_METRICS,
     OPERATORS,
@@ -25,7 +27,7 @@ from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.moved_places import is_view, packet
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
-_EQUAL_WORK = ("flops_per_step", "tokens_per_step")
+_EQUAL_WORK = (FLOPS, "tokens_per_step")
 # The operators that .item() calls, by the dispatcher's and the profiler's names. An operator that
 # computes the number (a sum, a norm) is not one of them.
 _READS = ("aten._local_scalar_dense", "aten::_local_scalar_dense", "aten::item", "aten::is_nonzero")
@@ -112,7 +114,7 @@ def _only_fell(counters: Mapping[str, MetricVerdict], along: set[str]) -> bool:
     ]
     fell = [metric for metric in others if metric.reason is Reason.COUNTER_FELL]
     rose = any(metric.status is not Status.SAME for metric in others if metric not in fell)
-    return bool("flops_per_step" in counters and equal and fell and not rose)
+    return bool(FLOPS in counters and equal and fell and not rose)
 
 
 def _fallen_syncs(counters: Mapping[str, MetricVerdict]) -> float:
@@ -124,7 +126,7 @@ def _fallen_copies_to_host(counters: Mapping[str, MetricVerdict]) -> float:
     """Return by how many a step's copies from a GPU to the host fell; 0 if other copies rose: then
     the data may go another way.
     """
-    copies = counters.get("copies_per_step")
+    copies = counters.get(COPIES)
     parts = copies.moved if copies else ()
     if any(part.new > part.old for part in parts):
         return 0.0

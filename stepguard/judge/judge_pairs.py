@@ -6,11 +6,11 @@ The first line that applies decides:
 * the other tree cannot run the case;
 * the two trees do not do the same work;
 * a measurement contradicts itself or is not complete;
-* each counter by itself, and the step time by its pairs (judge/rules/): the worst metric decides.
+* work differs, waste rose, or a price rose that no gain pays for: no further pair is needed;
+* the step time by its pairs (judge/rules/);
+* a counter fell.
 
-If a measurement is undecided, a counter that is known to have moved decides. If a GPU's time is
-judged, most counters of work only explain it: an honest optimization calls other operators. A cost
-that rose still fails, unless the step is FASTER.
+If a measurement is undecided, a counter that is known to have moved decides.
 """
 
 import math
@@ -25,13 +25,7 @@ from msgspec.structs import replace
 from stepguard.core.case import says_tokens
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import (
-    COLLECTIVE_BYTES,
-    GRAPH_NODES,
-    GROWING_LINES,
-    JUDGED_TIME,
-    METRICS,
-)
+from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
@@ -75,12 +69,9 @@ from stepguard.judge.summarise_evidence import summarise
 # With these faults the other revision may simply lack the case. Then HEAD is not to blame.
 _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 # These must be equal on both sides, or their times cannot be compared.
-WORK = ("tokens_per_step", "flops_per_step")
-# A faster step does not excuse these: another exchange, or a step that will run out of memory.
-PRICELESS = (COLLECTIVE_BYTES, "leaked_bytes_per_step", GRAPH_NODES, GROWING_LINES)
-# On a GPU launches and time contain the cost of the compiler's kernels. So more kernels alone are
-# no failure: a step that lost its graph break has one more of 360, and is a gain.
-GENERATED = "generated_kernels"
+WORK = ("tokens_per_step", FLOPS)
+# A first pair below this log-ratio may be of a FASTER step, which pays for a price that rose.
+MAY_PAY = math.log1p(-0.5 / 100)
 
 
 def judge_ab(
@@ -97,7 +88,9 @@ def findings_of(comparison: Comparison) -> Findings:
     refused = refusal(comparison)
     if refused is None:
         return _compared(comparison)
-    known = _known(comparison) if refused.status is Status.INCONCLUSIVE else ()
+    untimed = refused.reason is Reason.NOTHING_MEASURED and not comparison.head.launches
+    asked = untimed or refused.status is Status.INCONCLUSIVE
+    known = _known(comparison) if asked else ()
     if any(metric.status is Status.CHANGED for metric in known):
         return _findings(comparison, known)
     return _findings(comparison, _shown(comparison, refused, known), whole=refused)
@@ -129,22 +122,50 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     )
 
 
-def wants_another_pair(comparison: Comparison) -> bool:
+def wants_another_pair(
+    comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
+) -> bool:
     """Tell whether another pair should be measured: there is none yet, or a judged time is not
-    decided. Sides that cannot be compared get no more pairs.
+    decided. None is if the sides cannot be compared, or if counters fail the case.
     """
-    # Without a pair the evidence has no launches, so only these two refusals can be known.
-    if not comparison.pairs:
-        return not (_failed(comparison) or _other_work(comparison))
-    decided = decision(comparison), first_step.decision(comparison)
-    undecided = any(time is not None and not time.final for time in decided)
-    return undecided and refusal(comparison) is None
+    if comparison.pairs:
+        decided = decision(comparison), first_step.decision(comparison)
+        undecided = any(time is not None and not time.final for time in decided)
+        possible = undecided and refusal(comparison) is None
+    else:  # without a pair there are no launches, so only these two refusals can be known
+        possible = not (_failed(comparison) or _other_work(comparison))
+    return possible and not _fails_by_counters(comparison, permissions, today)
+
+
+def _fails_by_counters(
+    comparison: Comparison, permissions: Iterable[Permission], today: date
+) -> bool:
+    """Tell whether counters fail the case, whatever more pairs would say. If a GPU's time is
+    judged, a price waits for the first pair, and for the others if the step may be FASTER.
+    """
+    moved = Findings(comparison.head.case_id, _failing(comparison), against=comparison.named)
+    metrics, _ = Permits.of(moved, permissions, today).apply(moved)
+    roles = {metric.role for metric in metrics if metric.decides}
+    if roles != {"price"} or not _time_explains(comparison):
+        return bool(roles)
+    return any(first >= MAY_PAY for first in comparison.log_ratios()[:1])
+
+
+def _failing(comparison: Comparison, amounts: bool = False) -> tuple[MetricVerdict, ...]:
+    """Return the counters that fail before the time is asked; with ``amounts`` also the others."""
+    head, base = comparison.head, comparison.base
+    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
+    return tuple(metric for metric in moved if metric.decides or amounts)
+
+
+def _time_explains(comparison: Comparison) -> bool:
+    """Tell whether pairs judge a GPU's time, which contains what amounts and prices cost."""
+    return comparison.head.on_gpu and JUDGED_TIME in comparison.head.gates
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
-    """Tell whether another pair of a commit with itself should be measured. All pairs of the plan
-    should be, since each one says more about the machine's noise. A CPU's case that gates no time
-    ends as usual.
+    """Tell whether another pair of a commit with itself should be measured: all of the plan, since
+    each says more about the machine's noise. A CPU's case that gates no time ends as usual.
     """
     if not comparison.pairs or comparison.glance:
         return wants_another_pair(comparison)
@@ -239,23 +260,26 @@ def _shown(
 
 
 def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
-    """Return what is known of both sides although the case is undecided: the counters that moved,
-    and the metrics that are undecided, the step time with the pairs so far.
+    """Return what is known of both sides although the case is undecided, or no pair was needed: the
+    counters that moved, and the metrics that are undecided, the step time with the pairs so far.
     """
-    problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
+    sides = (comparison.head, comparison.base)
+    timed = any(side.launches for side in sides)
+    problems = [measurement_problem(side) for side in sides if timed]
     # A side that is BROKEN or UNFIT has no counts to trust.
     if any(refused and refused.status is not Status.INCONCLUSIVE for refused in problems):
         return ()
-    head, base, decided = comparison.head, comparison.base, decision(comparison)
-    now, then = summarise(head), summarise(base)
-    judged_time = Status.INCONCLUSIVE if head.on_gpu and JUDGED_TIME in head.gates else None
-    moved = (beside_time(one, judged_time) for one in moved_counters(now, [then], head.gates))
+    head, base = sides
+    now, then, decided = summarise(head), summarise(base), decision(comparison)
+    judged_time = Status.INCONCLUSIVE if _time_explains(comparison) else None
+    moved = moved_counters(now, [then], head.gates)
+    beside = (beside_time(one, judged_time) for one in moved if timed or one.decides)
     undecided_time = decided and decided.status is Status.INCONCLUSIVE
     time = [_time(comparison, decided, now, then)] if undecided_time else []
     # If both sides are undecided, HEAD's reason is shown.
     undecided = (*time, *undecided_metrics(base), *undecided_metrics(head))
     unknown = {metric.metric: metric for metric in undecided}
-    return (*moved, *unknown.values())
+    return (*beside, *unknown.values())
 
 
 def _compared(comparison: Comparison) -> Findings:
@@ -280,7 +304,7 @@ def _compared(comparison: Comparison) -> Findings:
 def _shown_by_time(comparison: Comparison, decided: Decision | None) -> Status | None:
     """Return what a GPU's time says beside counters; None if no time is judged. A gain that the
     case's margin ignores, or that the steps' mean lacks, shows only in kernels. It pays for no
-    cost, so it counts as `same`.
+    price, so it counts as `same`.
     """
     if decided is None or not comparison.head.on_gpu:
         return None
@@ -312,22 +336,17 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
 
 
 def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
-    """Return a counter that moved as a notice if the GPU's time shows what it costs. ``time`` is
-    the verdict of the pairs. It is None if no time is judged: then the counter stays as it is.
-
-    A counter of work, equal totals of other parts, and generated kernels become notices whatever
-    the pairs say. A cost that rose becomes a notice only if the step is FASTER.
+    """Return a counter that moved as a notice if the GPU's time shows what it costs: an amount
+    whatever the pairs say, since an honest optimization calls other operators; a price only if the
+    step is FASTER. ``time`` is the verdict of the pairs; None if no time is judged.
     """
-    if time is None or metric.status is not Status.CHANGED or metric.metric in PRICELESS:
+    if time is None or metric.status is not Status.CHANGED:
         return metric
-    as_many = metric.new == metric.old and all(new <= old for old, new in metric.failing_ranks)
-    if METRICS[metric.metric].role == "work" or metric.metric == GENERATED or as_many:
-        reason = Reason.TIME_DECIDES
-    elif time is Status.FASTER:
-        reason = Reason.PAID_FOR
-    else:
-        return metric
-    return replace(metric, status=Status.SAME, reason=reason)
+    if metric.role == "amount":
+        return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
+    if metric.role == "price" and time is Status.FASTER:
+        return replace(metric, status=Status.SAME, reason=Reason.PAID_FOR)
+    return metric
 
 
 def _time(

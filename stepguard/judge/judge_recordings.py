@@ -163,9 +163,8 @@ def moved_counters(
 ) -> tuple[MetricVerdict, ...]:
     """Return the gated counters that both sides know and that are CHANGED."""
     known = now.counters.keys() & past[-1].counters.keys()
-    names = [name for name in gates if METRICS[name].kind == "counter" and name in known]
-    metrics = with_fallen([compare(name, now, past, gates) for name in names])
-    return tuple(metric for metric in metrics if metric.status is Status.CHANGED)
+    metrics = with_fallen([compare(name, now, past, gates) for name in METRICS if name in known])
+    return tuple(one for one in metrics if one.gated and one.status is Status.CHANGED)
 
 
 def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:

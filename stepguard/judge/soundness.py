@@ -168,6 +168,8 @@ def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
     why = {name: [(Reason.COUNT_UNSTABLE, text)] for name, text in unstable.items()}
     if unsteady:
         why[JUDGED_TIME] = [(Reason.NOT_STEADY, unsteady)]
+    if not evidence.launches:
+        why[JUDGED_TIME] = [(Reason.UNDECIDED, "no pair was needed")]
     return tuple(
         MetricVerdict(
             name,

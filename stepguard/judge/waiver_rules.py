@@ -105,7 +105,7 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
     if permission.value is None or metric.new is None:
         return Effect.EXCEEDED
     # The value must limit the count: with a million for a count of ten anything would pass.
-    limits = METRICS[permission.metric].role == "work" or permission.value <= largest_value(metric)
+    limits = METRICS[permission.metric].exact or permission.value <= largest_value(metric)
     if not limits:
         return Effect.TOO_WIDE
     covered = uncovered_count(permission, metric) is None
@@ -122,7 +122,7 @@ def uncovered_count(waiver: Permission, metric: MetricVerdict) -> tuple[float, f
 
 
 def _covers(value: int, metric: str, old: float, new: float) -> bool:
-    if METRICS[metric].role == "work":
+    if METRICS[metric].exact:
         # CHANGED with equal totals means other operators, which no total covers.
         return new == value and new != old
     return new <= value
@@ -130,7 +130,7 @@ def _covers(value: int, metric: str, old: float, new: float) -> bool:
 
 def may_cover(value: int, metric: str, old: float) -> bool:
     """Tell whether a waiver with this value can cover any failing count, if ``old`` is recorded."""
-    return value != old if METRICS[metric].role == "work" else value > old
+    return value != old if METRICS[metric].exact else value > old
 
 
 def _failing_counts(metric: MetricVerdict) -> tuple[tuple[float, float], ...]:
@@ -156,7 +156,7 @@ def suggested_size(metric: MetricVerdict) -> Size | None:
     if METRICS[metric.metric].kind == "counter":
         counts = _failing_counts(metric)
         value = round(max(new for _, new in counts))
-        limits = METRICS[metric.metric].role == "work" or value <= largest_value(metric)
+        limits = METRICS[metric.metric].exact or value <= largest_value(metric)
         possible = limits and all(_covers(value, metric.metric, *pair) for pair in counts)
         return (None, value) if possible else None
     change = metric.change_pct or 0

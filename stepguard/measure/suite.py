@@ -25,7 +25,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.judge_pairs import judge_ab, wants_every_pair
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair, wants_every_pair
 from stepguard.judge.judge_recordings import (
     alike,
     enough_launches,
@@ -266,6 +266,7 @@ class Suite:
 
         return PairsWanted(
             self.budget.share_s(),
+            partial(wants_another_pair, permissions=self.permissions, today=today()),
             stays=stays,
             fresh=self.fresh,
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],

@@ -10,7 +10,7 @@ from stepguard.core.metrics import (
     JUDGED_TIME,
     METRICS,
     OPERATORS,
-    WASTE,
+    UNWANTED,
     format_value,
 )
 from stepguard.core.recording import Recording
@@ -73,11 +73,11 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 def moves(done: Accepted) -> list[str]:
     """Return "old -> new" of each metric whose level changed, causes first, in at most MOVES lines.
-    If nothing was compared, return the metrics of WASTE that are now recorded as normal.
+    If nothing was compared, return the metrics of UNWANTED that are now recorded as normal.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
-        return [_normal(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
+        return [_normal(one) for one in done.moved if one.metric in UNWANTED and one.new]
     lines = [
         # If the sum did not move, the parts that moved follow.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
@@ -95,7 +95,7 @@ def _normal(metric: MetricVerdict) -> str:
     most_first = sorted(metric.sites, key=lambda site: -site.count)
     at = [f"{amount(site.count)} {of} {site.what} {site.place}".rstrip() for site in most_first]
     where = f" ({listed(at, PLACES)})" if at else ""
-    recorded = WASTE[metric.metric].format(amount(metric.new))
+    recorded = UNWANTED[metric.metric].format(amount(metric.new))
     return f"  Recorded as normal: {recorded}{where}. More will fail."
 
 

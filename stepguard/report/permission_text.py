@@ -30,7 +30,7 @@ def described(permission: Permission) -> str:
     if permission.limit_pct is not None:
         size = f"up to +{permission.limit_pct:.2f} %"
     else:
-        exact = METRICS[permission.metric].role == "work"
+        exact = METRICS[permission.metric].exact
         size = f"{'at' if exact else 'up to'} {format_value(permission.metric, permission.value)}"
     return f"{permission.metric} {size} until {permission.expires}, {by}"
 
@@ -93,7 +93,7 @@ def _uncovered(waiver: Permission, metric: MetricVerdict) -> str:
     now = format_value(waiver.metric, new)
     if waiver.limit_pct is not None and metric.change_pct is not None:
         now = f"{metric.change_pct:+.2f} %"
-    if METRICS[waiver.metric].role == "work" and missed:
+    if METRICS[waiver.metric].exact and missed:
         return "of other work, " + (
             f"it is {now} now" if new != old else "its total did not change"
         )

@@ -3,7 +3,14 @@
 from collections.abc import Iterator
 
 from stepguard.core.explanation import Cause, Kind, Side
-from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS, SETTINGS
+from stepguard.core.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    JUDGED_TIME,
+    OPERATORS,
+    PEAK,
+    SETTINGS,
+)
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
@@ -30,14 +37,21 @@ _WAITS = (
     "device_allocations_per_step",
     COLLECTIVES,
 )
+# The kernels of a longer step explain them, too.
+_MEMORY = (PEAK, BETWEEN_STEPS)
 # Time between kernels, and kernels that came and went. A counted wait explains it better.
 _UNSURE = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION, Kind.MOVED)
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP)
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
-    """Return what explains the time that decided a verdict; None if unknown."""
+    """Return what explains the time that decided a verdict, or that is beside memory that decided
+    it and has no line; None if unknown.
+    """
     time = verdict.worst
+    if time and time.metric in _MEMORY and time.place is None:
+        times = (metric for metric in verdict.metrics if metric.metric == JUDGED_TIME)
+        time = next((one for one in times if one.status is not Status.FASTER), None)
     if time is None or verdict.whole or time.metric != JUDGED_TIME or not time.old or not time.new:
         return None
     if time.reason is Reason.KERNELS_MOVED and time.status is Status.SAME:

@@ -26,7 +26,7 @@ from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, listed, printable, shortened
-from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
+from stepguard.core.verdict import MetricVerdict, Verdict, worst_first
 from stepguard.report import time_causes
 from stepguard.report.metric_notes import (
     note,
@@ -330,7 +330,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
         and (m.old is not None or not verdict.whole)
         and (m.status is not Status.SAME or m.reason in NOTICES or moved_machine and note(m))
     ]
-    return sorted(gated, key=cause_first)
+    return worst_first(gated)
 
 
 def remarks(evidence: Evidence) -> list[str]:

@@ -15,7 +15,7 @@ import msgspec
 from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import margins_of
-from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
+from stepguard.core.metrics import JUDGED_TIME, METRICS, UNWANTED, format_value
 from stepguard.core.reason_sentences import OwnLimit
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
@@ -305,7 +305,7 @@ def _other_software(recording: Recording, last: Epoch) -> str:
         moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
     elif old_ranks != ranks:
         moves.append(f"flops_per_step by rank {old_ranks} -> {ranks}")
-    wasted = ((name, older.counters.get(name), recording.counters.get(name)) for name in WASTE)
+    wasted = ((name, older.counters.get(name), recording.counters.get(name)) for name in UNWANTED)
     moves += [
         f"{name} {format_value(name, old)} -> {format_value(name, new)}"
         for name, old, new in wasted

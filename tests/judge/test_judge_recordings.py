@@ -48,8 +48,9 @@ from stepguard.report.metric_notes import note
 from stepguard.report.verdict_text import evidence_lines
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
-WORK = [name for name, metric in METRICS.items() if metric.role == "work"]
-COST = [name for name, metric in METRICS.items() if metric.role == "cost"]
+COUNTERS = [name for name, metric in METRICS.items() if metric.kind == "counter"]
+WORK = [name for name in COUNTERS if METRICS[name].exact]
+COST = [name for name in COUNTERS if not METRICS[name].exact]
 
 
 def decided(verdict):
@@ -284,12 +285,23 @@ def test_cpu_times_are_shown_and_not_gated():
     assert not metric(verdict, "step_ms").gated
 
 
-def test_the_worst_metric_decides():
-    """SLOWER outranks CHANGED, which outranks FASTER; each metric keeps its own verdict."""
-    found = with_counts(evidence((260.0,) * 3), graph_breaks=2, unique_graphs=1)
-    verdict = judge(found, FIVE)
-    assert verdict.status is Status.SLOWER
-    assert metric(verdict, "graph_breaks").status is Status.CHANGED
+@pytest.mark.parametrize(
+    ("rises", "status"),
+    [
+        ("graph_breaks", Status.CHANGED),
+        ("host_syncs_per_step", Status.CHANGED),
+        ("memsets_per_step", Status.SLOWER),
+    ],
+)
+def test_the_worst_metric_decides(rises, status):
+    """A price or waste decides before a time, which decides before an amount and before what is
+    FASTER. Each metric keeps its own verdict.
+    """
+    moved = {rises: COUNTS[rises] + 1, "unique_graphs": 1}
+    verdict = judge(with_counts(evidence((260.0,) * 3), **moved), FIVE)
+    assert verdict.status is status
+    assert metric(verdict, "step_ms").status is Status.SLOWER
+    assert metric(verdict, rises).status is Status.CHANGED
     assert metric(verdict, "unique_graphs").status is Status.FASTER
     assert judge(with_counts(evidence(), graph_breaks=2, unique_graphs=1), FIVE).status is (
         Status.CHANGED

@@ -60,6 +60,7 @@ class World:
         self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
         self.slow_from = math.inf  # HEAD takes 5 % longer from this step on
         self.identities = {}  # of each side's step; none: it is not known
+        self.counted = {}  # further counts of each side's step
         self.granted = {}  # label: seconds that it waited for the other launch
         self.comes_after = {}  # label of a first step: the event that it waits for
         self.compiles = {}  # label: which of its blocks still compile, from the first on
@@ -208,7 +209,8 @@ def fake_group(world):
 
         def count(self):
             information = {"peak_reserved_bytes": float(world.peak_bytes[self.side])}
-            counts = {"values": {}, "information": information, "unstable": {}}
+            values = world.counted.get(self.side, {})
+            counts = {"values": values, "information": information, "unstable": {}}
             if self.side in world.identities:
                 counts["identity"] = {"parts": {"kernels": world.identities[self.side]}}
             return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
@@ -659,6 +661,23 @@ def test_a_step_whose_time_is_not_judged_is_counted(warm, measure, reads):
     warm.reads = reads
     found = measure(wants_another_pair, replace(GPU, gates=("flops_per_step",)), files=FILES)
     assert found.head.counts and found.base.counts and launched(warm) == FIRST
+
+
+@pytest.mark.parametrize("case", [GPU, CPU])
+@pytest.mark.parametrize("first", ["timed", "disturbed", "not timed"])
+def test_waste_that_rose_ends_a_case_with_the_launches_that_count(warm, measure, case, first):
+    """No other launch is timed. A pair that they made is kept, also if another one was to come in
+    its place.
+    """
+    name = "recompiles"
+    warm.times_first = first != "not timed"
+    warm.counted = {"head": {name: 1}, "base": {name: 0}}
+    warm.compiles = {FIRST[0]: 9} if first == "disturbed" else {}
+    warm.afresh = {FIRST[0]}
+    found = measure(wants_another_pair, replace(case, gates=(*case.gates, name)), files=FILES)
+    assert (judge_ab(found).status, found.pairs) == (Status.CHANGED, int(warm.times_first))
+    timed = {label for label, what in warm.events if what.startswith("block")}
+    assert timed == ({*FIRST} if warm.times_first else set())
 
 
 @pytest.mark.parametrize("cold", [set(), {"head", "base"}])

@@ -205,7 +205,7 @@ class Gate:
     def measure_ab(self, case, benches, against, progress, wanted) -> Comparison:
         """In place of stepguard.measure.pair_run.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
-        self.pair_steps, self.wants_another = wanted.steps, wanted.wants_another
+        self.pair_steps = wanted.steps
         progress("pair 1 head: block 1 of 2")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
@@ -235,6 +235,7 @@ class Gate:
         ended = fields.pop("ended", "")
         fields = {"fresh": wanted.fresh, "alpha": wanted.alpha} | fields
         found = Comparison(against, **made, **fields)
+        self.wants_another = wanted.wants_another(found)
         wanted.keep(found)
         if ended:
             raise RuntimeError(ended)

@@ -1,6 +1,7 @@
 """--perf-against and --perf-budget: every case beside another revision, and what pytest says."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
@@ -9,6 +10,7 @@ import stepguard.plugin.session
 from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
+from stepguard.storage.waiver_file import today
 
 OTHER = "--perf-against=old"
 
@@ -185,9 +187,21 @@ def test_faster_passes_loudly(gate, h200):
 
 def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
     """CHANGED, with the counter."""
-    a_case(gate, h200, head={"counters": {"launches_per_step": 300}})
+    a_case(gate, h200, head={"counters": {"recompiles": 300}})
     result = gate.run("-v", OTHER, failed=1)
-    result.says("CHANGED *", "*launches_per_step 200 -> 300*")
+    result.says("CHANGED *", "*recompiles * -> 300*")
+
+
+@pytest.mark.parametrize("value", [29, 30])
+def test_a_waiver_leaves_the_time_to_more_pairs(gate, h200, value):
+    """Whoever measures asks with the waivers of the day."""
+    case = a_case(gate, h200, head={"counters": {"recompiles": 30}}, pairs=1)
+    waiver = {"case": case.id, "metric": "recompiles", "value": value, "reason": "it is meant"}
+    waiver |= {"who": "A. Author", "expires": (today() + timedelta(9)).isoformat()}
+    content = json.dumps({"schema": 1, "waivers": [waiver]})
+    (gate.baselines / "waivers.json").write_text(content)
+    gate.run(OTHER, **{"errors" if value == 30 else "failed": 1})
+    assert gate.wants_another is (value == 30)
 
 
 LACKS = {

@@ -25,10 +25,14 @@ TIME = MetricVerdict(
     "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, 250.0, 254.0, 1.6, limit_pct=0.2
 )
 LINE = Site(".item()", "model/train.py", 88, "step", "loss.item()", "forward", count=2)
+# They are waived: a wait or an exchange more decides before any time.
+WAIVED = {"waived_until": "2026-12-31"}
 SYNC = MetricVerdict(
-    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 0, 2, sites=(LINE,)
+    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 0, 2, sites=(LINE,), **WAIVED
 )
-EXCHANGES = MetricVerdict("collectives_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 15, 51)
+EXCHANGES = MetricVerdict(
+    "collectives_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 15, 51, **WAIVED
+)
 
 
 def cause(us, kind=Kind.TIME, what=GELU, place="aten::gelu"):
@@ -104,10 +108,10 @@ def test_a_gain_has_a_cause_too():
     gain = replace(TIME, status=Status.FASTER, new=246.0, change_pct=-1.6)
     line = headline(verdict([cause(-3600.0)], time=gain))
     assert f"FASTER: {GELU} 6.5 -> 2.9 ms (-3.6), forward; step_ms" in line
-    gone = replace(SYNC, status=Status.FASTER, old=2, new=0, sites=())
+    gone = replace(SYNC, status=Status.FASTER, old=2, new=0, sites=(), waived_until="")
     found = verdict([cause(3600.0)], gone, time=gain)
     assert "FASTER: host_syncs_per_step 2 -> 0 (-2 syncs); step_ms" in headline(found)
-    paid = replace(SYNC, status=Status.SAME, reason=Reason.PAID_FOR)
+    paid = replace(EXCHANGES, status=Status.SAME, reason=Reason.PAID_FOR, waived_until="")
     assert "FASTER: step_ms" in headline(verdict([], paid, time=gain))
 
 
@@ -143,11 +147,25 @@ def test_an_operator_whose_line_is_unknown_gets_no_other_ones_line():
     assert alone == f"{CASE_ID}: CHANGED: -12 aten.add in norm (model/gpt.py:60)"
 
 
-@pytest.mark.parametrize("status", [Status.CHANGED, Status.SAME])
-def test_a_setting_that_changed_comes_first(status):
-    """Whatever kernels it makes others: on a CPU it fails, on a GPU the time decides."""
+@pytest.mark.parametrize("name", ["peak_allocated_bytes", "allocated_bytes_between_steps"])
+def test_memory_without_a_line_has_the_kernel_of_the_slower_step(name):
+    """That is what changed. Its own line is better, and a gain explains no rise."""
+    memory = MetricVerdict(name, Status.CHANGED, Reason.COUNTER_ROSE, 2**31, 2**32)
+    found = verdict([cause(3600.0)], memory)
+    assert headline(found).startswith(f"{CASE_ID}: CHANGED: {GELU} 6.5 -> 10.1 ms (+3.6), forward;")
+    assert f"; {name} 2.000 GiB -> 4.000 GiB" in headline(found)
+    gain = replace(TIME, status=Status.FASTER, new=246.0, change_pct=-1.6)
+    placed = replace(memory, sites=(LINE,))
+    for other in (verdict([cause(-3600.0)], memory, time=gain), verdict([cause(3600.0)], placed)):
+        assert headline(other).startswith(f"{CASE_ID}: CHANGED: {name} 2.000 GiB")
+
+
+def test_a_setting_that_changed_comes_first():
+    """Whatever kernels it makes others, and though it is waived."""
     threads = PartMove("get_num_threads = 16", 0, 1)
-    settings = MetricVerdict("settings", status, Reason.WORK_MOVED, 0, 1, moved=(threads,))
+    settings = MetricVerdict(
+        "settings", Status.CHANGED, Reason.WORK_MOVED, 0, 1, moved=(threads,), **WAIVED
+    )
     found = verdict([cause(3600.0)], settings, SYNC)
     assert headline(found).startswith(
         f"{CASE_ID}: SLOWER: settings: get_num_threads default -> 16; step_ms 250.0"

@@ -128,11 +128,18 @@ CONFIRMED = (
         confirmed(30.0, beside(0.0)),
     ),
     Scenario(
-        "confirmed-machine-and-a-cost",
-        "The machine changed, and a cost rose: CHANGED decides.",
+        "confirmed-machine-and-a-waived-wait",
+        "The machine changed, and it waits once more for the GPU, which is waived.",
         "CHANGED",
         "COUNTER_ROSE",
-        Run(counting(at(5.0), **{SYNCS: 11}), beside(0.0), FIVE),
+        Run(counting(at(5.0), **{SYNCS: 11}), beside(0.0), FIVE, (waiver(SYNCS, value=11),)),
+    ),
+    Scenario(
+        "unconfirmed-since-it-waits",
+        "5 % off, and it waits once more for the GPU: that decides, and no pairs are measured.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(counting(at(5.0), **{SYNCS: 11}), baseline=FIVE),
     ),
     Scenario(
         "unconfirmed-undecided",

@@ -9,6 +9,7 @@ from inputs import (
     NOISY,
     OPERATORS,
     QUIET,
+    ROSE,
     counted_in,
     pairs,
     profiled,
@@ -174,6 +175,13 @@ PAIRED = (
         "SLOWER",
         "CHANGED_KERNELS",
         Run(pairs=edited_gelu(1.0, 0.9)),
+    ),
+    Scenario(
+        "pairs-changed-kernel-and-a-wait",
+        "The same, and it waits once more for the GPU: that decides before the time.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(edited_gelu(1.0, 0.9), **ROSE)),
     ),
     Scenario(
         "pairs-changed-kernel-one-pair",

@@ -23,12 +23,15 @@ from inputs import (
     reading,
     two_ranks,
     unread,
+    waiver,
 )
 from scenario import Files, Run, Scenario
 
 from stepguard.core.evidence import Fault
+from stepguard.core.metrics import COPIES, GARBAGE, PEAK, SETTINGS
 from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
+from stepguard.core.site import Site
 from stepguard.judge.judge_pairs import judge_ab
 
 
@@ -39,6 +42,21 @@ def expected(found, *names):
     return judge_ab(found, declared, date(2026, 11, 25))
 
 
+def precision(value):
+    """Counts of a step whose workload sets the precision of products."""
+    return {"detail": {SETTINGS: {f"get_float32_matmul_precision = {value}": 1}}, SETTINGS: 1}
+
+
+COPY = Site("blocking copy to the GPU", "model/gpt.py", 88, "loss", "scale.to(total.device)")
+COPIED = {
+    "sites": {SYNCS: (COPY,)},
+    "detail": {COPIES: {"HtoD (Pageable -> Device)": 11}},
+    SYNCS: 11,
+    COPIES: 11,
+    "pageable_copies_per_step": 11,
+    "copied_bytes_per_step": 14,
+}
+HIGHER = {PEAK: 46 * 10**9}
 CHANGED = Fault(Reason.TREE_CHANGED, "model/gpt.py was written")
 PAIRED_WORK = (
     Scenario(
@@ -49,25 +67,82 @@ PAIRED_WORK = (
         Run(pairs=counted_in(pairs(made=two_ranks), collective_bytes_per_step=20)),
     ),
     Scenario(
-        "pairs-cost-rose",
-        "As fast as the other revision, and it waits once more for the GPU.",
+        "pairs-wait",
+        "A pageable copy to the GPU that is waited for. The counts' one pair is enough.",
         "CHANGED",
         "COUNTER_ROSE",
-        Run(pairs=counted_in(pairs(), **ROSE)),
+        Run(pairs=counted_in(pairs(scatter=(0.003,)), **COPIED)),
     ),
     Scenario(
-        "pairs-cost-paid-for",
-        "A cost rose, and the step is 2 % faster.",
+        "pairs-wait-without-a-pair",
+        "The same, before there was a pair.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(pairs(scatter=()), **COPIED)),
+    ),
+    Scenario(
+        "pairs-wait-of-two-ranks",
+        "Rank 1 waits once more for its GPU.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            pairs=counted_in(
+                pairs(scatter=(0.003,), made=two_ranks), by_rank={SYNCS: (10, 11)}, **ROSE
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-waste-in-a-faster-step",
+        "2 % faster, and each step leaves garbage: no time pays for that.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(pairs(-2.0), **{GARBAGE: 18})),
+    ),
+    Scenario(
+        "pairs-waived-wait",
+        "Six pairs that see no difference: the wait is waived, so the time was asked.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(pairs(), **ROSE), waivers=(waiver(SYNCS, value=11),)),
+    ),
+    Scenario(
+        "pairs-settings",
+        "The workload multiplies in another precision. One pair is enough.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(
+            pairs=counted_in(
+                counted_in(pairs(-2.0, (0.0,)), "base", **precision("high")), **precision("medium")
+            )
+        ),
+    ),
+    Scenario(
+        "pairs-price-rose",
+        "As fast as the other revision, and its peak is 1 GB higher. One pair is enough.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(pairs=counted_in(pairs(scatter=(0.0,)), **HIGHER)),
+    ),
+    Scenario(
+        "pairs-price-paid-for",
+        "Its peak is higher, and the step is 2 % faster.",
         "FASTER",
         "BEYOND_MARGIN",
-        Run(pairs=counted_in(pairs(-2.0), **ROSE)),
+        Run(pairs=counted_in(pairs(-2.0), **HIGHER)),
     ),
     Scenario(
-        "pairs-cost-rose-undecided",
-        "A cost rose and the pairs do not decide.",
+        "pairs-price-rose-undecided",
+        "Its peak is higher, and pairs that began faster do not decide.",
         "CHANGED",
         "COUNTER_ROSE",
-        Run(pairs=counted_in(pairs(1.0, NOISY, out_of_time=True), **ROSE)),
+        Run(pairs=counted_in(pairs(1.0, NOISY[::-1], out_of_time=True), **HIGHER)),
+    ),
+    Scenario(
+        "pairs-amount-rose",
+        "As fast, and it fills memory once more: the time decides.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=counted_in(pairs(), memsets_per_step=11)),
     ),
     Scenario(
         "pairs-cost-fell",

@@ -25,7 +25,7 @@ from git_repositories import git, repository
 
 from stepguard.core.baseline import KEPT_RECORDINGS
 from stepguard.core.evidence import Counts, Difference, Fault
-from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
+from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, UNWANTED
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
@@ -182,7 +182,7 @@ def test_slower_under_other_software_needs_a_reason(path):
     assert done == Accepted(CASE_ID, Action.EPOCH_OPENED, path, 2, "torch 2.12 is slower here")
 
 
-@pytest.mark.parametrize("metric", WASTE)
+@pytest.mark.parametrize("metric", UNWANTED)
 def test_waste_that_comes_with_other_software_needs_a_reason(path, metric):
     """Versions call other operators, but it is the code that waits for the GPU, or leaks: beside an
     upgrade a sync would else be the level, and nothing would say so. Less of it needs none.

@@ -416,14 +416,14 @@ def edge_pct(of_bounds, pairs, name=GELU):
     ("pct", "step_pct", "paid"),
     [(-0.15, -0.15, False), (-0.5, -0.5, True), (-0.6, -0.1, False), (-0.6, -0.21, True)],
 )
-def test_a_small_gain_pays_for_no_cost(pct, step_pct, paid):
-    """One that the step's margin ignores is FASTER, but a sync more still fails. The gain of the
-    kernels is not enough if the steps are not as fast: the sync may take up the rest.
+def test_a_small_gain_pays_for_no_price(pct, step_pct, paid):
+    """One that the step's margin ignores is FASTER, but a graph break more still fails. The gain of
+    the kernels is not enough if the steps are not as fast: the break may take up the rest.
     """
     found = made({GELU: pct}, step_pct=step_pct)
     counts = found.head.counts
-    syncs = {"host_syncs_per_step": counts.values["host_syncs_per_step"] + 1}
-    head = replace(found.head, counts=replace(counts, values=counts.values | syncs))
+    breaks = {"graph_breaks": counts.values["graph_breaks"] + 1}
+    head = replace(found.head, counts=replace(counts, values=counts.values | breaks))
     assert said(found) is Status.FASTER and judge_ab(found).status is Status.FASTER
     verdict = judge_ab(replace(found, head=head))
     assert verdict.status is (Status.FASTER if paid else Status.CHANGED)

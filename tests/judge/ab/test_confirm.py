@@ -27,7 +27,7 @@ FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 HOW = "the recording's own commit, 000000000000"
 SPREAD = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)
 GATES = (JUDGED_TIME, "flops_per_step")  # what confirmation measures
-COST = next(n for n in evidence().gates if METRICS[n].role == "cost" and not METRICS[n].slack_pct)
+WASTE = next(name for name in evidence().gates if METRICS[name].role == "waste")
 
 
 def screened(pct, **counts):
@@ -200,15 +200,16 @@ def test_no_commit_leaves_slower():
 
 
 @pytest.mark.parametrize("how", ["pairs", "commit"])
-def test_a_counter_keeps_its_say_when_the_machine_moved(how):
+def test_an_amount_keeps_its_say_when_the_machine_moved(how):
     """A baseline says SLOWER and CHANGED: if the machine moved, it is CHANGED, which fails."""
-    risen = {COST: evidence().counts.values[COST] + 1}
+    name = "memsets_per_step"
+    risen = {name: evidence().counts.values[name] + 1}
     before = screened(5.0, **risen)
     assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms"
     after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
     assert (after.status, after.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert metric(after, "step_ms").status is Status.SAME
-    assert after.worst.metric == COST and not after.has_notice
+    assert after.worst.metric == name and not after.has_notice
 
 
 @pytest.mark.parametrize(
@@ -235,9 +236,10 @@ def test_what_is_confirmed():
     assert to_confirm(screened(5.0)).metric == "step_ms"
     assert to_confirm(screened(-5.0)).metric == "step_ms"
     assert to_confirm(screened(0.0)) is None
-    risen = {COST: evidence().counts.values[COST] + 1}
+    risen = {WASTE: evidence().counts.values[WASTE] + 1}
     assert to_confirm(screened(0.0, **risen)) is None
     assert to_confirm(screened(-5.0, **risen)) is None  # CHANGED decides
+    assert to_confirm(screened(5.0, **risen)) is None  # before the time
     assert to_confirm(judge(evidence(**FAULTY), FIVE)) is None
     assert to_confirm(judge(evidence(), None)) is None
     assert to_confirm(replace(screened(5.0), against="main")) is None
@@ -324,12 +326,12 @@ def test_no_other_metric_hides_what_pairs_have_called_slower():
     """A counter that fell, or one that is waived, passes a case as an equal one does. A time that
     is waived passes whatever pairs say.
     """
-    earlier, count = beside(5.0), evidence().counts.values[COST]
-    fell = screened(0.0, **{COST: count - 1})
-    risen = waived(screened(0.0, **{COST: count + 1}), COST)
+    earlier, count = beside(5.0), evidence().counts.values[WASTE]
+    fell = screened(0.0, **{WASTE: count - 1})
+    risen = waived(screened(0.0, **{WASTE: count + 1}), WASTE)
     assert (fell.status, risen.status, risen.outcome) == (Status.FASTER, Status.CHANGED, "passed")
     for before in (fell, risen):
         assert may_ask(before, earlier) and not may_ask(before, None)
         assert confirmed(before, earlier, HOW).outcome == "failed"
     assert not may_ask(waived(screened(5.0), "step_ms"), earlier)
-    assert not may_ask(screened(0.0, **{COST: count + 1}), earlier)  # fails as it is
+    assert not may_ask(screened(0.0, **{WASTE: count + 1}), earlier)  # fails as it is

@@ -5,7 +5,7 @@ from datetime import date
 import pytest
 from alarms import of_metrics, permit
 from builders import evidence, replace
-from test_judge_pairs import COST, fault, metric, shifted, turns
+from test_judge_pairs import WASTE, fault, metric, shifted, turns
 
 from stepguard.core.permission import Effect, Permission
 from stepguard.core.reasons import Reason
@@ -54,18 +54,18 @@ def test_only_that_metric_of_that_case_passes():
     """Another metric that fails, or another case's, fails as before."""
     found = judge_ab(turns(shifted(2.0)))
     assert expect(found, [declared(case="forward[nano-cpu]")]) == found
-    other = expect(found, [declared(COST)])
+    other = expect(found, [declared(WASTE)])
     assert other.status is Status.SLOWER and effects(other) == [Effect.NOT_NEEDED]
     both = replace(found, metrics=found.metrics)
     risen = tuple(
         replace(one, status=Status.CHANGED, reason=Reason.COUNTER_ROSE)
-        if one.metric == COST
+        if one.metric == WASTE
         else one
         for one in both.metrics
     )
     half = expect(of_metrics(both, risen), [declared()])
-    assert half.status is Status.CHANGED and half.worst.metric == COST
-    whole = expect(of_metrics(both, risen), [declared(), declared(COST)])
+    assert half.status is Status.CHANGED and half.worst.metric == WASTE
+    whole = expect(of_metrics(both, risen), [declared(), declared(WASTE)])
     assert whole.outcome == "passed"
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from builders import CASE_ID, entry, epoch, recording, replace
 
-from stepguard.core.metrics import METRICS, WASTE
+from stepguard.core.metrics import METRICS, UNWANTED
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.site import Site
@@ -98,7 +98,7 @@ def test_a_first_recording_says_what_it_accepts_that_a_good_step_has_not():
     assert moves(replace(done, moved=moved[:1])) == []
 
 
-@pytest.mark.parametrize("name", WASTE)
+@pytest.mark.parametrize("name", UNWANTED)
 def test_each_counter_of_waste_is_said_in_words(name):
     """A name of a metric is none."""
     moved = MetricVerdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, None, 2048.0)
