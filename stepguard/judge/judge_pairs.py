@@ -151,11 +151,11 @@ def _fails_by_counters(
     return any(first >= MAY_PAY for first in comparison.log_ratios()[:1])
 
 
-def _failing(comparison: Comparison, amounts: bool = False) -> tuple[MetricVerdict, ...]:
-    """Return the counters that fail before the time is asked; with ``amounts`` also the others."""
+def _failing(comparison: Comparison) -> tuple[MetricVerdict, ...]:
+    """Return the counters that fail before the time is asked."""
     head, base = comparison.head, comparison.base
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
-    return tuple(metric for metric in moved if metric.decides or amounts)
+    return tuple(metric for metric in moved if metric.decides)
 
 
 def _time_explains(comparison: Comparison) -> bool:
