@@ -111,10 +111,11 @@ class CompileCache:
                 shutil.rmtree(old, ignore_errors=True)
 
     def older_file(self, text: str, ns: int) -> str:
-        """Return the first file in a text that the cache has had since before ``ns``, in
-        nanoseconds since 1970; "" if there is none.
+        """Return the last file in a text, where a traceback has its message, that the cache has had
+        since before ``ns``, in nanoseconds since 1970; "" if there is none.
         """
-        for name in re.findall(re.escape(f"{self.folder}/") + r"[\w./+@,-]+", text, re.ASCII):
+        names = re.findall(re.escape(f"{self.folder}/") + r"[\w./+@,-]+", text, re.ASCII)
+        for name in reversed(names):
             with contextlib.suppress(OSError):
                 if os.stat(name).st_ctime_ns < ns:
                     return str(name)

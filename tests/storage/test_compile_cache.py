@@ -137,13 +137,17 @@ def test_a_cache_that_is_set_aside_can_come_back(cache):
 
 
 def test_a_failure_names_a_file_that_was_there_before(cache, tmp_path):
-    """One that the failed launch wrote itself is no damage of the cache; nor are other files."""
+    """The one in the message, not in the stack. What the failed launch wrote itself is no damage of
+    the cache; nor are other files.
+    """
+    caller = written(cache, "caller.py")
     old, begin_ns = cache.folder / "inductor/old.so", (cache.folder / "probe").stat().st_ctime_ns
     new = written(cache, "new.so")
     (tmp_path / "other.so").write_text("")
     text = f'File "{tmp_path}/other.so", line 3\n{new}: file too short; {cache.folder}/gone.so'
     assert cache.older_file(text, begin_ns) == ""
-    assert cache.older_file(f"{text}\nImportError: {old}: file too short", begin_ns) == str(old)
+    stack = f'{text}\nFile "{caller}", line 8\nImportError: {old}: file too short'
+    assert cache.older_file(stack, begin_ns) == str(old)
 
 
 def test_a_cache_that_cannot_be_written_fails_no_run(tmp_path):
