@@ -6,7 +6,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help perf demo test tests oldest browser docs doctor setup
 ARGS ?=
-TESTS ?= tests
+TESTS ?= tests lab/tests
 # As they were typed: make would run a $(shell ...) in them, and a shell a `...`. scripts/with_args.py
 # splits them into words.
 override ARGS := $(value ARGS)
@@ -62,7 +62,7 @@ tests: test
 browser: export STEPGUARD_BROWSER_REQUIRED = 1
 browser: ## the HTML report in a Chromium that is on PATH
 	@$(python) scripts/requirements.py check browser
-	$(python) scripts/with_args.py tests/browser
+	$(python) scripts/with_args.py lab/tests/browser
 
 docs: ## docs/ as a site, in site/; a link that leads nowhere is an error
 	@$(python) scripts/requirements.py check docs

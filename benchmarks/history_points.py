@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.shared import ROOT
 from stepguard.core.device import GPU
-from stepguard.lab.change_points import LEAST_CHANGE_PCT, LEAST_SERIES, level_changes
+from stepguard_lab.change_points import LEAST_CHANGE_PCT, LEAST_SERIES, level_changes
 
 FOLDER = ROOT / "studies" / "judge_power"
 KEPT = (

@@ -1,7 +1,7 @@
 """A profiler file's figures by a script of its own: plain JSON or SQL, lists and dictionaries.
 
 It shares no code with stepguard's reader, so that an error of one of the two shows as a difference.
-What a step is, and what counts as idle, is as docs/traces.md says.
+What a step is, and what counts as idle, is as lab/docs/traces.md says.
 """
 
 import gzip

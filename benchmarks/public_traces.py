@@ -19,11 +19,11 @@ from pathlib import Path
 
 from benchmarks import plain_trace
 from benchmarks.plain_trace import Figures
-from stepguard.lab.host_breakdown import HostSummary
-from stepguard.lab.trace_files import analysed, has_kernels, on_cpu, read_files
 from stepguard.storage.json_file import FileError
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import Analysis, profile
+from stepguard_lab.host_breakdown import HostSummary
+from stepguard_lab.trace_files import analysed, has_kernels, on_cpu, read_files
 
 KINDS = (".json", ".gz", ".sqlite")
 AGREE_SHARE = 1e-4  # of all steps' time

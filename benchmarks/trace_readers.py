@@ -68,11 +68,11 @@ def with_stepguard(path: str) -> Reader:
     """Return the reader of this project, with all that `stepguard trace` says of a file."""
     import numpy.ma  # noqa: F401  # numpy loads it late
 
-    from stepguard.lab.exchanges import exchanges
-    from stepguard.lab.trace_summary import summary
-    from stepguard.trace.chrome_trace import read_chrome
     from stepguard.trace.kernel_classes import usual_classes
     from stepguard.trace.make_profile import analyse
+    from stepguard_lab.chrome_chunks import read_chrome
+    from stepguard_lab.exchanges import exchanges
+    from stepguard_lab.trace_summary import summary
 
     classes = usual_classes()  # a table in a file: loaded once, as modules are
 
@@ -97,8 +97,7 @@ def with_rank(path: str) -> Reader:
     classes = usual_classes()
 
     def read() -> Figures:
-        with open(path, "rb") as file:
-            decoded = decode_all(file)
+        decoded = decode_all(Path(path).read_bytes())
         events = decoded.events
         steps = sum(event.name == MARK for event in events)
         counted = read_steps(events, MARK, steps)
@@ -278,7 +277,7 @@ def compare(path: Path, pythons: dict[str, str], turns: int) -> Figures:
 
 
 def _run(command: Sequence[str]) -> Figures:
-    path = {"PYTHONPATH": str(ROOT), "HTA_DISABLE_NS_ROUNDING": "1"}
+    path = {"PYTHONPATH": f"{ROOT}:{ROOT / 'lab'}", "HTA_DISABLE_NS_ROUNDING": "1"}
     done = subprocess.run(command, env=os.environ | path, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit {done.returncode}\n{done.stderr}")

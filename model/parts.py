@@ -1,7 +1,7 @@
 """Parts of training and generation as workloads of their own.
 
 Each factory returns an object with ``step()``, as those of ``model.workloads`` do; a step is one
-call of the part. ``python -m stepguard sweep sweeps/attention.toml`` measures a table of them.
+call of the part. ``python -m stepguard sweep lab/sweeps/attention.toml`` measures a table of them.
 
     attention(width=64, seq=1024, batch=8, kind="naive", passes="forward_backward")
     decode(size="124m", batch=1, room=256, mode="cuda-graph")

@@ -1,23 +1,39 @@
-"""Hook of mkdocs: links out of docs/ go to the repository."""
+"""Hook of mkdocs: the lab's pages are part of the site, and links to what is no page go to the
+repository.
+"""
 
 import posixpath
 import re
 from pathlib import Path
 
+from mkdocs.structure.files import File
+
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
+LAB = ("lab/README.md", "lab/docs/*.md", "lab/sweeps/README.md")
+
+
+def on_files(files, config):
+    """Add the lab's pages, at the paths that they have in the repository."""
+    for path in (path for pattern in LAB for path in sorted(ROOT.glob(pattern))):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    return files
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Return a page whose links to files that are no pages lead into the repository."""
-    folder = posixpath.dirname(f"docs/{page.file.src_uri}")
+    """Return a page whose links lead to where the pages are in the site, or into the repository."""
+    here = page.file.src_uri
+    in_docs = not here.startswith("lab/")
+    folder = posixpath.dirname(f"docs/{here}" if in_docs else here)
 
     def follow(link):
         target = posixpath.normpath(posixpath.join(folder, link[1]))
         path = ROOT / target
-        # mkdocs itself says which links lead nowhere.
-        if target.startswith("docs/") or not path.exists():
-            return link[0]
+        page_there = files.get_file_from_path(target.removeprefix("docs/"))
+        if page_there or not path.exists():  # mkdocs itself says which links lead nowhere
+            there = posixpath.relpath(target.removeprefix("docs/"), posixpath.dirname(here) or ".")
+            return f"{there}{link[2] or ''}"
         kind = "tree" if path.is_dir() else "blob"
         return f"{config.repo_url}/{kind}/main/{target}{link[2] or ''}"
 

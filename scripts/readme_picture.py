@@ -2,7 +2,7 @@
 
     python -m scripts.readme_picture docs/pictures/verdict.svg
 
-The figures come from the file that the README names. Needs jinja2 (the extra `report`).
+The figures come from the file that the README names. Needs the lab.
 """
 
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS
-from stepguard.lab.charts import Interval, change_chart
-from stepguard.lab.html_templates import TEMPLATES
+from stepguard_lab.charts import Interval, change_chart
+from stepguard_lab.html_templates import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = ROOT / "benchmarks/data/power_kernels_h100_2026-11-26.json"

@@ -1,15 +1,15 @@
-"""List what pyproject.toml requires for pip, or check an interpreter for it.
+"""List what pyproject.toml and lab/pyproject.toml require for pip, or check an interpreter for it.
 
     python scripts/requirements.py list test     # a requirement a line
     python scripts/requirements.py check perf    # 1, with the pip command, if any is missing here
     python scripts/requirements.py pins          # constraints.txt, with the torch for this machine
     python scripts/requirements.py oldest        # the same, with the oldest that may be installed
 
-`perf` is what the suite needs; `test` adds what the project's own tests and linters need; `gate` is
-the part of it that reading documents needs, without torch. `history` is `gate` and what the history
-needs; `browser` is what tests of the HTML report in a browser need, without torch; `docs` is what
-the site of docs/ is made with. `oldest` is `test` without linters and charts, whose own needs are
-newer.
+`perf` is what the suite needs. `clone` adds what the lab and its installation need; `test` adds
+what the tests and linters need. `gate` is the part of `perf` that reads documents, without torch;
+`history` adds what the lab's history needs. `browser` is what tests of the HTML report in a browser
+need, without torch. `docs` makes the site of docs/. `oldest` is `test` without linters and charts,
+whose own needs are newer.
 
 A GPU's recordings are compared under the torch that they were made with alone. So `pins` names the
 torch of the newest recording of this machine's kind of GPU in baselines/, where there is one, and
@@ -25,10 +25,11 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUITE = ("torch", "traces", "report", "model")
-GROUPS = {"perf": SUITE, "test": (*SUITE, "history", "test", "lint", "plot"), "gate": ()}
-GROUPS |= {"history": ("history",), "docs": ("docs",), "oldest": (*SUITE, "history", "test")}
-GROUPS["browser"] = ("report", "browser")
+SUITE, LAB = ("torch", "model"), ("lab", "build")
+CLONE = (*SUITE, *LAB, "traces")
+GROUPS = {"perf": SUITE, "clone": CLONE, "test": (*CLONE, "history", "test", "lint", "plot")}
+GROUPS |= {"gate": (), "history": (*LAB, "history"), "browser": ("lab", "browser")}
+GROUPS |= {"docs": ("docs",), "oldest": (*CLONE, "history", "test")}
 # What a driver says of its cards, a file each: "Model:   NVIDIA H100 80GB HBM3".
 CARDS = Path("/proc/driver/nvidia/gpus")
 GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
@@ -36,7 +37,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 def required(what):
-    """The requirement strings of pyproject.toml for ``what``, in its order."""
+    """The requirement strings for ``what``, in their order."""
     import tomllib  # Python 3.11; an older interpreter must get as far as check()'s sentence
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -46,9 +47,13 @@ def required(what):
     if what == "docs":  # built without the package
         lines = []
     groups = project["project"]["optional-dependencies"] | project["dependency-groups"]
+    if "lab" in GROUPS[what]:  # else the gate's folders are enough
+        lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+        groups |= lab["optional-dependencies"]
+        groups["lab"] = [line for line in lab["dependencies"] if not line.startswith("stepguard")]
     for group in GROUPS[what]:
         lines += groups[group]
-    return lines
+    return list(dict.fromkeys(lines))
 
 
 def unmet(requirement):
@@ -97,7 +102,7 @@ def pins(cards):
 
 def oldest():
     """The lines of constraints.txt, at the oldest versions that an installation may have."""
-    lines = (line.partition(";")[0].partition(">=") for line in required("perf"))
+    lines = (line.partition(";")[0].partition(">=") for line in required("clone"))
     return pinned({name: version for name, _, version in lines})
 
 

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv and installs what pyproject.toml names, at the versions of constraints.txt.
+# Makes .venv and installs what pyproject.toml and lab/pyproject.toml name, at the versions of
+# constraints.txt, and the lab itself, in editable mode. stepguard runs from its folder, uninstalled: with
+# the .venv of one clone, `pytest` in another would else measure with the engine of the first.
 #
-#     scripts/setup.sh perf     what the suite needs
+#     scripts/setup.sh perf     what the suite and the lab need
 #     scripts/setup.sh test     and what the project's own tests and linters need
 #     scripts/setup.sh oldest   what the tests need, at the oldest versions allowed, in .venv-oldest
 #
@@ -26,7 +28,7 @@ python=$venv/bin/python
 install=(--disable-pip-version-check install --quiet --no-compile)
 pip=("$python" -m pip "${install[@]}")
 unfinished=$venv/.stepguard-unfinished
-inputs=(constraints.txt pyproject.toml scripts/setup.sh scripts/requirements.py)
+inputs=(constraints.txt pyproject.toml lab/pyproject.toml scripts/setup.sh scripts/requirements.py)
 # What torch was built for; an import of torch would take seconds.
 cuda_of_torch='
 import runpy, sysconfig
@@ -84,7 +86,8 @@ make_venv() {
 }
 
 install() {
-    local pinned built compiling
+    local pinned built compiling list=$1
+    [ "$1" != perf ] || list=clone
     [ ! -e "$venv/.stepguard-perf" ] || touch "$unfinished" # it is ours, so it may be made anew
     pinned=$(pinned_torch)
     say "installing for $1, $pinned among it"
@@ -92,7 +95,8 @@ install() {
     compile 1 & # torch, while pip keeps one core busy with all else
     compiling=$!
     "${pip[@]}" -c <("$python" scripts/requirements.py "$versions") \
-        -r <("$python" scripts/requirements.py list "$1")
+        -r <("$python" scripts/requirements.py list "$list")
+    PYTHONWARNINGS=ignore "${pip[@]}" --no-deps --no-build-isolation -e lab
     wait "$compiling"
     compile "$(nproc)"
     if [ "${CI:-}" = true ] && ! has_gpu; then

@@ -1,28 +1,32 @@
 """A trace of torch.profiler made by hand: what happens when is what the test says."""
 
 import json
-from io import BytesIO
 
-from stepguard.core.work_and_peaks import Peaks
-from stepguard.trace.chrome_trace import decode_all, read_chrome
+from hypothesis import strategies as st
+
+from stepguard.trace.chrome_trace import decode_all
 from stepguard.trace.columns import Trace
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import Analysis, analyse
 
 MAIN, AUTOGRAD, STREAM, COMMS = 1, 2, 7, 19
-PEAKS = Peaks(
-    device_name="NVIDIA H200",
-    device_uuid="GPU-1234",
-    date="2026-11-22T00:00:00+00:00",
-    torch="2.11.0",
-    copy_bytes_per_s=4e12,
-    flops_per_s={"bf16": 800e12, "fp32": 50e12},
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+# When each is called, how long it takes, its name, its stream, how much later it begins.
+KERNELS = st.lists(
+    st.tuples(
+        st.integers(0, 3999),
+        st.integers(0, 700),
+        st.sampled_from(["gemm", NCCL, "triton_poi_fused_add_1", "copy"]),
+        st.integers(7, 9),
+        st.integers(0, 900),
+    ),
+    max_size=40,
 )
 
 
 def decoded(events):
     """The events as a rank's own profile has them, through a file."""
-    return decode_all(BytesIO(json.dumps({"traceEvents": events}).encode())).events
+    return decode_all(json.dumps({"traceEvents": events}).encode()).events
 
 
 class Kineto:
@@ -82,9 +86,9 @@ class Kineto:
         content = {"schemaVersion": 1, **self.head, "traceEvents": self.events}
         return json.dumps(content | {"traceName": "x.json"}).encode()
 
-    def read(self, chunk_bytes=1 << 20) -> Trace:
-        """The trace, through the reader."""
-        return read_chrome(BytesIO(self.text()), chunk_bytes)
+    def read(self) -> Trace:
+        """The trace, through the reader of a rank's own profile."""
+        return decode_all(self.text()).trace()
 
     def analysis(self) -> Analysis:
         """The trace taken apart."""
@@ -123,3 +127,35 @@ def three_steps():
         made.kernel(began + 10, began + 100, began + 600, "nvjet")
         made.kernel(began + 20, began + 700, began + 800, "ncclDevKernel_AllReduce")
     return made.text()
+
+
+def two_steps(*, ahead=0.0):
+    """Two marks of 1,000 us and the kernel that ends the second; the test adds what happens."""
+    trace = Kineto()
+    for number in range(3):
+        trace.step(number, 1000 * number, 1000 * number + 999)
+        trace.kernel(1000 * number + 5, 1000 * number + 100 + ahead, 1000 * number + 200 + ahead)
+    return trace
+
+
+def with_kernels(kernels):
+    """A trace of steps with such KERNELS in them."""
+    trace = steps(4)
+    for called, us, name, stream, delay in kernels:
+        begin = called + delay + 0.25
+        if name == "copy":
+            trace.copy(called, begin, begin + us)
+        else:
+            trace.kernel(called, begin, begin + us, name=name, stream=stream)
+    return trace
+
+
+def stalled():
+    """A trace whose kernels were queued, and begin 60 us and 64 ms later."""
+    trace = Kineto()
+    for number, begin in enumerate((100, 64_500)):
+        trace.step(number, 50 * number, 50 * number + 40)
+        trace.kernel(50 * number + 5, begin, begin + 100)
+    trace.kernel(10, 260, 400)
+    trace.kernel(11, 64_400, 64_500)
+    return trace

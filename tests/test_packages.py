@@ -23,8 +23,9 @@ def test_every_package_is_installed():
     """setuptools finds folders with an __init__.py; one without works from a clone alone."""
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert tools["setuptools"]["packages"]["find"] == {"include": ["stepguard*"]}
-    folders = {path.parent for path in (ROOT / "stepguard").rglob("*.py")}
-    assert folders and all((folder / "__init__.py").is_file() for folder in folders)
+    for package in ("stepguard", "lab/stepguard_lab"):
+        folders = {path.parent for path in (ROOT / package).rglob("*.py")}
+        assert folders and all((folder / "__init__.py").is_file() for folder in folders)
 
 
 def project():
@@ -39,7 +40,7 @@ def test_what_is_installed_is_what_the_gate_imports():
     names = {line.partition(">=")[0] for line in project()["dependencies"]}
     imports = {"greenlet", "msgspec", "numpy", "packaging", "pytest", "scipy"}
     assert names == imports | {"nvidia-ml-py", "pytest-benchmark"}
-    assert project()["optional-dependencies"].keys() == {"torch", "traces", "history", "report"}
+    assert project()["optional-dependencies"].keys() == {"torch"}
 
 
 def test_the_version_is_one():
@@ -53,14 +54,15 @@ def test_the_version_is_one():
     assert stepguard.__version__ == project()["version"]
 
 
-def test_the_second_name_is_the_same_release():
-    """pytest-stepguard installs the stepguard of its own version, and has nothing else in it."""
-    alias = tomllib.loads((ROOT / "packaging/pytest-stepguard/pyproject.toml").read_text())
-    assert alias["project"]["name"] == "pytest-stepguard"
-    assert alias["project"]["version"] == project()["version"]
-    assert alias["project"]["dependencies"] == [f"stepguard=={project()['version']}"]
-    assert alias["project"]["requires-python"] == project()["requires-python"]
-    assert alias["tool"]["setuptools"] == {"packages": []}
+def test_the_lab_is_the_same_release():
+    """It needs the gate of its own version; what both need has one lower bound."""
+    lab = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text())["project"]
+    assert lab["version"] == project()["version"]
+    assert lab["requires-python"] == project()["requires-python"]
+    gate, *others = lab["dependencies"]
+    assert gate == f"stepguard=={project()['version']}"
+    bounds = [line.split(">=") for line in (*others, *project()["dependencies"])]
+    assert len({name for name, _ in bounds}) == len({tuple(bound) for bound in bounds})
 
 
 def test_an_index_shows_where_the_project_is():
@@ -93,18 +95,18 @@ def test_a_package_that_is_missing_is_one_sentence(tmp_path):
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder that the wheel of this tree is installed in, without what it needs."""
+    """A folder that the wheels of this tree are installed in, without what they need."""
     tree, wheels, site = (tmp_path_factory.mktemp(name) for name in ("tree", "wheels", "site"))
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "stepguard", tree / "stepguard", ignore=ignored, symlinks=True)
-    shutil.copytree(ROOT / "docs", tree / "docs")
+    for name in ("stepguard", "docs", "lab"):
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored, symlinks=True)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree / name)
-    built("wheel", tree, wheels)
-    (wheel,) = wheels.iterdir()
+    for folder in (tree, tree / "lab"):
+        built("wheel", folder, wheels)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     offline = ["--no-deps", "--no-index", "--no-compile", "--target", str(site)]
-    subprocess.run([*pip, *offline, str(wheel)], check=True)
+    subprocess.run([*pip, *offline, *map(str, wheels.iterdir())], check=True)
     return site
 
 
@@ -114,12 +116,18 @@ def built(kind, tree, folder):
     subprocess.run([sys.executable, "-c", build], cwd=tree, check=True, capture_output=True)
 
 
-def test_the_wheel_has_all_that_runs(installed):
+def test_the_wheels_have_all_that_runs(installed):
     """Every module and every file beside them, and no folder of the project's own."""
-    files = {path.relative_to(ROOT) for path in (ROOT / "stepguard").rglob("*") if path.is_file()}
-    files = {path for path in files if "__pycache__" not in path.parts}
+    packages = (ROOT / "stepguard", ROOT / "lab" / "stepguard_lab")
+    files = {
+        path.relative_to(package.parent)
+        for package in packages
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
     assert files == {path for path in files if (installed / path).is_file()}
-    assert not [name for name in ("model", "tests", "perf_tests") if (installed / name).exists()]
+    others = ("model", "tests", "perf_tests", "lab", "sweeps")
+    assert not [name for name in others if (installed / name).exists()]
 
 
 def test_the_installed_command_runs_outside_of_a_clone(installed, tmp_path):
@@ -136,6 +144,7 @@ def test_the_installed_command_runs_outside_of_a_clone(installed, tmp_path):
     explained = typed("explain-code", "MACHINE_TOO_FAR").stdout
     (more,) = re.findall("more: (.*): when a recordings alarm is confirmed", explained)
     assert Path(more).is_relative_to(installed) and Path(more).is_file()
+    assert "--with-stack" in typed("record-traces", "--help").stdout  # the lab's, by entry point
     missing = typed("run", "--", "train.py")
     assert missing.returncode == 2 and "there is no train.py in" in missing.stderr
 

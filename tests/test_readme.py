@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from agent_forks import QUICK_PYTHON
+from lab_commands import add_lab
 from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 from stepguard import Case
@@ -27,14 +28,22 @@ from stepguard.core.status import Status
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 OPTIONS = (ROOT / "docs" / "options.md").read_text()
+PAGES = (OPTIONS, (ROOT / "lab" / "README.md").read_text())  # with commands
 YOUR_MODEL = (ROOT / "docs" / "your-model.md").read_text()
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "baselines" / "README.md",
-    *(ROOT / folder / "README.md" for folder in ("benchmarks", "model", "sweeps")),
+    *(ROOT / folder / "README.md" for folder in ("benchmarks", "model", "lab", "lab/sweeps")),
+    *sorted(ROOT.glob("lab/docs/*.md")),
     *sorted(ROOT.glob("studies/**/*.md")),
 ]
+
+
+@pytest.fixture(autouse=True)
+def lab(monkeypatch, tmp_path_factory):
+    """The lab's commands, which pages name, too."""
+    add_lab(monkeypatch, tmp_path_factory.mktemp("installed"))
 
 
 def run(*arguments, cwd):
@@ -125,8 +134,8 @@ def help_of(main, monkeypatch, capsys, *arguments):
 def test_the_commands_table_is_what_the_command_line_offers(monkeypatch, capsys):
     """No command missing, none invented; and every option that a row names is the command's."""
     shown = help_of(stepguard_main, monkeypatch, capsys)
-    section = OPTIONS.partition("\n## Commands\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^(\| `([a-z-]+)\b.*)$", section, re.MULTILINE)
+    sections = [text.partition("\n## Commands\n")[2].partition("\n## ")[0] for text in PAGES]
+    rows = re.findall(r"^(\| `([a-z-]+)\b.*)$", "".join(sections), re.MULTILINE)
     rows = [(line, command) for line, command in rows if command != "python"]
     assert {command for _, command in rows} == set(
         re.findall(r"^    ([a-z-]+)\b", shown, re.MULTILINE)

@@ -60,11 +60,6 @@ def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
     return ProgressLine(display, True, devices, Store(root).last_wall_s(cases))
 
 
-def page_width() -> int:
-    """Return the width of printed pages: COLUMNS, the terminal's width, or 80."""
-    return columns(sys.stdout)
-
-
 def table_width() -> int:
     """Return the width of printed tables; 0, which is any width, if output goes to a file."""
     return columns(sys.stdout) if sys.stdout.isatty() else 0
@@ -99,19 +94,6 @@ def commands_of(options: argparse.Namespace) -> Commands:
     usual = baseline.usual(options.root)
     named = "" if options.baselines == usual else str(options.baselines)
     return Commands(Path.cwd(), interpreter(Path.cwd()), named)
-
-
-def add_top(command: argparse.ArgumentParser, usual: int) -> None:
-    """Add the option for the number of rows of a command's tables."""
-    text = "rows (%(default)s)"
-    command.add_argument("--top", type=_rows, default=usual, metavar="N", help=text)
-
-
-def _rows(text: str) -> int:
-    """Return a number of rows. Raises ArgumentTypeError for a number below 1."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(printable(f"{text!r}: give a number of rows, at least 1"))
-    return int(text)
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

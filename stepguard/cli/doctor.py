@@ -2,7 +2,6 @@
 
     python -m stepguard doctor
     python -m stepguard doctor --launcher 'srun --nodes=2 --ntasks-per-node=1'
-    python -m stepguard doctor --peaks
 
 torch is imported in a process of its own, so that it finds what a worker will find.
 """
@@ -22,13 +21,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stepguard.cli.common import add_parser, say
 from stepguard.core.device import GPU
 from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
-from stepguard.core.work_and_peaks import Peaks
 from stepguard.launch import callers_engine
 from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.machine.git.revision import current, no_commit
@@ -37,12 +33,10 @@ from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.requirements import requirements, unmet
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage import measured_peaks
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import load_waivers, today
 from stepguard.worker.count.cubin import DISASSEMBLER
 
-_PEAKS = "stepguard.worker.profilers.measure_peaks"
 _ASK_TORCH = """
 import json, os, sys, torch
 from importlib.util import find_spec
@@ -74,8 +68,6 @@ def add_command(commands: Any, root: Path) -> None:
     text = "is this machine fit, and is there a baseline?"
     command = add_parser(commands, root, "doctor", _doctor, text)
     command.add_argument("--launcher", metavar="CMD", help="examine the nodes on which CMD starts")
-    text = "measure the peaks of this card, or the CPU, by a copy and matrix products; keep them"
-    command.add_argument("--peaks", action="store_true", help=text)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -84,8 +76,6 @@ def _doctor(options: argparse.Namespace) -> int:
     parts += [_waivers(options.baselines), _tree(options.root, options.baselines)]
     if options.launcher is not None:
         parts.append(_nodes(options.launcher, options.root))
-    if options.peaks:
-        parts.append(_peaks(options.root))
     findings = [finding for part in parts for finding in _with_its_error(part)]
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         say(f"{level:5}  {text}")
@@ -176,10 +166,10 @@ def _nodes(text: str, root: Path) -> Iterator[Finding]:
 def _ask_torch(root: Path) -> dict[str, Any]:
     """Return what _ASK_TORCH prints. Raises MachineError if torch cannot be imported."""
     command = [sys.executable, "-P", "-c", _ASK_TORCH, str(DISASSEMBLER)]
-    return dict(json.loads(_last_line(command, "torch cannot be imported", root)))
+    return dict(json.loads(last_line(command, "torch cannot be imported", root)))
 
 
-def _last_line(command: list[str], failure: str, root: Path) -> str:
+def last_line(command: list[str], failure: str, root: Path) -> str:
     """Run a process that imports torch as a launch of the tree at ``root`` does. Return the last
     line that it prints. Raises MachineError, whose text begins with ``failure``.
     """
@@ -233,18 +223,6 @@ def _tools() -> Iterator[Finding]:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
         version = re.search(r"\d+\.\d[\w.]*", done.stdout)
         yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {program}"
-
-
-def _peaks(root: Path) -> Iterator[Finding]:
-    """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
-    line = _last_line(callers_engine.command(_PEAKS), "the peaks cannot be measured", root)
-    peaks = msgspec.json.decode(line, type=Peaks)
-    path = measured_peaks.save(peaks)
-    rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in peaks.flops_per_s.items())
-    copied = f"copy {peaks.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
-    card = f"{peaks.device_name} {peaks.device_uuid}".rstrip()  # a CPU has no UUID
-    yield "ok", f"{card}: {copied}; products, TFLOP/s: {rates}"
-    yield "ok", f"kept in {path}"
 
 
 def _waivers(baselines: Path) -> Iterator[Finding]:

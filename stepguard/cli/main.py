@@ -13,7 +13,6 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 import argparse
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import dedent, fill, indent
@@ -37,6 +36,7 @@ from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
 from stepguard.machine.lifeline import ends_as_interrupts, notice_ends
+from stepguard.machine.requirements import commands_of_packages, to_install_lab
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import root_of
 
@@ -51,20 +51,6 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     comment,
     gate,
     explain_code,
-)
-# The lab's commands, loaded by name: no module of the gate imports the lab.
-LAB = (
-    "trace",
-    "analyze",
-    "memory",
-    "nsight",
-    "compare",
-    "history",
-    "refresh",
-    "report",
-    "sweep",
-    "run_schema",
-    "bencher",
 )
 
 
@@ -88,13 +74,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def every_command(first: str = "") -> Iterator[ModuleType]:
-    """Yield the modules of all commands, the gate's before the lab's. The module of the command
-    ``first`` is the very first one.
+    """Yield the modules of all commands, the gate's before those of other packages. The module of
+    the command ``first`` is the very first one.
     """
-    own = {module.__name__.rpartition(".")[2]: module for module in COMMANDS}
-    names = (*own, *LAB)
-    for name in sorted(names, key=lambda name: name.replace("_", "-") != first):
-        yield own.get(name) or import_module(f"stepguard.lab.{name}")
+    own = {module.__name__.rpartition(".")[2].replace("_", "-"): module for module in COMMANDS}
+    if first in own:  # to look up other packages takes 50 ms
+        yield own[first]
+    others, known = commands_of_packages(), {own.get(first)}
+    for name in sorted([*own, *others], key=lambda name: name != first):
+        module = own.get(name) or others[name].load()
+        if module not in known:  # it may add several commands
+            known.add(module)
+            yield module
 
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
@@ -150,6 +141,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         # Other commands are neither imported nor described.
         if arguments and arguments[0] in commands.choices:
             return _options(commands.choices[arguments[0]], arguments[1:])
+    if not commands_of_packages():
+        parser.epilog = to_install_lab()
+        if arguments and not arguments[0].startswith("-"):
+            parser.error(f"no command {arguments[0]!r}; {to_install_lab()}")
     if not arguments:
         parser.print_help(sys.stderr)
         raise SystemExit(2)

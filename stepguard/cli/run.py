@@ -2,7 +2,6 @@
 
 python -m stepguard run -- train.py --batch_size=12
 python -m stepguard run model.workloads:train_step size=nano device=cpu
-python -m stepguard run 'train_step[124m-bf16]' --trace traces
 """
 
 import argparse
@@ -20,7 +19,6 @@ from stepguard.cli.common import (
     say,
     suite_of,
 )
-from stepguard.cli.record_traces import add_trace_options, record, refuse_trace_options
 from stepguard.cli.workload_arguments import RUNS_AS_IT_IS, add_workload, chosen_case
 from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.nodes.scheduler import survey
@@ -38,13 +36,11 @@ def add_command(commands: Any, root: Path) -> None:
     run.add_argument("--launcher", metavar="CMD", help="starts its argument once on each node")
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
     add_json(run)
-    add_trace_options(run)
     run.set_defaults(call=_run, root=root)
 
 
 def _run(options: argparse.Namespace) -> int:
     refuse_target(options.json)
-    refuse_trace_options(options)
     case = chosen_case(options, options.launches)
     launcher = None
     if options.launcher is not None:
@@ -55,8 +51,6 @@ def _run(options: argparse.Namespace) -> int:
     suite = suite_of(options.root, launcher)
     if case.loop:
         say(RUNS_AS_IT_IS.format(workload=case.workload))
-    if options.trace is not None:
-        return record(suite, case, options)
     line = progress_line(options.root, [case])
     try:
         with line.case(case.id):

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from stepguard.core.machine_code import MachineCode
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 
 MOST_CAUSES = 40  # in a verdict's explanation
 MOST_NAMES = 20  # kernels of a cause on one side, and launch shapes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from stepguard.core.machine_code import MachineCode
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 
 Series = tuple[float, ...]  # one item for each step
 Row = TypeVar("Row")
@@ -167,12 +167,6 @@ def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
         replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
         for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
     )
-
-
-def merged_by_name(profile: Profile) -> Profile:
-    """Return a profile with one row for each kernel name, whatever the phases and shapes."""
-    rows = merged(profile.kernels, phase="", grid=(), block=(), code="", work=Work())
-    return replace(profile, kernels=tuple(sorted(rows, key=lambda row: -sum(row.us))))
 
 
 def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:

@@ -92,11 +92,6 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else f"{text[: width - 3].rstrip()}..."
 
 
-def end_of(text: str, width: int) -> str:
-    """Return a text of at most so many columns. A longer one loses its beginning."""
-    return text if len(text) <= width else f"...{text[3 - width :]}"
-
-
 def shortened(case_id: str, width: int) -> str:
     """Return an id of at most so many columns. A longer one is cut in its middle: cases differ at
     the end.

@@ -26,7 +26,7 @@ from stepguard.core.profile import (
     mean,
     merged,
 )
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 from stepguard.explain.clock_changes import Pace
 from stepguard.explain.match_kernels import How, Match, match, rows_of
 from stepguard.explain.scatter import Scatter, Term, Usual

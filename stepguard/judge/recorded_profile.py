@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
 from stepguard.core.recording import ProfileRow, RecordedProfile
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 from stepguard.trace.kernel_classes import usual_classes
 
 KERNELS = 40  # these take 97 to 99 % of the kernels' time of a GPT-2's step

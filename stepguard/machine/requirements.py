@@ -1,5 +1,8 @@
-"""Checks for the packages that stepguard needs, and for the user's own torch."""
+"""Checks for the packages that stepguard needs, for the user's own torch, and for packages that add
+commands.
+"""
 
+import shlex
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
@@ -13,7 +16,8 @@ from stepguard.machine.interpreter import as_typed
 
 # torch is an extra of the distribution: a user who trains has one, which pip must not replace.
 TORCH = "torch"
-_DECLARED = Path(__file__).resolve().parents[2] / "pyproject.toml"
+_SOURCES = Path(__file__).resolve().parents[2]
+_DECLARED = _SOURCES / "pyproject.toml"
 
 
 def requirements() -> list[Requirement]:
@@ -61,6 +65,22 @@ def require_torch() -> None:
     # A torch that the user built may lie on the import path without metadata.
     if problem and (_is_installed(TORCH) or find_spec(TORCH) is None):
         raise MachineError(f"{problem} (stepguard measures with the torch that you train with)")
+
+
+def commands_of_packages() -> dict[str, metadata.EntryPoint]:
+    """Return the commands that installed packages add, by name. Each loads a module like cli/'s."""
+    return {point.name: point for point in metadata.entry_points(group="stepguard.commands")}
+
+
+def to_install_lab() -> str:
+    """Return what stepguard-lab is for, and the command that installs it."""
+    lab = _SOURCES / "lab"
+    clone = f"-e {shlex.quote(str(_SOURCES))} -e {shlex.quote(str(lab))}"
+    what = clone if (lab / "pyproject.toml").is_file() else "stepguard-lab"
+    return (
+        "traces, memory, sweeps, history and pages of runs are in the package stepguard-lab; "
+        f"install it with: {as_typed(f'pip install {what}')}"
+    )
 
 
 def _is_installed(name: str) -> bool:

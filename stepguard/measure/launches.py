@@ -100,9 +100,10 @@ def measure_launches(
 
 
 def ask_ranks(
-    case: Case, bench: Bench, progress: Progress, command: str, **arguments: Any
+    case: Case, bench: Bench, progress: Progress, function: str, **arguments: Any
 ) -> Answers:
-    """Return all ranks' answers to one command. A launch of its own runs it after its first step.
+    """Return what "module:function" returns in each rank (worker/rank_session.py, do_call). A
+    launch of its own calls it after its first step.
 
     Raises LaunchFailed with the cause.
     """
@@ -112,9 +113,12 @@ def ask_ranks(
         if unfit:
             raise LaunchFailed(unfit)
         workers = CaseWorkers(case, bench, ticker, monitor, stack)
-        launch = RunningLaunch(workers, f"{command} launch", protocol_of(case))
+        label = function.partition(":")[2].replace("_", " ")
+        launch = RunningLaunch(workers, f"{label} launch", protocol_of(case))
         build_alone(launch)
-        answers = launch.ask(command, limit_s=COMPILE_LIMIT_S, **arguments)
+        answers = launch.ask(
+            "call", limit_s=COMPILE_LIMIT_S, function=function, arguments=arguments
+        )
         launch.leave()
     return answers
 

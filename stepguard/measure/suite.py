@@ -168,11 +168,11 @@ class Suite:
         self._bench.ahead.close()
         self._cache.close()
 
-    def ask(self, case: Case, progress: Progress, command: str, **arguments: Any) -> Answers:
-        """Return what the case's ranks answer to a command (measure/launches.py). Nothing is
-        judged. Raises LaunchFailed.
+    def ask(self, case: Case, progress: Progress, function: str, **arguments: Any) -> Answers:
+        """Return what a function returns in each of the case's ranks (measure/launches.py). Nothing
+        is judged. Raises LaunchFailed.
         """
-        return ask_ranks(case, self._bench, progress, command, **arguments)
+        return ask_ranks(case, self._bench, progress, function, **arguments)
 
     def longest_s(self, case: Case) -> float | None:
         """Return how many seconds a case may take if its pairs go on until they decide. None if the

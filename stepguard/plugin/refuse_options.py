@@ -7,7 +7,6 @@ import contextlib
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,7 @@ from stepguard.machine.git.revision import (
 )
 from stepguard.machine.gpu.nvml import MachineError, known_gpus
 from stepguard.machine.interpreter import as_typed
+from stepguard.machine.requirements import commands_of_packages, to_install_lab
 from stepguard.plugin.options import TEXTS, base_branch, is_typed, value_of
 from stepguard.storage import output_files
 from stepguard.storage.json_file import FileError
@@ -154,12 +154,10 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
 
 
 def _lacks(path: Path) -> str:
-    """Return that a page needs jinja2, with the command that installs it. Empty if the page does
-    not need it, or if it is installed.
-    """
-    if path.suffix != output_files.HTML or find_spec("jinja2"):
+    """Return how to install what writes a page. Empty if it is installed, or not needed."""
+    if path.suffix != output_files.HTML or "report" in commands_of_packages():
         return ""
-    return "a page in HTML needs jinja2: pip install 'stepguard[report]'"
+    return to_install_lab()
 
 
 def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:

@@ -1,9 +1,5 @@
-"""Read a Chrome trace as torch.profiler (Kineto) writes it, of any size, plain or gzip.
-
-    with open("trace.json.gz", "rb") as file:
-        trace = read_chrome(file)
-
-It takes memory for the columns, 60 to 100 bytes an event, and for a few chunks of text.
+"""Read the Chrome trace of a rank's own profile, and make columns of the events of any trace that
+torch.profiler (Kineto) wrote.
 """
 
 import math
@@ -11,24 +7,23 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 
-from stepguard.core.work_and_peaks import Work
-from stepguard.trace.chrome_chunks import (
-    CHUNK_BYTES,
-    DETAILED,
-    EVENTS,
+from stepguard.core.work import Work
+from stepguard.trace.chrome_events import (
     NO_JSON,
-    Chunks,
+    UNDECODED,
+    CutOffError,
     DetailedEvent,
     Event,
     Plain,
     Scalar,
     TraceError,
     Triple,
+    mended,
 )
 from stepguard.trace.columns import (
     ANNOTATION,
@@ -97,14 +92,19 @@ class _Head(msgspec.Struct):
 _SOFTWARE = ("cuda_driver_version", "cuda_runtime_version", "cupti_version")
 
 
-def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
-    """Return the trace in an open binary file.
+class _File(msgspec.Struct):
+    """A whole file. The head's fields are named as in the file."""
 
-    Raises TraceError, one sentence, if the file is no trace or is cut off, if an event ends before
-    it begins, or if its GPU records cannot be told apart.
-    """
-    chunks = Chunks(file, EVENTS, chunk_bytes)
-    return _in_columns(chunks, chunks.head)
+    traceEvents: list[DetailedEvent]
+    deviceProperties: Any = None
+    distributedInfo: Any = None
+    baseTimeNanoseconds: Any = None
+    cuda_driver_version: Any = None
+    cuda_runtime_version: Any = None
+    cupti_version: Any = None
+
+
+_decode = msgspec.json.Decoder(_File).decode
 
 
 @dataclass(frozen=True)
@@ -113,40 +113,57 @@ class Decoded:
     each, while columns take 60 to 100 bytes an event.
     """
 
-    parts: list[list[DetailedEvent]]  # the lists of events, as read
+    used: list[DetailedEvent]  # by columns or by counts
     head: dict[str, object]
 
     @property
     def events(self) -> list[DetailedEvent]:
         """Return the events that have a length."""
-        return [event for part in self.parts for event in part if event.ph == "X"]
+        return [event for event in self.used if event.ph == "X"]
 
     def trace(self) -> Trace:
-        """Return the columns, as ``read_chrome`` does. Raises TraceError."""
-        return _in_columns(self.parts, self.head)
+        """Return the columns. Raises TraceError as in_columns() does."""
+        return in_columns([self.used], self.head)
 
 
-def decode_all(file: BinaryIO) -> Decoded:
-    """Return all events of a trace that this process made, from an open file, as far as columns or
-    counts use them.
+def decode_all(text: bytes) -> Decoded:
+    """Return the events of a trace that this process made, as far as columns or counts use them.
 
-    Raises TraceError as ``read_chrome`` does, and for an event without begin or length.
+    Raises CutOffError if the text ends too early; TraceError if it is no trace, or if an event has
+    no begin or no length.
     """
-    chunks = Chunks(file, DETAILED)
-    parts = [
-        [event for event in part if event.ph == "X" or _begins_arrow(event)] for part in chunks
-    ]
-    for event in (event for part in parts for event in part):
+    file = _decoded(text)
+    events = [event for event in file.traceEvents if event.ph == "X" or _begins_arrow(event)]
+    for event in events:
         if event.ph == "X" and not (event.dur >= 0 and math.isfinite(event.ts)):
             raise TraceError(f"the event {event.name!r} has no begin or no length")
-    return Decoded(parts, chunks.head)
+    file.traceEvents = []
+    return Decoded(events, msgspec.structs.asdict(file))
+
+
+def _decoded(text: bytes) -> _File:
+    try:
+        return _decode(text)
+    except msgspec.ValidationError as error:
+        raise TraceError(str(error)) from None
+    except UNDECODED:
+        pass
+    try:
+        return _decode(mended(text))
+    except UNDECODED as error:
+        kind = CutOffError if "truncated" in str(error) else TraceError
+        raise kind(str(error)) from None
 
 
 def _begins_arrow(event: Event) -> bool:
     return event.ph == _BEGIN and event.cat == _TO_BACKWARD
 
 
-def _in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Trace:
+def in_columns(parts: Iterable[Sequence[Event]], head: dict[str, object]) -> Trace:
+    """Return the columns of a file's events, which come in parts. ``head`` has its other fields
+    once the last part was read. Raises TraceError if an event has no begin or a negative length, or
+    if nothing in the file is of torch.profiler.
+    """
     columns = _Columns()
     try:
         for events in parts:
@@ -361,6 +378,6 @@ def _machine(head: dict[str, Any]) -> Machine:
         gpu=header.devices[0].name if header.devices else "",
         rank=None if rank == NONE else rank,
         world_size=max(1, _number(ranks.world_size)),
-        software=tuple((key, str(head[key])) for key in _SOFTWARE if key in head),
+        software=tuple((key, str(head[key])) for key in _SOFTWARE if head.get(key) is not None),
         base_ns=int(header.base_ns or 0),
     )

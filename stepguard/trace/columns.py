@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -24,7 +24,7 @@ from stepguard.trace.api_calls import (
     is_copy,
     is_memset,
 )
-from stepguard.trace.chrome_chunks import DetailedEvent as Event
+from stepguard.trace.chrome_events import DetailedEvent as Event
 from stepguard.trace.step_windows import step_at
 
 HOST = ("cpu_op", *API_CATEGORIES)  # categories of events

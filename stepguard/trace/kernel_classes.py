@@ -57,16 +57,6 @@ def usual_classes() -> Classes:
     return parse_classes(folder.joinpath("kernel_classes.toml").read_text(encoding="utf-8"))
 
 
-def with_more(text: str) -> Classes:
-    """Return the rules of a user's file (TOML), followed by the usual ones. Raises ValueError."""
-    mine, usual = parse_classes(text), usual_classes()
-    return Classes(
-        mine.kernels + usual.kernels,
-        mine.canonical + usual.canonical,
-        mine.phases + usual.phases,
-    )
-
-
 def parse_classes(text: str) -> Classes:
     """Return the rules of a file. Raises ValueError that names the wrong entry."""
     content = tomllib.loads(text)

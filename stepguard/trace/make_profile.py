@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 from stepguard.trace.columns import (
     ANNOTATION,
     KERNEL,

@@ -13,8 +13,8 @@ from typing import Any
 
 from stepguard.core.profile import StepIdentity
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
-from stepguard.trace.chrome_chunks import DetailedEvent as Event
-from stepguard.trace.chrome_chunks import Details
+from stepguard.trace.chrome_events import DetailedEvent as Event
+from stepguard.trace.chrome_events import Details
 from stepguard.trace.host_steps import (
     HOST,
     decoded,

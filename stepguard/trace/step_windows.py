@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepguard.core.text import listed
 from stepguard.trace.api_calls import is_memset, works
-from stepguard.trace.chrome_chunks import TraceError
+from stepguard.trace.chrome_events import TraceError
 from stepguard.trace.columns import (
     COPY,
     FILL,
@@ -123,14 +122,6 @@ def marked(trace: Trace, patterns: tuple[str, ...]) -> Ints:
         if len(rows := np.flatnonzero(wanted[trace.annotations.name])):
             return rows
     return np.zeros(0, np.int64)
-
-
-def annotations_in(trace: Trace) -> str:
-    """Return the names of a trace's annotations, "ProfilerStep#N, forward"; empty if there are
-    none.
-    """
-    names = {re.sub(r"\d+", "N", trace.names[at]) for at in np.unique(trace.annotations.name)}
-    return listed(sorted(names), 6)
 
 
 def step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:

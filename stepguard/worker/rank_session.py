@@ -9,8 +9,7 @@ one at a time.
     count_eager the rest of it, without the compiler
     profile     profile a few steps
     kernels     the kernels' times in the steps that were profiled
-    trace       write a trace of a few steps
-    memory      write what allocates in a step
+    call        call another package's function, such as one that writes a trace of a few steps
     sources     the files that the modules came from, those imported late included
     park        give cached memory back to the driver
     exit
@@ -24,7 +23,6 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -49,8 +47,6 @@ from stepguard.worker.count.profiled_steps import TakenProfile, take_profile
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
-from stepguard.worker.profilers.memory_snapshot import record_memory
-from stepguard.worker.profilers.record_trace import record_trace
 from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
 from stepguard.worker.rank_position import Note, Phases
@@ -254,15 +250,17 @@ class Session:
         self.note.command(text)
         self.channel.reply({"progress": text})
 
-    def do_trace(self, folder: str, plan: list[int], **wanted: bool) -> dict[str, Any]:
-        """Write a trace of this rank's steps into the folder. Return its path and size."""
-        path = Path(folder) / f"rank{self.channel.rank}.json.gz"
-        return record_trace(self._step(), path, plan, self._progress, **wanted)
-
-    def do_memory(self, folder: str) -> dict[str, Any]:
-        """Write what allocates in a step of this rank into the folder. Return paths and bytes."""
-        path = Path(folder) / f"rank{self.channel.rank}.json.gz"
-        return record_memory(self._step(), path, self._progress)
+    def do_call(self, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Call "module:function" with the step, this rank's number, a function that shows progress,
+        and the arguments. Return what it returns.
+        """
+        module, _, name = function.partition(":")
+        self.note.command(name.replace("_", " "))
+        called = getattr(importlib.import_module(module), name)
+        returned: dict[str, Any] = called(
+            self._step(), self.channel.rank, self._progress, **arguments
+        )
+        return returned
 
     def do_park(self) -> dict[str, Any]:
         """Give cached memory back to the driver."""

@@ -21,7 +21,6 @@ _synchronize, _Event = torch.cuda.synchronize, torch.cuda.Event
 _record, _elapsed_time = _Event.record, _Event.elapsed_time
 
 SYNC_KINDS = ("stream", "device", "event")
-HISTORY_EVENTS = 1_000_000  # the most that torch keeps; a step has some ten thousand
 # What tensors asked for; what the caching allocator has taken.
 REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"
 
@@ -125,42 +124,6 @@ def peak_bytes(what: str) -> int:
     peak = int(torch.cuda.memory_stats()[f"{what}.all.peak"])
     torch.cuda.reset_peak_memory_stats()
     return peak
-
-
-def allocated_bytes() -> int:
-    """Return the bytes that the GPU's caching allocator has handed out."""
-    return int(torch.cuda.memory_allocated())
-
-
-def begin_history() -> None:
-    """Note every allocation on the GPU with its stack from now on, and begin a new peak."""
-    torch.cuda.reset_peak_memory_stats()
-    torch.cuda.memory._record_memory_history(max_entries=HISTORY_EVENTS)
-
-
-def end_history(path: str) -> dict[str, int]:
-    """Write the noted history, for memory_viz. Return the bytes allocated, reserved, and their
-    peaks.
-    """
-    torch.cuda.memory._dump_snapshot(path)
-    torch.cuda.memory._record_memory_history(enabled=None)
-    now = ("memory_allocated", "memory_reserved")
-    return {name: int(getattr(torch.cuda, name)()) for name in (*now, *(f"max_{x}" for x in now))}
-
-
-@contextlib.contextmanager
-def profiled() -> Iterator[None]:
-    """Let NVIDIA's profilers record only what the GPU does inside the block."""
-    torch.cuda.profiler.start()
-    yield
-    _synchronize()
-    torch.cuda.profiler.stop()
-
-
-def nvtx_range(name: str) -> contextlib.AbstractContextManager[object]:
-    """Return a range that NVIDIA's profilers show."""
-    context: contextlib.AbstractContextManager[object] = torch.cuda.nvtx.range(name)
-    return context
 
 
 def empty_cache() -> None:

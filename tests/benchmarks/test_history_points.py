@@ -5,7 +5,7 @@ import random
 import pytest
 
 from benchmarks.history_points import drawn, in_order, judged, kept_launches, planted, rates
-from stepguard.lab.change_points import has_ruptures
+from stepguard_lab.change_points import has_ruptures
 
 pytestmark = pytest.mark.skipif(not has_ruptures(), reason="ruptures is not installed")
 

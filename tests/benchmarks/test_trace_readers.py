@@ -9,9 +9,9 @@ import pytest
 from benchmarks import trace_readers
 from benchmarks.trace_readers import differences_pct, in_their_terms, write_longer
 from stepguard.core.profile import mean
-from stepguard.trace.chrome_trace import read_chrome
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse, profile
+from stepguard_lab.chrome_chunks import read_chrome
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from stepguard.core.profile import (
     bounded,
     over_ranks,
 )
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 from stepguard.explain.causes import explain
 from stepguard.explain.match_kernels import How, match
 from stepguard.trace.kernel_classes import usual_classes

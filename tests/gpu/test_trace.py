@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from stepguard.core.explanation import Kind
 from stepguard.core.profile import mean
 from stepguard.explain.causes import explain
-from stepguard.trace.chrome_trace import read_chrome
+from stepguard.trace.chrome_trace import decode_all
 from stepguard.trace.idle_causes import Idle
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse
@@ -44,8 +44,7 @@ def recorded(folder, *, sync=False, extra=False):
             profiler.step()
         torch.cuda.synchronize()
     profiler.export_chrome_trace(str(path))
-    with path.open("rb") as file:
-        return profile_of(analyse(read_chrome(file), usual_classes()))
+    return profile_of(analyse(decode_all(path.read_bytes()).trace(), usual_classes()))
 
 
 def test_every_launch_is_found(tmp_path):

@@ -17,7 +17,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedProfile
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 from stepguard.explain.causes import explain
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored

@@ -19,6 +19,7 @@ import scipy.special  # noqa: F401  by each run anew, which it refuses, if it we
 from agent_forks import QUICK_PYTHON
 from builders import replace
 from counts import counted
+from lab_commands import add_lab
 from quick_launches import BUSY_LIMIT_S
 from quick_pytest import shorten_runs
 
@@ -352,6 +353,14 @@ def gate(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made
+
+
+@pytest.fixture
+def lab(gate, monkeypatch, tmp_path_factory):
+    """The lab's commands, in processes that the run starts; its own looks up nothing installed."""
+    add_lab(monkeypatch, tmp_path_factory.mktemp("installed"))
+    known = {"report": None}
+    monkeypatch.setattr(stepguard.plugin.refuse_options, "commands_of_packages", lambda: known)
 
 
 @pytest.fixture

@@ -427,7 +427,7 @@ def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):
     assert "same" in (gate.path / "run.md").read_text()
 
 
-def test_a_page_in_html_is_written_by_the_lab(mixed):
+def test_a_page_in_html_is_written_by_the_lab(mixed, lab):
     """In a process of its own, with the evidence of this run; every verdict is in it."""
     mixed.run("--perf-report=pages/report.html", "--perf-json=run.json")
     page = Page((mixed.path / "pages/report.html").read_text())
@@ -438,7 +438,7 @@ def test_a_page_in_html_is_written_by_the_lab(mixed):
     assert "CHANGED" not in (mixed.path / "pages/report.html").read_text()
 
 
-def test_a_page_that_is_the_users_own_stays(mixed):
+def test_a_page_that_is_the_users_own_stays(mixed, lab):
     """Refused before anything is measured."""
     (mixed.path / "mine.html").write_text("<p>mine</p>")
     result = mixed.run("--perf-report=mine.html")
@@ -446,7 +446,7 @@ def test_a_page_that_is_the_users_own_stays(mixed):
     assert (mixed.path / "mine.html").read_text() == "<p>mine</p>"
 
 
-def test_a_page_that_cannot_be_made_fails_the_run(mixed, monkeypatch):
+def test_a_page_that_cannot_be_made_fails_the_run(mixed, lab, monkeypatch):
     """As any other document: whoever opens it would see an older one."""
     monkeypatch.setattr(stepguard.plugin.run_documents, "REPORT_LIMIT_S", 0.01)
     found = document(mixed, "--perf-report=report.html", "-k", "same")
@@ -456,9 +456,9 @@ def test_a_page_that_cannot_be_made_fails_the_run(mixed, monkeypatch):
     result.says("*--perf-report=report.html: the page could not be made: *timed out*")
 
 
-def test_a_page_needs_jinja2(mixed, monkeypatch):
+def test_a_page_in_html_needs_the_lab(mixed, monkeypatch):
     """Said at once, with the command that installs it."""
-    monkeypatch.setattr(stepguard.plugin.refuse_options, "find_spec", lambda name: None)
+    monkeypatch.setattr(stepguard.plugin.refuse_options, "commands_of_packages", dict)
     result = mixed.run("--perf-report=report.html")
     assert result.ret == 4 and mixed.measured == []
-    result.stderr.fnmatch_lines(["*needs jinja2: pip install 'stepguard?report?'*"])
+    result.stderr.fnmatch_lines(["*report.html: *in the package stepguard-lab; install it with: *"])

@@ -96,7 +96,7 @@ def test_of_a_dirty_tree_nothing_is_measured_to_be_recorded(committed, option):
     result.stderr.fnmatch_lines(["*nothing can be recorded: uncommitted changes (new.py): commit*"])
 
 
-def test_documents_of_earlier_runs_are_no_uncommitted_changes(committed):
+def test_documents_of_earlier_runs_are_no_uncommitted_changes(committed, lab):
     """The user had them written into the tree; they are none of its sources."""
     pages = ("run.html", "run.md")
     for page in pages:

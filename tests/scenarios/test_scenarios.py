@@ -13,6 +13,7 @@ from confirmed_scenarios import CONFIRMED
 from counted_scenarios import COUNTED
 from fault_scenarios import FAULTS
 from html_pages import Page, what_runs_or_loads
+from lab_commands import add_lab
 from paired_scenarios import PAIRED
 from paired_work_scenarios import PAIRED_WORK
 from recorded_scenarios import RECORDED
@@ -24,7 +25,8 @@ from stepguard.cli.main import main
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import JudgedDocument
 from stepguard.core.status import Status
-from stepguard.lab.run_schema import schema
+
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "run-document.schema.json"
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)
@@ -40,7 +42,8 @@ WITHOUT_SCENARIO = {
 def validator():
     """A validator of the part of the schema that is a verdict."""
     jsonschema = pytest.importorskip("jsonschema_rs")
-    return jsonschema.Draft202012Validator({"$ref": "#/$defs/Verdict", "$defs": schema()["$defs"]})
+    schema = json.loads(SCHEMA.read_text())
+    return jsonschema.Draft202012Validator({"$ref": "#/$defs/Verdict", "$defs": schema["$defs"]})
 
 
 def golden(name):
@@ -99,10 +102,11 @@ def test_documents(scenario, found, validator):
 
 
 @pytest.mark.parametrize("scenario", FILES, ids=[one.name for one in FILES])
-def test_pages(scenario, found):
-    """Of what judge reads, report makes a page of HTML: whole, with the headline of judge and the
-    status beside it; all evidence has a part.
+def test_pages(scenario, found, monkeypatch, tmp_path_factory):
+    """Of what judge reads, the lab's report makes a page of HTML: whole, with the headline of judge
+    and the status beside it; all evidence has a part.
     """
+    add_lab(monkeypatch, tmp_path_factory.mktemp("installed"))
     assert main(["report", str(RUN), "--baselines", str(BASELINES)]) == 0
     page = Page(Path("report.html").read_text())
     assert page.problems == [] and what_runs_or_loads(page) == []

@@ -1,13 +1,11 @@
 """The forward pass of a loop that names no phase, from what autograd computes the gradients of."""
 
-from io import BytesIO
-
 import pytest
 import torch
 from kineto import AUTOGRAD, Kineto
 from torch.profiler import profile, record_function
 
-from stepguard.trace.chrome_trace import decode_all, read_chrome
+from stepguard.trace.chrome_trace import decode_all
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.phases import find_passes
 
@@ -29,13 +27,9 @@ def one_step():
 
 
 def passes_of(trace):
-    """The passes through phases, as (path, begin, end) in us from the first event on, whichever
-    reader read the file.
-    """
-    decoded = decode_all(BytesIO(trace.text())).trace()
-    read, same = (find_passes(columns, usual_classes()) for columns in (trace.read(), decoded))
-    assert read == same
-    return [(found.path, found.start_us, found.end_us) for found in read]
+    """The passes through phases, as (path, begin, end) in us from the first event on."""
+    passes = find_passes(trace.read(), usual_classes())
+    return [(found.path, found.start_us, found.end_us) for found in passes]
 
 
 def test_a_forward_pass_ends_with_the_last_operator_that_has_a_gradient():
@@ -115,8 +109,7 @@ def test_a_loop_without_annotations_has_all_phases(compiled, tmp_path):
                 step()
     path = tmp_path / "trace.json"
     profiled.export_chrome_trace(str(path))
-    with path.open("rb") as file:
-        trace = read_chrome(file)
+    trace = decode_all(path.read_bytes()).trace()
     passes = find_passes(trace, usual_classes())
     phases = ["forward", "backward", "optimizer", "zero_grad"]
     assert [found.path for found in passes] == phases * 3

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stepguard.core.profile import KernelRow, Parts, Profile
-from stepguard.trace.chrome_chunks import DetailedEvent
+from stepguard.trace.chrome_events import DetailedEvent
 from stepguard.trace.host_steps import read_steps
 from stepguard.worker.count import profiled_steps
 from stepguard.worker.count.profiled_steps import (

@@ -2,9 +2,7 @@
 
 from contextlib import contextmanager
 
-import torch
-
-from stepguard.worker.profilers.nvtx_ranges import Ranges, ranges_of_torch
+from stepguard.worker.phase_ranges import Ranges
 
 STEP = "micro_step_0 forward backward micro_step_1 forward backward clip_grad optimizer".split()
 
@@ -52,28 +50,3 @@ def test_one_micro_step_is_around_nothing():
 def test_phases_without_micro_steps():
     """One after the other."""
     assert paths(["load", "forward", "load", "forward"], 3) == ["load", "forward"] * 2
-
-
-def test_what_torch_calls_for_a_script_lies_in_ranges():
-    """Each backward pass and each optimizer's step, with what it calls: a closure's backward pass
-    is inside. Behind the block nothing is left.
-    """
-    seen, opened, entered = recorder()
-    weight = torch.ones(2, requires_grad=True)
-    first, second = torch.optim.AdamW([weight]), torch.optim.LBFGS([weight], max_iter=1)
-
-    def loss():
-        found = (weight * 2).sum()
-        found.backward()
-        return found
-
-    with ranges_of_torch(entered):
-        for _ in range(2):
-            loss()
-        first.step()
-        second.step(loss)
-        torch.autograd.grad((weight * 2).sum(), weight)
-    assert seen == ["backward", "backward", "optimizer", "optimizer", "optimizer/backward"]
-    loss()
-    first.step()
-    assert len(seen) == 5 and not opened

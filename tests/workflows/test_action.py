@@ -94,8 +94,8 @@ def test_the_artifact_has_the_run_as_one_page(run, tmp_path):
     folder = tmp_path / "work/my project/.stepguard"
     assert run()[0] == 0 and (folder / "perf.html").is_file()
     assert "/.stepguard/perf.html\n" in KEEP["with"]["path"]
-    assert INSTALL["run"].endswith('"$GITHUB_ACTION_PATH[report]"\n')
-    status, _, outputs, _ = run(NO_PAGE="no jinja2 here")
+    assert INSTALL["run"].endswith('"$GITHUB_ACTION_PATH" "$GITHUB_ACTION_PATH/lab"\n')
+    status, _, outputs, _ = run(NO_PAGE="no room here")
     assert (status, outputs["verdict"]) == (0, "passed") and not (folder / "perf.html").exists()
 
 

@@ -3,6 +3,7 @@ GitHub gives its jobs, and a small GitHub that answers.
 """
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,11 +17,12 @@ import pytest
 import yaml
 from agent_forks import VARIABLE, interpreter, served
 from builders import cpu_evidence
+from lab_commands import installed_lab
 from workflow_runner import GitHub, git
 
-from stepguard.lab.history_store import open_store
 from stepguard.report.github import MARKER
 from stepguard.storage.kept_runs import Store
+from stepguard_lab.history_store import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 CALLER, COMMENT, BASELINES, TESTS, HISTORY = (
@@ -85,8 +87,10 @@ def python(tmp_path_factory):
     files = [yaml.safe_load(one.read_text()) for one in ROOT.glob(".github/workflows/*.yml")]
     free = {name for file in files for name in names(file)}
     (folder / "server").mkdir()
+    (folder / "installed").mkdir()
+    lab = {"PYTHONPATH": os.pathsep.join(installed_lab(folder / "installed"))}
     with served({"LANG": LANG}, folder / "server", free) as name:
-        yield SimpleNamespace(path=interpreter(folder / "bin"), variables={VARIABLE: name})
+        yield SimpleNamespace(path=interpreter(folder / "bin"), variables={VARIABLE: name, **lab})
 
 
 def names(part):
@@ -120,10 +124,15 @@ def origin(tmp_path_factory, memory, python):
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
     # In each clone, and without 300 files to write and to compile: test_itself.py has a real one.
     (made / "stepguard").symlink_to(ROOT / "stepguard")
+    (made / "lab" / "tests").mkdir(parents=True)
+    (made / "lab" / "tests" / "conftest.py").touch()
+    (made / "lab" / "stepguard_lab").symlink_to(ROOT / "lab" / "stepguard_lab")
+    shutil.copy(ROOT / "lab" / "pyproject.toml", made / "lab")
     helpers = ("agent_forks", "quick_launches", "quick_python", "quick_ranks")
     for name in (f"{helper}.py" for helper in helpers):
         shutil.copy(ROOT / "tests" / name, made)
-    project = (ROOT / "pyproject.toml").read_text().replace('["stepguard"]', '["tests"]', 1)
+    checked = 'files = ["stepguard", "lab/stepguard_lab"]'
+    project = (ROOT / "pyproject.toml").read_text().replace(checked, 'files = ["tests"]', 1)
     # They are sorted as what they are in tests/: not the project's own.
     foreign = json.dumps([f"{helper}.py" for helper in helpers])
     (made / "pyproject.toml").write_text(project.replace('["studies"]', foreign, 1))

@@ -13,7 +13,7 @@ from torch.profiler import profile, record_function
 
 from stepguard.core.profile import Profile, StepIdentity, bounded
 from stepguard.core.site import Site
-from stepguard.trace.chrome_chunks import CutOffError, DetailedEvent, TraceError
+from stepguard.trace.chrome_events import CutOffError, DetailedEvent, TraceError
 from stepguard.trace.chrome_trace import Decoded, decode_all
 from stepguard.trace.host_steps import StepCalls, read_steps
 from stepguard.trace.kernel_classes import usual_classes
@@ -24,7 +24,7 @@ from stepguard.worker.count.changed_settings import settings
 from stepguard.worker.count.generated_kernels import hash_kernels
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.profilers.nvtx_ranges import Ranges
+from stepguard.worker.phase_ranges import Ranges
 from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
@@ -198,8 +198,7 @@ def _exported(profiled: Any) -> Decoded:
 
 def _decoded(path: Path) -> Decoded:
     try:
-        with path.open("rb") as file:
-            return decode_all(file)
+        return decode_all(path.read_bytes())
     except CutOffError:  # the profiler does not report that it could not write
         raise OSError(
             f"the profiler wrote no whole trace to {tempfile.gettempdir()} "

@@ -7,7 +7,7 @@ import pytest
 from builders import replace
 
 from stepguard.core.profile import KernelRow
-from stepguard.core.work_and_peaks import Work
+from stepguard.core.work import Work
 from stepguard.explain.match_kernels import How, Match
 from stepguard.judge import kernel_times
 from stepguard.judge.kernel_times import LEAST_SHARE, Matched

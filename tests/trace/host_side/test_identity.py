@@ -7,7 +7,7 @@ from kineto import AUTOGRAD, Kineto, decoded
 from msgspec import Raw
 from msgspec.structs import replace
 
-from stepguard.trace.chrome_chunks import Details
+from stepguard.trace.chrome_events import Details
 from stepguard.trace.operator_identity import identity_of, with_settings
 
 MARK, STEPS = "stepguard.step", 3

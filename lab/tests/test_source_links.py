@@ -1,0 +1,50 @@
+"""Links to lines: of the measured commit, without secrets, and never out of the repository."""
+
+import subprocess
+
+import pytest
+
+from stepguard.core.site import Site
+from stepguard_lab.source_links import Repository, repository
+
+HASH = "4f2a91c0d3e7" + "0" * 28
+SITE = Site(".item()", "model/train loop.py", 88, "step", "loss.item()")
+
+
+@pytest.mark.parametrize(
+    ("url", "link"),
+    [
+        ("https://github.com/o/n", f"/blob/{HASH}/model/train%20loop.py#L88"),
+        ("https://gitlab.com/o/n", f"/-/blob/{HASH}/model/train%20loop.py#L88"),
+        ("https://bitbucket.org/o/n", f"/src/{HASH}/model/train%20loop.py#lines-88"),
+    ],
+)
+def test_a_line_has_an_address(url, link):
+    """At the commit, which stays when the branch moves."""
+    assert Repository(url).page_of(SITE, HASH) == url + link
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../other/x.py", "a/../../x.py", ""])
+def test_a_file_of_another_folder_has_none(file):
+    """A library's file is not in the repository."""
+    assert not Repository("https://github.com/o/n").page_of(Site("x", file, 1), HASH)
+
+
+def test_a_line_that_is_in_no_commit_has_none():
+    """Of a tree with changes the commit has another text there."""
+    pages = Repository("https://github.com/o/n")
+    assert not pages.page_of(SITE, "") and not pages.page_of(SITE, HASH, [SITE.file])
+    assert not pages.page_of(SITE, 'x"><script>') and not Repository().page_of(SITE, HASH)
+
+
+def test_the_remote_of_a_checkout(tmp_path):
+    """Read from git; a project below the repository's top has its folder in front."""
+    for command in ("init -q", "remote add origin https://t:s@github.com/o/n.git"):
+        subprocess.run(["git", *command.split()], cwd=tmp_path, check=True)
+    (tmp_path / "project").mkdir()
+    assert repository(tmp_path / "project") == Repository("https://github.com/o/n", "project/")
+    assert (
+        repository(tmp_path / "project")
+        .page_of(SITE, HASH)
+        .endswith("/project/model/train%20loop.py#L88")
+    )
