@@ -40,9 +40,8 @@ from stepguard.core.margins import MARGINS, PRIOR
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
 from stepguard.judge.rules import pattern_of_head, slow_steps
-from stepguard.judge.rules.identical_step import UNREAD_SDS
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
-from stepguard.judge.unchanged_pairs import PAIR_SDS, TAIL_LIMIT, shown_sd_pct, tail_excess
+from stepguard.judge.unchanged_pairs import PAIR_SDS, TAIL_LIMIT, tail_excess
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
@@ -240,27 +239,24 @@ def odd(options: argparse.Namespace) -> dict[str, Any]:
         print(f"| `{case}` | " + " | ".join(f"{100 * one:.0f} %" for one in found[case]) + " |")
     turns = in_turns()
     print(
-        "{pairs} pairs of forward in turns: sd {sd_pct:.2f} %, {shown_pct:.2f} % by their blocks; "
-        "{beyond} beyond PAIR_SDS, {beyond_unread} beyond UNREAD_SDS of these".format_map(turns)
+        "{pairs} pairs of forward in turns: sd {sd_pct:.2f} %; {beyond} beyond PAIR_SDS of "
+        "PRIOR's".format_map(turns)
     )
     return {"odd": found, "in_turns": turns}
 
 
 def in_turns() -> dict[str, Any]:
-    """Return how much pairs of unchanged code that ran in turns scatter, how much they show by
-    themselves, and how many are further from zero than a rule allows. The sd is around zero.
+    """Return how much pairs of unchanged code that ran in turns scatter, and how many are further
+    from zero than a rule allows. The sd is around zero.
     """
     runs = json.loads(gzip.decompress(IN_TURNS.read_bytes()))["runs"]
     steps = [pair for run in runs for pair in run["pairs"]]
     pairs = [(launch_of(pair["head"]), launch_of(pair["base"])) for pair in steps]
     moved_pct = [100 * math.log(head.step_ms / base.step_ms) for head, base in pairs]
-    shown = [abs(pct) / shown_sd_pct([pair]) for pct, pair in zip(moved_pct, pairs, strict=True)]
     return {
         "pairs": len(pairs),
         "sd_pct": math.sqrt(fmean(pct**2 for pct in moved_pct)),
-        "shown_pct": shown_sd_pct(pairs),
         "beyond": sum(abs(pct) > PAIR_SDS * PRIOR.sd_pct for pct in moved_pct),
-        "beyond_unread": sum(sds > UNREAD_SDS for sds in shown),
     }
 
 

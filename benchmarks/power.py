@@ -38,12 +38,12 @@ from benchmarks.changes import (
 )
 from benchmarks.fast_levers import LEVERS
 from benchmarks.longer_kernels import LONGER
-from benchmarks.refactors import REFACTORS, UNREAD
+from benchmarks.refactors import REFACTORS
 from benchmarks.shared import Change, Document, about, clone_head, commit_all, git, run_until
 from stepguard.core.comparison import from_json
 from stepguard.machine.gpu.nvml import visible_gpus
 
-CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | UNREAD | LEVERS | LONGER
+CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS | LEVERS | LONGER
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}
 # Of a verdict by the one pair of a step that did not change; of a pair that was begun in time; of
 # an end.

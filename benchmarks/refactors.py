@@ -129,12 +129,3 @@ REFACTORS: dict[str, Change] = {
         SAME,
     ),
 }
-UNREAD: dict[str, Change] = {
-    "a page and a script edited": Change(
-        (
-            ("README.md", "# stepguard\n", "# Stepguard\n"),
-            ("scripts/demo.py", '"""Plant a hidden', '"""Put a hidden'),
-        ),
-        SAME,
-    )
-}

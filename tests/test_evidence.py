@@ -65,6 +65,18 @@ LAUNCHES = st.builds(
     wall_s=FINITE,
     discarded=st.lists(BLOCKS, max_size=1).map(tuple),
 )
+COUNTED = st.builds(
+    lambda counts, steps: replace(counts, lists=dict.fromkeys(counts.values, tuple(steps))),
+    st.builds(
+        Counts,
+        values=st.dictionaries(COUNTERS, COUNT, max_size=2),
+        unstable=st.dictionaries(COUNTERS, TEXT, max_size=2),
+        detail=st.dictionaries(COUNTERS, st.dictionaries(TEXT, COUNT, max_size=2), max_size=2),
+        after_steps=st.none() | COUNT,
+        wall_s=FINITE,
+    ),
+    st.lists(COUNT, min_size=2, max_size=3),
+)
 EVIDENCE = st.builds(
     Evidence,
     case_id=TEXT,
@@ -87,14 +99,7 @@ EVIDENCE = st.builds(
         environment=st.dictionaries(TEXT, TEXT, max_size=2),
     ),
     launches=st.lists(LAUNCHES, max_size=2).map(tuple),
-    counts=st.none()
-    | st.builds(
-        Counts,
-        values=st.dictionaries(COUNTERS, COUNT, max_size=2),
-        unstable=st.dictionaries(COUNTERS, TEXT, max_size=2),
-        detail=st.dictionaries(COUNTERS, st.dictionaries(TEXT, COUNT, max_size=2), max_size=2),
-        wall_s=FINITE,
-    ),
+    counts=st.none() | COUNTED,
     faults=st.lists(
         st.builds(Fault, code=CODES, message=TEXT, detail=TEXT, during=TEXT), max_size=2
     ).map(tuple),

@@ -1,13 +1,17 @@
 """Both parts of the counting pass, in this process."""
 
 from stepguard.worker.count.counting import count_compiled, count_without_compiler
+from stepguard.worker.count.profiled_steps import locate_syncs
+from stepguard.worker.torch_device import on_gpu
 
 
 def count(counted):
     """What a rank says of a step after both parts, in the fields of a Tally."""
-    first = count_compiled(counted, lambda text: None)
-    both = count_without_compiler(counted, lambda text: None, first)
+    tally, calls = count_compiled(counted, lambda text: None)
+    both = count_without_compiler(counted, lambda text: None, tally)
+    if on_gpu(counted.device):
+        locate_syncs(tally, counted, calls)
     return {
         name: known | both[name] if isinstance(both[name], dict) else known
-        for name, known in first.items()
+        for name, known in tally.as_dict().items()
     }

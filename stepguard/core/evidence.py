@@ -162,6 +162,11 @@ class Counts:
     parts_by_rank: tuple[Parts, ...] = ()  # of each rank's step, if there are several ranks
     identity: StepIdentity | None = None  # of the step on all ranks; None on a CPU
     wall_s: float = 0.0
+    # Metric -> the count of each counted step, if steps differ. Its value, parts, ranks and sites
+    # are then those of all these steps together; of peaks the value is the largest.
+    lists: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    # How many steps its launch ran between the first step and the counted ones. None: not known.
+    after_steps: Steps | None = None
 
 
 @dataclass(frozen=True)
@@ -233,9 +238,6 @@ class Evidence:
     # Files changed while it was measured: launches may have run different code.
     tree_changed: bool = False
     untracked: tuple[str, ...] = ()  # modules of the tree that it ran and that git does not track
-    # Of the files that differ between two trees: those of its tree that were opened while its
-    # launches ran. None: not known, or no other tree was measured.
-    changed_read: tuple[str, ...] | None = None
     # The case's own margins, never widened; empty for the device's.
     margins_pct: tuple[float, ...] = ()
     schema: int = SCHEMA
@@ -356,7 +358,7 @@ def _implausible_times(times_ms: Iterable[float]) -> Iterator[str]:
 
 def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
     places = (name for name in counts.sites if name not in counts.information)
-    tables = (counts.values, counts.unstable, counts.detail, places, counts.by_rank)
+    tables = (counts.values, counts.lists, counts.unstable, counts.detail, places, counts.by_rank)
     for name in chain(*tables):
         if name not in METRICS or METRICS[name].kind != "counter":
             yield f"{name!r} is no counter"
@@ -364,9 +366,13 @@ def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
         if name not in METRICS or METRICS[name].kind != "information":
             yield f"{name!r} is no information"
     parts = (each.values() for each in (*counts.detail.values(), *counts.callers.values()))
-    for count in chain(counts.values.values(), *parts, *counts.by_rank.values()):
+    listed = (*counts.by_rank.values(), *counts.lists.values())
+    for count in chain(counts.values.values(), *parts, *listed):
         if not 0 <= count < 1 << 63:
             yield f"a count of {count}"
+    for name, steps in counts.lists.items():
+        if len(steps) < 2 or name not in counts.values:
+            yield f"{name} has a list of {len(steps)} counts"
     for name, each in counts.by_rank.items():
         if len(each) != ranks or name not in counts.values:
             yield f"{name} has {len(each)} counts by rank for {ranks} ranks"

@@ -23,6 +23,7 @@ ALLOCATION_BYTES = 512  # CUDA's caching allocator rounds requests up to multipl
 PEAK = "peak_allocated_bytes"
 FLOPS = "flops_per_step"
 COPIES = "copies_per_step"
+SYNCS = "host_syncs_per_step"
 COLLECTIVES = "collectives_per_step"
 COLLECTIVE_BYTES = "collective_bytes_per_step"
 FIRST_STEP = "compile_s"
@@ -114,7 +115,7 @@ _TABLE = (
     *(_amount(name, "calls", parts=True) for name in OPERATOR_METRICS),
     _work("tokens_per_step", "tokens"),
     _work(SETTINGS, "settings", parts=True, new=True),
-    _waste("host_syncs_per_step", "syncs", _GPU),
+    _waste(SYNCS, "syncs", _GPU),
     _waste("sync_candidates_per_step", "calls", Scope.CPU),
     _amount("launches_per_step", "calls", _GPU, slack_pct=2.0),
     _price(COPIES, "copies", _GPU, parts=True),
@@ -172,7 +173,7 @@ GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information
 # A good step has none of these. A first recording takes whatever the step has as its level. Behind
 # each name is what its count is of.
 UNWANTED = {
-    "host_syncs_per_step": "{} waits of the host for the GPU a step",
+    SYNCS: "{} waits of the host for the GPU a step",
     "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
     "pageable_copies_per_step": "{} copies a step from or to pageable memory",
     "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
@@ -229,8 +230,10 @@ def format_value(name: str, value: float | None) -> str:
     metric = METRICS[name]
     if metric.unit == "B":
         return format_bytes(value)
-    if metric.digits:
-        return f"{value:,.{metric.digits}f}"
+    # The mean of steps that differ is no whole number.
+    part = metric.kind == "counter" and not float(value).is_integer()
+    if digits := metric.digits or int(part):
+        return f"{value:,.{digits}f}"
     if abs(value) >= 1e12:
         return f"{value:.6g}"
     return f"{value:,.0f}"

@@ -101,12 +101,6 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "noisy machine) shows no difference ([judge.md](judge.md#a-step-that-is-the-same)).",
         "Nothing.",
     ),
-    Reason.UNREAD_FILES: Help(
-        "While the launches of both revisions ran, no process opened a file that differs between "
-        "them. So both ran the same code on the same data, and one pair shows no difference. "
-        "Counters were not counted ([judge.md](judge.md#a-step-that-is-the-same)).",
-        "Nothing.",
-    ),
     Reason.CHANGED_KERNELS: Help(
         "Only some kernels differ, and the GPU bounds the step. What these kernels take longer, or "
         "less long, is beyond 0.05 % of the step (`SLOWER` after one pair: 0.5 %), or for `same` "
@@ -205,7 +199,8 @@ _NOTHING_TO_COMPARE: Mapping[Reason, Help] = {
     ),
     Reason.OTHER_SOFTWARE: Help(
         "Another torch, CUDA, cuDNN, Triton, driver branch, CPU architecture or steering variable "
-        "than every recording of the newest level has; the message says which.",
+        "than every recording of the newest level has, or other steps were counted; the message "
+        "says which.",
         "Install what was recorded, or accept: the first recording under new software joins that "
         "level. If it is slower, accept with a reason.",
     ),
@@ -229,10 +224,10 @@ _NOT_DECIDED: Mapping[Reason, Help] = {
         "Look for what else runs on the machine; then measure again.",
     ),
     Reason.COUNT_UNSTABLE: Help(
-        "Two steps gave two counts, the eager step does not fit in memory, or the trace lacks "
-        "what a count needs.",
-        "Make the steps alike. If a loop logs or evaluates each tenth step: turn that off, or "
-        "measure ten steps as one, `--every 10`. Or take the metric out of the case's `gates`.",
+        "Two launches of this tree counted the same steps differently, the eager step does not fit "
+        "in memory, or the trace lacks what a count needs.",
+        "Make the steps alike in each launch: chance or a clock decides what they do. Or take the "
+        "metric out of the case's `gates`.",
     ),
 }
 

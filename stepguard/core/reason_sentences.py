@@ -341,6 +341,13 @@ class SlowSteps(Figures, frozen=True):
         return f"every {self.period} steps, first at step {self.begin}, {size}"
 
 
+class OverSteps(Figures, frozen=True):
+    """A count is of several steps together, since steps differ."""
+
+    says = "in {steps} steps together"
+    steps: int
+
+
 OfCase = (
     Said
     | Failed
@@ -365,5 +372,5 @@ OfCase = (
     | OtherWork
     | OtherWorkOfRanks
 )
-OfMetric = Undecided | OwnLimit | SlowestRank | OneRank
+OfMetric = Undecided | OwnLimit | SlowestRank | OneRank | OverSteps
 OfConfirmation = NoAnswer | NotTimed | OtherCommit | TooFar

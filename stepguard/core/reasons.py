@@ -94,11 +94,6 @@ class Reason(StrEnum):
         "the step is the same, and pairs of both revisions show no difference",
         Status.SAME,
     )
-    UNREAD_FILES = (
-        "UNREAD_FILES",
-        "nothing that ran opened a file that differs, and pairs of both revisions agree",
-        Status.SAME,
-    )
     CHANGED_KERNELS = (
         "CHANGED_KERNELS",
         "by the kernels that differ, and pairs of both revisions agree",

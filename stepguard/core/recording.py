@@ -3,13 +3,13 @@
 The figures of this run and those of a baseline file (baseline.py) have this type.
 """
 
-from collections.abc import Sequence
-from statistics import geometric_mean
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from statistics import fmean, geometric_mean
+from typing import Annotated, Any
 
 import msgspec
 
-from stepguard.core.metrics import OPERATORS
+from stepguard.core.metrics import OPERATORS, PEAK
 from stepguard.core.site import Site
 
 # A step's time: from a nanosecond to 30 years.
@@ -53,6 +53,11 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_step: Count  # 0: the loop did not say it
     times_ms: dict[str, list[Milliseconds]]  # metric -> the time of each launch
     counters: dict[str, Count]
+    # metric -> the count of each counted step, if steps differ: its counter, detail, sites and
+    # by_rank are of all these steps together
+    lists: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
+    # how many steps ran between a launch's first step and the counted ones; unset in old files
+    counted_after_steps: Count | msgspec.UnsetType = msgspec.UNSET
     information: dict[str, float]  # shown beside the verdict; pairs judge what a case gates of it
     # In a baseline file only the newest recording of a level and a software has detail, sites,
     # operators and callers.
@@ -75,6 +80,10 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # files.
     libraries: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
+    def differing_steps(self) -> dict[str, list[int]]:
+        """Return ``lists``; empty if all steps have one count."""
+        return {} if self.lists is msgspec.UNSET else self.lists
+
     def differing_ranks(self) -> dict[str, list[int]]:
         """Return ``by_rank``; empty if the recording has none."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
@@ -87,9 +96,11 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def values(self) -> dict[str, float]:
         """Return one figure for each metric that the recording has. A time is in ms, the mean of
-        its launches.
+        its launches. A count is that of a step; if steps differ, their mean, of a peak the largest.
         """
         values: dict[str, float] = dict(self.counters)
+        means = {name: fmean(steps) for name, steps in self.differing_steps().items()}
+        values |= {name: mean for name, mean in means.items() if name in values and name != PEAK}
         values |= self.information
         values |= {name: difference.mean for name, difference in self.differences_pct.items()}
         if self.tokens_per_step:  # also 0 if the run failed before it knew the number
@@ -97,6 +108,77 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         # A geometric mean, since launches differ by ratios.
         values |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
         return values
+
+
+def on_same_steps(*recordings: Recording) -> list[Recording]:
+    """Return the recordings with the counts of equally many steps. Where the steps of one of them
+    differ, the others' count is that of as many steps together. A peak stays: the largest counts.
+    """
+    lengths = {
+        metric: len(steps)
+        for recording in recordings
+        for metric, steps in recording.differing_steps().items()
+        if metric != PEAK
+    }
+    return [_on_steps(recording, lengths) for recording in recordings]
+
+
+def _on_steps(recording: Recording, lengths: Mapping[str, int]) -> Recording:
+    lists, counters = recording.differing_steps(), recording.counters
+    alike = lengths.keys() & counters.keys() - lists.keys()
+    if not alike:
+        return recording
+    fields: dict[str, Any] = {
+        "lists": lists | {metric: [counters[metric]] * lengths[metric] for metric in alike}
+    }
+    fields |= {
+        field: {
+            metric: of_steps(figure, lengths[metric]) if metric in alike else figure
+            for metric, figure in (getattr(recording, field) or {}).items()
+        }
+        for field in ("counters", "detail", "sites", "by_rank")
+        if getattr(recording, field) is not msgspec.UNSET
+    }
+    if OPERATORS in alike and recording.operators:
+        fields["operators"] = of_steps(recording.operators, lengths[OPERATORS])
+    return msgspec.structs.replace(recording, **fields)
+
+
+def of_steps(figure: Any, steps: int) -> Any:
+    """Return a count, or the counts of parts, ranks or sites, of so many equal steps together."""
+    if isinstance(figure, Mapping):
+        return {name: of_steps(each, steps) for name, each in figure.items()}
+    if isinstance(figure, Site):
+        return msgspec.structs.replace(figure, count=figure.count * steps)
+    if isinstance(figure, Sequence):
+        return [of_steps(each, steps) for each in figure]
+    return figure * steps
+
+
+LABELS = "profiler."  # the operators of record_function, which older versions counted
+
+
+def without_labels(recording: Recording) -> Recording:
+    """Return the recording without the labels that it counts as operators."""
+    parts = recording.detail.get(OPERATORS, {})
+    labels = sum(count for name, count in parts.items() if name.startswith(LABELS))
+    if not labels:
+        return recording
+    by_rank = recording.differing_ranks()
+    if OPERATORS in by_rank:
+        by_rank = by_rank | {OPERATORS: [count - labels for count in by_rank[OPERATORS]]}
+    kept = {name: count for name, count in parts.items() if not name.startswith(LABELS)}
+    lines = {
+        line: {name: count for name, count in calls.items() if not name.startswith(LABELS)}
+        for line, calls in (recording.operators or {}).items()
+    }
+    return msgspec.structs.replace(
+        recording,
+        counters=recording.counters | {OPERATORS: recording.counters[OPERATORS] - labels},
+        detail=recording.detail | {OPERATORS: kept},
+        operators={line: calls for line, calls in lines.items() if calls} or msgspec.UNSET,
+        **({"by_rank": by_rank} if by_rank else {}),
+    )
 
 
 def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:

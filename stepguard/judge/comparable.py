@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from msgspec import UnsetType
+
 from stepguard.core.evidence import Evidence
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.margins import margins_of
@@ -33,11 +35,16 @@ class Tag(Enum):
     CARD = "card"
     SOFTWARE = "software"
     ENVIRONMENT = "environment"
+    STEPS = "counted steps"
     LIBRARIES = "libraries"  # they explain a change, and never forbid a comparison
 
 
 Conditions = Mapping[Tag, Mapping[str, object]]
-SOFTWARE = (Tag.SOFTWARE, Tag.ENVIRONMENT)  # these must be equal for stored figures to be compared
+SOFTWARE = (
+    Tag.SOFTWARE,
+    Tag.ENVIRONMENT,
+    Tag.STEPS,
+)  # these must be equal for stored figures to be compared
 
 
 @dataclass(frozen=True)
@@ -74,12 +81,14 @@ def conditions_of(evidence: Evidence) -> Conditions:
     case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
     if evidence.fingerprint is None:
         return {Tag.CASE: case}
-    return {Tag.CASE: case, **_of(evidence.fingerprint, evidence.software_key())}
+    of_machine = _of(evidence.fingerprint, evidence.software_key())
+    return {Tag.CASE: case, **of_machine, **_steps(evidence.counted.after_steps)}
 
 
 def conditions_recorded(recording: Recording) -> Conditions:
     """Return the conditions that a recording keeps."""
-    return {**_card(recording.device_uuid), **_software(recording.software)}
+    steps = _steps(recording.counted_after_steps)
+    return {**_card(recording.device_uuid), **_software(recording.software), **steps}
 
 
 def of_one_card(then: Recording, now: Recording) -> bool:
@@ -104,6 +113,11 @@ def _of(fingerprint: Fingerprint, software: Mapping[str, str]) -> Conditions:
 
 def _card(uuid: str) -> Conditions:
     return {Tag.CARD: {"device_uuid": uuid}} if uuid else {}
+
+
+def _steps(counted_after: int | None | UnsetType) -> Conditions:
+    known = isinstance(counted_after, int)
+    return {Tag.STEPS: {"counted_after_steps": counted_after}} if known else {}
 
 
 def _software(key: Mapping[str, str]) -> Conditions:

@@ -12,10 +12,10 @@ from statistics import fmean
 
 import msgspec
 
-from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATOR_METRICS
-from stepguard.core.reason_sentences import OwnLimit
+from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATOR_METRICS, PEAK
+from stepguard.core.reason_sentences import OverSteps, OwnLimit
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import Recording
+from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.comparable import of_one_card
@@ -123,12 +123,13 @@ def _compare_count(
     """Return the verdict on a count, which ``now`` must have, by its total, ranks and parts. It
     names the places that moved.
     """
+    now, *past = on_same_steps(now, *past)
     new, old = now.counters[metric], _recorded_count(metric, past)
     # With equal totals one part may have replaced another. A recording without parts cannot show
     # that.
     lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
     if old is None or lost and new == old:
-        return _not_recorded(metric, new, gated)
+        return _not_recorded(metric, now.values()[metric], gated)
     moved = moved_parts(metric, now, past[-1])
     busiest = _Count(old, new, _by_parts(metric, _judge_count(metric, old, new), moved, old))
     # Parts come before ranks: otherwise a part that fell on one rank could hide another part that
@@ -138,6 +139,7 @@ def _compare_count(
     # A move within the limit shows no places. An equal count shows them, since a call may have
     # moved to another line.
     shown = reason is not Reason.WITHIN_LIMIT
+    steps = len(now.differing_steps().get(metric, ())) if metric != PEAK else 0
     return MetricVerdict(
         metric,
         *judged.said,
@@ -149,6 +151,7 @@ def _compare_count(
         sites=where_moved(metric, now, past[-1], moved, new - old) if shown else (),
         gated=gated,
         failing_ranks=judged.failing,
+        figures=OverSteps(steps=steps) if steps else None,
     )
 
 

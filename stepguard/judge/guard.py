@@ -180,10 +180,6 @@ def _gate_without_verdict(run: Run) -> Problems:
         judged = {metric.metric for metric in verdict.metrics if metric.gated}
         # A case that does not pass fails by itself. Some metrics are judged only in pairs.
         asked = [gate for gate in case.gates if run.against or not METRICS[gate].paired]
-        # A step that opened no changed file is not counted.
-        unread = any(metric.reason == Reason.UNREAD_FILES for metric in verdict.metrics)
-        if run.against and unread:
-            asked = [gate for gate in asked if METRICS[gate].kind != "counter"]
         absent = [gate for gate in asked if gate not in judged]
         if absent and verdict.status.outcome == "passed":
             text = f"its verdict says nothing of {', '.join(absent)}"

@@ -35,7 +35,7 @@ from stepguard.core.reason_sentences import (
     Unpaired,
 )
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import Recording
+from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
@@ -49,7 +49,7 @@ from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.changed_kernels import judged_kernels, margins_of
-from stepguard.judge.rules.identical_step import not_enough, unread, without_counters
+from stepguard.judge.rules.identical_step import not_enough
 from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.slow_step_patterns import (
@@ -84,7 +84,6 @@ def judge_ab(
 
 def findings_of(comparison: Comparison) -> Findings:
     """Return what the rules say of HEAD's tree against the other tree."""
-    comparison = without_counters(comparison)
     refused = refusal(comparison)
     if refused is None:
         return _compared(comparison)
@@ -98,7 +97,6 @@ def findings_of(comparison: Comparison) -> Findings:
 
 def refusal(comparison: Comparison) -> Refusal | None:
     """Return why the two trees cannot be compared; None if they can."""
-    comparison = without_counters(comparison)
     # Other work comes before soundness: the counting pass shows it, without a pair.
     asked = (_failed, _other_work, _unsound, _unknown_work)
     return next(filter(None, (refusal_of(comparison) for refusal_of in asked)), None)
@@ -209,7 +207,7 @@ def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
 
 def _other_work(comparison: Comparison) -> Refusal | None:
     """Refuse unequal tokens or FLOPs: a step that does less is another step, not a faster one."""
-    head, base = summarise(comparison.head), summarise(comparison.base)
+    head, base = on_same_steps(summarise(comparison.head), summarise(comparison.base))
     now, then = head.values(), base.values()
     for name in WORK:
         work: OtherWork | OtherWorkOfRanks
@@ -229,8 +227,6 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
     """Refuse a comparison if a side's tokens or FLOPs are unknown, even if they are not gated. The
     same code on the same data does the same work.
     """
-    if unread(comparison):
-        return None
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
         needed = WORK if says_tokens(evidence.case) else WORK[1:]

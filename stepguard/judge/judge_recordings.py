@@ -17,7 +17,7 @@ from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import NotRecorded, OfCase, OtherTokens, SlowSteps
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import Recording
+from stepguard.core.recording import Recording, without_labels
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.comparable import (
@@ -171,7 +171,7 @@ def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
     """Return the epoch's recordings under the same software as the evidence, oldest first."""
     now = conditions_of(evidence)
     return [
-        recording
+        without_labels(recording)
         for recording in epoch.recordings
         if not comparable(conditions_recorded(recording), now, SOFTWARE)
     ]

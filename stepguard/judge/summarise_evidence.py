@@ -35,6 +35,8 @@ def summarise(evidence: Evidence) -> Recording:
         tokens_per_step=evidence.tokens_per_step,
         times_ms={JUDGED_TIME: times} if times else {},
         counters=dict(counts.values),
+        lists={name: list(each) for name, each in counts.lists.items()} or msgspec.UNSET,
+        counted_after_steps=msgspec.UNSET if counts.after_steps is None else counts.after_steps,
         information=_information(evidence, times),
         detail=_parts(counts),
         sites=_sites(counts),

@@ -8,9 +8,7 @@ pairs of unchanged code.
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean, median, stdev
-
-import numpy as np
+from statistics import fmean, median
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Counts, Launch
@@ -27,10 +25,6 @@ from stepguard.judge.slow_step_patterns import of_pairs, untimed_excess
 # room in the queue.
 HOST_SHARE = 0.8
 PAIR_SDS = 2.0  # the pairs' mean may differ from zero by so many of its standard deviations
-# So many equal parts of each block show how much such pairs scatter. The parts of 29 pairs of
-# `forward` on four H100s show 0.42 %, and the pairs scatter by 0.45 %. By PRIOR alone 14 of them
-# would look changed (`judge_rates odd`).
-PARTS = 8
 # A pair's rise is the log-ratio of its last blocks less that of its first blocks. In 73 pairs of
 # train steps on H200s (studies/judge_power) its standard deviation was 0.45 %, and the largest rise
 # 0.96 %. In seven pairs of `forward` these were 0.8 and 1.1 %.
@@ -63,11 +57,9 @@ def why_not_bound(counts: Counts) -> str:
 def unusual(
     comparison: Comparison,
     explained: Sequence[float] = (),
-    limit_pct: float = PAIR_SDS * PRIOR.sd_pct,
 ) -> str:
     """Return what these pairs show and pairs of unchanged code hardly ever do; empty if nothing.
     ``explained`` has the part of each pair's log-ratio that is taken out; by default none is.
-    ``limit_pct`` is how far the rest of one pair may be from zero, in percent.
     """
     if comparison.again:
         return "an earlier pair was disturbed"
@@ -79,8 +71,7 @@ def unusual(
         return "a pair is out of line"
     if not all(map(ahead, launches)):
         return "the host is hardly ahead of the GPU"
-    rest_pct = PRIOR.sd_pct * unexplained_sds(comparison.log_ratios(), explained)
-    if not abs(rest_pct) <= limit_pct:
+    if not abs(unexplained_sds(comparison.log_ratios(), explained)) <= PAIR_SDS:
         return "the step time differs"
     return uneven(comparison)
 
@@ -109,29 +100,6 @@ def unexplained_sds(steps: Sequence[float], explained: Sequence[float] = ()) -> 
     least, most = range_in_step(fmean(explained) if explained else 0.0)
     rest = longer - min(max(longer, least), most)
     return rest * math.sqrt(len(steps)) / (PRIOR.sd_pct / 100)
-
-
-def shown_sd_pct(pairs: Sequence[tuple[Launch, Launch]]) -> float:
-    """Return the standard deviation of such pairs' log-ratios, in percent, as each pair shows it by
-    itself: that of the mean of its blocks' parts, which are taken as independent. At least PRIOR's.
-    A step that is slow throughout lengthens all parts, and changes nothing here.
-    """
-    shown = [_sd_of_parts(head, base) for head, base in pairs]
-    return max(PRIOR.sd_pct, 100 * math.sqrt(fmean(sd**2 for sd in shown or [0.0])))
-
-
-def _sd_of_parts(head: Launch, base: Launch) -> float:
-    """Return the standard deviation of a pair's log-ratio, as its blocks' parts show it; 0 if there
-    are too few, or if a block lacks times.
-    """
-    if not (head.has_times() and base.has_times()):
-        return 0.0
-    ratios: list[float] = []
-    for block, other in zip(head.blocks, base.blocks, strict=False):
-        count = min(PARTS, len(block.step_ms), len(other.step_ms))
-        sides = (np.array_split(side.step_ms, count) for side in (block, other))
-        ratios += [math.log(own.mean() / its.mean()) for own, its in zip(*sides, strict=False)]
-    return stdev(ratios) / math.sqrt(len(ratios)) if len(ratios) > 1 else 0.0
 
 
 def ahead(launch: Launch) -> bool:

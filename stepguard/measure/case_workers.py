@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,9 +17,8 @@ from typing import Any
 from stepguard.core.case import Case
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
-from stepguard.core.profile import Profile
+from stepguard.core.profile import Profile, over_ranks
 from stepguard.core.reasons import Reason
-from stepguard.core.text import printable
 from stepguard.judge.kernel_times import times_as_counted, with_machine_code_of
 from stepguard.launch.callers_engine import ENGINE
 from stepguard.launch.loaded_sources import check as check_sources
@@ -30,13 +29,13 @@ from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.git.revision import Revision, tracked_files, untracked
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
-from stepguard.machine.opened_files import OpenedFiles
 from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
     fingerprint_of,
     refuse_differing_ranks,
     refuse_other_gpus,
+    with_profiles,
 )
 from stepguard.measure.compiled_steps import CompiledStep
 from stepguard.measure.start_ahead import Ahead
@@ -174,9 +173,6 @@ class CaseWorkers:
         self._known: dict[Path, bool] = {}  # of these modules; True if no commit has it
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
-        self._files: tuple[str, ...] = ()  # of the tree, in which another one differs
-        self._opened: OpenedFiles | None = None  # watches these
-        self._changed_read: tuple[str, ...] | None = None
         self._compiled: CompiledStep | None = None
         # Of the newest launch's first step; before that, as an earlier run noted it.
         self._first_reserved_bytes = 0
@@ -186,28 +182,6 @@ class CaseWorkers:
     @functools.cached_property
     def _tree(self) -> Path:
         return self._bench.own or tree_of_root(self._bench.root)
-
-    def watch_files(self, files: tuple[str, ...] | None) -> None:
-        """Watch from now on which of these files of the tree are opened. On other nodes nobody
-        would hear it. None: it is not known which files differ.
-        """
-        if files is not None and not spread(self.case, self._bench.launcher):
-            self._files = files
-            watched = OpenedFiles(self._tree / file for file in files)
-            self._opened = self._stack.enter_context(contextlib.closing(watched))
-
-    def note_read(self) -> None:
-        """Note which of the watched files were opened so far. This is called while launches run:
-        after them git may open files to compare them.
-        """
-        opened = self._opened.opened() if self._opened else None
-        if opened is not None:
-            # Not by Path.resolve(), which fails at a link that leads to itself.
-            read = {os.path.realpath(path) for path in (*opened, *self._modules)}
-            files = (f for f in self._files if os.path.realpath(self._tree / f) in read)
-            self._changed_read = tuple(map(printable, files))
-        else:
-            self._changed_read = None
 
     def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
         """Start a group, or take the one that started while the case before this one was measured.
@@ -268,7 +242,6 @@ class CaseWorkers:
         package = self.case.module.partition(".")[0]
         check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
-        self.note_read()
 
     def _untracked(self) -> tuple[str, ...]:
         """Return the modules that ran but are in no commit. Other clones and another revision's
@@ -282,31 +255,32 @@ class CaseWorkers:
         top = self._tree.resolve()
         return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
-    def take_counts(self, ranks: Answers, wall_s: float, cold_s: float | None = None) -> None:
-        """Keep the counts of the counting pass's first part, and its duration. ``cold_s`` is that
-        of the launch's first step; None unless it compiled something that no cache had.
+    def take_counts(self, ranks: Answers, wall_s: float, cold_s: float | None = None) -> Counts:
+        """Keep the counts of the counting pass's first part, and its duration. Return them.
+        ``cold_s`` is that of the launch's first step; None unless it compiled something that no
+        cache had.
         """
         counts = counts_of(ranks, wall_s)
         cold = {} if cold_s is None else {"cold_compile_s": cold_s}
         self.counts = replace(counts, information=counts.information | cold)
+        return self.counts
 
-    def take_profile(self, profile: Profile) -> tuple[float, ...]:
-        """Take the profile of a pair's launch. Return the us a step of each kernel of the case's
-        profile; empty if this one has other kernels, or lost some.
+    def take_profiles(self, profiles: Sequence[Profile]) -> tuple[float, ...]:
+        """Take the ranks' profiles of a launch that was timed. Return the us a step of each kernel
+        of the case's profile; empty if this one has other kernels, or lost some.
 
-        If the launch that counted is in no pair, it may have run other forms of kernels, for
-        example since it compiled. Then the first pair's profile becomes that of the case, with the
-        machine code of the kernels that were counted.
+        The first of them becomes the case's profile, since that of the counting pass is of a card
+        that is not warm. It has the machine code of the kernels that were counted.
         """
         if self.counts is None or self.counts.profile is None:
             return ()
-        times_us = times_as_counted(self.counts.profile, profile)
-        if times_us or any(launch.kernels_us for launch in self.launches):
-            return times_us
+        profile = over_ranks(profiles)
+        if any(launch.kernels_us for launch in self.launches):
+            return times_as_counted(self.counts.profile, profile)
         times_us = times_as_counted(profile, profile)  # empty if it is not whole
         if times_us:
-            profile = with_machine_code_of(self.counts.profile, profile)
-            self.counts = replace(self.counts, profile=profile)
+            known = [with_machine_code_of(self.counts.profile, one) for one in profiles]
+            self.counts = with_profiles(self.counts, known)
         return times_us
 
     def take_reserved(self, first_step_bytes: int, spec: LaunchSpec, kept: bool) -> None:
@@ -365,7 +339,6 @@ class CaseWorkers:
             launches=tuple(self.launches),
             faults=tuple(self.faults),
             untracked=self._untracked(),
-            changed_read=self._changed_read,
             margins_pct=self.case.margins_pct,
             wall_s=time.monotonic() - self.began,
             **measured,

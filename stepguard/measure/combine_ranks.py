@@ -13,9 +13,10 @@ import msgspec
 
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
-from stepguard.core.metrics import GROWING_LINES, METRICS, OPERATORS
-from stepguard.core.profile import StepIdentity, over_ranks
+from stepguard.core.metrics import GROWING_LINES, METRICS, OPERATORS, PEAK, SYNCS
+from stepguard.core.profile import Profile, StepIdentity, over_ranks
 from stepguard.core.reasons import Reason
+from stepguard.core.recording import of_steps
 from stepguard.core.site import Site, merge
 from stepguard.judge.comparable import Conditions, Tag, comparable
 from stepguard.launch.diagnosis import LaunchFailed
@@ -89,11 +90,13 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         for name, reason in counts.unstable.items():
             unstable.setdefault(name, f"rank {rank}: {reason}" if len(counted) > 1 else reason)
     names = {name: None for counts in counted for name in counts.values if name not in unstable}
+    counted = _on_same_steps(counted)
     each = {name: tuple(counts.values.get(name, 0) for counts in counted) for name in names}
     most = {name: counted[values.index(max(values))] for name, values in each.items()}
     placed = (*names, *unstable, *counted[0].information)
     return Counts(
         values={name: max(values) for name, values in each.items()},
+        lists={name: c.lists[name] for name, c in most.items() if name in c.lists},
         unstable=unstable,
         detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
         sites={name: sites for name in placed if (sites := _sites_of(name, counted))},
@@ -103,17 +106,30 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         **_profile_of(counted),
         identity=_identity_of(counted),
         wall_s=wall_s,
+        after_steps=counted[0].after_steps,
     )
 
 
-def first_part(counts: Counts) -> Counts:
-    """Return the counts without those of the counting pass's second part."""
-    fields = ("values", "unstable", "detail", "sites", "by_rank")
-    kept: dict[str, Any] = {
-        field: {name: of for name, of in getattr(counts, field).items() if name not in _EAGER}
-        for field in fields
-    }
-    return replace(counts, **kept, callers={})
+def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
+    """Return the ranks' counts. If the steps of one rank differ, those of the others are of as many
+    steps together.
+    """
+    lengths = {name: len(steps) for counts in counted for name, steps in counts.lists.items()}
+    lengths.pop(PEAK, None)
+
+    def of_all(counts: Counts) -> Counts:
+        alike = lengths.keys() & counts.values.keys() - counts.lists.keys()
+        lists = {name: (counts.values[name],) * lengths[name] for name in alike}
+        fields: dict[str, Any] = {
+            field: {
+                name: of_steps(figure, lengths[name]) if name in alike else figure
+                for name, figure in getattr(counts, field).items()
+            }
+            for field in ("values", "detail", "sites")
+        }
+        return replace(counts, **fields, lists=counts.lists | lists)
+
+    return [of_all(counts) for counts in counted]
 
 
 def with_eager(first: Counts, both: Counts) -> Counts:
@@ -123,6 +139,7 @@ def with_eager(first: Counts, both: Counts) -> Counts:
     return replace(
         first,
         values=first.values | both.values,
+        lists=first.lists | both.lists,
         unstable=both.unstable | first.unstable,
         detail=first.detail | both.detail,
         sites=first.sites | both.sites,
@@ -131,6 +148,25 @@ def with_eager(first: Counts, both: Counts) -> Counts:
         information=first.information | both.information,
         wall_s=first.wall_s + both.wall_s,
     )
+
+
+def with_lines(counts: Counts, ranks: Answers) -> Counts:
+    """Return the counts with those of host syncs that ``ranks`` answer, with their lines."""
+    found = counts_of(ranks, 0.0)
+    rest = {name: of for name, of in counts.by_rank.items() if name != SYNCS}
+    return replace(
+        counts,
+        values=counts.values | found.values,
+        lists={name: of for name, of in counts.lists.items() if name != SYNCS} | found.lists,
+        sites=counts.sites | found.sites,
+        by_rank=rest | found.by_rank,
+    )
+
+
+def with_profiles(counts: Counts, profiles: Sequence[Profile]) -> Counts:
+    """Return the counts with each rank's profile in place of those from before the warm-up."""
+    parts = tuple(profile.parts for profile in profiles) if len(profiles) > 1 else ()
+    return replace(counts, profile=over_ranks(profiles), parts_by_rank=parts)
 
 
 def without_eager(first: Counts, device: str, world_size: int) -> Counts:
@@ -148,11 +184,8 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
     if len(profiles) < len(counted):
         problems = (counts.profile_problem for counts in counted if counts.profile is None)
         return {"profile_problem": next(filter(None, problems), "")}
-    several = len(profiles) > 1
-    return {
-        "profile": over_ranks(profiles),
-        "parts_by_rank": tuple(profile.parts for profile in profiles) if several else (),
-    }
+    known = with_profiles(Counts({}), profiles)
+    return {"profile": known.profile, "parts_by_rank": known.parts_by_rank}
 
 
 def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:

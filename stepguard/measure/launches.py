@@ -6,12 +6,13 @@ all is ended. During the launch that is likely the last one, the next case's fir
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import gates_times
+from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.launch.diagnosis import LaunchFailed
@@ -19,9 +20,10 @@ from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker,
 from stepguard.measure.combine_ranks import Answers
 from stepguard.measure.differences import DIFFERENCES, measure_difference
 from stepguard.measure.launch_durations import protocol_of
-from stepguard.measure.pair import build_alone
+from stepguard.measure.pair import build_alone, count_once_more, let_count
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
 
+PROFILE_LEAD_S = 0.5  # steps before the profile: a difference may have left other clocks
 FIRST, ONE_RANK = "launch 1", "one-rank launch"
 
 
@@ -53,7 +55,7 @@ class Enough:
 def planned_launches(case: Case) -> list[PlannedLaunch]:
     """Return the launches of a case, in order.
 
-    The first launch times blocks, then measures differences, then counts. A variant that leaves the
+    The first launch counts, then times blocks, then measures differences. A variant that leaves the
     ranks with different parameters has a launch of its own.
 
     The launch of one rank alone comes last, since the other cards are idle during it and cool down.
@@ -81,8 +83,10 @@ def measure_launches(
     progress: Progress = lambda text: None,
     wants_another: Callable[[Evidence], bool] = lambda evidence: False,
     enough: Enough | None = None,
+    doubtful: Callable[[Evidence], Collection[str]] = lambda evidence: (),
 ) -> Evidence:
-    """Run all launches of a case, and return the evidence. ``wants_another`` is asked after the
+    """Run all launches of a case, and return the evidence. One more launch counts what is
+    ``doubtful`` of the counts. ``wants_another`` is asked after the
     planned launches, and after each further one. If ``enough`` says so, the rest of the planned
     launches is left out, unless they do more than time blocks. Failures of a workload or a worker
     raise nothing: they are faults in the evidence. So is the end of the run meanwhile.
@@ -91,7 +95,7 @@ def measure_launches(
     with contextlib.ExitStack() as stack:
         monitor, unfit = watch(case, bench, stack, ticker)
         workers = CaseWorkers(case, bench, ticker, monitor, stack)
-        run = _CaseRun(workers, bench.more_launches, enough)
+        run = _CaseRun(workers, bench.more_launches, enough, doubtful)
         if unfit:
             run.workers.faults.append(unfit)
         else:
@@ -125,8 +129,13 @@ def ask_ranks(
 
 class _CaseRun:
     def __init__(
-        self, workers: CaseWorkers, more_launches: int, enough: Enough | None = None
+        self,
+        workers: CaseWorkers,
+        more_launches: int,
+        enough: Enough | None,
+        doubtful: Callable[[Evidence], Collection[str]],
     ) -> None:
+        self._doubtful = doubtful
         self.case, self.workers = workers.case, workers
         self.least_launches = self.case.launches  # to be timed; fewer once those are enough
         self.most_launches = self.case.launches + more_launches
@@ -150,6 +159,8 @@ class _CaseRun:
                     self._one_rank(plan)
                     return
                 self._run(plan, self._following(wants_another))
+                if plan.count and (names := self._doubtful(self.evidence())):
+                    count_once_more(self.workers, self.protocol, names, "counting launch")
             self._more_launches(wants_another)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
@@ -234,11 +245,12 @@ class _CaseRun:
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
         ranks = launch.build()
-        if launch.compiled_afresh:
-            # The compiler tried kernels on memory of its own, which the allocator still caches. A
-            # launch that finds all in the compile cache has no such memory. The warm-up lasts until
-            # the step has what it needs, and until a card that idled meanwhile is warm.
-            launch.park()
+        if plan.count:
+            launch = let_count(launch)
+        # The compiler tried kernels on memory of its own, and counting took some, which the
+        # allocator still caches. Other launches have no such memory. The warm-up lasts until the
+        # step has what it needs, and until a card that idled meanwhile is warm.
+        launch.park()
         # A launch waits for the others' imports only if times are judged: a busy host changes no
         # count.
         timed = gates_times(self.case)
@@ -248,7 +260,10 @@ class _CaseRun:
         for name in plan.differences:
             self._measure_difference(name, launch)
         if plan.count:
-            launch.count()
+            if is_gpu(self.case.device) and plan.timed:
+                launch.profile(block_steps(PROFILE_LEAD_S, launch.warmup.step_s))
+                launch.read_kernels()
+            launch.locate()
         launch.leave()
         launches = self.workers.launches
         if plan.alone:

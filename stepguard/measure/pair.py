@@ -9,11 +9,12 @@ the values of the parameters (docs/measurements.md).
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from stepguard.core.device import CPU, GPU, is_gpu
+from stepguard.judge.count_again import counted_again
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
@@ -168,8 +169,18 @@ class Pair:
             _block(self.launches[now], self.launches[1 - now], blocks)
 
     def count(self, order: Sequence[int]) -> None:
-        """Count each launch, after build() or run()."""
+        """Count each launch, after build(), and park both."""
         self._in_turns(order, RunningLaunch.count)
+        for launch in self.launches:
+            launch.park()
+
+    def locate(self) -> None:
+        """Find the lines of each launch's host syncs. It is the last thing that they do."""
+        for launch in self.launches:
+            launch.park()
+        for launch in self.launches:
+            launch.locate()
+            launch.park()
 
     def _in_turns(self, order: Sequence[int], do: Callable[[RunningLaunch], object]) -> None:
         """Let each launch do something while the other is parked. The last of ``order`` may not be
@@ -248,6 +259,38 @@ def build_alone(launch: RunningLaunch) -> None:
     launch.hello()
     RunningLaunch.expect(launch)
     launch.build()
+
+
+def count_once_more(
+    workers: CaseWorkers, protocol: Protocol, names: Collection[str], label: str
+) -> None:
+    """Count these counters in one more launch, which has the GPUs to itself. Keep what both say."""
+    first = workers.counts
+    count_alone(workers, protocol, label)
+    if first and workers.counts:
+        workers.counts = counted_again(first, workers.counts, names)
+
+
+def count_alone(workers: CaseWorkers, protocol: Protocol, label: str) -> None:
+    """Count in a launch that has the GPUs to itself."""
+    launch = RunningLaunch(workers, label, protocol)
+    build_alone(launch)
+    launch = let_count(launch)
+    launch.locate()
+    launch.leave()
+
+
+def let_count(launch: RunningLaunch) -> RunningLaunch:
+    """Let the launch count, and return it. If the step without the compiler ends it for want of
+    memory, return another launch that has run the same steps without that one.
+    """
+    launch.count()
+    if not launch.ended:
+        return launch
+    other = RunningLaunch(launch.workers, launch.label, launch.protocol)
+    build_alone(other)
+    other.count_again()
+    return other
 
 
 def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) -> None:

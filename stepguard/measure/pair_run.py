@@ -1,12 +1,9 @@
 """Compare HEAD's tree with another one (A/B) by pairs of launches of one case, on one machine.
 
-The first launches of both trees are the first pair (first_pair.py), and then count. Then come the
-other pairs (pair.py). They end with a profile of each launch if kernels differ
+The first launches of both trees count, and then are the first pair (first_pair.py). Then come the
+other pairs (pair.py). A pair ends with a profile of each launch if kernels differ
 (changed_kernels.py). If the two trees do not fit into memory together, their launches run one after
 the other.
-
-Nothing is counted if no launch opens a file that differs, and one pair looks like unchanged code
-(identical_step.py).
 
 No launch imports beside a timed block. A launch imports torch in its agent, and then the compiler
 and the workload in its ranks. Together that takes longer than building a pair. So while a pair is
@@ -26,13 +23,15 @@ from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.text import printable
+from stepguard.judge.count_again import doubtful, doubtful_of_other
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.pair_statistics import out_of_line
 from stepguard.judge.rules import changed_kernels, decision, mean_on_cpu
-from stepguard.judge.rules.identical_step import enough, identical, unread, why_not_identical
+from stepguard.judge.rules.identical_step import enough, why_not_identical
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
-from stepguard.measure.first_pair import FIRST, FirstPair, times_the_start
+from stepguard.measure.first_pair import FIRST, FirstPair
 from stepguard.measure.following_pairs import FollowingPairs
 from stepguard.measure.pair import (
     BASE,
@@ -41,7 +40,8 @@ from stepguard.measure.pair import (
     ORDERS,
     PAIR_TIMINGS,
     both_fit,
-    build_alone,
+    count_alone,
+    count_once_more,
     one_after_the_other,
 )
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
@@ -87,8 +87,6 @@ def measure_ab(
     with contextlib.ExitStack() as stack:
         monitor, unfit = watch(case, benches[HEAD], stack, ticker)
         sides = [CaseWorkers(case, bench, ticker, monitor, stack) for bench in benches]
-        for side in sides:
-            side.watch_files(wanted.files)
         run = _PairRun(case, sides, against, wanted)
         if unfit:
             sides[HEAD].faults.append(unfit)
@@ -106,9 +104,8 @@ class _PairRun:
         self.files = None if files is None else tuple(map(printable, files))
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
-        # Pairs before those that also time late steps. Late steps are the same if nothing opened a
-        # file that differs. If the base compiled graphs of its own, the kernels of the first pair
-        # may show enough.
+        # Pairs before those that also time late steps. If the base compiled graphs of its own, the
+        # kernels of the first pair may show enough.
         self.pairs_before_late = 0
         self.replaced: list[LaunchPair] = []
         self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts
@@ -121,15 +118,13 @@ class _PairRun:
         """
         try:
             first = self._first_launches()
+            self._count_again()
             if first:
                 self._take(first)
                 self._keep()
             for number in range(2 if first else 1, 1 + MOST_PAIRS + MOST_REPLACED):
-                pairs = len(self.sides[HEAD].launches)
-                if self.stays or pairs == MOST_PAIRS:
+                if self.stays or len(self.sides[HEAD].launches) == MOST_PAIRS:
                     return
-                if pairs and self._uncounted() and not identical(self.comparison()):
-                    self._count_alone()
                 if not self._wanted():
                     return
                 took_s = time.monotonic() - self.sides[HEAD].began
@@ -149,25 +144,23 @@ class _PairRun:
 
     def _first_launches(self) -> LaunchPair | None:
         """Run each tree's first launch, and count. Return them as the first pair. None if they may
-        not be timed, or if memory is too small for both. Also None if an earlier SLOWER still
-        holds.
+        not be timed, if none is wanted, or if memory is too small for both. Also None if an earlier
+        SLOWER still holds.
         """
         pair = FirstPair(self.sides, self.timing)
         try:
             for launch in pair.launches:
                 launch.hello()
-            if on_gpu := is_gpu(self.case.device):  # the counts say if there will be another pair
+            if is_gpu(self.case.device):  # the counts say if there will be another pair
                 self.sides[HEAD].start_ahead(FIRST, self.sides[BASE])
             pair.run_first_steps()
             # HEAD's launch shows its machine and software, which must be those of the earlier run.
             pair.launches[HEAD].check_imports("first step")
             if self._still_slower():
                 return None
-            if pair.may_be_timed and not on_gpu:
-                self._start_following(1)
             pair.run_base()
             if both_fit(self.sides):
-                return self._time_and_count(pair, ORDERS[0])
+                return self._count_and_time(pair, ORDERS[0])
         except WorkersFailed as failed:
             if failed.fault.code != Reason.OUT_OF_MEMORY:
                 raise
@@ -177,84 +170,47 @@ class _PairRun:
         self._still_slower()  # nobody has asked if the base's first step ran out of memory
         return None
 
-    def _time_and_count(self, pair: FirstPair, order: tuple[int, ...]) -> LaunchPair | None:
-        """Time both launches if they may be, and count both, unless they are known to be the same.
-        Return the pair if it was timed.
+    def _count_and_time(self, pair: FirstPair, order: tuple[int, ...]) -> LaunchPair | None:
+        """Count both launches. Then time them as the first pair, unless that is not wanted or they
+        may not be timed. Return the pair if it was timed.
         """
-        both: LaunchPair | None = None
-        if pair.may_be_timed and self._wanted():
-            self.pairs_before_late = int(pair.has_other_graphs or self._same_so_far(None))
-            pair.run(order, self.following.nobody_imports, self._times_late())
-            both = self._measured(1, pair.launches)
-        else:
-            self.following.begin_anew()  # others would come after a pair that was timed
-        if self._same_so_far(both):
-            pair.leave()
-            return both
-        # A busy host does not change counts. So other launches import meanwhile.
-        if both:
-            self._start_following(1)
+        if not pair.may_be_timed:
+            self.following.begin_anew()  # a busy host changes no count
         pair.count(order)
-        pair.leave()
         if any(launch.ended for launch in pair.launches):
-            self._count_eager_alone()
-        if both and changed_kernels.wants_profiles(self.comparison()):
-            for launch in pair.launches:
-                launch.take_counted_profile()
-            both = self._measured(1, pair.launches)
-        # Late steps of what turns out to be the same step must have been timed, too.
-        if both and self.pairs_before_late and self._alike(both):
-            both, self.pairs_before_late = None, 0
-            self.following.begin_anew()
-        return both
-
-    def _same_so_far(self, both: LaunchPair | None) -> bool:
-        """Tell whether the step is known to be the same without counts: no launch so far opened a
-        file that differs, and if there is a pair, it looks like unchanged code.
-        """
-        for side in self.sides:
-            side.note_read()
-        so_far = self.comparison()
-        if (
-            so_far.same_commit
-            or times_the_start(self.sides[HEAD])
-            or JUDGED_TIME not in judged(self.case)
-        ):
-            return False
-        if both is None:
-            return unread(so_far) and so_far.head.on_gpu
-        return self._alike(both)
-
-    def _alike(self, both: LaunchPair) -> bool:
-        """Tell whether the step is known to be the same, and this first pair looks like it."""
-        so_far = self.comparison()
-        head = replace(so_far.head, launches=(both.head,))
-        base = replace(so_far.base, launches=(both.base,))
-        return identical(replace(so_far, head=head, base=base))
+            # Without the compiler the step needs the memory that the other launch has.
+            pair.leave()
+            self._count_alone()
+            return None
+        if not (pair.may_be_timed and self._wanted()):
+            pair.locate()
+            pair.leave()
+            return None
+        alike = not why_not_identical(self.comparison())
+        self.pairs_before_late = int(pair.has_other_graphs and not alike)
+        self._start_following(1)
+        pair.run(order, self.following.nobody_imports, self._times_late())
+        if changed_kernels.wants_profiles(self.comparison()):
+            pair.profile(order)
+        pair.locate()
+        pair.leave()
+        return self._measured(1, pair.launches)
 
     def _count_alone(self) -> None:
         """Count each tree in a launch that has the GPUs to itself."""
         for side in self.sides:
-            launch = RunningLaunch(side, COUNTING, self.timing.warmup)
-            build_alone(launch)
-            launch.count()
-            launch.leave()
+            count_alone(side, self.timing.warmup, COUNTING)
 
-    def _count_eager_alone(self) -> None:
-        """Run the second part of the counting pass in launches that have the GPUs to themselves. It
-        counts the same steps on both sides, since a step may do more from some step on.
-        """
-        for side in self.sides:
-            launch = RunningLaunch(side, COUNTING, self.timing.warmup)
-            launch.hello()
-            RunningLaunch.expect(launch)
-            launch.show("build")
-            launch.prepare(quietly=False)
-            launch.count_eager()
-            launch.leave()
-
-    def _uncounted(self) -> bool:
-        return any(side.counts is None for side in self.sides)
+    def _count_again(self) -> None:
+        """Count in one more launch of a tree what the first ones do not settle."""
+        evidence = self.comparison()
+        if self.stays or evidence.head.counts is None or evidence.base.counts is None:
+            return
+        head, base = self.sides
+        if names := doubtful(evidence.head, summarise(evidence.base)):
+            count_once_more(head, self.timing.warmup, names, COUNTING)
+        if names := doubtful_of_other(evidence.base, self.comparison().head):
+            count_once_more(base, self.timing.warmup, names, COUNTING)
 
     def _still_slower(self) -> bool:
         """Set ``stays`` to the comparison of an earlier run whose SLOWER still holds, if there is

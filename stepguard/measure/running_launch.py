@@ -1,4 +1,4 @@
-"""One launch while it runs: import, build, first step, warm-up, timed blocks, end.
+"""One launch while it runs: import, build, first step, counts, warm-up, timed blocks, end.
 
 This process decides what a launch does next; the ranks only answer commands. So the same ranks
 serve the launches of a case (launches.py) and the pairs of two trees (pair_run.py).
@@ -13,15 +13,16 @@ from typing import Any
 import msgspec
 
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
-from stepguard.core.profile import Profile, over_ranks
+from stepguard.core.metrics import SYNCS
+from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.combine_ranks import (
     Answers,
     counts_of,
-    first_part,
     with_eager,
+    with_lines,
     without_eager,
 )
 from stepguard.measure.launch_durations import Protocol
@@ -77,6 +78,7 @@ class RunningLaunch:
         self._discarded: list[Block] = []
         self._untimed: list[Block] = []
         self._kernels_us: tuple[float, ...] = ()
+        self._counted = False  # its ranks know the steps whose host syncs they counted
         self.ended = False  # it had too little memory for the second part of the counting pass
 
     @contextlib.contextmanager
@@ -250,26 +252,20 @@ class RunningLaunch:
         return bool(self._compiled_late) and self.compiled_afresh
 
     def count(self) -> None:
-        """Run the counting pass. Keep its counts as those of the case."""
-        began = time.monotonic()
+        """Run the counting pass, right after the first step. Keep its counts as those of the case.
+
+        In its second part the step runs without the compiler, which takes more memory. If that is
+        too much for a rank, the launch has ``ended``: the other ranks wait for that one.
+        """
+        began, case = time.monotonic(), self.workers.case
         answers = self.ask("count", limit_s=COMPILE_LIMIT_S)
         cold_s = self._compile_s if self._first_compiled else None
-        self.workers.take_counts(answers, time.monotonic() - began, cold_s)
+        first = self.workers.take_counts(answers, time.monotonic() - began, cold_s)
+        self._counted = True
         self.check_imports("count")  # the second part may end the launch
-        self.count_eager()
-
-    def count_eager(self) -> None:
-        """Run the second part of the counting pass, which needs no first step, and may be run once
-        more. Without the compiler a step takes more memory. If that is too much for a rank, the
-        launch has ``ended``: the other ranks wait for that one.
-        """
-        began, case, counts = time.monotonic(), self.workers.case, self.workers.counts
-        if counts is None:
-            raise RuntimeError("count_eager: the first part comes before")
-        first = first_part(counts)
-        found = {"values": first.values, "unstable": first.unstable, "detail": first.detail}
+        began = time.monotonic()
         try:
-            answers = self.ask("count_eager", limit_s=COMPILE_LIMIT_S, found=found)
+            answers = self.ask("count_eager", limit_s=COMPILE_LIMIT_S)
         except WorkersFailed as failed:
             if failed.fault.code != Reason.OUT_OF_MEMORY:
                 raise
@@ -281,10 +277,21 @@ class RunningLaunch:
             both = counts_of(answers, time.monotonic() - began)
             self.workers.counts = with_eager(first, both)
 
-    def take_counted_profile(self) -> None:
-        """Keep the kernels' times of the profile that count() took, as read_kernels() does."""
-        profile = self.workers.counts and self.workers.counts.profile
-        self._kernels_us = self.workers.take_profile(profile) if profile else ()
+    def count_again(self) -> None:
+        """Run the first part of the counting pass, as the launch did whose counts are the case's,
+        so that locate() can follow.
+        """
+        self.ask("count", limit_s=COMPILE_LIMIT_S)
+        self._counted = True
+
+    def locate(self) -> None:
+        """Find the lines of the host syncs that count() counted, if there are any. torch's reports
+        of them slow down what comes after, so nothing is timed then.
+        """
+        counts = self.workers.counts
+        if self._counted and not self.ended and counts and counts.values.get(SYNCS):
+            self.show("count: lines of host syncs")
+            self.workers.counts = with_lines(counts, self.ask("locate"))
 
     def profile(self, lead: int) -> None:
         """Run ``lead`` untimed steps, and profile a few."""
@@ -298,8 +305,8 @@ class RunningLaunch:
         """
         each = [rank["profile"] for rank in self.ask("kernels", quietly=True)]
         if all(each):
-            profile = over_ranks([msgspec.convert(one, Profile) for one in each])
-            self._kernels_us = self.workers.take_profile(profile)
+            profiles = [msgspec.convert(one, Profile) for one in each]
+            self._kernels_us = self.workers.take_profiles(profiles)
 
     def park(self, quietly: bool = False) -> None:
         """Give the cached memory back, and idle until the next command."""

@@ -24,6 +24,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
+from stepguard.judge.count_again import doubtful_of
 from stepguard.judge.findings import Permits, verdict_of
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair, wants_every_pair
 from stepguard.judge.judge_recordings import (
@@ -225,7 +226,8 @@ class Suite:
             asked = partial(enough_launches, entry=entry), partial(enough_pairs, entry=entry)
             enough = Enough(*asked)
         wants_another = partial(wants_another_launch, entry=entry)
-        return measure_launches(case, self._bench, progress, wants_another, enough)
+        again = partial(doubtful_of, entry=entry)
+        return measure_launches(case, self._bench, progress, wants_another, enough, again)
 
     def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
         """Judge a case by pairs with the other revision's tree. No stored baseline counts."""

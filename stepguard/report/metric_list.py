@@ -119,9 +119,9 @@ def lines(entry: Entry) -> Iterator[str]:
         yield from (f"  {text}" for text in aligned(rows, left=range(4)))
     newest = entry.newest
     yield "  counted in the newest:"
-    width = max((len(name) for name in newest.counters), default=0)
+    width, values = max((len(name) for name in newest.counters), default=0), newest.values()
     for name in (name for name in METRICS if name in newest.counters):
-        yield f"    {figure(name, newest.counters[name], width)}"
+        yield f"    {figure(name, values[name], width)}"
     for name, difference in newest.differences_pct.items():
         mean, half = difference.mean, difference.half_width
         yield f"    {name} {mean:+.2f} +- {half:.2f} {METRICS[name].unit}"

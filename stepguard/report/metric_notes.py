@@ -16,6 +16,7 @@ from stepguard.core.metrics import (
     format_value,
     setting_of,
 )
+from stepguard.core.reason_sentences import OverSteps
 from stepguard.core.reasons import Reason
 from stepguard.core.shared_sentences import margins_text
 from stepguard.core.site import Site
@@ -40,8 +41,6 @@ def note(metric: MetricVerdict) -> str:
         return within + _confirmation(metric.confirmed)
     if metric.reason is Reason.IDENTICAL_STEP:
         within += "the same kernels, generated code, operands and settings, bound by the GPU; "
-    if metric.reason is Reason.UNREAD_FILES:
-        within += "no file that differs was opened; "
     if metric.pairs and metric.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
         # A few pairs outside the plan decided. The plan's interval and smallest detectable slowdown
         # did not, so they are left out.
@@ -52,10 +51,12 @@ def note(metric: MetricVerdict) -> str:
         return f"{within}{metric.reason.phrase}: {by} {_over(metric.pairs)}"
     if metric.pairs:
         return within + pairs_text(metric.pairs)
-    if metric.figures:
+    if metric.figures and not isinstance(metric.figures, OverSteps):
         each = f"{metric.slow_steps.text}, in each launch; " if metric.slow_steps else ""
         return each + metric.figures.sentence
-    return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric))))
+    # Beside figures that moved change() says it.
+    over = metric.figures.sentence if metric.figures and metric.new == metric.old else ""
+    return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric), over)))
 
 
 def on_ranks(ranks: tuple[int, ...]) -> str:

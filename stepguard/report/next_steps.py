@@ -150,7 +150,7 @@ def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str
         lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
         return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
     if verdict.reason is Reason.COUNT_UNSTABLE:
-        return _what_makes_steps_alike(verdict)
+        return _what_makes_launches_alike(verdict)
     if verdict.status is Status.BROKEN:
         return []  # a workload that raises is no reason to check the machine
     return [commands.doctor]
@@ -180,15 +180,12 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     return [commands.doctor] if verdict.status is Status.UNFIT else []
 
 
-def _what_makes_steps_alike(verdict: Verdict) -> list[str]:
-    """Return how to make the steps of a loop alike; empty if the counts do not differ by step."""
+def _what_makes_launches_alike(verdict: Verdict) -> list[str]:
+    """Return how to make the same steps of launches alike; empty if no launches disagree."""
     figures = verdict.figures
     if not isinstance(figures, Unstable) or not figures.why.startswith(STEPS_DIFFER):
-        return []  # counts differ for another reason, or there are none
-    return [
-        "if each N-th step of the loop also logs or evaluates: turn that off, or measure N steps "
-        "of the loop as one: --every N, in a test loop=Loop(every=N)"
-    ]
+        return []  # counts are missing for another reason
+    return ["let the same steps do the same in each launch: fix seeds, let no clock decide"]
 
 
 def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:

@@ -17,7 +17,6 @@ _OF_TRAILERS = {
         "expected, but not applied: the case as a whole was not compared or decided"
     ),
 }
-_NOT_COUNTED = "expected, but not counted, since no file that differs was opened"
 
 
 def described(permission: Permission) -> str:
@@ -43,11 +42,8 @@ def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[st
 
 def of_trailers(verdict: Verdict) -> list[str]:
     """Return the effect of each commit trailer that is about the case, a sentence each."""
-    of_effect = dict(_OF_TRAILERS)
-    if verdict.reason is Reason.UNREAD_FILES:  # then no counter is gated
-        of_effect[Effect.NOT_GATED] = _NOT_COUNTED
     mine = [outcome for outcome in verdict.permissions if outcome.permission.is_trailer]
-    return [f"{of_effect[outcome.effect]}: {described(outcome.permission)}" for outcome in mine]
+    return [f"{_OF_TRAILERS[outcome.effect]}: {described(outcome.permission)}" for outcome in mine]
 
 
 def _of_waiver(outcome: PermissionOutcome, verdict: Verdict, commands: Commands) -> str:

@@ -20,7 +20,7 @@ from stepguard.core.metrics import (
     format_value,
     unit_behind,
 )
-from stepguard.core.reason_sentences import Failed, Unstable
+from stepguard.core.reason_sentences import Failed, OverSteps, Unstable
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
@@ -241,13 +241,13 @@ def change(metric: MetricVerdict, digits: int = 2) -> str:
     if metric.limit_pct is not None and metric.change_pct is not None:
         digits = digits if metric.limit_pct >= 0.2 else 2
         return f"{text} ({metric.change_pct:+.{digits}f} %, limit {metric.limit_pct:.{digits}f} %)"
-    if metric.new == metric.old:
+    if not (moved := metric.new - metric.old):
         return text
+    over = f" {metric.figures.sentence}" if isinstance(metric.figures, OverSteps) else ""
     share = abs(metric.change_pct or 0)
     if share < 10**-digits or share > MOST_SHOWN_PCT or abs(metric.new) < 1000:
-        moved = metric.new - metric.old
-        return f"{text} ({moved:+,.0f} {unit_behind(name, moved)})"
-    return f"{text} ({metric.change_pct:+.{digits}f} %)"
+        return f"{text} ({moved:+,.0f} {unit_behind(name, moved)}{over})"
+    return f"{text} ({metric.change_pct:+.{digits}f} %{over})"
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:

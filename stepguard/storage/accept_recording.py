@@ -18,7 +18,7 @@ from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, UNWANTED, format_value
 from stepguard.core.reason_sentences import OwnLimit
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import Recording
+from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Verdict
@@ -297,7 +297,7 @@ def _other_software(recording: Recording, last: Epoch) -> str:
     level.
     """
     # The first recording, not the newest: otherwise small steps of many upgrades would add up.
-    older = last.recordings[0]
+    older, recording = on_same_steps(last.recordings[0], recording)
     moves = []
     old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
     old_ranks, ranks = (r.differing_ranks().get("flops_per_step", []) for r in (older, recording))

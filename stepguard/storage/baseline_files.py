@@ -23,6 +23,7 @@ CPU_MACHINE = "CPU"
 WAIVERS = "waivers.json"  # in the same folder as the baseline files, but not one of them
 # Tables of a recording, each with the kind that the metrics in it must have.
 _KINDS = {"times_ms": "time", "counters": "counter", "sites": "counter"}
+_FEWEST_STEPS = 2  # that a list has: a count of one step has none
 _KINDS |= {"differences_pct": "difference"}
 
 
@@ -147,6 +148,11 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
             restored(recording.profile)
     except ValueError as error:
         yield str(error)
+    for name, steps in recording.differing_steps().items():
+        if name not in recording.counters:
+            yield f"lists has {name!r}, which counters has not"
+        elif len(steps) < _FEWEST_STEPS:
+            yield f"lists has {len(steps)} counts of {name!r}, at least {_FEWEST_STEPS} are needed"
     for name, counts in recording.differing_ranks().items():
         if name not in recording.counters:
             yield f"by_rank has {name!r}, which counters has not"

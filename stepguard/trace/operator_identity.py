@@ -28,6 +28,7 @@ from stepguard.trace.phases import LIBRARIES
 # Operators of torch and NCCL. Their code changes only with these versions, which are part of the
 # software.
 _TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")
+_LABELS = "profiler::"
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -72,8 +73,10 @@ def _parts(host: Sequence[Event], records: Mapping[float, Event]) -> dict[str, s
             around[event.tid].append(event)
         # One more wait between streams takes away an overlap, so such calls count.
         called = launches or name in SYNC_CALLS or orders(name)
-        if not called and (not operator or LIBRARIES.search(name)):
-            continue  # such as polls, whose number and threads vary
+        # Not polls, whose number and threads vary, and not the labels of record_function.
+        silent = LIBRARIES.search(name) or name.startswith(_LABELS)
+        if not called and (not operator or silent):
+            continue
         thread = threads.setdefault(event.tid, len(threads))
         if operator and name == "record_param_comms":
             messages.append([thread, *_message(event.args)])

@@ -7,6 +7,7 @@ one at a time.
     alternate   run segments of variants of the step
     count       the counting pass, with the step as it runs
     count_eager the rest of it, without the compiler
+    locate      the lines of the host syncs that were counted
     profile     profile a few steps
     kernels     the kernels' times in the steps that were profiled
     call        call another package's function, such as one that writes a trace of a few steps
@@ -30,6 +31,7 @@ import msgspec
 import torch.distributed as dist
 
 from stepguard.core.case import from_dict
+from stepguard.trace.host_steps import StepCalls
 from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Clock
 from stepguard.worker.compile_caches import (
@@ -43,8 +45,13 @@ from stepguard.worker.count.changed_settings import everywhere
 from stepguard.worker.count.collector import note_frozen
 from stepguard.worker.count.counting import count_compiled, count_without_compiler
 from stepguard.worker.count.one_profiler import unprofiled
-from stepguard.worker.count.profiled_steps import TakenProfile, take_profile
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.count.profiled_steps import (
+    PROFILED_STEPS,
+    TakenProfile,
+    locate_syncs,
+    take_profile,
+)
+from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.rank_channel import Channel
@@ -100,7 +107,8 @@ class Session:
         self.placement = Placement()
         self.workload: Any = None
         self._taken: TakenProfile | None = None  # the last profile, until it is read
-        self._found: dict[str, Any] = {}  # what the first part of the counting pass counted
+        self._tally = Tally()  # what the first part of the counting pass counted
+        self._calls: list[StepCalls] = []  # of the steps whose syncs it counted
         self.package = ""  # of the workload's factory
         self.in_group = False  # torchrun's variables lead a script to make one
 
@@ -208,18 +216,22 @@ class Session:
 
     def do_count(self) -> dict[str, Any]:
         """Run the first part of the counting pass. Return its counts."""
-        self._found = count_compiled(self._step(), self._progress)
-        return self._found
+        self._tally, self._calls = count_compiled(self._step(), self._progress)
+        return self._tally.as_dict()
 
-    def do_count_eager(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Run the second part. Return the counts of both. ``found`` is what all ranks found in the
-        first part, for a launch that did not run it.
-        """
-        return count_without_compiler(self._step(), self._progress, self._found or found)
+    def do_count_eager(self) -> dict[str, Any]:
+        """Run the second part. Return the counts of both."""
+        return count_without_compiler(self._step(), self._progress, self._tally)
+
+    def do_locate(self) -> dict[str, Any]:
+        """Return the count of host syncs with their lines. Nothing is timed after it."""
+        tally = Tally()
+        locate_syncs(tally, self._step(), self._calls)
+        return tally.as_dict()
 
     def do_profile(self) -> dict[str, Any]:
-        """Profile a few steps, as the counting pass does. do_kernels() reads the profile."""
-        self._taken = take_profile(self._step())
+        """Profile a few steps. do_kernels() reads the profile."""
+        self._taken = take_profile(self._step(), PROFILED_STEPS)
         return {}
 
     def do_kernels(self) -> dict[str, Any]:

@@ -220,11 +220,11 @@ def verdict() -> dict[str, Any]:
 
         step()
         began = time.perf_counter()
-        counts = counting.count_compiled(
+        tally, _ = counting.count_compiled(
             RankStep(step, torch.device("cuda", 0), phases), lambda text: None
         )
         seconds = round(time.perf_counter() - began, 2)
-        passes.append({"count_s": seconds, "values": counts["values"]})
+        passes.append({"count_s": seconds, "values": tally.values})
     found = explain(*kept)
     old, new = (each["values"] for each in passes)
     return {

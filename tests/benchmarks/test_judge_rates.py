@@ -98,12 +98,11 @@ def test_unchanged_launches_are_hardly_ever_odd(case):
     assert odd_share(case, 16, 0.1) > 0.8
 
 
-def test_pairs_that_ran_in_turns_show_how_much_they_scatter():
-    """To a fifth. None looks slow where no file that differs was opened; many would elsewhere."""
+def test_pairs_that_ran_in_turns_scatter_more_than_the_prior():
+    """Many of one workload's look changed by themselves."""
     found = in_turns()
     assert found["pairs"] == 29 and found["sd_pct"] > 2 * PRIOR.sd_pct
-    assert found["shown_pct"] == pytest.approx(found["sd_pct"], rel=0.2)
-    assert found["beyond_unread"] == 0 and found["beyond"] > 10
+    assert found["beyond"] > 10
 
 
 def test_every_nth_step_is_longer():

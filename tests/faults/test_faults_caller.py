@@ -10,10 +10,10 @@ from stepguard.core.run_document import End
 from stepguard.storage.run_document_file import load_document
 
 BLOCK = (
-    '    Case("hang", "factories:faulty", {"how": "hang", "at_step": 9}, device="cpu",'
+    '    Case("hang", "factories:faulty", {"how": "hang", "at_step": 60}, device="cpu",'
     " launches=1),\n"
 )
-BUILD = BLOCK.replace('"at_step": 9', '"at_step": 0')
+BUILD = BLOCK.replace('"at_step": 60', '"at_step": 0')
 IMPORT = '    Case("hang", "sleeper:factory", device="cpu", launches=1),\n'
 PAIR = BLOCK.replace("launches=1", "launches=1, world_size=2")
 STATES = {  # cases, how many ranks, the note of a rank that is there

@@ -32,7 +32,7 @@ def finished(gate_run):
     """One run of every fault, and a sound case at its end."""
     cases = ""
     for name, (params, code, _) in FAULTS.items():
-        params = params | {"rank": 1, "at_step": 9}
+        params = params | {"rank": 1, "at_step": 60}
         limit_s = LIMIT_S if code == "NO_ANSWER" else 100
         cases += (
             f"    Case({name!r}, 'factories:pair', {params}, world_size=2, launches=2,"

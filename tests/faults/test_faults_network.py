@@ -49,7 +49,7 @@ def test_addresses_are_read_as_the_kernel_writes_them():
 
 @pytest.mark.parametrize(
     ("ranks", "factory", "params"),
-    [(1, "linear", {}), (2, "pair", {"how": "raise", "at_step": 99})],
+    [(1, "linear", {}), (2, "pair", {"how": "raise", "at_step": 40})],
 )
 def test_a_launch_listens_on_loopback_alone(tmp_path, monkeypatch, ranks, factory, params):
     """From hello to a step in which the ranks exchange; what listens elsewhere lets strangers in.

@@ -40,11 +40,11 @@ def two_nodes(gate_run):
 @pytest.fixture(scope="module")
 def finished(two_nodes):
     """A run of sound and faulty cases that is over."""
-    cases = COUNTED + case("far-kill", world_size=2, how="kill", rank=1, at_step=9)
-    cases += case("far-raise", PAIR, world_size=2, how="raise", rank=1, at_step=9)
-    cases += case("near-raise", PAIR, world_size=2, how="raise", rank=0, at_step=9)
-    cases += case("far-hang", PAIR, world_size=2, how="hang", rank=1, at_step=9)
-    cases += case("far-agent", PAIR, world_size=2, how="agent", rank=1, at_step=9)
+    cases = COUNTED + case("far-kill", world_size=2, how="kill", rank=1, at_step=60)
+    cases += case("far-raise", PAIR, world_size=2, how="raise", rank=1, at_step=40)
+    cases += case("near-raise", PAIR, world_size=2, how="raise", rank=0, at_step=40)
+    cases += case("far-hang", PAIR, world_size=2, how="hang", rank=1, at_step=40)
+    cases += case("far-agent", PAIR, world_size=2, how="agent", rank=1, at_step=40)
     run = two_nodes(cases + ALONE)
     assert run.finish() == 1, run.text
     return run
@@ -97,7 +97,7 @@ def test_nothing_is_left_on_either_node(finished):
     assert list(finished.tmpdir.iterdir()) == []
 
 
-HANGING = case("hang", PAIR, world_size=2, how="hang", rank=1, at_step=9)
+HANGING = case("hang", PAIR, world_size=2, how="hang", rank=1, at_step=40)
 
 
 def test_a_killed_pytest_takes_both_nodes_along(two_nodes):

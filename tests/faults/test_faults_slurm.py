@@ -28,7 +28,7 @@ def test_srun_starts_an_agent_on_each_node(tmp_path):
     (tmp_path / "tmp").mkdir()
     (tmp_path / "both.sh").write_text(
         f"{RUN} factories:ranks device=cpu --json sound.json\n"
-        f"{RUN} factories:pair device=cpu how=kill rank=1 at_step=9 --json killed.json\n"
+        f"{RUN} factories:pair device=cpu how=kill rank=1 at_step=60 --json killed.json\n"
     )
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]

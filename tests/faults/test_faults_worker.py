@@ -16,7 +16,7 @@ def case(name, factory="factories:faulty", world_size=1, **params):
     )
 
 
-PLACES = {"build": 0, "first": 1, "block": 9}  # the step that fails
+PLACES = {"build": 0, "first": 1, "block": 60}  # the step that fails
 # A rank's position is noted in the same way however it fails: one fault is tried everywhere.
 PLACES_OF = {"raise": ("build", "first", "block"), "kill": ("build", "block")}
 PLACES_OF |= {"hang": ("build", "block"), "oom": ("block",)}
@@ -75,19 +75,19 @@ def faults(how):
 def runs(gate_run):
     """Two runs of faulty cases side by side, each with a sound case at its end."""
     one_rank = faults("raise") + faults("kill") + faults("oom")
-    one_rank += case("none", "factories:returns_none") + case("agent", how="agent", at_step=9)
+    one_rank += case("none", "factories:returns_none") + case("agent", how="agent", at_step=60)
     one_rank += case("host-memory", how="host-memory", at_step=0)
     one_rank += case("syntax", "broken:factory")
-    one_rank += case("exit", how="exit", at_step=9) + case("status", how="status", at_step=9)
+    one_rank += case("exit", how="exit", at_step=60) + case("status", how="status", at_step=60)
     pairs = case("pair-raise", world_size=2, how="raise", rank=1)
     pairs += case("pair-kill", world_size=2, how="kill", rank=1)
-    pairs += case("pair-exit", PAIR, world_size=2, how="exit", rank=1, at_step=9)
+    pairs += case("pair-exit", PAIR, world_size=2, how="exit", rank=1, at_step=40)
     for how in ("exit", "status", "kill", "term", "raise"):
         pairs += case(f"absorbed-{how}", "factories:absorbed", world_size=2, how=how, rank=1)
     pairs += case("pair-eager", PAIR, world_size=2, how="eager", rank=1)
     one_rank += case("one-eager", how="eager")
-    hanging = case("pair-leave-hang", PAIR, world_size=2, how="leave", rank=1, at_step=9)
-    hanging += case("pair-hang", PAIR, world_size=2, how="hang", rank=1, at_step=9)
+    hanging = case("pair-leave-hang", PAIR, world_size=2, how="leave", rank=1, at_step=40)
+    hanging += case("pair-hang", PAIR, world_size=2, how="hang", rank=1, at_step=40)
     hanging += faults("hang") + case("import-hang", "sleeper:factory")
     started = [gate_run(cases + OK) for cases in (one_rank + pairs, hanging)]
     for run in started:

@@ -17,6 +17,7 @@ ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
 import json, torch
 from stepguard.worker.count.counting import count_compiled
+from stepguard.worker.count.profiled_steps import locate_syncs
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.workload import build
 from stepguard.worker.rank_position import Phases
@@ -27,8 +28,9 @@ workload = build("model.workloads:train_step", params, "cuda")
 workload.on_phase = phases
 workload.step()
 counted = RankStep(workload.step, torch.device("cuda", 0), phases)
-told = count_compiled(counted, lambda text: None)
-print("COUNTED " + json.dumps(told))
+tally, calls = count_compiled(counted, lambda text: None)
+locate_syncs(tally, counted, calls)
+print("COUNTED " + json.dumps(tally.as_dict()))
 """
 PLANTS = {
     "item": ("loss.item()", ".item()"),

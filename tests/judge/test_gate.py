@@ -232,20 +232,6 @@ def test_a_run_beside_the_base_itself_passes():
     assert gate(document, base(against="b" * 40)) == []
 
 
-def test_what_opened_no_changed_file_needs_no_verdict_on_counters():
-    """Nothing was counted. But the case gates as much as before: else a change of its test, which
-    no launch opens, could take gates away. Beside a recording counters are always judged.
-    """
-    time = [structs.replace(one, reason=Reason.UNREAD_FILES) for one in gated_metrics()][:1]
-    unread = structs.replace(SOUND, verdict=structs.replace(SOUND.verdict, metrics=tuple(time)))
-    paired = {"against": "main (bbbb)", "base_commit": OTHER}
-    known = base(against=OTHER)
-    assert time[0].metric == "step_ms" and gate(run_document(unread, **paired), known) == []
-    fewer = structs.replace(unread, gates=("step_ms",))
-    assert codes(run_document(fewer, **paired), known) == {ProblemCode.FEWER_GATES}
-    assert codes(run_document(unread), base()) == {ProblemCode.FEWER_GATES}
-
-
 def test_a_difference_is_judged_by_the_step_time_beside_the_base():
     """A run in pairs measures none, though the case gates one: that is no gate less. With the
     step time it is, and beside a recording, too.

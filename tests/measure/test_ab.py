@@ -21,6 +21,7 @@ from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Disturbance, Fault, to_json
 from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import Margins
+from stepguard.core.metrics import SYNCS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
@@ -70,9 +71,8 @@ class World:
         self.other_ranks = []  # what they answer if they are asked for kernels
         self.cold = {"head", "base"}  # the sides whose first launch compiles
         self.times_first = False  # else the first launches only count
-        self.reads = FILES  # the files of its tree that each launch opens
         self.modules = {}  # of each side's tree, that no list of FILES has
-        self.reads_late = {}  # label: files of any tree that a block of this launch opens
+        self.counts = {}  # label: what it counts beside the peak
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
 
     def asked(self, *labels):
@@ -180,8 +180,6 @@ def fake_group(world):
             self.on_gpu = case["device"] == "cuda"
             if self.on_gpu:  # nobody may be on a GPU who is not expected there
                 assert [*self.pids.values()] in world.monitor.expected[-1]
-            for file in world.reads:
-                (self.spec.root / file).read_bytes()
             return {
                 "tokens_per_step": 10,
                 "flops_per_step": 1.0,
@@ -213,21 +211,25 @@ def fake_group(world):
             counts = {"values": values, "information": information, "unstable": {}}
             if self.side in world.identities:
                 counts["identity"] = {"parts": {"kernels": world.identities[self.side]}}
-            return counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
+            self.counted = counts | {"profile": msgspec.to_builtins(world.profiles.get(self.side))}
+            return self.counted | world.counts.get(self.key, {})
 
-        def count_eager(self, found):
-            return found | {"values": found["values"] | {"flops_per_step": 7}}
+        def count_eager(self):
+            values = {"flops_per_step": 7}
+            found = self.counted | world.counts.get(self.key, {})
+            return found | {"values": found["values"] | values}
+
+        def locate(self):
+            return {"values": {SYNCS: 1}, "sites": {SYNCS: [{"what": f"line of {self.key}"}]}}
 
         def profile(self):
             return {}
 
         def kernels(self):
-            known = world.profiled.get(self.key, world.profiles[self.side])
+            known = world.profiled.get(self.key, world.profiles.get(self.side))
             return {"profile": msgspec.to_builtins(known), "problem": ""}
 
         def block(self, steps):
-            for file in world.reads_late.get(self.key, ()):
-                file.read_bytes()
             ms = world.step_ms[self.side]
             begin, self.done = self.done, self.done + steps
             seldom = world.every if self.side == "head" else 0
@@ -533,8 +535,8 @@ COUNTING = ["counting launch head", "counting launch base"]
 
 @pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
 def test_first_launches_are_the_first_pair(warm, measure, differing, cold):
-    """They are timed, in the first pair's order, and then count; the counted profiles are those of
-    the pair. The next launch is the second pair's. It does not matter what compiled.
+    """They count, and are then timed and profiled in the first pair's order. The next launch is the
+    second pair's. It does not matter what compiled.
     """
     warm.cold = cold
     found = measure(2, GPU, files=FILES)
@@ -545,24 +547,12 @@ def test_first_launches_are_the_first_pair(warm, measure, differing, cold):
         assert [len(one.kernels_us) for one in side.launches] == [93, 93]
         assert [len(one.blocks) for one in side.launches] == [2, 2]
     done = [(label, what.partition(" ")[0]) for label, what in warm.asked(*FIRST)]
-    last_block = max(i for i, (_, what) in enumerate(done) if what == "block")
-    counts = [label for label, what in done[last_block:] if what == "count"]
-    assert counts == FIRST[::-1] and not any(what == "count" for _, what in done[:last_block])
-    both = [done.index((label, "count")) for label in FIRST[::-1]]
+    first_block = min(i for i, (_, what) in enumerate(done) if what == "block")
+    both = [i for i, (_, what) in enumerate(done) if what == "count"]
+    assert [done[i][0] for i in both] == FIRST[::-1] and max(both) < first_block
+    # The step must have its memory to itself.
     assert (FIRST[1], "park") in done[both[0] : both[1]]
-    assert profiles(warm) == ["pair 2 head", "pair 2 base"]
-
-
-def test_a_step_that_reads_no_changed_file_is_not_counted(warm, measure):
-    """One pair of the two first launches is all that runs, and the verdict says why."""
-    warm.reads = ()
-    found = measure(wants_another_pair, GPU, files=FILES)
-    verdict = judge_ab(found)
-    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.UNREAD_FILES)
-    assert launched(warm) == FIRST and not any(what == "count" for _, what in warm.events)
-    assert found.pairs == 1 and found.head.gates == ("step_ms", "flops_per_step")
-    assert found.head.changed_read == found.base.changed_read == ()
-    assert {label for label, what in warm.events if what == "start"} == {*FIRST}
+    assert profiles(warm) == [*FIRST[::-1], "pair 2 head", "pair 2 base"]
 
 
 @pytest.mark.parametrize("case", [GPU, CPU])
@@ -585,142 +575,47 @@ def test_the_next_case_imports_while_a_gpus_first_steps_run(warm, measure, monke
     early = [events for events in begun if (FIRST[0], "first_step") not in events]
     assert len(early) == (case is GPU)
     assert all((label, "hello") in events for label in FIRST for events in early)
-    pair, base = (warm.events.index(at) for at in (("pair 2 head", "start"), (FIRST[1], "park")))
-    assert (pair > base) == (case is GPU)
-    assert pair < min(i for i, (_, what) in enumerate(warm.events) if what == "count")
-
-
-def test_nor_if_its_first_launches_are_not_timed(warm, measure):
-    """The pair is then one of other launches."""
-    warm.reads, warm.times_first = (), False
-    found = measure(wants_another_pair, GPU, files=FILES)
-    assert judge_ab(found).reason is Reason.UNREAD_FILES and found.pairs == 1
-    assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
-    assert not any(what == "count" for _, what in warm.events)
-
-
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("slower", [1.007, 1.5])
-def test_a_pair_that_is_unlike_unchanged_code_is_counted(warm, measure, first, slower):
-    """Whatever was opened: the machine, or what no file says, may differ."""
-    warm.reads, warm.times_first = (), first
-    warm.step_ms["head"] = 250.0 * slower
-    found = measure(wants_another_pair, GPU, files=FILES)
-    counted = [label for label, what in warm.events if what == "count"]
-    assert {*counted} == {*(FIRST if first else COUNTING)} and len(counted) == 2
-    assert found.head.counts and found.head.gates == ("step_ms", "flops_per_step")
-    assert judge_ab(found).status is Status.SLOWER and found.pairs > 1
-
-
-@pytest.mark.parametrize("files", [FILES, None])
-def test_a_step_that_reads_a_changed_file_is_counted(warm, measure, files):
-    """So is one of which nobody knows which files changed."""
-    warm.reads = FILES if files else ()
-    found = measure(wants_another_pair, GPU, files=files)
-    assert found.head.changed_read == files and found.head.counts
-    assert judge_ab(found).reason is not Reason.UNREAD_FILES
-
-
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("side", ["head", "base"])
-@pytest.mark.parametrize("other", [False, True])
-def test_a_changed_file_that_a_late_step_opens_is_counted(
-    warm, measure, tmp_path, first, side, other
-):
-    """By the first pair, whichever launches it is of; also if it is the other tree's file."""
-    warm.reads, warm.times_first = (), first
-    label = f"first launch {side}" if first else f"pair 1 {side}"
-    tree = tmp_path if (side == "head") != other else tmp_path / "other"
-    warm.reads_late = {label: [tree / FILES[0]]}
-    found = measure(wants_another_pair, GPU, files=FILES)
-    assert found.head.counts and found.base.counts
-    assert judge_ab(found).reason is not Reason.UNREAD_FILES
-
-
-def test_a_changed_link_that_leads_to_itself_is_no_read_file(warm, measure, tmp_path):
-    """Nobody can open it."""
-    warm.reads = ()
-    (tmp_path / FILES[0]).unlink()
-    (tmp_path / FILES[0]).symlink_to((tmp_path / FILES[0]).name)
-    assert measure(1, GPU, files=FILES).head.changed_read == ()
 
 
 def test_a_comparison_can_be_kept_whatever_a_changed_file_is_called(warm, measure, tmp_path):
     """A name may be no UTF-8."""
     for tree in (tmp_path, tmp_path / "other"):
         (tree / "\udcff.py").write_text("# differs\n")
-    warm.reads = ("\udcff.py",)
-    found = measure(1, GPU, files=warm.reads)
-    assert found.head.changed_read and found.files == found.head.changed_read
-    assert from_json(to_json(found), "kept") == found
-
-
-@pytest.mark.parametrize("reads", [FILES, ()])
-def test_a_step_whose_time_is_not_judged_is_counted(warm, measure, reads):
-    """Whatever was opened: no pair would look like unchanged code."""
-    warm.reads = reads
-    found = measure(wants_another_pair, replace(GPU, gates=("flops_per_step",)), files=FILES)
-    assert found.head.counts and found.base.counts and launched(warm) == FIRST
+    found = measure(1, GPU, files=("\udcff.py",))
+    assert found.files and from_json(to_json(found), "kept") == found
 
 
 @pytest.mark.parametrize("case", [GPU, CPU])
-@pytest.mark.parametrize("first", ["timed", "disturbed", "not timed"])
+@pytest.mark.parametrize("first", [True, False])
 def test_waste_that_rose_ends_a_case_with_the_launches_that_count(warm, measure, case, first):
-    """No other launch is timed. A pair that they made is kept, also if another one was to come in
-    its place.
-    """
+    """No launch is timed."""
     name = "recompiles"
-    warm.times_first = first != "not timed"
+    warm.times_first = first
     warm.counted = {"head": {name: 1}, "base": {name: 0}}
-    warm.compiles = {FIRST[0]: 9} if first == "disturbed" else {}
-    warm.afresh = {FIRST[0]}
     found = measure(wants_another_pair, replace(case, gates=(*case.gates, name)), files=FILES)
-    assert (judge_ab(found).status, found.pairs) == (Status.CHANGED, int(warm.times_first))
-    timed = {label for label, what in warm.events if what.startswith("block")}
-    assert timed == ({*FIRST} if warm.times_first else set())
+    assert (judge_ab(found).status, found.pairs) == (Status.CHANGED, 0)
+    assert not [label for label, what in warm.events if what.startswith("block")]
 
 
-@pytest.mark.parametrize("cold", [set(), {"head", "base"}])
-def test_a_cpus_step_is_counted(warm, measure, cold):
-    """Its time decides too little."""
-    warm.reads, warm.profiles, warm.cold = (), {}, cold
-    found = measure(1, CPU, files=FILES)
-    counted = [label for label, what in warm.events if what == "count"]
-    assert found.head.counts and found.base.counts and {*counted} == {*FIRST}
-
-
-def test_head_with_itself_is_counted(warm, measure):
-    """All of its pairs are wanted, so no pair is the last."""
-    warm.reads = ()
-    found = measure(2, GPU, files=(), base="f" * 40)
-    counted = [label for label, what in warm.events if what == "count"]
-    assert found.same_commit and found.pairs == 2 and {*counted} == {*FIRST}
-
-
-@pytest.mark.parametrize("reads", [FILES, ()])
-def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure, reads):
-    """The first start on a machine may read files that the second finds in memory. They count, even
-    if nothing opened a changed file: one pair says too little of a start, and later ones ask.
-    """
-    warm.reads = reads
+def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure):
+    """The first start on a machine may read files that the second finds in memory. They count."""
     found = measure(1, replace(GPU, gates=(*GPU.gates, "compile_s")), files=FILES)
     assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
     assert found.head.counts
 
 
 @pytest.mark.parametrize(
-    ("cold", "reads", "late"),
+    ("cold", "late"),
     [
-        ({"head"}, FILES, [1, 2]),
-        ({"head", "base"}, FILES, [2, 3]),  # the cache had HEAD's graphs, and the base has others
-        (set(), (), [2, 3]),
+        ({"head"}, [1, 2]),
+        ({"head", "base"}, [2, 3]),  # the cache had HEAD's graphs, and the base has others
     ],
 )
-def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, late):
+def test_late_steps_wait_for_the_second_pair(warm, measure, cold, late):
     """Two pairs time them. The first one does not if its kernels may show enough, since graphs
-    differ, or if late steps are the same, since no file that differs was opened.
+    differ.
     """
-    warm.cold, warm.reads = cold, reads
+    warm.cold = cold
     found = measure(4, GPU, files=FILES)
     ends = [one.blocks[-1].timed_steps.stop for one in found.head.launches]
     assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == late
@@ -728,32 +623,21 @@ def test_late_steps_wait_for_the_second_pair(warm, measure, cold, reads, late):
 
 @pytest.mark.parametrize("squeezed", [None, *FIRST])
 @pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
-@pytest.mark.parametrize("read", ["at first", "late"])
 @pytest.mark.parametrize("slow_from", [36, math.inf])
-def test_no_step_is_the_same_before_late_steps_were_timed(
-    warm, measure, tmp_path, cold, read, slow_from, squeezed
-):
-    """All that is counted is equal. Whatever the first pair left out, since graphs differed or
-    since nothing had opened a file that differs by then: a slowdown that begins late is found. So
-    it is if the eager step had too little memory at first.
+def test_no_step_is_the_same_before_late_steps_were_timed(warm, measure, cold, slow_from, squeezed):
+    """All that is counted is equal. A slowdown that begins late is found, also if the base compiled
+    graphs of its own, or if the eager step had too little memory at first.
     """
     if squeezed:
         warm.fails_once[squeezed, "count_eager"] = "OUT_OF_MEMORY"
     warm.cold, warm.slow_from = cold, slow_from
     warm.identities = {"head": "equal", "base": "equal"}
-    if read == "late":
-        warm.reads, warm.reads_late = (), {"first launch head": [tmp_path / FILES[0]]}
     found = measure(wants_another_pair, GPU, files=FILES)
     expected = (Status.SAME, Reason.IDENTICAL_STEP, 1)
     if slow_from < math.inf:
         expected = (Status.SLOWER, Reason.LATE_SLOWDOWN, 2)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason, found.pairs) == expected
-    again = read == "late" or cold == {"head", "base"}
-    pairs = range(1 if again else 2, found.pairs + 1)
-    labels = [{f"pair {number} {side}" for side in STEP_MS} for number in pairs]
-    built = [label for label in launched(warm) if label not in COUNTING]
-    assert [{*built[i : i + 2]} for i in range(0, len(built), 2)] == [{*FIRST}, *labels]
     assert found.head.launches[0].blocks[-1].timed_steps.stop == 44
 
 
@@ -895,14 +779,15 @@ def test_what_stays_slower_stays_so_if_memory_is_too_small(warm, measure):
 def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
     warm, measure, differing
 ):
-    """It takes more than the compiled step. What was timed, counted and profiled before stays. New
-    launches build the step, and compile nothing. Both trees' count the same steps.
+    """It takes more than the compiled step. Each tree is counted in a launch that has the card to
+    itself, and the first pair is one of other launches.
     """
     for which in {FIRST[0]}, {FIRST[1]}, {*FIRST}:
         warm.events.clear()
         warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in which}
         found = measure(1, GPU, files=FILES)
-        assert launched(warm) == FIRST + COUNTING and found.pairs == 1
+        assert launched(warm)[:4] == FIRST + COUNTING and found.pairs == 1
+        assert {*launched(warm)[4:]} == {"pair 1 head", "pair 1 base"}
         for side in (found.head, found.base):
             assert side.counts.values == {"flops_per_step": 7} and not side.faults
             assert not side.counts.unstable and side.counts.profile
@@ -910,9 +795,58 @@ def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
         for label in which:
             *_, last = (what for _, what in warm.asked(label))
             assert last == "close"
-        for label in COUNTING:
-            asked = [what for _, what in warm.asked(label) if what != "sources"]
-            assert asked == ["start", "hello", "prepare", "count_eager", "exit", "leave"]
+
+
+def test_lines_of_host_syncs_are_found_after_all_that_is_timed(warm, measure):
+    """torch reports them as they happen, which slows down what follows in that process."""
+    counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
+    warm.counts = dict.fromkeys(FIRST, counted)
+    found = measure(1, GPU, files=FILES)
+    for label, side in zip(FIRST, (found.head, found.base), strict=True):
+        last = [what for _, what in warm.asked(label) if what not in ("park", *ENDING)][-1]
+        assert last == "locate" and side.counts.values[SYNCS] == 1
+        assert [site.what for site in side.counts.sites[SYNCS]] == [f"line of {label}"]
+
+
+def test_lines_of_host_syncs_are_found_although_the_eager_step_fits_nowhere(warm, measure):
+    """Another launch of the tree runs the same steps without it."""
+    counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
+    warm.counts = dict.fromkeys(FIRST + COUNTING, counted)
+    warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in FIRST + COUNTING}
+    found = measure(1, GPU, files=FILES)
+    for side in (found.head, found.base):
+        assert side.counts.values == {SYNCS: 1} and not side.faults
+
+
+STEPS_VARY = {"values": {"launches_per_step": 9}, "lists": {"launches_per_step": [4, 5]}}
+
+
+@pytest.mark.parametrize(
+    ("varies", "again"),
+    [
+        (set(), []),
+        ({*FIRST, *COUNTING}, []),  # equal lists are equal
+        ({FIRST[0]}, COUNTING[:1]),  # chance
+        ({FIRST[0], COUNTING[0]}, COUNTING[:1]),  # the change
+        ({FIRST[1]}, COUNTING),
+    ],
+)
+def test_steps_that_differ_on_one_side_are_counted_once_more(warm, measure, varies, again):
+    """By HEAD's tree, which counts what the launches agree on. Then by the other tree, if the count
+    is still another one and it is that tree whose steps differ.
+    """
+    case = replace(GPU, gates=(*GPU.gates, "launches_per_step"))
+    alike = {"values": {"launches_per_step": 4}}
+    other = {"information": {}, "unstable": {}}
+    warm.counts = {
+        label: (STEPS_VARY if label in varies else alike) | other for label in FIRST + COUNTING
+    }
+    found = measure(1, case, files=FILES)
+    counted = [label for label, what in warm.events if what == "count"]
+    assert [label for label in counted if label in COUNTING] == again
+    head, base = (side.counts.lists for side in (found.head, found.base))
+    assert bool(head) == ({FIRST[0], COUNTING[0]} <= varies)
+    assert bool(base) == ({FIRST[1], COUNTING[1]} <= varies)
 
 
 def test_an_eager_step_that_fits_nowhere_is_no_fault(warm, measure):

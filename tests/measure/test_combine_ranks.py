@@ -11,7 +11,6 @@ from stepguard.judge.summarise_evidence import summarise
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.combine_ranks import (
     counts_of,
-    first_part,
     refuse_differing_ranks,
     with_eager,
     without_eager,
@@ -69,6 +68,28 @@ def test_sites_of_what_differs_between_steps():
     assert summarise(replace(evidence(), counts=found)).sites == {}
 
 
+def test_a_count_of_ranks_is_of_equally_many_steps():
+    """The steps of one rank differ, so those of the others are taken together, too. A peak is the
+    largest.
+    """
+    launches, peak = "launches_per_step", "peak_allocated_bytes"
+    item, copy = (Site(what, "model/gpt.py", 7, "forward") for what in (".item()", ".cpu()"))
+    varies = Counts({launches: 9, peak: 6}, lists={launches: (4, 5), peak: (5, 6)})
+    varies = replace(varies, detail={launches: {"a": 8, "b": 1}}, sites={launches: (item,)})
+    steady = Counts({launches: 6, peak: 5}, detail={launches: {"a": 6}}, sites={launches: (copy,)})
+    ranks = [msgspec.to_builtins(one) for one in (varies, steady)]
+    for both, busiest in ((ranks, 0), (ranks[::-1], 1)):
+        found = counts_of(both, 1.0)
+        assert found.values == {launches: 12, peak: 6}
+        assert found.by_rank[launches][busiest] == 9 and found.by_rank[peak][busiest] == 6
+        assert found.lists == {launches: (6, 6), peak: (5, 6)}
+        assert found.detail == {launches: {"a": 12}}
+        assert {site.what: site.count for site in found.sites[launches]} == {
+            ".item()": 1,
+            ".cpu()": 2,
+        }
+
+
 SEEN = Site("aten.mul.Tensor", "model.py", 3)
 FIRST = Counts(
     values={"graph_breaks": 0, "leaked_bytes_per_step": 8},
@@ -99,17 +120,6 @@ def test_both_parts_of_the_counting_pass_become_one():
     assert found.information == {"peak_reserved_bytes": 5.0, "python_lines_per_step": 9.0}
     assert found.sites == {"leaked_bytes_per_step": (SEEN,)}
     assert (found.profile_problem, found.wall_s) == ("why", 3.0)
-
-
-@pytest.mark.parametrize("before", [(7, 5), (7, 7), None])
-def test_a_second_part_that_is_run_again_replaces_the_first_try(before):
-    """Also if that one had too little memory: no reason, value or rank of it is left."""
-    tried = with_eager(FIRST, second(before)) if before else without_eager(FIRST, "cuda", 2)
-    assert first_part(tried) == replace(FIRST, wall_s=tried.wall_s)
-    unstable = {"flops_per_step": "steps differ: 1, 2"}
-    again = with_eager(first_part(tried), counts_of([{"values": {}, "unstable": unstable}], 1.0))
-    assert "flops_per_step" not in again.values and "flops_per_step" not in again.by_rank
-    assert again.unstable == FIRST.unstable | unstable
 
 
 @pytest.mark.parametrize(

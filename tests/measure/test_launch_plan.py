@@ -7,22 +7,21 @@ import pytest
 from builders import evidence, launch
 
 import stepguard.measure.launches
+import stepguard.measure.pair
 from stepguard import Case
 from stepguard.core.evidence import Difference
 from stepguard.measure import beside_base
 from stepguard.measure.launches import Enough, _CaseRun
 
 GATES = ("step_ms", "graph_breaks", "sync_overhead_pct")
-TIMED = ["warm-up", "block", "block", "block"]
 
 
 class World:
     """Stands in for launches, and keeps what each was asked for."""
 
-    def __init__(self, compiles, later, ends):
+    def __init__(self, fits, ends):
+        self.fits = fits  # the eager step fits into memory
         self.ends = ends  # label of the launch in whose warm-up the run is ended
-        self.compiles = compiles  # labels of launches that find nothing in the cache
-        self.later = later  # they do so in the warm-up, not in the first step
         self.asked = {}
         self.closed = []
         self.may_end = []  # warm-ups, as far as imports are concerned
@@ -39,10 +38,9 @@ class World:
         """A launch that imports from now on."""
         asked = self.asked.setdefault(label, [])
         group = SimpleNamespace(close=lambda: self.closed.append(label))
-        compiles = label in self.compiles
 
         def build():
-            made.compiled_afresh = compiles and not self.later
+            asked.append("build")
             return [{"tokens_per_step": 10}]
 
         def warm_up(until):
@@ -50,7 +48,10 @@ class World:
             if label == self.ends:
                 raise KeyboardInterrupt
             self.may_end.append(until())
-            made.compiled_afresh = compiles
+
+        def count():
+            asked.append("count")
+            made.ended = not self.fits
 
         made = SimpleNamespace(
             asked=asked,
@@ -58,12 +59,19 @@ class World:
             hello=lambda: asked.append("hello"),
             ready=lambda: True,
             build=build,
-            compiled_afresh=False,
+            workers=workers,
+            label=label,
+            protocol=protocol,
+            ended=False,
             park=lambda: asked.append("park"),
             warm_up=warm_up,
             warmup=SimpleNamespace(step_s=0.25),
             timed_block=lambda steps, of: asked.append("block"),
-            count=lambda: asked.append("count"),
+            count=count,
+            count_again=lambda: asked.append("count again"),
+            profile=lambda lead: asked.append("profile"),
+            read_kernels=lambda: None,
+            locate=lambda: asked.append("locate"),
             leave=lambda: asked.append("leave"),
             measured=lambda index: launch(250.0, index),
         )
@@ -84,25 +92,26 @@ def run(monkeypatch):
     def run(
         device="cuda",
         launches=2,
-        compiles=(),
-        later=False,
+        fits=True,
         more=0,
         imported=True,
         enough=None,
+        doubtful=lambda found: (),
         ends="",
         **changes,
     ):
-        world = World(compiles, later, ends)
-        monkeypatch.setattr(stepguard.measure.launches, "RunningLaunch", world)
+        world = World(fits, ends)
+        for module in (stepguard.measure.launches, stepguard.measure.pair):
+            monkeypatch.setattr(module, "RunningLaunch", world)
         monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
         gates = GATES if device == "cuda" else GATES[:2]
         case = Case("one", "work:step", {}, device, gates=gates, launches=launches, **changes)
-        workers = SimpleNamespace(case=case, launches=[], faults=[])
+        workers = SimpleNamespace(case=case, launches=[], faults=[], counts=None)
         workers.note_end = workers.faults.append
         workers.ahead = SimpleNamespace(ready=lambda: imported)
         workers.start_ahead = lambda label: world.ahead.append(world.running())
         workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
-        measured = _CaseRun(workers, 3, enough)
+        measured = _CaseRun(workers, 3, enough, doubtful)
         measured.measure(lambda found: more > 0 and len(found.launches) < launches + more)
         assert bool(workers.faults) == bool(ends)
         return world, measured.evidence()
@@ -110,57 +119,48 @@ def run(monkeypatch):
     return run
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("launches", [2, 3])
-def test_the_first_launch_counts_behind_its_blocks(run, launches):
-    """On a GPU, too: a launch of its own would build the step once more."""
-    world, found = run(launches=launches)
-    first, *others = world.asked.values()
-    assert first == ["hello", *TIMED, "sync_overhead", "count", "leave"]
-    assert others == [["hello", *TIMED, "leave"]] * (launches - 1)
-    assert [one.index for one in found.launches] == list(range(1, launches + 1))
-
-
-@pytest.mark.parametrize("launches", [2, 3])
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("compiles", [("launch 1",), ("launch 1", "launch 2", "one-rank launch")])
-def test_a_launch_that_compiled_gives_memory_back_and_is_timed(run, launches, ranks, compiles):
-    """Between its first step and its warm-up. Otherwise it does what it does with a full cache: no
-    launch is added, and no other one measures the differences. Those that found all in the cache
-    give nothing back: the memory is that of their steps.
+def test_the_first_launch_counts_before_anything_else(run, device, launches):
+    """Then each launch counts the same steps, whatever its warm-up does. What slows down later
+    steps comes last. Before the warm-up it gives back memory that other launches do not have.
     """
-    world, found = run(launches=launches, compiles=compiles, world_size=ranks)
-    parked = [label for label, asked in world.asked.items() if "park" in asked]
-    assert parked == [label for label in world.asked if label in compiles]
-    for label in parked:
-        assert world.asked[label][:3] == ["hello", "park", "warm-up"]
-        world.asked[label].remove("park")
-    full, as_many = run(launches=launches, world_size=ranks)
-    assert [*world.asked.items()] == [*full.asked.items()]
+    world, found = run(device, launches)
+    first = world.asked["launch 1"]
+    order = ["build", "count", "park", "warm-up", "block", "locate", "leave"]
+    assert [first.index(what) for what in order] == sorted(first.index(what) for what in order)
+    assert ("profile" in first) == (device == "cuda")
+    assert sum("count" in asked for asked in world.asked.values()) == 1
     assert [one.index for one in found.launches] == list(range(1, launches + 1))
-    assert found.planned_launches == as_many.planned_launches == launches
 
 
-def test_one_that_compiles_in_its_warm_up_is_timed(run):
-    """No memory is given back behind it: the first block would allocate anew."""
-    world, found = run(compiles=("launch 1",), later=True)
-    assert world.asked["launch 1"] == ["hello", *TIMED, "sync_overhead", "count", "leave"]
+def test_a_launch_that_the_eager_step_ended_is_started_anew_and_timed(run):
+    """The other one runs the same steps, without the one that does not fit."""
+    world, found = run(fits=False)
+    asked = world.asked["launch 1"]
+    counted = asked[: asked.index("park")]
+    assert counted == ["hello", "build", "count", "hello", "build", "count again"]
+    assert asked.count("warm-up") == 1 and "locate" in asked
     assert [one.index for one in found.launches] == [1, 2]
 
 
-def test_a_cpu_launch_that_compiled_is_timed(run):
-    """As on a GPU."""
-    world, found = run("cpu", compiles=("launch 1",))
-    assert world.asked["launch 1"] == ["hello", "park", *TIMED, "count", "leave"]
+def test_what_is_in_doubt_is_counted_in_one_more_launch(run):
+    """It is not timed."""
+    world, found = run(doubtful=lambda found: ("graph_breaks",))
+    assert [label for label, asked in world.asked.items() if "count" in asked] == [
+        "launch 1",
+        "counting launch",
+    ]
+    assert "block" not in world.asked["counting launch"]
     assert [one.index for one in found.launches] == [1, 2]
 
 
-@pytest.mark.parametrize("compiles", [(), ("launch 1",)])
 @pytest.mark.parametrize("launches", [2, 3])
-def test_each_further_launch_has_a_name_of_its_own(run, launches, compiles):
+def test_each_further_launch_has_a_name_of_its_own(run, launches):
     """A number that is used twice would put two launches into one folder. One that imported while
     the last one ran, and is not wanted, is ended.
     """
-    world, found = run(launches=launches, compiles=compiles, more=1)
+    world, found = run(launches=launches, more=1)
     numbers = [int(label.split()[1]) for label in world.asked]
     assert numbers == list(range(1, len(numbers) + 1))
     timed = [label for label, asked in world.asked.items() if "block" in asked]
@@ -182,13 +182,11 @@ def enough(*answers):
     return Enough(launches, pairs)
 
 
-@pytest.mark.parametrize("compiles", [(), ("launch 1",)])
 @pytest.mark.parametrize("launches", [2, 3])
-def test_the_first_launch_may_be_enough(run, launches, compiles):
-    """Also if it compiled. The others are not even started. The next case imports meanwhile."""
-    world, found = run(launches=launches, compiles=compiles, enough=enough(True))
-    park = ["park"] if compiles else []
-    assert world.asked == {"launch 1": ["hello", *park, *TIMED, "sync_overhead", "count", "leave"]}
+def test_the_first_launch_may_be_enough(run, launches):
+    """The others are not even started. The next case imports meanwhile."""
+    world, found = run(launches=launches, enough=enough(True))
+    assert {*world.asked} == {"launch 1"}
     assert len(found.launches) == found.planned_launches == 1
     assert world.ahead == ["launch 1"]
 
@@ -233,7 +231,7 @@ def test_an_end_keeps_the_launches_before_it(run):
     """Ctrl-C in the second of three launches: the first one counts, and no other runs."""
     world, found = run(launches=3, ends="launch 2")
     assert [one.index for one in found.launches] == [1]
-    assert world.asked["launch 2"] == ["hello", "warm-up"] and not world.asked["launch 3"]
+    assert world.asked["launch 2"][-1] == "warm-up" and not world.asked["launch 3"]
 
 
 def test_cases_share_the_time_that_is_left(monkeypatch):

@@ -185,7 +185,7 @@ class Gate:
         counts = replace(made.counts, values=made.counts.values | counters)
         return replace(made, **({"counts": counts} | fields))
 
-    def measure(self, case, bench, progress, wants_another=None, enough=None) -> Evidence:
+    def measure(self, case, bench, progress, wants_another=None, enough=None, *asked) -> Evidence:
         """In place of stepguard.measure.launches.measure_launches."""
         self.measured.append(case.id)
         self.may_be_enough = enough is not None

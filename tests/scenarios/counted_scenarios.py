@@ -5,11 +5,13 @@ from inputs import (
     FIVE,
     OPERATORS,
     SYNC,
+    SYNCS,
     TWO_RANKS,
     at,
     calling,
     counting,
     cpu_baseline,
+    listing,
     reading,
     recorded_of,
     reduced,
@@ -32,6 +34,11 @@ def casting(text):
         Site("aten.add.Tensor", "model/gpt.py", 81, "forward", "loss(logits)", count=1),
         Site("aten.mm.default", "model/gpt.py", 82, "forward", line, count=24),
     )
+
+
+def after_steps(number):
+    """Counts of the steps after this number of them."""
+    return replace(evidence(), counts=replace(evidence().counts, after_steps=number))
 
 
 def activating(name):
@@ -151,6 +158,106 @@ COUNTED = (
         "CHANGED",
         "WORK_MOVED",
         Run(counting(at(-30.0), flops_per_step=75_000_000_000_000), baseline=FIVE),
+    ),
+    Scenario(
+        "steps-differ-as-recorded",
+        "A step does more in every second step, as it did when it was recorded.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            listing(evidence(), launches_per_step=(1000, 1500)),
+            baseline=recorded_of(listing(evidence(), launches_per_step=(1000, 1500))),
+        ),
+    ),
+    Scenario(
+        "steps-differ-by-more",
+        "Every second step does more than when it was recorded: the sums are compared.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            listing(evidence(), launches_per_step=(1000, 1600)),
+            baseline=recorded_of(listing(evidence(), launches_per_step=(1000, 1500))),
+        ),
+    ),
+    Scenario(
+        "steps-differ-now",
+        "Every second step waits twice at a line that waited once in each step.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            listing(evidence(), {SYNCS: (replace(SYNC, count=3),)}, **{SYNCS: (1, 2)}),
+            baseline=recorded_of(counting(evidence(), {SYNCS: (SYNC,)}, **{SYNCS: 1})),
+        ),
+    ),
+    Scenario(
+        "steps-differed-in-the-recording",
+        "Every second step waited twice. Now each step waits once.",
+        "FASTER",
+        "COUNTER_FELL",
+        Run(
+            counting(evidence(), {SYNCS: (SYNC,)}, **{SYNCS: 1}),
+            baseline=recorded_of(
+                listing(evidence(), {SYNCS: (replace(SYNC, count=3),)}, **{SYNCS: (1, 2)})
+            ),
+        ),
+    ),
+    Scenario(
+        "one-ranks-steps-differ",
+        "Every second step of rank 1 waits, which was no step's.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            replace(
+                TWO_RANKS,
+                counts=replace(
+                    listing(TWO_RANKS, **{SYNCS: (0, 1)}).counts, by_rank={SYNCS: (0, 1)}
+                ),
+            ),
+            baseline=recorded_of(counting(TWO_RANKS, **{SYNCS: 0})),
+        ),
+    ),
+    Scenario(
+        "peak-of-steps-that-differ",
+        "Of peaks the largest counts, not the sum.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            listing(evidence(), **{PEAK: (45_000_000_000, 50_000_000_000)}),
+            baseline=recorded_of(evidence()),
+        ),
+    ),
+    Scenario(
+        "labels-of-an-older-recording",
+        "A recording from before labels were no operators: it is read without them.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(
+            calling({"aten.mm.default": 24, "aten.add.Tensor": 2376}),
+            baseline=recorded_of(
+                calling(
+                    {
+                        "aten.mm.default": 24,
+                        "aten.add.Tensor": 2376,
+                        "profiler._record_function_enter_new.default": 1,
+                        "profiler._record_function_exit._RecordFunction": 1,
+                    }
+                )
+            ),
+        ),
+    ),
+    Scenario(
+        "counted-after-other-steps",
+        "Other steps of the loop were counted when it was recorded.",
+        "NOT COMPARABLE",
+        "OTHER_SOFTWARE",
+        Run(after_steps(5), baseline=recorded_of(evidence(), counted_after_steps=4)),
+    ),
+    Scenario(
+        "counted-after-unknown-steps",
+        "A recording from before that was noted is compared.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(after_steps(5), baseline=recorded_of(evidence())),
     ),
     Scenario(
         "one-rank-rose",

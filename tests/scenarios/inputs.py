@@ -17,9 +17,11 @@ from builders import (
     with_counts,
 )
 from kernels import counts_of
+from msgspec import UNSET
 
 from stepguard.core.comparison import Comparison, LaunchPair
 from stepguard.core.evidence import Difference, Fault
+from stepguard.core.metrics import PEAK
 from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
@@ -67,6 +69,13 @@ def counting(found, sites=None, detail=None, by_rank=None, **values):
             by_rank=by_rank or {},
         ),
     )
+
+
+def listing(found, sites=None, **lists):
+    """Evidence whose steps differ: the counts of each step, and where those of all of them are."""
+    sums = {name: max(steps) if name == PEAK else sum(steps) for name, steps in lists.items()}
+    found = counting(found, sites, **sums)
+    return replace(found, counts=replace(found.counts, lists=lists))
 
 
 def calling(calls, sites=()):
@@ -130,6 +139,7 @@ def recorded_of(found, **changes):
     """A baseline whose recording counted what the evidence did."""
     counts = found.counts
     same = {"detail": counts.detail, "sites": {k: list(v) for k, v in counts.sites.items()}}
+    same["lists"] = {k: list(v) for k, v in counts.lists.items()} or UNSET
     if found.world_size > 1:
         same["by_rank"] = {name: list(each) for name, each in counts.by_rank.items()}
     return entry_of(found, **same | changes)
@@ -259,14 +269,6 @@ def unchanged(pct=0.0, **changes):
         )
         sides[name] = replace(side, launches=(launch(index=1, blocks=blocks),))
     return replace(found, **sides)
-
-
-def unread():
-    """One pair of two trees that differ in a file which no launch opened."""
-    found = replace(unchanged(), files=("README.md",))
-    sides = (replace(side, counts=None, changed_read=()) for side in (found.head, found.base))
-    head, base = sides
-    return replace(found, head=head, base=base)
 
 
 def failed(code, message, detail="", during="launch 1, block 2", site=None):

@@ -15,7 +15,6 @@ from inputs import (
     profiled,
     two_ranks,
     unchanged,
-    unread,
     with_ranks,
     within,
 )
@@ -203,13 +202,6 @@ PAIRED = (
         "same",
         "IDENTICAL_STEP",
         Run(pairs=unchanged()),
-    ),
-    Scenario(
-        "pairs-unread-files",
-        "One pair of two trees that differ in a page, which nothing opened: nothing was counted.",
-        "same",
-        "UNREAD_FILES",
-        Run(pairs=unread()),
     ),
     Scenario(
         "pairs-identical-kernels-slower",

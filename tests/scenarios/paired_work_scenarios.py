@@ -22,7 +22,6 @@ from inputs import (
     pairs,
     reading,
     two_ranks,
-    unread,
     waiver,
 )
 from scenario import Files, Run, Scenario
@@ -394,13 +393,6 @@ PAIRED_WORK = (
         "same",
         "WITHIN_MARGINS",
         lambda: expected(pairs(), "step_ms", "exposed_comm_pct"),
-    ),
-    Scenario(
-        "expected-not-counted",
-        "More kernels are declared, but nothing opened a file that differs.",
-        "same",
-        "UNREAD_FILES",
-        lambda: expected(unread(), "launches_per_step"),
     ),
     Scenario(
         "expected-not-applied",

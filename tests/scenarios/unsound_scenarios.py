@@ -42,7 +42,7 @@ UNSOUND = (
             evidence(
                 counts=Counts(
                     {k: v for k, v in evidence().counts.values.items() if k != "copies_per_step"},
-                    {"copies_per_step": "steps differ: 4, 5"},
+                    {"copies_per_step": "steps differ: 4, 5; in another launch: 5, 6"},
                     evidence().counts.detail,
                 )
             ),
@@ -168,7 +168,7 @@ UNSOUND = (
             evidence(
                 counts=Counts(
                     {k: v for k, v in evidence().counts.values.items() if k != SYNCS},
-                    {SYNCS: "steps differ: 0, 1"},
+                    {SYNCS: "steps differ: 0, 1; in another launch: 1, 0"},
                     evidence().counts.detail,
                     {SYNCS: (SYNC,)},
                 )

@@ -77,6 +77,12 @@ RECORDINGS = st.builds(
         st.sampled_from(DIFFERENCES), st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)
     ),
 )
+LISTS = st.lists(COUNT, min_size=2, max_size=4)
+RECORDINGS |= st.tuples(RECORDINGS, LISTS, COUNT).map(
+    lambda drawn: msgspec.structs.replace(
+        drawn[0], lists=dict.fromkeys(drawn[0].counters, drawn[1]), counted_after_steps=drawn[2]
+    )
+)
 EPOCHS = st.builds(
     Epoch,
     reason=WORDS,
@@ -331,6 +337,8 @@ LATER = {
     "sites": {},
     "differences_pct": {},
     "by_rank": msgspec.UNSET,
+    "lists": msgspec.UNSET,
+    "counted_after_steps": msgspec.UNSET,
     "profile": msgspec.UNSET,
     "libraries": msgspec.UNSET,
     "callers": msgspec.UNSET,
@@ -372,6 +380,15 @@ def test_counts_of_other_ranks_than_the_cases_are_refused(path, by_rank):
     recorded["by_rank"] = by_rank
     path.write_text(json.dumps(document))
     refused(path, "by_rank", "mv ")
+
+
+@pytest.mark.parametrize("steps", [{"nonsense": [1, 2]}, {"flops_per_step": []}])
+def test_a_list_of_no_recorded_counter_and_one_of_no_steps_are_refused(path, steps):
+    """Steps differ only if there are two."""
+    document = plain()
+    document["cases"][CASE_ID]["epochs"][0]["recordings"][0]["lists"] = steps
+    path.write_text(json.dumps(document))
+    refused(path, "lists has", "mv ")
 
 
 @pytest.mark.parametrize("depth", ["machine", "cases", "step_ms"])

@@ -1,14 +1,13 @@
 """The counting pass as a whole."""
 
 import itertools
-import re
 
 import pytest
 import torch
 from whole_pass import count
 
-from stepguard.worker.count.counting import count_without_compiler
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.count.counting import SETTLING_STEPS, count_without_compiler
+from stepguard.worker.count.tally import RankStep, Tally
 
 pytestmark = pytest.mark.usefixtures("own_heap")
 
@@ -25,14 +24,13 @@ def test_lines_that_grow_are_counted_in_a_launch_that_ran_no_step():
             pass
         return torch.ones(4, 4) @ torch.ones(4, 4)
 
-    nothing = {"values": {}, "unstable": {}, "detail": {}}
-    found = count_without_compiler(RankStep(step, torch.device("cpu")), lambda text: None, nothing)
+    found = count_without_compiler(RankStep(step, torch.device("cpu")), lambda text: None, Tally())
     assert found["values"]["growing_python_lines_per_step"] == 2
     assert found["values"]["flops_per_step"] == 128
 
 
 def test_eager_counts_rest_on_two_steps():
-    """Every other step does a product more: FLOPs and calls are unstable, with both values seen."""
+    """Every other step does a product more: FLOPs and calls are lists of both."""
     a = torch.ones(4, 4)
     parity = itertools.count()
 
@@ -42,10 +40,27 @@ def test_eager_counts_rest_on_two_steps():
 
     found = count(RankStep(step, torch.device("cpu")))
     for metric, seen in (("flops_per_step", {128, 256}), ("operator_calls_per_step", {1, 2})):
-        assert metric not in found["values"]
-        values = re.findall(r"\b\d+\b", found["unstable"][metric].removeprefix("steps differ: "))
-        assert len(values) == 2 and {int(value) for value in values} == seen, found["unstable"]
+        assert {*found["lists"][metric]} == seen and found["values"][metric] == sum(seen)
     steady = count(RankStep(lambda: a @ a, torch.device("cpu")))
     assert steady["values"]["flops_per_step"] == 128
     assert steady["values"]["operator_calls_per_step"] == 1
-    assert not {"flops_per_step", "operator_calls_per_step"} & steady["unstable"].keys()
+    assert not steady["lists"] and not steady["unstable"]
+
+
+def test_each_launch_counts_the_same_steps():
+    """By their number since the first one. So what a loop does now and then is in all launches."""
+
+    def launch():
+        a, number = torch.ones(4, 4), itertools.count()
+
+        def step():
+            for _ in range(1 + (next(number) % 3 == 0)):
+                a @ a
+
+        step()
+        return count(RankStep(step, torch.device("cpu")))
+
+    first, again = launch(), launch()
+    assert first["after_steps"] == again["after_steps"] == SETTLING_STEPS
+    assert first["lists"] == again["lists"] and first["lists"]
+    assert first["values"] == again["values"]

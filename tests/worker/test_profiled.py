@@ -36,7 +36,7 @@ from stepguard.worker.rank_session import Session
 def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, profiles):
     """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
     found = read_steps([DetailedEvent(MARK, "X", "user_annotation", 0.0, 1.0)], MARK, 1)
-    taken = iter([ProfiledSteps([replace(found[0], lost_copies=count)], []) for count in lost])
+    taken = iter([ProfiledSteps([replace(found[0], lost_copies=count)]) for count in lost])
     monkeypatch.setattr(profiled_steps, "profile_steps", lambda *rest: next(taken))
     others = iter(others_lost)
     asked = []
@@ -122,7 +122,7 @@ def test_the_kernels_are_read_alone_as_with_all_counts(monkeypatch):
         "export_chrome_trace",
         lambda _, path: Path(path).write_text(text),
     )
-    taken = TakenProfile(torch.profiler.profile(), [[] for _ in range(steps)], on_gpu=True)
+    taken = TakenProfile(torch.profiler.profile(), steps, on_gpu=True)
     profile, problem = taken.kernels()
     everything = read_all(taken)
     assert (profile, problem) == (everything.profile, everything.problem)

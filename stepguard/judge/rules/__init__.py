@@ -35,8 +35,7 @@ RULES = (
         "a step that is the same",
         identical_step.rule,
         (Status.SAME,),
-        "a slowdown that shows in no identity and is as large as the matter margin passes in 32 %, "
-        "in 70 % if no changed file was opened (99 % where pairs scatter by 0.45 %): "
+        "a slowdown that shows in no identity and is as large as the matter margin passes in 32 %: "
         "tests/judge/ab",
     ),
     Rule(

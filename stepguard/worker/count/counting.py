@@ -1,7 +1,8 @@
 """The counting pass: exact counts of what a step does, never inside a timed block.
 
-It has two parts. Every compilation in the first one, whose steps run compiled, is a recompile. The
-second one switches the compiler off, and may need more memory than there is.
+It begins SETTLING_STEPS after a launch's first step, so each launch counts the same steps of a
+loop. It has two parts. Every compilation in the first one, whose steps run compiled, is a
+recompile. The second one switches the compiler off, and may need more memory than there is.
 """
 
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.site import merge
+from stepguard.trace.host_steps import StepCalls
 from stepguard.worker.count import compiler
 from stepguard.worker.count.changed_settings import count_settings
 from stepguard.worker.count.eager import count_eager
@@ -25,14 +27,21 @@ from stepguard.worker.count.profiled_steps import count_profiled
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.torch_device import growing_segments, on_gpu
 
+# What a step allocates once, it has allocated by then: gradients and the optimizer's state in the
+# second step, the allocator's blocks in the ones after it.
+SETTLING_STEPS = 4
 
-def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Return the first part's counters of a workload whose step has run at least once: a Tally's
-    fields.
+
+def count_compiled(
+    counted: RankStep, progress: Callable[[str], None]
+) -> tuple[Tally, list[StepCalls]]:
+    """Return the first part's counters of a workload whose step has run once, and the traced calls
+    of the steps whose syncs were counted.
     """
-    tally = Tally()
+    tally = Tally(after_steps=SETTLING_STEPS)
     progress("count: settling")
-    counted.step()  # gradients and optimizer state exist from the second step on
+    for _ in range(SETTLING_STEPS):
+        counted.step()
     count_settings(tally, counted)
     progress("count: compiler")
     count_compiler(tally)
@@ -52,25 +61,23 @@ def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> dict[s
         refuse_work_elsewhere(counted)
         # After memory: on a GPU this listens for syncs, which slows down allocations for good.
         progress("count: profiled steps")
-        count_profiled(tally, counted)
+        calls = count_profiled(tally, counted)
         if on_gpu(counted.device):
             progress("count: machine code")
             count_machine_code(tally)
     count_recompiles(tally, recompiles)
-    return tally.as_dict()
+    return tally, calls
 
 
 def count_without_compiler(
-    counted: RankStep, progress: Callable[[str], None], found: dict[str, Any]
+    counted: RankStep, progress: Callable[[str], None], first: Tally
 ) -> dict[str, Any]:
-    """Return the counters of both parts, and the lines of some of the first part's. ``found`` is
-    what the first part counted, in this launch or in another one. Of that, a Tally's values,
-    unstable and detail are needed.
+    """Return the counters of both parts, and the lines of some of those of the ``first`` one.
 
     Raises torch.OutOfMemoryError. The other ranks then wait for the one that has too little memory,
     so the launch cannot go on.
     """
-    tally = Tally(**{field: found[field] for field in ("values", "unstable", "detail")})
+    tally = Tally({**first.values}, {**first.lists}, {**first.unstable}, {**first.detail})
     progress("count: eager operators")
     # It takes more memory than the compiled step.
     with growing_segments() if on_gpu(counted.device) else nullcontext():

@@ -17,11 +17,12 @@ from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
 from stepguard.worker.count.locate import Place, frames, locate, site_at, torchs_phase
 from stepguard.worker.count.origins import Origins
-from stepguard.worker.count.python_lines import TracedStep, count_python
+from stepguard.worker.count.python_lines import count_python, lines_of
 from stepguard.worker.count.sync_candidates import count_candidates
-from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, RankStep, Tally
 from stepguard.worker.torch_device import on_gpu
 
+LABELS = "profiler"  # the namespace of record_function: a label is no work of a step
 _CAST = "aten._to_copy.default"  # also a copy to another device
 
 
@@ -40,6 +41,8 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         self._callers: dict[str, Counter[str]] = {}  # by file and function of the tree
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == LABELS:
+            return func(*args, **(kwargs or {}))
         self._origins.note(str(func))
         result = func(*args, **(kwargs or {}))
         name = str(func)
@@ -103,20 +106,19 @@ def count_eager(tally: Tally, counted: RankStep) -> None:
     """
     gpu = on_gpu(counted.device)
     counters: list[OperatorCounter] = []
-    step = TracedStep(counted.step)
     with torch.compiler.set_stance("force_eager"):
         # Not traced: it may be the launch's first step, which runs more lines than others.
         counted.step()
-        step()
-        flops = [_flops(step) for _ in range(ACTIVE_STEPS)]
+        lines = [lines_of(counted.step) for _ in range(LEAK_STEPS)]
+        flops = [_flops(counted.step) for _ in range(ACTIVE_STEPS)]
         for _ in range(ACTIVE_STEPS):
             # On a GPU the time shows the cost of another form, and recordings do not have forms.
             counters.append(OperatorCounter(by_form=not gpu))
             with counters[-1]:
-                step()
+                counted.step()
     if not gpu:
         count_candidates(tally, counted)
-    count_python(tally, step.lines)
+    count_python(tally, lines)
     tally.add_parts("flops_per_step", flops)
     operators, sites = zip(*((counter.calls, counter.sites()) for counter in counters), strict=True)
     tally.add_parts(OPERATORS, operators, sites)

@@ -26,13 +26,15 @@ from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.phase_ranges import Ranges
 from stepguard.worker.rank_position import MICRO_STEP
-from stepguard.worker.torch_device import activities, on_gpu, synchronize
+from stepguard.worker.torch_device import SYNC_KINDS, activities, on_gpu, synchronize
 
 TRIES = 3  # profiles taken until one has the GPU's record of every copy
 MARK = "stepguard.step"
-# On a GPU. Six of them are whole; the seventh only shows where the sixth ends. The time of a class
-# of kernels scatters by 0.5 to 1.3 % from step to step, so the mean of six is right to half a
-# percent.
+# On a GPU the last profiled step only shows where the one before it ends. A counting pass profiles
+# so few that it has ACTIVE_STEPS whole ones.
+COUNTED_STEPS = ACTIVE_STEPS + 1
+# For times: the time of a class of kernels scatters by 0.5 to 1.3 % from step to step, so the mean
+# of six whole steps is right to half a percent.
 PROFILED_STEPS = 7
 KEPT_KERNELS = 200  # GPT-2's step has 90 to 105
 
@@ -42,7 +44,7 @@ class TakenProfile:
     """Profiled steps whose trace is not read yet: it is still in the profiler's memory."""
 
     profiled: Any  # torch.profiler.profile, ended
-    seen: list[list[Site]]  # the synchronizations that torch reported, by step
+    steps: int
     on_gpu: bool
 
     def kernels(self) -> tuple[Profile | None, str]:
@@ -57,37 +59,66 @@ class ProfiledSteps:
     """What a trace says of the steps in it."""
 
     calls: list[StepCalls]  # of the first ACTIVE_STEPS
-    seen: list[list[Site]]  # the synchronizations that torch reported in them
     profile: Profile | None = None  # of all steps
     problem: str = ""  # why there is no profile on a GPU
     identity: StepIdentity | None = None  # of a GPU's steps
 
 
-def count_profiled(tally: Tally, counted: RankStep) -> None:
+def count_profiled(tally: Tally, counted: RankStep) -> list[StepCalls]:
     """Count all that a trace of ACTIVE_STEPS steps shows. Everywhere: operators. With several
-    ranks: collectives. On a GPU: launches, copies, memsets and host syncs.
+    ranks: collectives. On a GPU: launches, copies, memsets and host syncs. Return the calls of each
+    step: locate_syncs() finds the lines of the syncs among them.
 
     If one rank has to profile again, all do. Otherwise the rank that ran more steps would wait for
     the others for ever.
     """
-    listener = SyncListener(counted.phases) if on_gpu(counted.device) else None
     for _ in range(TRIES):
-        profiled = profile_steps(counted, listener)
+        profiled = profile_steps(counted)
         steps = profiled.calls
         if not counted.any_rank(any(calls.lost_copies for calls in steps)):
             break
     tally.add_parts("compiled_operator_calls_per_step", [calls.operators for calls in steps])
     if counted.world_size > 1:
         count_collectives(tally, steps)
-    if listener is not None:
+    if on_gpu(counted.device):
         count_device_calls(tally, steps)
-        count_syncs(tally, steps, profiled.seen, len(counted.phases.micro_steps))
+        count_syncs(tally, steps, [[] for _ in steps])
         tally.profile, tally.profile_problem = profiled.profile, profiled.problem
         tally.identity = profiled.identity
+    return steps
+
+
+def locate_syncs(tally: Tally, counted: RankStep, steps: list[StepCalls]) -> None:
+    """Count host_syncs_per_step of these steps once more, with the lines that torch reports as it
+    runs as many steps. Then those that a line allows do not count.
+
+    torch's reports slow down each later allocation, so no step of this process is timed after.
+    """
+    listener = SyncListener(counted.phases)
+    reported: list[list[Site]] = []
+    for _ in steps:
+        counted.phases.begin_step()
+        with listener.listen() as sites:
+            counted.step()
+        synchronize(counted.device)
+        reported.append(sites)
+    kinds = [Counter(site.what for site in sites) for sites in reported]
+    seen = []
+    for number, calls in enumerate(steps):
+        # Steps may take turns, and these begin at another one.
+        wanted = Counter(sync.kind for sync in calls.syncs if sync.kind in SYNC_KINDS)
+        same = kinds.index(wanted) if wanted in kinds else number
+        seen.append(reported[number if kinds[number] == wanted else same])
+    count_syncs(tally, steps, seen, len(counted.phases.micro_steps))
 
 
 def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
-    """Count launches_per_step, memsets_per_step and the copies with their bytes."""
+    """Count launches_per_step, memsets_per_step and the copies with their bytes. Keep the share of
+    the time in CUDA calls that the host waits.
+    """
+    if api_us := sum(calls.api_us for calls in steps):
+        share = 100 * sum(calls.sync_us for calls in steps) / api_us
+        tally.information["sync_api_share_pct"] = share
     tally.add_parts("launches_per_step", [calls.launches for calls in steps])
     tally.add("memsets_per_step", [calls.memsets for calls in steps])
     copies: dict[str, list[Counter[str]]] = {
@@ -128,16 +159,10 @@ def count_syncs(
     sites = [located(calls.syncs, lines, micro_steps) for calls, lines in both]
     counts = [sum(site.count for site in of_step if not site.allowed) for of_step in sites]
     tally.add("host_syncs_per_step", counts, sites=sites)
-    if api_us := sum(calls.api_us for calls in steps):
-        share = 100 * sum(calls.sync_us for calls in steps) / api_us
-        tally.information["sync_api_share_pct"] = share
 
 
-def take_profile(counted: RankStep, listener: SyncListener | None = None) -> TakenProfile:
-    """Run one step, then ACTIVE_STEPS that count, or PROFILED_STEPS on a GPU, under the
-    profiler.
-    """
-    seen: list[list[Site]] = []
+def take_profile(counted: RankStep, steps: int) -> TakenProfile:
+    """Run one step, then so many that count, under the profiler."""
     gpu = on_gpu(counted.device)
     if gpu:
         hash_kernels()
@@ -149,31 +174,28 @@ def take_profile(counted: RankStep, listener: SyncListener | None = None) -> Tak
         profile(activities=activities(counted.device), record_shapes=shapes) as profiled,
     ):
         counted.step()
-        for _ in range(PROFILED_STEPS if gpu else ACTIVE_STEPS):
+        for _ in range(steps):
             counted.phases.begin_step()
-            reported: AbstractContextManager[list[Site]]
-            reported = listener.listen() if listener else nullcontext([])
-            with record_function(MARK), reported as sites:
+            with record_function(MARK):
                 counted.step()
                 ranges.end_step()
-            seen.append(sites)
         synchronize(counted.device)
-    return TakenProfile(profiled, seen, gpu)
+    return TakenProfile(profiled, steps, gpu)
 
 
-def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> ProfiledSteps:
-    """Profile steps, as take_profile() does. Return all that their trace says."""
-    return read_all(take_profile(counted, listener))
+def profile_steps(counted: RankStep) -> ProfiledSteps:
+    """Profile the steps of a counting pass. Return all that their trace says."""
+    gpu = on_gpu(counted.device)
+    return read_all(take_profile(counted, COUNTED_STEPS if gpu else ACTIVE_STEPS))
 
 
 def read_all(taken: TakenProfile) -> ProfiledSteps:
     """Return what a counting pass needs of the trace."""
-    trace, steps = _exported(taken.profiled), len(taken.seen)
-    events = trace.events
-    calls, seen = read_steps(events, MARK, steps)[:ACTIVE_STEPS], taken.seen[:ACTIVE_STEPS]
+    trace, steps = _exported(taken.profiled), taken.steps
+    calls = read_steps(trace.events, MARK, steps)[:ACTIVE_STEPS]
     if not taken.on_gpu:
-        return ProfiledSteps(calls, seen)
-    return ProfiledSteps(calls, seen, *_profile(trace), _identity(events, steps, settings()))
+        return ProfiledSteps(calls)
+    return ProfiledSteps(calls, *_profile(trace), _identity(trace.events, steps, settings()))
 
 
 def _phase(name: str) -> AbstractContextManager[object]:

@@ -26,21 +26,11 @@ PLACES = 10
 Lines = Counter[CodeType]
 
 
-class TracedStep:
-    """Runs a step and notes the lines that run in its thread. Other counters may be active: their
-    lines belong to the engine or to torch, and are not noted.
-    """
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self.lines: list[Lines] = []  # of each step so far
-
-    def __call__(self) -> object:
-        """Run the step. Return what it returns."""
-        with _traced() as lines:
-            returned = self._step()
-        self.lines.append(lines)
-        return returned
+def lines_of(step: Step) -> Lines:
+    """Run the step. Return the lines that ran in its thread, by function."""
+    with _traced() as lines:
+        step()
+    return lines
 
 
 def count_python(tally: Tally, steps: Sequence[Lines]) -> None:

@@ -1,8 +1,9 @@
 """The step that the counting pass counts, and the collected counts.
 
-A count that differs between two steps is unstable. It is never averaged.
+A count is the list of what each counted step has. It is never averaged.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,16 +11,14 @@ from typing import Any
 import msgspec
 import torch
 
-from stepguard.core.metrics import METRICS
+from stepguard.core.metrics import METRICS, PEAK
 from stepguard.core.profile import Profile, StepIdentity
-from stepguard.core.reason_sentences import STEPS_DIFFER
-from stepguard.core.site import Site, added
-from stepguard.core.text import listed
+from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
 from stepguard.worker.count.tensor_devices import Placement
 from stepguard.worker.rank_position import Phases
 
-ACTIVE_STEPS = 2  # a count is accepted if so many steps agree
+ACTIVE_STEPS = 2  # of which most counts are taken
 PERIOD = 2  # steps until a step repeats itself, if two buffers alternate
 # For what grows from step to step. Whole periods, so that alternating buffers are no growth.
 LEAK_STEPS = ACTIVE_STEPS * PERIOD
@@ -45,14 +44,12 @@ class RankStep:
             self.step()
 
 
-Differs = tuple[str, int, int]  # how steps differ; the index of one with less, of one with more
-
-
 @dataclass
 class Tally:
     """Collects the fields of evidence.Counts."""
 
     values: dict[str, int] = field(default_factory=dict)
+    lists: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unstable: dict[str, str] = field(default_factory=dict)
     detail: dict[str, dict[str, int]] = field(default_factory=dict)
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)
@@ -60,6 +57,7 @@ class Tally:
     information: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None
     profile_problem: str = ""
+    after_steps: int | None = None
     identity: StepIdentity | None = None
 
     def add(
@@ -69,11 +67,10 @@ class Tally:
         detail: Mapping[str, int] | None = None,
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Take the value if all of ``seen`` agree, with the first of ``sites``. Otherwise the count
-        is unstable: note what was seen, and the sites that the largest count has and the smallest
-        lacks.
+        """Take the count of each step, with the sites of each step. If steps differ, the value is
+        that of all of them together, with all their sites. Of peaks it is the largest.
         """
-        self._take(metric, seen[0], _differ(seen), detail, sites)
+        self._take(metric, seen, len(set(seen)) > 1, detail, sites)
 
     def add_parts(
         self,
@@ -81,36 +78,28 @@ class Tally:
         by_step: Sequence[Mapping[str, int]],
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Add the sum of each step's parts, with the first step's parts as detail. If parts are
-        judged, steps with equal sums must also agree in their parts; otherwise chance would choose
-        the parts that are compared.
+        """Add the sum of each step's parts, with the parts as detail. If parts are judged, steps
+        with equal sums and other parts differ, too.
         """
         seen = [sum(parts.values()) for parts in by_step]
-        differs = _differ(seen)
-        if differs:
-            text, less, more = differs
-            named = _moved(by_step[less], by_step[more])
-            differs = f"{text} ({named})", less, more
-        elif METRICS[metric].parts:
-            differs = _differ_in_parts(by_step)
-        self._take(metric, seen[0], differs, by_step[0], sites)
+        other_parts = METRICS[metric].parts and any(parts != by_step[0] for parts in by_step)
+        differ = other_parts or len(set(seen)) > 1
+        parts = sum(map(Counter, by_step), Counter()) if differ else by_step[0]
+        self._take(metric, seen, differ, parts, sites)
 
     def _take(
         self,
         metric: str,
-        value: int,
-        differs: Differs | None,
+        seen: Sequence[int],
+        differ: bool,
         detail: Mapping[str, int] | None,
         sites: Sequence[Iterable[Site]],
     ) -> None:
-        if differs is None:
-            self.values[metric] = value
-            where = tuple(next(iter(sites), ()))
-        else:
-            text, less, more = differs
-            self.unstable[metric] = f"{STEPS_DIFFER}{text}"
-            more_sites = added(sites[less], sites[more]) if sites else ()
-            where = tuple(site for site in more_sites if not site.allowed)
+        where = tuple(next(iter(sites), ()))
+        if differ:
+            self.lists[metric] = tuple(seen)
+            where = merge(site for of_step in sites for site in of_step)
+        self.values[metric] = sum(seen) if differ and metric != PEAK else max(seen)
         if detail is not None:
             self.detail[metric] = dict(sorted(detail.items()))
         if where:
@@ -124,23 +113,3 @@ class Tally:
         """Return what a rank sends, in plain types."""
         sent: dict[str, Any] = msgspec.to_builtins(self)
         return sent
-
-
-def _differ(seen: Sequence[int]) -> Differs | None:
-    if len(set(seen)) == 1:
-        return None
-    values = ", ".join(str(value) for value in seen)
-    return f": {values}", seen.index(min(seen)), seen.index(max(seen))
-
-
-def _differ_in_parts(by_step: Sequence[Mapping[str, int]]) -> Differs | None:
-    for number, parts in enumerate(by_step):
-        if named := _moved(by_step[0], parts):
-            return f" in {named}", 0, number
-    return None
-
-
-def _moved(one: Mapping[str, int], other: Mapping[str, int]) -> str:
-    """Return the parts whose counts differ between two steps, "aten.add.Tensor and 2 more"."""
-    names = sorted(one.keys() | other.keys())
-    return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)

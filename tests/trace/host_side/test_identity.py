@@ -65,6 +65,12 @@ def test_the_same_is_the_same():
     assert identity(poll) == found
 
 
+def test_a_label_is_no_part_of_it():
+    """Such as that of an optimizer, under torch.compile."""
+    label = "profiler::_record_function_enter_new"
+    assert identity(lambda n, add: add.event("cpu_op", label, 1000 * n + 70, 1)) == identity()
+
+
 @pytest.mark.parametrize("around", ["", "mine::gelu", "triton_poi_1"])
 def test_a_kernel_that_somebody_wrote_is_not_known(around):
     """Its body may change and nothing else: no operator, an extension's, no hash of the code."""

@@ -1,0 +1,129 @@
+"""Which counters one more launch of this tree has to count, and what both launches say together.
+
+Steps of a loop may differ. Equal lists of counts over the same step numbers are equal. Others may
+be moved by the change or by chance, which another launch tells apart.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepguard.core.baseline import Entry
+from stepguard.core.evidence import Counts, Evidence
+from stepguard.core.metrics import GROWING_LINES
+from stepguard.core.reason_sentences import STEPS_DIFFER
+from stepguard.core.recording import Recording, on_same_steps
+from stepguard.core.text import listed
+from stepguard.judge.judge_recordings import alike
+from stepguard.judge.summarise_evidence import summarise
+
+# Of both launches' steps so many must have one count, if the launches disagree.
+USUAL_SHARE = 0.75
+
+
+def doubtful(now: Evidence, past: Recording | None) -> tuple[str, ...]:
+    """Return the gated counters that one more launch has to count: steps differ and the counts are
+    not those of ``past``, or other lines of Python grow than there. None: nothing is known of the
+    past.
+    """
+    new = summarise(now)
+    if past is not None:
+        new, past = on_same_steps(new, past)
+    asked = {name for one in (new, past) if one for name in one.differing_steps()}
+    asked |= {GROWING_LINES} if new.counters.get(GROWING_LINES) else set()
+    known = {name for name in asked if past and _figures(name, new) == _figures(name, past)}
+    return tuple(name for name in now.gates if name in asked - known and name in new.counters)
+
+
+def doubtful_of(now: Evidence, entry: Entry | None) -> tuple[str, ...]:
+    """Return doubtful() beside the newest recording of a case's baseline; None if it has none."""
+    past = alike(entry.level, now) if entry and now.fingerprint else []
+    return doubtful(now, past[-1] if past else None)
+
+
+def doubtful_of_other(base: Evidence, head: Evidence) -> tuple[str, ...]:
+    """Return the counters that the other tree has to count once more, after HEAD's did: its own
+    steps differ, so chance may have moved them there.
+    """
+    return tuple(name for name in doubtful(base, summarise(head)) if name in base.counted.lists)
+
+
+def _figures(name: str, of: Recording) -> tuple[object, ...]:
+    return of.counters.get(name), of.differing_steps().get(name), of.detail.get(name)
+
+
+def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Counts:
+    """Return the ``first`` launch's counts with what a second one says of these counters.
+
+    Lines that grow do so in both launches. If launches disagree otherwise, the count is the one
+    that USUAL_SHARE of their steps have. Without such a count the counter is not decided.
+    """
+    counts = first
+    for name in (name for name in names if name in again.values):
+        each = _steps(name, first, again), _steps(name, again, first)
+        parts = [one.detail.get(name) for one in (first, again)]
+        if name == GROWING_LINES:
+            counts = _with(counts, name, _grown(first, again))
+        elif each[0] == each[1] and parts[0] == parts[1]:
+            continue
+        elif usual := _usual(name, first, again):
+            counts = _with(counts, name, usual)
+        else:
+            shown = "; in another launch: ".join(", ".join(map(str, steps)) for steps in each)
+            why = f"{STEPS_DIFFER}: {shown}"
+            if each[0] == each[1]:
+                why += f" ({_moved(*parts)})"
+            # Its places are kept: they show where it differs.
+            undecided = Counts({}, sites=counts.sites)
+            unstable = counts.unstable | {name: why}
+            counts = replace(_with(counts, name, undecided), unstable=unstable)
+    return counts
+
+
+def _steps(name: str, of: Counts, other: Counts) -> Sequence[int]:
+    # Equal steps were as many as the other launch's, two at least.
+    alike = (of.values.get(name, 0),) * max(2, len(other.lists.get(name, ())))
+    return of.lists.get(name, alike)
+
+
+def _usual(name: str, first: Counts, again: Counts) -> Counts | None:
+    """Return the count that most steps of both launches have; None if too few have it."""
+    launches, each = (first, again), (*_steps(name, first, again), *_steps(name, again, first))
+    usual, steps = Counter(each).most_common(1)[0]
+    if steps < USUAL_SHARE * len(each):
+        return None
+    for one in launches:
+        if name not in one.lists and one.values.get(name, 0) == usual:
+            return one
+    # Parts and ranks of such a step are not known.
+    whole = any(name in table for one in launches for table in (one.detail, one.by_rank))
+    return None if whole else Counts({name: usual})
+
+
+def _grown(*launches: Counts) -> Counts:
+    """Return the counts of the launch in which fewer lines grow; none grow if no function has such
+    lines in both launches.
+    """
+    first, again = ({site.key for site in one.sites.get(GROWING_LINES, ())} for one in launches)
+    least = min(launches, key=lambda one: one.values.get(GROWING_LINES, 0))
+    return least if first & again else Counts({GROWING_LINES: 0})
+
+
+def _moved(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> str:
+    """Return the parts whose counts differ, "aten.add.Tensor and 2 more"."""
+    one, other = one or {}, other or {}
+    names = sorted(one.keys() | other.keys())
+    return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)
+
+
+def _with(counts: Counts, name: str, of: Counts) -> Counts:
+    """Return the counts with what ``of`` says of this counter; nothing if it has no value there."""
+    tables: dict[str, Any] = {}
+    for table in ("values", "lists", "detail", "sites", "by_rank"):
+        figures = {**getattr(counts, table)}
+        figures.pop(name, None)
+        if name in getattr(of, table):
+            figures[name] = getattr(of, table)[name]
+        tables[table] = figures
+    return replace(counts, **tables)
