@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
+from stepguard.core import former
 from stepguard.core.metrics import METRICS
 from stepguard.core.reason_help import OF_REASONS
-from stepguard.core.reasons import FORMER_CODES, Reason
-from stepguard.core.run_document import FORMER_PROBLEM_CODES, ProblemCode
+from stepguard.core.reasons import Reason
+from stepguard.core.run_document import ProblemCode
 
 OF_A_RUN = "problem of a run"
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
@@ -163,9 +164,7 @@ def _explain(options: argparse.Namespace) -> int:
         say(*(f"{code.name:{width}}  {code.verdict}" for code in known))
         return 0
     wanted = re.sub(r"\W+", "_", options.code.strip()).upper()
-    today: list[str] = [
-        now[wanted] for now in (FORMER_CODES, FORMER_PROBLEM_CODES) if wanted in now
-    ]
+    today = [now[wanted] for now in (former.REASONS, former.PROBLEMS) if wanted in now]
     asked = [code for code in known if code.name in (today or [wanted])]
     verdict = wanted.replace("_", " ")
     if not asked and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):

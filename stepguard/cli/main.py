@@ -32,6 +32,7 @@ from stepguard.cli import (
     waive,
 )
 from stepguard.cli.common import UsageError, complain
+from stepguard.core import former
 from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import MachineError
@@ -56,9 +57,9 @@ COMMANDS = (  # modules with add_command(), which adds the parser
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
     notice_ends()
     try:
+        options = _parse(sys.argv[1:] if arguments is None else arguments)
         with ends_as_interrupts():
             return int(options.call(options))
     # UsageError is a ValueError, so it has to come first.
@@ -129,6 +130,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     The command's own parser is called: argparse accepts options and words in any order only in a
     parser without subcommands.
     """
+    if instead := former.COMMANDS.get(next(iter(arguments), "")):
+        raise UsageError(f"{arguments[0]} is no command any more: {instead}")
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     parser.add_argument("--version", action="version", version=f"stepguard {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepguard.core import former
 from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.core.margins import MARGINS_PCT, Margins
 from stepguard.core.metrics import GATEABLE, METRICS, default_gates
@@ -91,6 +92,8 @@ class Case:
     # Files and folders that git ignores and the workload reads, by their path from pytest's root.
     # Another revision's tree, which has only what git tracks, gets links to them.
     data: tuple[str, ...] = ()
+    # Metrics that ``gates`` named and that no case can gate any more.
+    former_gates: tuple[str, ...] = field(default=(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -113,6 +116,9 @@ class Case:
         if isinstance(self.data, str) or not all(map(_is_relative, self.data)):
             raise ValueError(f"Case.data {self.data!r}: a tuple of relative paths, ('data',)")
         # The class is frozen. params are copied, since the caller may change its dict later.
+        if isinstance(self.gates, str):
+            raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
+        object.__setattr__(self, "former_gates", former.gates_of(self.gates))
         object.__setattr__(self, "gates", self._checked_gates())
         object.__setattr__(self, "margins_pct", self._checked_margins())
         object.__setattr__(self, "params", dict(self.params))
@@ -138,11 +144,9 @@ class Case:
         object.__setattr__(self, "loop", self.loop or (Loop() if script else None))
 
     def _checked_gates(self) -> tuple[str, ...]:
-        if isinstance(self.gates, str):
-            raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
         untold = self.loop is not None and not self.loop.tokens_per_step
         where = self.device, self.world_size, self.needs_torchrun
-        gates = tuple(self.gates)
+        gates = tuple(gate for gate in self.gates if gate not in self.former_gates)
         if untold and TOKENS in gates:
             raise ValueError(f"Case.gates {TOKENS!r}: say how many, loop=Loop({TOKENS}=...)")
         for gate in gates:

@@ -7,6 +7,7 @@ the code. reason_help.py says what a code means and what mends it.
 
 from enum import StrEnum
 
+from stepguard.core import former
 from stepguard.core.reason_sentences import (
     BadTime,
     BelowFloor,
@@ -52,7 +53,7 @@ class Reason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason | None":
-        return FORMER_CODES.get(value)
+        return cls.__members__.get(former.REASONS.get(value, ""))
 
     WITHIN_LIMIT = "WITHIN_LIMIT", "within the limit", Status.SAME
     EQUAL = "EQUAL", "equal", Status.SAME
@@ -233,16 +234,6 @@ class Reason(StrEnum):
     NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
 
 
-# Former codes, which kept evidence and documents may hold, and the reasons that replaced them. If a
-# reason is renamed or merged, its code is added here.
-FORMER_CODES: dict[object, Reason] = {
-    "AGENT_DIED": Reason.KILLED,
-    "GPU_LOCKED": Reason.FOREIGN_PROCESS,
-    "OTHER_FLOPS": Reason.WORK_MOVED,
-    "OTHER_TOKENS": Reason.WORK_MOVED,
-    "TOO_FEW_LAUNCHES": Reason.NOTHING_MEASURED,
-    "UNPROVEN": Reason.UNDECIDED,
-}
 # Reasons that are shown although the case passes.
 NOTICES = (
     Reason.MACHINE_MOVED,

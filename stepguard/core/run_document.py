@@ -6,12 +6,12 @@ storage/run_document_file.py reads it from a file.
 """
 
 import re
-from collections.abc import Mapping
 from enum import Enum, StrEnum
 from typing import Annotated, Any
 
 import msgspec
 
+from stepguard.core import former
 from stepguard.core.case import Scalar
 from stepguard.core.recording import Text
 from stepguard.core.site import Site
@@ -167,14 +167,7 @@ class ProblemCode(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "ProblemCode | None":
-        return FORMER_PROBLEM_CODES.get(value)
-
-
-# Codes of documents of earlier versions, and the codes that replaced them.
-FORMER_PROBLEM_CODES: Mapping[object, ProblemCode] = {
-    "NO_COMMIT": ProblemCode.DIRTY,
-    "ONLY_COLLECTED": ProblemCode.NOTHING_MEASURED,
-}
+        return cls.__members__.get(former.PROBLEMS.get(value, ""))
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 
+from stepguard.core import former
 from stepguard.core.text import cut
 
 LARGEST = 1e60  # numbers are at most this large, so that products of a few stay finite
@@ -67,7 +68,7 @@ def parse(
             raw = upgrade(raw)
         if raw["schema"] != schema:
             raise OtherSchema(raw["schema"], schema)
-        content = converted(raw, kind)
+        content = converted(former.without(raw), kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except OverflowError as error:  # an integer that a float cannot hold

@@ -4,7 +4,7 @@ Every verdict has a reason and the figures of its sentence. The rules that decid
 """
 
 from collections.abc import Iterable
-from enum import StrEnum
+from enum import Enum, StrEnum
 
 import msgspec
 
@@ -28,7 +28,13 @@ from stepguard.core.metrics import (
     Role,
 )
 from stepguard.core.permission import PermissionOutcome
-from stepguard.core.reason_sentences import OfCase, OfConfirmation, OfMetric, SlowSteps
+from stepguard.core.reason_sentences import (
+    OfCase,
+    OfConfirmation,
+    OfMetric,
+    SlowSteps,
+    TooFar,
+)
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Outcome, Status
@@ -51,6 +57,15 @@ class Confirmation(StrEnum):
     # The pairs see no difference, but the machine need not be the cause.
     NOT_CLEARED = "NOT_CLEARED"
     NOT_MEASURED = "NOT_MEASURED"  # there are no pairs, or they could not be judged
+
+
+class Joins(Enum):
+    """Whether what a run measured may join the level that a baseline holds."""
+
+    ITSELF = "its counters are equal and its time is `same`"
+    MACHINE = "its time moved, and pairs found that the machine did it, not the code"
+    UNPROVEN = "it passes, but its time, or its kernels, are not shown to be the level's"
+    ANOTHER = "it is another level, which needs a reason"
 
 
 class Decision(_Data, frozen=True):
@@ -154,6 +169,18 @@ class MetricVerdict(_Data, frozen=True):
     confirmed: Confirmed | None = None  # of a time that moved against recordings
     figures: OfMetric | None = None  # the figures of its note
     slow_steps: SlowSteps | None = None  # of a step time: slower steps within launches
+
+    @property
+    def joins(self) -> Joins:
+        """Return whether the metric's value may join the level that it was compared with."""
+        how = self.confirmed
+        if how and (how.outcome is Confirmation.MACHINE or isinstance(how.why, TooFar)):
+            return Joins.MACHINE
+        if self.status is not Status.SAME:
+            return Joins.ANOTHER
+        same_step = how is not None and how.outcome is Confirmation.STEP_SAME
+        doubtful = self.reason is Reason.KERNELS_MOVED and not same_step
+        return Joins.UNPROVEN if doubtful or self.reason is Reason.WITHIN_LEVEL else Joins.ITSELF
 
     @property
     def rank(self) -> float:
@@ -334,10 +361,13 @@ class Verdict(_Data, frozen=True):
         return worst_of(self.metrics)
 
     @property
-    def machine_moved(self) -> bool:
-        """Tell whether a time moved although the code did not."""
-        moved = (Reason.MACHINE_MOVED, Reason.MACHINE_TOO_FAR)
-        return any(m.gated and m.reason in moved for m in self.metrics)
+    def joins(self) -> Joins:
+        """Return whether the run may join its case's level. If the machine moved a time, only that
+        is said: what the other metrics say is found when the run is compared again.
+        """
+        each = {metric.joins for metric in self.metrics if metric.gated}
+        order = Joins.MACHINE, Joins.ANOTHER, Joins.UNPROVEN
+        return next((joins for joins in order if joins in each), Joins.ITSELF)
 
     @property
     def moved(self) -> list[MetricVerdict]:

@@ -11,7 +11,7 @@ from stepguard.core.explanation import Explanation
 from stepguard.core.permission import Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.core.verdict import MetricVerdict, Straggler, Verdict, worst_of
+from stepguard.core.verdict import Joins, MetricVerdict, Straggler, Verdict, worst_of
 from stepguard.judge.soundness import Refusal
 from stepguard.judge.waiver_rules import permitted
 
@@ -97,8 +97,8 @@ def _decided(whole: Refusal | None, metrics: Sequence[MetricVerdict]) -> tuple[S
         return whole.status, whole.reason, ""
     worst = worst_of(metrics)
     assert worst is not None
-    moved = any(metric.gated and metric.reason is Reason.MACHINE_MOVED for metric in metrics)
-    reason = Reason.MACHINE_MOVED if worst.status is Status.SAME and moved else worst.reason
+    moved = (m.reason for m in metrics if m.gated and m.joins is Joins.MACHINE)
+    reason = next(moved, worst.reason) if worst.status is Status.SAME else worst.reason
     # ISO 8601 days sort as text.
     until = min((metric.waived_until for metric in metrics if metric.waived_until), default="")
     return worst.status, reason, until if worst.waived_until else ""

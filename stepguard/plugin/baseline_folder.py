@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from stepguard.core import former
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
 from stepguard.core.status import Status
-from stepguard.core.text import first, meant, revision
+from stepguard.core.text import first, listed, meant, revision
 from stepguard.machine.git.resolve import files_at, main_branch
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
+from stepguard.plugin.declared_cases import Collected
 from stepguard.report.baseline_changes import changes
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
-from stepguard.storage.json_file import FileError
+from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.waiver_file import load_waivers, today, unknown
 
 
@@ -109,6 +111,24 @@ def check_baselines(
             f"{commands.unwaive(next(waiver for waiver in waivers if waiver.case == nowhere[0]))}"
         )
     return waivers
+
+
+def former_lines(folder: Path, collection: Collected) -> list[str]:
+    """Return a line for each former metric that a case gates or that a baseline file has: what
+    serves instead.
+    """
+    named: dict[str, list[str]] = {}
+    for case in filter(None, (test.case for test in collection.tests.values())):
+        for name in case.former_gates:
+            named.setdefault(name, []).append(case.id)
+    for path in (*files(folder), folder / WAIVERS):
+        for name in former.named_in((contents(path) or b"").decode()):
+            named.setdefault(name, []).append(path.name)
+    instead = {**former.METRICS, **former.GATES}
+    return [
+        f"{name} is not gated any more, ignored in {listed(where, 3)}: {instead[name]}"
+        for name, where in named.items()
+    ]
 
 
 @dataclass(frozen=True)

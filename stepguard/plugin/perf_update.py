@@ -14,7 +14,7 @@ from msgspec import structs
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.core.verdict import Confirmation, Verdict
+from stepguard.core.verdict import Joins, Verdict
 from stepguard.judge.refuse_recording import moved_together
 from stepguard.measure.suite import Result
 from stepguard.report.metric_list import accepted_line, moves
@@ -49,12 +49,8 @@ class Recorder:
         more = self._append and verdict.status is Status.SAME
         if not (self._all or first or more):
             return
-        if more and not self._all and _kernels_in_doubt(verdict):
-            # The case passes, but later runs would be compared with these slower kernels.
-            self.notices.append(
-                f"{case_id}: not recorded, its kernels take longer than the recorded ones, and no "
-                "pairs show that the step is as fast"
-            )
+        if more and not self._all and verdict.joins is Joins.UNPROVEN:
+            self.notices.append(f"{case_id}: not recorded, {verdict.joins.value}")
             return
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:
@@ -104,18 +100,19 @@ class Recorder:
         """Record a result; with ``dry`` only find out whether that is possible. Return whether it
         was, or could be, recorded.
         """
-        first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
+        first, joins = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.joins
+        moved = joins is Joins.MACHINE
         appends = not (self._all or first)  # only adds to the level that exists
         # Without a reason accept() opens no level. If only the machine moved, another card may join
         # the code's level, and a bad day of a recorded card is refused.
         reason = "" if moved or appends else self._reason or ("" if first else DEFAULT_REASON)
         try:
-            done = accept(result.baseline_path, result.evidence, reason, dry, machine_moved=moved)
+            done = accept(result.baseline_path, result.evidence, reason, dry, joins=joins)
         except FileError as error:
             why = "not recorded, the machine changed, not the code: " if moved else ""
-            if appends and isinstance(error, Refused) and (moved or _unproven(result.verdict)):
+            if appends and isinstance(error, Refused) and moved:
                 # The case passes, but this result does not belong to the recorded level.
-                self.notices.append(f"{why or 'not recorded: '}{error}")
+                self.notices.append(f"{why}{error}")
             else:
                 self._refuse(f"{why}{error}")
             return False
@@ -131,17 +128,3 @@ class Recorder:
     def _refuse(self, notice: str) -> None:
         self.notices.append(notice)
         self.refused.append(notice)
-
-
-def _kernels_in_doubt(verdict: Verdict) -> bool:
-    """Tell whether kernels take longer, and no pairs say that the step is the same."""
-    return any(
-        metric.reason is Reason.KERNELS_MOVED
-        and (metric.confirmed is None or metric.confirmed.outcome is not Confirmation.STEP_SAME)
-        for metric in verdict.metrics
-    )
-
-
-def _unproven(verdict: Verdict) -> bool:
-    """Tell whether a time got faster than its limit, and no pairs confirmed it."""
-    return any(metric.gated and metric.reason is Reason.WITHIN_LEVEL for metric in verdict.metrics)

@@ -22,7 +22,7 @@ from stepguard.machine.git.revision import Revision, checkout
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.interpreter import as_typed
 from stepguard.measure.suite import Result
-from stepguard.plugin.baseline_folder import Recorded, recorded_here
+from stepguard.plugin.baseline_folder import Recorded, former_lines, recorded_here
 from stepguard.plugin.declared_cases import case_of
 from stepguard.plugin.options import is_strict
 from stepguard.plugin.refuse_options import (
@@ -53,7 +53,7 @@ class StrictRun:
     ) -> None:
         self.strict = is_strict(config)
         self.missed: list[Problem] = []  # found at the end of the run
-        self.notices: dict[str, None] = {}  # of a run that is not strict
+        self.notices: dict[str, None] = {}  # each once
         self._refused: list[Problem] = []  # problems that a failing test already reports
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
@@ -71,6 +71,7 @@ class StrictRun:
         """
         self._expected, self._branch = recorded_here(judges, gpus), branch
         self._recorded = recorded_here(self._baselines, gpus) | self._expected
+        self.notices |= dict.fromkeys(former_lines(judges, self._selection.collection))
         self._selection.refuse_unknown(self._recorded)
         if self.strict:
             root = self._config.rootpath

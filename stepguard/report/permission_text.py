@@ -4,7 +4,7 @@ from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.text import short_hash
-from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.core.verdict import Joins, MetricVerdict, Verdict
 from stepguard.judge.waiver_rules import largest_value, uncovered_count
 from stepguard.report.next_steps import Commands
 
@@ -72,7 +72,7 @@ def _effect(
     if metric is None or effect is Effect.NOT_GATED:
         return f"not judged{against}" if against else f"stale, the case does not gate it{remove}"
     if effect is Effect.NOT_NEEDED:
-        if metric.reason is Reason.MACHINE_MOVED:
+        if metric.joins is Joins.MACHINE:
             return "not needed, the machine changed and not the code"
         word = f"not needed{against}" if against else "stale"
         return f"{word}, {waiver.metric} is {metric.status.value}{remove}"

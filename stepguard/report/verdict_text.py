@@ -26,7 +26,7 @@ from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, listed, printable, shortened
-from stepguard.core.verdict import MetricVerdict, Verdict, worst_first
+from stepguard.core.verdict import Joins, MetricVerdict, Verdict, worst_first
 from stepguard.report import time_causes
 from stepguard.report.metric_notes import (
     note,
@@ -322,7 +322,7 @@ def users_frames(traceback: str) -> str:
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
     # Of a case that was judged as a whole, only the metrics that were compared. If the machine
     # moved, the times are `same`, and their notes say how that is known.
-    moved_machine = verdict.reason is Reason.MACHINE_MOVED
+    moved_machine = verdict.status is Status.SAME and verdict.joins is Joins.MACHINE
     gated = [
         m
         for m in verdict.metrics

@@ -21,7 +21,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
-from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.core.verdict import Joins, MetricVerdict, Verdict
 from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import NO_PERMITS, verdict_of
 from stepguard.judge.judge_recordings import alike, drifted, judge, screen
@@ -80,7 +80,7 @@ def accept(
     reason: str,
     dry: bool = False,
     where: str = "",
-    machine_moved: bool = False,
+    joins: Joins = Joins.ITSELF,
 ) -> Accepted:
     """Make the evidence a recording of its case in ``path``. Return what was done.
 
@@ -89,8 +89,8 @@ def accept(
     new epoch, and needs a ``reason``.
 
     ``dry`` changes no file. ``where`` is the option for the folder of baselines, for the command in
-    an error. ``machine_moved`` says that pairs found the machine alone to have changed a time.
-    Raises Refused or FileError; the file is then unchanged.
+    an error. ``joins`` is what the run's pairs say. Raises Refused or FileError; the file is then
+    unchanged.
     """
     if _is_same_by_one_launch(path, evidence):
         return Accepted(evidence.case_id, Action.ONE_LAUNCH, path)
@@ -99,7 +99,7 @@ def accept(
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
-    verdict = _verdict(evidence, entry, machine_moved)
+    verdict = _verdict(evidence, entry, joins)
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
     if guards and verdict.status is Status.SAME and _adds_nothing(recording, entry):
@@ -143,14 +143,14 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
     return msgspec.structs.replace(metric, sites=tuple(sites))
 
 
-def _verdict(evidence: Evidence, entry: Entry | None, machine_moved: bool) -> Verdict:
-    """Return the verdict by the recordings alone. With ``machine_moved`` a time that moved counts
-    as `same`, unless it moved on a card that has a recording.
+def _verdict(evidence: Evidence, entry: Entry | None, joins: Joins) -> Verdict:
+    """Return the verdict by the recordings alone. A time that the machine moved counts as `same`,
+    unless it moved on a card that has a recording.
     """
     verdict = judge(evidence, entry)
     # A recording that is far from the others of its own card would widen their limit. It needs a
     # reason and opens a level of its own.
-    if machine_moved and not any(_is_of_own_card(metric) for metric in verdict.moved):
+    if joins is Joins.MACHINE and not any(_is_of_own_card(metric) for metric in verdict.moved):
         answer = Answer(evidence.commit, same_code=True)
         return verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
     return verdict

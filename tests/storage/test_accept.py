@@ -29,6 +29,7 @@ from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, UNWANTED
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
+from stepguard.core.verdict import Joins
 from stepguard.judge.judge_recordings import judge
 from stepguard.report.metric_list import moves
 from stepguard.report.metric_notes import note
@@ -143,11 +144,11 @@ def test_another_card_joins_where_pairs_cleared_the_code(path, ms, joins):
     card = replace(moved.fingerprint, device_uuid="GPU-5678")
     another = replace(moved, fingerprint=card)
     if joins:
-        done = accept(path, another, "", machine_moved=True)
+        done = accept(path, another, "", joins=Joins.MACHINE)
         assert (done.action, done.number) == (Action.APPENDED, 2)
     else:
         with pytest.raises(Refused, match="from the first recording of its level"):
-            accept(path, another, "", machine_moved=True)
+            accept(path, another, "", joins=Joins.MACHINE)
 
 
 def test_a_card_whose_level_moved_does_not_widen_its_own_limit(path):
@@ -156,8 +157,8 @@ def test_a_card_whose_level_moved_does_not_widen_its_own_limit(path):
     """
     accept(path, run(1), "")
     with pytest.raises(Refused, match="a new level needs a reason"):
-        accept(path, run(2, (254.0,) * 3), "", machine_moved=True)
-    done = accept(path, run(2, (254.0,) * 3), "new power limit", machine_moved=True)
+        accept(path, run(2, (254.0,) * 3), "", joins=Joins.MACHINE)
+    done = accept(path, run(2, (254.0,) * 3), "new power limit", joins=Joins.MACHINE)
     assert done.action is Action.EPOCH_OPENED
 
 

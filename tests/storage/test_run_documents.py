@@ -8,9 +8,9 @@ import pytest
 from builders import CASE_ID, entry, replace
 from run_documents import measured, run_document
 
+from stepguard.core import former
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
-from stepguard.core.run_document import FORMER_PROBLEM_CODES
 from stepguard.judge.gate_decision import Base, gate
 from stepguard.report.document_json import as_json
 from stepguard.report.github import annotations, comment
@@ -139,7 +139,7 @@ DECLARED = Permission(
 def kept(name):
     """A text that was said of the document, under today's codes."""
     text = (KEPT / name).read_text()
-    for old, code in FORMER_PROBLEM_CODES.items():
+    for old, code in former.PROBLEMS.items():
         text = text.replace(f"{old}:", f"{code}:")
     return text
 

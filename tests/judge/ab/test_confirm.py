@@ -14,7 +14,7 @@ from stepguard.core.evidence import Fault
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.core.verdict import Verdict
+from stepguard.core.verdict import Joins, Verdict
 from stepguard.judge.alarm import MACHINE_LIMIT_PCT
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.judge_recordings import judge
@@ -167,7 +167,7 @@ def test_no_machine_changes_so_much(pct, how):
     before = screened(pct)
     after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
     assert (after.status, after.reason) == (Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR)
-    assert after.outcome == "error" and after.machine_moved
+    assert after.outcome == "error" and after.joins is Joins.MACHINE
     told = (
         "unconfirmed: the pairs see no change, but other cards and clocks change a time by 15 % at "
         f"most, {HOW}"

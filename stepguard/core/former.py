@@ -1,0 +1,62 @@
+"""Former names: metrics, gates, reasons, options and commands that are gone. Only this table has
+them.
+
+Files that people keep still have such names: recordings, evidence, run documents and cases. What a
+reader finds of them is ignored, and a run says so once. Behind each name is what serves instead.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+METRICS: Mapping[str, str] = {}
+# A metric that a case could gate and that is information now.
+GATES: Mapping[str, str] = {}
+# A former code, and the one that replaced it.
+REASONS: Mapping[object, str] = {
+    "AGENT_DIED": "KILLED",
+    "GPU_LOCKED": "FOREIGN_PROCESS",
+    "OTHER_FLOPS": "WORK_MOVED",
+    "OTHER_TOKENS": "WORK_MOVED",
+    "TOO_FEW_LAUNCHES": "NOTHING_MEASURED",
+    "UNPROVEN": "UNDECIDED",
+}
+PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHING_MEASURED"}
+OPTIONS: Mapping[str, str] = {}
+COMMANDS: Mapping[str, str] = {}
+# Fields of documents, each behind the field or the list that it is in.
+FIELDS: frozenset[tuple[str, str]] = frozenset()
+
+
+def gates_of(gates: Iterable[str]) -> tuple[str, ...]:
+    """Return the gates that a case can no longer have."""
+    return tuple(gate for gate in gates if gate in METRICS or gate in GATES)
+
+
+def named_in(text: str) -> list[str]:
+    """Return the former metrics that the text of a JSON document names."""
+    return [name for name in METRICS if f'"{name}"' in text]
+
+
+def without(raw: Any, inside: str = "") -> Any:
+    """Return plain data of a document without former metrics, gates and fields. ``inside`` is the
+    field that holds the data.
+    """
+    if isinstance(raw, dict):
+        return {
+            name: without(value, name)
+            for name, value in raw.items()
+            if name not in METRICS and (inside, name) not in FIELDS
+        }
+    if not isinstance(raw, list):
+        return raw
+    if inside == "gates":
+        gone = gates_of(gate for gate in raw if isinstance(gate, str))
+        return [gate for gate in raw if gate not in gone]
+    return [without(row, inside) for row in raw if not _is_of_former_metric(row)]
+
+
+def _is_of_former_metric(row: Any) -> bool:
+    """Tell whether a row of a list is a verdict, a waiver or a difference of a former metric."""
+    if not isinstance(row, dict):
+        return False
+    return row.get("metric") in METRICS or f"{row.get('name')}_pct" in METRICS
