@@ -199,8 +199,7 @@ OPTIMIZATIONS: dict[str, Change] = {
     "one gelu": _undone(gelu_twice(4)),
     "pinned input": _undone(PAGEABLE),
     "no sync": _undone(SYNC),
-    # One graph for two keeps more memory.
-    "no graph break": replace(_undone(GRAPH_BREAK), declared="peak_allocated_bytes"),
+    "no graph break": _undone(GRAPH_BREAK),
     "norms at once": _undone(SEPARATE_NORMS),
     "gradients set to None": _undone(KEPT_GRADIENTS),
 }

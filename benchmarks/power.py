@@ -70,18 +70,14 @@ class Plan:
         return [name for name in possible if not names or name in names]
 
 
-def planted(tree: Path, change: Change, case: str, cache: Path) -> tuple[str, range]:
-    """Clone into ``tree`` and make the change there; return the base, and the planted lines."""
+def planted(tree: Path, change: Change, cache: Path) -> range:
+    """Clone into ``tree`` and make the change there; return the planted lines."""
     clone_head(tree, cache)
     if change.base_edits:
         change.plant_base(tree)
         commit_all(tree, "Before the change")
         git(tree, "checkout", "-q", "HEAD~1", "--", "model")
-    lines = change.plant(tree)
-    if not change.declared:
-        return "HEAD", lines
-    commit_all(tree, f"The change\n\nPerf-Expect: {case} {change.declared}: it is meant")
-    return "HEAD~1", lines
+    return change.plant(tree)
 
 
 def command_of(case: str, base: str, document: Path, limit_s: float) -> list[str]:
@@ -156,9 +152,9 @@ class Work:
         while name := self._next():
             change, tree = self.plan.changes[name], self.folder / name.replace(" ", "-")
             case = change.case or self.plan.case
-            base, lines = planted(tree, change, case, self._cache)
+            lines = planted(tree, change, self._cache)
             limit_s = self._until - time.monotonic() - END_S
-            found = verdict(tree, base, case, limit_s, env)
+            found = verdict(tree, "HEAD", case, limit_s, env)
             found["right"] = self.plan.right(change, found, lines)
             with self._lock:
                 self.found[name] = how | found

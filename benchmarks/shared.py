@@ -34,7 +34,6 @@ class Change:
     named: str = ""  # pattern of what the first line has to name
     base_edits: tuple[Edit, ...] = ()  # of the base, in the step as it is; the change has others
     needs_gpu: bool = False
-    declared: str = ""  # metric that rises with it, as its author says in the commit
     case: str = ""  # that it is judged by, if not by the plan's
 
     def plant(self, tree: Path) -> range:

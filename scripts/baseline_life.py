@@ -256,8 +256,8 @@ def waive(life: Life) -> None:
     life.say("## A waiver")
     life.say(
         "A library's new version makes the step slower, and its next one will repair that. So the "
-        "level is not accepted. It is [waived](../baselines/README.md#waivers) for 60 days, up to "
-        "6 %, a little more than was measured:"
+        "level is not accepted. It is [waived](../baselines/README.md#permissions) for 60 days, "
+        "up to 6 %, a little more than was measured:"
     )
     slower = life.measured(273.5, PEAK - 9_000_000_000)
     name, why = "train_step[124m-bf16]", "library issue 1234, fixed in its next version"

@@ -10,6 +10,7 @@ import argparse
 import os
 import re
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,19 +19,18 @@ from typing import Any
 from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
-from stepguard.core.reasons import Reason
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
 from stepguard.judge.gate_decision import expected, gate
 from stepguard.judge.guarded_run import Base
-from stepguard.machine.git.trailers import trailers
+from stepguard.machine.git.resolve import files_at
 from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
 from stepguard.report.permission_text import described
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
 from stepguard.storage.run_document_file import load_document
-from stepguard.storage.waiver_file import load_waivers, today
+from stepguard.storage.waiver_file import declared, load_waivers, today
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -53,7 +53,7 @@ def add_command(commands: Any, root: Path) -> None:
         "--head",
         default="",
         metavar="COMMIT",
-        help="the newest commit that may declare what is slower, if --commit is a merge of it that "
+        help="the commit whose waivers.json may add waivers, if --commit is a merge of it that "
         "this clone lacks (default: --commit)",
     )
 
@@ -70,16 +70,16 @@ def _gate(options: argparse.Namespace) -> int:
     except FileError as error:
         _annotate([github.error("no document", str(error))])
         raise
-    declared = _declared(document, options)
+    waivers = _waivers(document, options)
     base = Base(
         commit=options.commit,
         gpus=options.gpus,
         recorded=_recorded(options.baselines),
         today=today(),
         against=options.against,
-        permissions=(*load_waivers(options.baselines, today()), *declared),
+        permissions=waivers,
     )
-    say(*(f"declared: {permission.case} {described(permission)}" for permission in declared))
+    say(*(f"declared here: {one.case} {described(one)}" for one in waivers if one.commit))
     if problems := gate(document, base):
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
@@ -90,16 +90,21 @@ def _gate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _declared(document: RunDocument, options: argparse.Namespace) -> list[Permission]:
-    """Return what the commits from --against to --head declare, by their own messages, not by the
-    document. They are read only if the document has a declared metric: this clone must have these
-    commits.
+def _waivers(document: RunDocument, options: argparse.Namespace) -> tuple[Permission, ...]:
+    """Return the base's waivers, behind those that the measured commit adds. The commit is read
+    from git, not from the document, and only if the document says that it adds one: this clone must
+    have the commit.
     """
-    metrics = (metric for result in document.results for metric in result.verdict.metrics)
-    if not options.against or not any(metric.reason == Reason.EXPECTED for metric in metrics):
-        return []
-    head = options.head or options.commit
-    return trailers(Path.cwd(), options.against, head, notice=complain)
+    waivers = load_waivers(options.baselines, today())
+    outcomes = (one for result in document.results for one in result.verdict.permissions)
+    if not any(outcome.permission.commit for outcome in outcomes):
+        return waivers
+    commit = options.head or options.commit
+    text = files_at(Path.cwd(), commit, options.baselines).get(baseline.WAIVERS)
+    with tempfile.TemporaryDirectory(prefix="stepguard-") as folder:
+        if text is not None:
+            Path(folder, baseline.WAIVERS).write_text(text, errors="surrogateescape")
+        return declared(load_waivers(Path(folder), today()), waivers, commit)
 
 
 def _annotate(lines: Sequence[str]) -> None:

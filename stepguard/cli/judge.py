@@ -17,7 +17,6 @@ from stepguard.cli.common import (
     table_width,
 )
 from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
-from stepguard.core.permission import KEY
 from stepguard.core.status import Status
 from stepguard.core.text import short_hash
 from stepguard.core.verdict import Verdict, outcome_of_run
@@ -60,7 +59,7 @@ def _judge(options: argparse.Namespace) -> int:
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     for comparison in pairs_alone:
         verdicts.append(verdict_of_run(None, comparison, options.baselines, waivers))
-        with_base = f"in pairs with {comparison.named}, {KEY} of its commits is not applied"
+        with_base = f"in pairs with {comparison.named}"
         say(f"{comparison.head.case_id}: measured {comparison.head.date}, {with_base}")
     _say(verdicts)
     put_json([judged_document(verdict) for verdict in verdicts], options.json)

@@ -14,6 +14,7 @@ GATES: Mapping[str, str] = {}
 # A former code, and the one that replaced it.
 REASONS: Mapping[object, str] = {
     "AGENT_DIED": "KILLED",
+    "EXPECTED": "NOT_JUDGED",
     "GPU_LOCKED": "FOREIGN_PROCESS",
     "OTHER_FLOPS": "WORK_MOVED",
     "OTHER_TOKENS": "WORK_MOVED",

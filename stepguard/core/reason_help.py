@@ -131,11 +131,6 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "passes.",
         "If you suspect the code, measure again on an idle machine, or gate `step_ms` in the case.",
     ),
-    Reason.EXPECTED: Help(
-        "The metric is `SLOWER` or `CHANGED` beside the other revision, and a commit of the range "
-        "declares it ([ci.md](ci.md#a-pull-request-is-red)). Printed, though it passes.",
-        "Read the reason; who approves the pull request approves it.",
-    ),
     Reason.LATE_SLOWDOWN: Help(
         "In every launch steps are slower from some step on; the note says which, and by how "
         "much. It is `SLOWER` if the other revision's steps are not. Else it is a notice, also "

@@ -103,7 +103,6 @@ class Reason(StrEnum):
     UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE, Failed
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
     MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME
-    EXPECTED = "EXPECTED", "worse, as a commit of the range declares", Status.SAME
     TIME_DECIDES = "TIME_DECIDES", "moved, but in pairs the time decides", Status.SAME
     PAID_FOR = "PAID_FOR", "a price rose, but the step is faster", Status.SAME
     LATE_SLOWDOWN = (
@@ -239,7 +238,6 @@ NOTICES = (
     Reason.MACHINE_MOVED,
     Reason.TIME_DECIDES,
     Reason.PAID_FOR,
-    Reason.EXPECTED,
     Reason.MAYBE_SLOWER,
     Reason.LATE_SLOWDOWN,
     Reason.PERIODIC_SLOWDOWN,

@@ -156,7 +156,7 @@ class ProblemCode(StrEnum):
     NOT_PASSED = "NOT_PASSED", "The gate: pytest failed though no case did.", "See its log."
     FAILED = (
         "FAILED",
-        "The gate: a case does not pass, or is waived where the base has no such waiver.",
+        "The gate: a case does not pass, or by a waiver that neither the base nor the commit has.",
         "Its verdict says it.",
     )
     OTHER_BASELINE = (

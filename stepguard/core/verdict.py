@@ -352,8 +352,7 @@ class Verdict(_Data, frozen=True):
     def has_notice(self) -> bool:
         """Tell whether the case passes and the report shows a notice on it."""
         noticed = any(metric.gated and metric.reason in NOTICES for metric in self.metrics)
-        declared = any(outcome.permission.is_trailer for outcome in self.permissions)
-        return self.status.outcome == "passed" and (noticed or declared)
+        return self.status.outcome == "passed" and noticed
 
     @property
     def worst(self) -> MetricVerdict | None:

@@ -41,9 +41,8 @@ class Permits:
 
     @classmethod
     def of(cls, findings: Findings, permissions: Iterable[Permission], today: date) -> "Permits":
-        """Return the permissions of a case. Trailers count only against another revision."""
-        mine = (item for item in permissions if item.case == findings.case_id)
-        return cls(tuple(item for item in mine if findings.against or not item.is_trailer), today)
+        """Return the permissions of a case."""
+        return cls(tuple(item for item in permissions if item.case == findings.case_id), today)
 
     def apply(
         self, findings: Findings
@@ -51,11 +50,10 @@ class Permits:
         """Return the metrics under these permissions, and the effect of each permission."""
         if not self.permissions:
             return findings.metrics, ()
-        whole = findings.whole is not None
         # In an unsound case a counter that moved decides although other metrics are unknown. With a
         # waiver for that counter an undecided case would pass.
-        unsound = whole or not findings.sound
-        return permitted(findings.metrics, self.permissions, whole, unsound, self.today)
+        unsound = findings.whole is not None or not findings.sound
+        return permitted(findings.metrics, self.permissions, unsound, self.today)
 
     def covers(self, findings: Findings, metric: MetricVerdict) -> bool:
         """Tell whether a waiver lets a metric pass."""

@@ -186,17 +186,6 @@ def _gate_without_verdict(run: Run) -> Problems:
             yield Problem(ProblemCode.FEWER_GATES, text, case.id)
 
 
-def _not_declared(run: Run) -> Problems:
-    assert run.base is not None
-    for case, verdict, _ in _verdicts(run):
-        mine = [item for item in run.base.permissions if item.is_trailer and item.case == case.id]
-        declared = {trailer.metric for trailer in mine if run.against}
-        for metric in (metric for metric in verdict.metrics if metric.gated):
-            if metric.reason == Reason.EXPECTED and metric.metric not in declared:
-                text = f"{metric.metric} passes as declared, and no commit of the range declares it"
-                yield Problem(ProblemCode.FAILED, text, case.id)
-
-
 def _failed(run: Run) -> Problems:
     assert run.base is not None
     for case, verdict, headline in _verdicts(run):
@@ -206,15 +195,14 @@ def _failed(run: Run) -> Problems:
         waived = {
             waiver.metric
             for waiver in run.base.permissions
-            if not waiver.is_trailer
-            and waiver.case == case.id
+            if waiver.case == case.id
             and effect_of(waiver, judged.get(waiver.metric), run.base.today) is Effect.ALLOWED
         }
         unwaived = [metric.metric for metric in failing if metric.metric not in waived]
         if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
             yield Problem(ProblemCode.FAILED, headline)  # which names the case
         elif unwaived:
-            text = f"passes though {', '.join(unwaived)} does not, and the base has no such waiver"
+            text = f"passes though {', '.join(unwaived)} does not, and no waiver covers it"
             yield Problem(ProblemCode.FAILED, text, case.id)
 
 
@@ -239,7 +227,6 @@ CONDITIONS = (
     Condition(_other_recording),
     Condition(_hidden_failure, Door.PYTEST, "the gate fails for every verdict that fails"),
     Condition(_gate_without_verdict, Door.GATE, _IS_JUDGE),
-    Condition(_not_declared, Door.GATE, _IS_JUDGE),
     Condition(_failed, Door.GATE, _IS_JUDGE),
     Condition(_not_finished, Door.GATE, _READS_RUN),
     Condition(_not_passed, Door.GATE, _READS_RUN),

@@ -94,7 +94,7 @@ class Base:
     recorded: Mapping[str, Mapping[str, Entry]]  # by machine and case, as the base branch has them
     today: date
     against: str = ""  # the full hash of the commit that a run in pairs may have used
-    # The base's waivers, and the trailers of the commits from ``against`` to ``commit``.
+    # The base's waivers, and those that the measured commit adds.
     permissions: Sequence[Permission] = ()
 
 

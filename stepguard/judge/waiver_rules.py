@@ -1,18 +1,17 @@
-"""Rules of waivers and trailers: which failing metrics may pass. Pure: no I/O, no clock.
+"""Rules of waivers: which failing metrics may pass. Pure: no I/O, no clock.
 
 A permission is for one metric of one case. It never covers what could not be measured, compared or
 decided. In pairs a waiver's limit applies to the change against the other revision.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import date
 
 from msgspec.structs import replace
 
 from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
-from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Verdict
@@ -28,37 +27,17 @@ Size = tuple[float | None, int | None]  # a waiver's limit_pct and value; it has
 def permitted(
     metrics: tuple[MetricVerdict, ...],
     permissions: Sequence[Permission],
-    whole: bool,
     unsound: bool,
     today: date,
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-    """Return a case's metrics under its permissions, and the effect of each permission. No
-    permission applies to a case that was judged as a ``whole``. No waiver applies to a case that is
-    ``unsound``.
+    """Return a case's metrics under its permissions, and the effect of each permission. None
+    applies to a case that is ``unsound``, or that was judged as a whole.
 
-    Only SLOWER and CHANGED can be permitted. A metric that a waiver allows keeps its status and
-    gets the waiver's last day. A metric that a trailer allows becomes `same`, with a notice.
-    Trailers come first. So a waiver of a metric that a trailer allows is not needed.
-    """
-    trailers = [permission for permission in permissions if permission.is_trailer]
-    waivers = [permission for permission in permissions if not permission.is_trailer]
-    metrics, declared = _applied(metrics, trailers, whole, today, _as_declared)
-    metrics, waived = _applied(metrics, waivers, unsound, today, _as_waived)
-    return metrics, (*waived, *declared)
-
-
-def _applied(
-    metrics: tuple[MetricVerdict, ...],
-    permissions: Sequence[Permission],
-    unsound: bool,
-    today: date,
-    allowed: Callable[[MetricVerdict, Permission], MetricVerdict],
-) -> tuple[tuple[MetricVerdict, ...], list[PermissionOutcome]]:
-    """Return all metrics, and the outcome of each permission. ``allowed`` changes the metrics that
-    are permitted.
+    Only SLOWER and CHANGED can be permitted. A metric that is permitted keeps its status and gets
+    the waiver's last day.
     """
     known = {metric.metric: metric for metric in metrics}
-    outcomes = [
+    outcomes = tuple(
         PermissionOutcome(
             permission,
             Effect.NOT_APPLIED
@@ -66,26 +45,16 @@ def _applied(
             else effect_of(permission, known.get(permission.metric), today),
         )
         for permission in permissions
-    ]
-    passing = {
-        outcome.permission.metric: outcome.permission
+    )
+    until = {
+        outcome.permission.metric: str(outcome.permission.expires)
         for outcome in outcomes
         if outcome.effect is Effect.ALLOWED
     }
-    changed = (
-        allowed(metric, passing[metric.metric]) if metric.metric in passing else metric
-        for metric in metrics
+    return (
+        tuple(replace(m, waived_until=until.get(m.metric, m.waived_until)) for m in metrics),
+        outcomes,
     )
-    return tuple(changed), outcomes
-
-
-def _as_declared(metric: MetricVerdict, permission: Permission) -> MetricVerdict:
-    return replace(metric, status=Status.SAME, reason=Reason.EXPECTED)
-
-
-def _as_waived(metric: MetricVerdict, permission: Permission) -> MetricVerdict:
-    assert permission.expires is not None
-    return replace(metric, waived_until=permission.expires.isoformat())
 
 
 def effect_of(permission: Permission, metric: MetricVerdict | None, today: date) -> Effect:
@@ -94,8 +63,6 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
         return Effect.NOT_GATED
     if metric.status not in _FAILING:
         return Effect.NOT_NEEDED
-    if permission.is_trailer:  # whoever approves the commit also approves the figure in its message
-        return Effect.ALLOWED
     # This comes after NOT_NEEDED: an expired waiver of a metric that passes does no harm.
     if permission.expires is None or permission.expires < today:
         return Effect.EXPIRED

@@ -86,7 +86,6 @@ class Suite:
     baselines: Path
     gpus: tuple[Gpu, ...]
     arguments: list[str]  # of the command that was typed
-    # Waivers, and the trailers of the commits from ``tree`` to what is measured.
     permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
     alpha: float = ALPHA  # level of each case that ``tree`` judges; pairs of an alarm have ALPHA

@@ -22,7 +22,7 @@ from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
 from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError, contents
-from stepguard.storage.waiver_file import load_waivers, today, unknown
+from stepguard.storage.waiver_file import declared, load_waivers, today, unknown
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class BaseBranch:
             return []
         judges = revision(self.name, self.commit)
         return [
-            f"judged by the baselines and waivers of {judges}, not by this tree's, which differ; "
-            "a person has to look at:",
+            f"judged by the baselines and waivers of {judges}, and by waivers that this tree adds; "
+            "its other edits do not judge; a person has to look at:",
             *first([f"  {line}" for line in self.changes], most, "  "),
         ]
 
@@ -111,6 +111,13 @@ def check_baselines(
             f"{commands.unwaive(next(waiver for waiver in waivers if waiver.case == nowhere[0]))}"
         )
     return waivers
+
+
+def with_own_waivers(base: Sequence[Permission], own: Path, commit: str) -> tuple[Permission, ...]:
+    """Return the waivers of the base, behind those that this tree adds in its folder ``own``.
+    Raises FileError if the file cannot be trusted.
+    """
+    return declared(load_waivers(own, today()), base, commit)
 
 
 def former_lines(folder: Path, collection: Collected) -> list[str]:

@@ -26,7 +26,6 @@ from stepguard.launch.nodes.scheduler import Launcher, spread, survey
 from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current
-from stepguard.machine.git.trailers import trailers
 from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.machine.gpu.nvml import Gpu, visible_gpus
 from stepguard.machine.interpreter import interpreter
@@ -40,6 +39,7 @@ from stepguard.plugin.baseline_folder import (
     stale_lines,
     waiver_lines,
     whole_folders,
+    with_own_waivers,
 )
 from stepguard.plugin.declared_cases import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.options import base_branch
@@ -160,6 +160,9 @@ class Session:
         refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
+        if self._base:
+            head = current(self._root, None).commit
+            self._waivers = with_own_waivers(self._waivers, self._baselines, head)
         self.guard.begin(self._gpus, judges, self._option.perf_base or "")
         # Last, so that plan() starts a launcher only after all checks passed.
         self._checked = True
@@ -242,7 +245,6 @@ class Session:
     def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._line is None:
             option, notice = self._option, self._notices.append
-            declared: list[Permission] = []
             if rev := option.perf_against:
                 try:
                     self._tree = self._stack.enter_context(tree_of(self._root, rev, notice))
@@ -250,14 +252,12 @@ class Session:
                     raise TreeError(f"--perf-against={rev}: {error}") from None
                 if lacks := left_behind(self._root, rev, self._tree.commit):
                     notice(lacks)
-                cases = self._collection.cases if self._whole else None
-                declared = trailers(self._root, self._tree.commit, "HEAD", cases, notice)
             self._suite = Suite(
                 self._root,
                 self._baselines,
                 self._gpus,
                 ["pytest", *self._config.invocation_params.args],
-                permissions=(*self._waivers, *declared),
+                permissions=self._waivers,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 records=option.perf_update or option.perf_update_new or option.perf_append,
                 confirms=not option.perf_no_confirm,

@@ -19,8 +19,9 @@ Kept = TypeVar("Kept")
 
 
 def changes(old: Path, new: Path) -> list[str]:
-    """Return how the folder of baselines ``new`` differs from ``old``: a line for each entry,
-    sorted by file and case. Raises FileError if a file of either folder cannot be trusted.
+    """Return how the folder of baselines ``new`` differs from ``old``: a line for each waiver, then
+    one for each case, sorted by file and case. Raises FileError if a file of either folder cannot
+    be trusted.
     """
     lines: list[str] = []
     for name in _names(old, new):
@@ -29,9 +30,12 @@ def changes(old: Path, new: Path) -> list[str]:
             both = (was.cases if was else {}, now.cases if now else {})
             lines += _lines(name, both, _entry)
     waived = _waived(old), _waived(new)
-    return lines + list(
-        _lines(baseline_files.WAIVERS, waived, lambda a, b: f"{a or NONE} -> {b or NONE}")
-    )
+    added = _lines(baseline_files.WAIVERS, waived, _waiver)
+    return [*added, *lines]
+
+
+def _waiver(old: str | None, new: str | None) -> str:
+    return f"declared here: {new}" if old is None else f"{old} -> {new or NONE}"
 
 
 def _names(old: Path, new: Path) -> list[str]:

@@ -84,7 +84,6 @@ def waiver_documents(
         (outcome.permission.case, outcome.permission.metric): outcome.effect.value
         for result in results
         for outcome in result.verdict.permissions
-        if not outcome.permission.is_trailer
     }
     return [
         WaiverDocument(

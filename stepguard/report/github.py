@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from stepguard.core.permission import FORM
 from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.core.status import Outcome, Status
 from stepguard.core.text import bounded, cut, markdown, printable
@@ -125,14 +124,14 @@ def _commands(document: RunDocument, run_id: str) -> str:
     if document.against and any(verdict.whole for verdict in failed):
         lines += [
             "",
-            "Other FLOPs or tokens are another step. No commit can declare that, and no waiver "
-            "lets it pass. If it is meant, an owner merges it as it is, and main is recorded anew.",
+            "Other FLOPs or tokens are another step. No waiver lets it pass. If it is meant, an "
+            "owner merges it as it is, and main is recorded anew.",
         ]
     if document.against and any(not verdict.whole for verdict in failed):
         lines += [
             "",
-            "If it is meant: a commit of the pull request says so in its message, "
-            f"`{FORM}`. Whoever approves the pull request approves that, too.",
+            "If it is meant: the pull request adds a waiver, with `python -m stepguard waive`. "
+            "Whoever owns `baselines/` approves that, too.",
         ]
     has = {result.verdict.status for result in document.results}
     until = next((words for status, words in _UNTIL_ACCEPTED.items() if status in has), "")

@@ -116,11 +116,11 @@ def _verdict(document: RunDocument) -> str:
 
 
 def _base(document: RunDocument) -> Iterator[str]:
-    """Yield what the tree changes in the baselines. These changes did not judge it."""
+    """Yield what the tree changes in the baselines. Of these changes only added waivers judged."""
     if document.base_changes:
         yield (
             "**This change edits baselines or waivers.** "
-            f"Those of {markdown(document.base)} judged; old -> new:"
+            f"Those of {markdown(document.base)} judged, and waivers declared here; old -> new:"
         )
     yield from _cut(_bullets(document.base_changes), "changes")
 

@@ -1,12 +1,11 @@
 """Next steps after a verdict: commands, as the reader of a report types them."""
 
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepguard.core.evidence import Evidence
-from stepguard.core.permission import KEY, Permission
+from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import STEPS_DIFFER, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
@@ -169,8 +168,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         then = "; then remove the waiver" if waive else ""
         alone = "if it is meant: no waiver passes other work; " if verdict.whole else ""
         return [
-            *([f"if it is meant: {waive}"] if waive else []),
-            *_declarations(verdict, "or" if waive else "if it is meant,"),
+            *([f"if it is meant, in this change: {waive}"] if waive else []),
             f"{alone}after the merge, on main: {measure}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:
@@ -203,11 +201,3 @@ def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
     wider = deciding_margins(pairs.decision.sd_pct, pairs.margins, pairs.alpha)
     margins = f"margins_pct=({wider.ignore_pct:g}, {wider.matter_pct:g})"
     return [f"no further pair decides, {finds}: set {margins} in the case", commands.doctor]
-
-
-def _declarations(verdict: Verdict, first: str) -> Iterator[str]:
-    """Yield a line for each failing metric, since a commit has to declare all of them."""
-    failing = () if verdict.whole else verdict.gated("failed")
-    said = f"{first} in the message of a commit", *["and"] * len(failing)
-    for words, metric in zip(said, failing, strict=False):
-        yield f"{words}: {KEY}: {verdict.case_id} {metric.metric}: why"

@@ -2,55 +2,35 @@
 
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
-from stepguard.core.reasons import Reason
-from stepguard.core.text import short_hash
 from stepguard.core.verdict import Joins, MetricVerdict, Verdict
 from stepguard.judge.waiver_rules import largest_value, uncovered_count
 from stepguard.report.next_steps import Commands
 
 TYPED_ANYWHERE = Commands()
-_OF_TRAILERS = {
-    Effect.ALLOWED: "expected",
-    Effect.NOT_NEEDED: "expected and not needed, it does not fail",
-    Effect.NOT_GATED: "expected, but the case does not gate it",
-    Effect.NOT_APPLIED: (
-        "expected, but not applied: the case as a whole was not compared or decided"
-    ),
-}
 
 
 def described(permission: Permission) -> str:
-    """Return "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14". A
-    trailer is "step_ms, a1b2c3d4e5f6 by A. Author: a larger vocabulary".
-    """
-    by = f"by {permission.who}: {permission.reason}"
-    if permission.is_trailer:
-        return f"{permission.metric}, {short_hash(permission.commit)} {by}"
+    """Return "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14"."""
     if permission.limit_pct is not None:
         size = f"up to +{permission.limit_pct:.2f} %"
     else:
         exact = METRICS[permission.metric].exact
         size = f"{'at' if exact else 'up to'} {format_value(permission.metric, permission.value)}"
-    return f"{permission.metric} {size} until {permission.expires}, {by}"
+    until = f"until {permission.expires}, by {permission.who}: {permission.reason}"
+    return f"{permission.metric} {size} {until}"
 
 
 def of_waivers(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[str]:
     """Return the effect of each waiver of the case, a sentence each."""
-    mine = [outcome for outcome in verdict.permissions if not outcome.permission.is_trailer]
-    return [_of_waiver(outcome, verdict, commands) for outcome in mine]
-
-
-def of_trailers(verdict: Verdict) -> list[str]:
-    """Return the effect of each commit trailer that is about the case, a sentence each."""
-    mine = [outcome for outcome in verdict.permissions if outcome.permission.is_trailer]
-    return [f"{_OF_TRAILERS[outcome.effect]}: {described(outcome.permission)}" for outcome in mine]
+    return [_of_waiver(outcome, verdict, commands) for outcome in verdict.permissions]
 
 
 def _of_waiver(outcome: PermissionOutcome, verdict: Verdict, commands: Commands) -> str:
     metrics = {metric.metric: metric for metric in verdict.metrics}
     effect = _effect(outcome, metrics.get(outcome.permission.metric), verdict, commands)
     word = effect if outcome.effect is Effect.ALLOWED else f"waiver {effect}"
-    return f"{word}: {described(outcome.permission)}"
+    here = "declared here, " if outcome.permission.commit else ""
+    return f"{here}{word}: {described(outcome.permission)}"
 
 
 def _effect(

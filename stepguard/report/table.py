@@ -9,8 +9,8 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Outcome, Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 
-# Reasons of counters that moved and pass, since a time shows their cost or a commit declares them.
-_OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR, Reason.EXPECTED)
+# Reasons of counters that moved and pass, since a time shows their cost.
+_OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR)
 
 COLUMNS = (
     "case",

@@ -14,7 +14,6 @@ from stepguard.core.text import listed
 from stepguard.measure.suite import Result
 from stepguard.report import metric_notes, table, time_causes, verdict_text
 from stepguard.report.next_steps import Commands, commit_first, next_steps
-from stepguard.report.permission_text import of_trailers
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 
@@ -73,8 +72,7 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
     yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
     path = run.commands.relative(result.evidence_path)
     steps = next_steps(verdict, path, run.commands, commit_first(result.evidence))
-    declared = [f"commit: {text}" for text in of_trailers(verdict)]
-    below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *declared, *steps[:1]]
+    below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *steps[:1]]
     yield from ((f"  {line}", {}) for line in below)
 
 

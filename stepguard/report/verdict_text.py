@@ -37,7 +37,7 @@ from stepguard.report.metric_notes import (
     share_of_place,
 )
 from stepguard.report.next_steps import Commands, next_steps
-from stepguard.report.permission_text import of_trailers, of_waivers
+from stepguard.report.permission_text import of_waivers
 from stepguard.trace.kernel_classes import short
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
@@ -264,7 +264,6 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
     lines += [f"  {text}" for text in of_waivers(verdict)]
-    lines += [f"  commit: {text}" for text in of_trailers(verdict)]
     if verdict.against and not verdict.whole:
         lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:

@@ -71,6 +71,17 @@ def load_waivers(folder: Path, day: date) -> tuple[Permission, ...]:
     return waivers
 
 
+def declared(
+    own: Sequence[Permission], base: Sequence[Permission], commit: str
+) -> tuple[Permission, ...]:
+    """Return the waivers that a change of this ``commit`` adds or edits, then those of its base.
+    An edited one replaces the base's.
+    """
+    added = [msgspec.structs.replace(waiver, commit=commit) for waiver in own if waiver not in base]
+    edited = {_key(waiver) for waiver in added}
+    return (*added, *(waiver for waiver in base if _key(waiver) not in edited))
+
+
 def _key(waiver: Permission) -> tuple[str, str]:
     return waiver.case, waiver.metric
 

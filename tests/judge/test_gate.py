@@ -316,24 +316,3 @@ def test_only_cases_for_as_many_gpus_are_expected():
     # A kind of GPU that is not recorded yet has to measure what the others have.
     assert set(expected(run_document(machine="NVIDIA H100"), known)) == {"a[1]"}
     assert set(expected(run_document(machine="CPU", gpus=[]), known)) == {"a[c]"}
-
-
-def declared(metric):
-    """A trailer of the commit that was measured."""
-    return Permission(case=CASE_ID, metric=metric, reason="why", commit=COMMIT, who="A. Author")
-
-
-def test_what_passes_as_declared_needs_a_commit_that_declares_it():
-    """The document's word is not enough: the range's own messages have to hold it."""
-    metrics = [
-        structs.replace(one, reason=Reason.EXPECTED) if one.metric == "step_ms" else one
-        for one in SOUND.verdict.metrics
-    ]
-    changes = {"against": "main", "base_commit": OTHER}
-    document = structs.replace(verdict(metrics=metrics), **changes)
-    told = declared("step_ms")
-    assert gate(document, base(against=OTHER, permissions=(told,))) == []
-    other = declared("graph_breaks")
-    for known in ((), (other,)):
-        (problem,) = gate(document, base(against=OTHER, permissions=known))
-        assert problem.code is ProblemCode.FAILED and "no commit of the range" in problem.text

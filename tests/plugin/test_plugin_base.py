@@ -34,7 +34,7 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
     gate.run(passed=1)
     result = gate.run("--perf-base=main", "--perf-json=run.json", "--perf-report=run.md", failed=1)
     edit = "cpu.json: linear?nano?: generated_kernels 7 -> 8"
-    said = "judged by the baselines and waivers of main (????????????), not by this tree's, which*"
+    said = "judged by the baselines and waivers of main (????????????), and by waivers that*"
     result.says(
         "stepguard: no GPU*",
         f"stepguard: {said}",
@@ -90,8 +90,10 @@ def test_a_tree_that_edits_none_has_nothing_to_say(gate):
     result.stdout.no_fnmatch_line("*judged by the baselines*")
 
 
-def test_a_waiver_of_the_tree_itself_does_not_waive(gate):
-    """It is shown, and waives from the day on which main has it."""
+def test_a_waiver_that_the_tree_adds_waives_and_is_shown_first(gate):
+    """Declared here: in the first lines, in the document, and to the gate, which reads the commit.
+    An edit of the base's waiver is one, too.
+    """
     case = branch(gate)
     gate.will_measure(case, counters=RISEN)
     waiver = {"case": case.id, "metric": "generated_kernels", "value": 8, "reason": "for now"}
@@ -101,11 +103,12 @@ def test_a_waiver_of_the_tree_itself_does_not_waive(gate):
     with pytest.MonkeyPatch.context() as patch:
         _on_2030_01_01(patch)
         gate.commit()
-        gate.run(passed=1)
-        result = gate.run("--perf-base=main", failed=1)
-        result.says(
-            "stepguard:   waivers.json: linear?nano?, generated_kernels: none -> *up to 8 until*"
-        )
+        result = gate.run("--perf-base=main", "--perf-json=run.json", passed=1)
+        said = "waivers.json: linear?nano?, generated_kernels: declared here: *up to 8 until*"
+        result.says(f"stepguard:   {said}", "*declared here, waived: generated_kernels *")
+        (found,) = json.loads((gate.path / "run.json").read_text())["results"]
+        (one,) = found["verdict"]["permissions"]
+        assert one["permission"]["commit"] == gate.git("rev-parse", "HEAD").strip()
         gate.git("branch", "-f", "main", "change")
         gate.run("--perf-base=main", passed=1)
 

@@ -11,9 +11,7 @@ from stepguard.cli.main import main
 # Each line that may end a red case's lines, by the way that it names.
 WAYS = {
     "accept": r"accept: (commit (?P<file>\S+), measure again, then )?(?P<command>.*)",
-    "waive": r"(or for some days|if it is meant): (?P<command>\S.* waive .*)",
-    "declare": r"(or in|if it is meant, in) the message of a commit: (?P<trailer>Perf-Expect: .*)",
-    "declare, too": r"and: (?P<trailer>Perf-Expect: .*)",
+    "waive": r"(or for some days|if it is meant, in this change): (?P<command>\S.* waive .*)",
     "merge": r"(if it is meant: no waiver passes other work; )?after the merge, on main: "
     r"(?P<measure>.*), then (?P<command>.* accept .*'\.\.\.')(; then remove the waiver)?",
     "look": r"(look closer|what that is): .*",
@@ -32,7 +30,7 @@ def ways_out(gate, *options):
         forms = ((way, re.fullmatch(f"  {form}", line)) for way, form in WAYS.items())
         fitting = {way: match for way, match in forms if match}
         ((way, match),) = fitting.items()
-        found.setdefault(way.partition(",")[0], []).append(match.groupdict())
+        found.setdefault(way, []).append(match.groupdict())
     del found["look"]
     return found
 
@@ -50,10 +48,6 @@ def types(gate, command):
 def follow(gate, way, lines):
     """Do what the lines of a way say."""
     (line, *_) = lines
-    if way == "declare":
-        trailers = "\n".join(line["trailer"].replace(": why", ": it is worth it") for line in lines)
-        gate.git("commit", "-q", "--allow-empty", "-m", f"say so\n\n{trailers}")
-        return
     if way == "merge":
         types(gate, line["measure"])
     if line.get("file"):
@@ -148,8 +142,8 @@ RED = {
     (unrecorded, ()): {"accept"},
     (parameters, ()): {"accept"},
     (slower, ()): {"accept", "waive"},
-    (slower_beside, (BESIDE,)): {"waive", "declare", "merge"},
-    (breaks_beside, (BESIDE,)): {"waive", "declare", "merge"},
+    (slower_beside, (BESIDE,)): {"waive", "merge"},
+    (breaks_beside, (BESIDE,)): {"waive", "merge"},
     (work_beside, (BESIDE,)): {"merge"},
 }
 

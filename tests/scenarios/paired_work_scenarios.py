@@ -1,14 +1,12 @@
-"""Runs that measured another tree in pairs: counters, failures and trailers beside the times."""
+"""Runs that measured another tree in pairs: counters and failures beside the times."""
 
 import math
-from datetime import date
 
 from builders import block, launch, replace
 from checkpoint_steps import checkpointing
 from inputs import (
     FEWER,
     LOSS,
-    NEW,
     NOISY,
     OPERATORS,
     ROSE,
@@ -28,17 +26,8 @@ from scenario import Files, Run, Scenario
 
 from stepguard.core.evidence import Fault
 from stepguard.core.metrics import COPIES, GARBAGE, PEAK, SETTINGS
-from stepguard.core.permission import Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.judge.judge_pairs import judge_ab
-
-
-def expected(found, *names):
-    """The verdict on pairs of a range, a commit of which declares that these metrics get worse."""
-    known = {"case": found.head.case_id, "reason": "a larger vocabulary", "who": "A. Author"}
-    declared = [Permission(**known, metric=name, commit=NEW) for name in names]
-    return judge_ab(found, declared, date(2026, 11, 25))
 
 
 def precision(value):
@@ -371,38 +360,6 @@ PAIRED_WORK = (
         "CHANGED",
         "COUNTER_ROSE",
         Files("cpu-pairs"),
-    ),
-    # The trailers of the range are read by a run, from git: judge has only the pairs.
-    Scenario(
-        "expected-slowdown",
-        "2 % slower, as a commit of the range declares.",
-        "same",
-        "EXPECTED",
-        lambda: expected(pairs(2.0), "step_ms"),
-    ),
-    Scenario(
-        "expected-one-of-two",
-        "A slowdown is declared, and a cost rose that is not.",
-        "CHANGED",
-        "COUNTER_ROSE",
-        lambda: expected(counted_in(pairs(2.0), **ROSE), "step_ms"),
-    ),
-    Scenario(
-        "expected-not-needed",
-        "A slowdown is declared that there is not, and one of a metric that is not gated.",
-        "same",
-        "WITHIN_MARGINS",
-        lambda: expected(pairs(), "step_ms", "exposed_comm_pct"),
-    ),
-    Scenario(
-        "expected-not-applied",
-        "A declared slowdown excuses no step that raised.",
-        "BROKEN",
-        "RAISED",
-        lambda: expected(
-            pairs(head=failed_side("RAISED", "ValueError: planted"), base={"launches": ()}),
-            "step_ms",
-        ),
     ),
     Scenario(
         "pairs-flops-of-one-rank",

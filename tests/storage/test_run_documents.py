@@ -127,13 +127,6 @@ WAIVER = Permission(
     expires=date(2026, 12, 1),
     who="A. Author",
 )
-DECLARED = Permission(
-    case="declared",
-    metric="step_ms",
-    reason="a larger vocabulary",
-    commit="c" * 40,
-    who="A. Author",
-)
 
 
 def kept(name):
@@ -157,7 +150,7 @@ def test_a_document_of_schema_2_says_what_it_said_then():
         recorded={
             "NVIDIA H200": {result.case: replace(known, gates=gates) for result in found.results}
         },
-        permissions=[WAIVER, DECLARED],
+        permissions=[WAIVER],
         today=date(2026, 11, 22),
         against="b" * 40,
     )

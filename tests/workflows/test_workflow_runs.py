@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from workflow_runner import GitHub, git
 
 from stepguard.report.github import MARKER
 from stepguard.storage.kept_runs import Store
+from stepguard.storage.waiver_file import today
 from stepguard_lab.history_store import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -311,7 +313,7 @@ def test_a_pull_request_that_adds_a_sync(hub, api, python):
     assert body.startswith(f"{MARKER}\n**Performance failed:** 1 CHANGED")
     assert f"tiny.py:{LINE}" in body
     (look_closer,) = re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
-    assert "`Perf-Expect: CASE METRIC: reason`" in body
+    assert "the pull request adds a waiver" in body
     looked = in_a_clone(hub, python, look_closer)
     assert "step[tiny]: CHANGED" in looked.stdout, looked.stderr
     # What a branch measured in pairs is nothing to accept; what main measured is.
@@ -320,19 +322,21 @@ def test_a_pull_request_that_adds_a_sync(hub, api, python):
     assert refused.returncode == 1 and "no evidence.json" in refused.stderr
 
 
-def test_a_commit_that_declares_its_sync(hub, api):
-    """The same pull request with a trailer: green, by the gate's own reading of the messages, and
-    the comment has the reason. Without the commits the gate believes nothing.
-    """
+def test_a_pull_request_that_waives_its_sync(hub):
+    """Green, by the gate's own reading of the commit, and the run's summary has the reason."""
     origin = hub.repository
     git(origin, "branch", "--force", "declared", "slow")
     clone = hub.folder / "author"
     git(hub.folder, "clone", "--quiet", "--branch", "declared", str(origin), str(clone))
-    trailer = "Perf-Expect: step[tiny] sync_candidates_per_step: read on purpose"
-    costs = ("operator_calls_per_step", "compiled_operator_calls_per_step")
-    more = [f"Perf-Expect: step[tiny] {name}: so" for name in costs]
-    message = "\n".join(["declare", "", trailer, *more])
-    git(clone, "commit", "--quiet", "--allow-empty", "-m", message)
+    whose = {"case": "step[tiny]", "reason": "read on purpose", "who": "A. Author"}
+    whose["expires"] = str(today() + timedelta(days=9))
+    operators = {"operator_calls_per_step": 3, "compiled_operator_calls_per_step": 11}
+    costs = {"sync_candidates_per_step": 1} | operators
+    waivers = [whose | {"metric": name, "value": value} for name, value in costs.items()]
+    (clone / "baselines").mkdir(exist_ok=True)
+    (clone / "baselines/waivers.json").write_text(json.dumps({"schema": 1, "waivers": waivers}))
+    git(clone, "add", "baselines")
+    git(clone, "commit", "--quiet", "-m", "declare")
     git(clone, "push", "--quiet", "origin", "declared")
     git(clone, "switch", "--quiet", "-c", "declared-merged", "origin/main")
     git(clone, "merge", "--quiet", "--no-ff", "-m", "Merge pull request 7", "declared")
@@ -342,7 +346,7 @@ def test_a_commit_that_declares_its_sync(hub, api):
     measure, gate = jobs["perf / measure"], jobs["perf / gate"]
     assert (measure.result, gate.result) == ("success", "success"), measure.log + gate.log
     assert "read on purpose" in measure.summary
-    assert "declared: step[tiny] sync_candidates_per_step, " in gate.log
+    assert "declared here: step[tiny] operator_calls_per_step " in gate.log
 
 
 def test_what_main_gained_meanwhile_hides_no_loss(hub):

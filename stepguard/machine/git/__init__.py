@@ -1,1 +1,1 @@
-"""Revisions, worktrees and trailers of git."""
+"""Revisions and worktrees of git."""

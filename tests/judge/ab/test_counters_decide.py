@@ -53,11 +53,10 @@ def with_settings(found, value):
 
 
 def allowed(found, name):
-    """A waiver of the counter, as high as it is, and a trailer of a commit."""
+    """A waiver of the counter, as high as it is."""
     known = {"case": found.head.case_id, "metric": name, "reason": "meant", "who": "A. Author"}
     value = found.head.counts.values[name]
-    waiver = Permission(**known, value=value, expires=date(2026, 12, 31))
-    return waiver, Permission(**known, commit="f" * 40)
+    return Permission(**known, value=value, expires=date(2026, 12, 31))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -85,23 +84,22 @@ def test_other_settings_are_other_work():
 
 @pytest.mark.parametrize("name", OF["waste"] + OF["price"])
 def test_what_is_permitted_leaves_the_time_to_the_pairs(name):
-    """By a waiver or by a trailer; not if it is too small, or its last day is over."""
+    """Not if the waiver is too small, or its last day is over."""
     if not METRICS[name].exists("cuda", 1):
         return
     few, many = counted(name, 0.0), counted(name, *[0.0] * MIN_PAIRS)
-    waiver, trailer = allowed(few, name)
-    for permission in (waiver, trailer):
-        assert wants_another_pair(few, (permission,), TODAY)
-        assert wants_another_pair(counted(name), (permission,), TODAY)
-        assert not wants_another_pair(many, (permission,), TODAY)
-        assert judge_ab(few, (permission,), TODAY).outcome == "error"
-        assert judge_ab(many, (permission,), TODAY).outcome == "passed"
+    waiver = allowed(few, name)
+    assert wants_another_pair(few, (waiver,), TODAY)
+    assert wants_another_pair(counted(name), (waiver,), TODAY)
+    assert not wants_another_pair(many, (waiver,), TODAY)
+    assert judge_ab(few, (waiver,), TODAY).outcome == "error"
+    assert judge_ab(many, (waiver,), TODAY).outcome == "passed"
     small = Permission(**_fields(waiver) | {"value": waiver.value - 1})
     assert not wants_another_pair(few, (small,), TODAY)
     assert not wants_another_pair(few, (waiver,), date(2027, 1, 1))
     other = counted("host_syncs_per_step" if name != "host_syncs_per_step" else "recompiles", 0.0)
     both = replace(few, head=with_counts(few.head, **_moved(other)))
-    assert not wants_another_pair(both, (waiver, trailer), TODAY)
+    assert not wants_another_pair(both, (waiver,), TODAY)
 
 
 def _fields(permission):

@@ -620,7 +620,7 @@ def test_what_to_do_is_no_acceptance():
     assert steps[0].startswith("choose a revision that can") and steps[-1] == "look closer: e.json"
     assert not any("accept" in step for step in steps)
     slower = next_steps(judge_ab(turns(shifted(2.0))), "e.json", Commands())
-    assert slower[0].startswith("if it is meant: python -m stepguard waive")
+    assert slower[0].startswith("if it is meant, in this change: python -m stepguard waive")
     noisy = judge_ab(turns(shifted(1.0)[:4], out_of_time=True))
     assert next_steps(noisy, "e.json", Commands())[0].startswith(
         "give it more time: --perf-budget=MIN"

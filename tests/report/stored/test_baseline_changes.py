@@ -127,7 +127,9 @@ def test_waivers(folders):
     )
     add_waiver(new, one, today())
     (line,) = changes(old, new)
-    assert line.startswith(f"waivers.json: {CASE_ID}, step_ms: none -> step_ms up to +6.00 % until")
+    assert line.startswith(
+        f"waivers.json: {CASE_ID}, step_ms: declared here: step_ms up to +6.00 % until"
+    )
     add_waiver(old, one, today())
     assert changes(old, new) == []
 
