@@ -29,11 +29,6 @@ def to_confirm(verdict):
     return alarm.alarm_of(findings_of(verdict), NO_PERMITS)
 
 
-def may_ask(verdict, pairs):
-    """Whether pairs have a say, where an earlier run left these."""
-    return alarm.is_asked(findings_of(verdict), NO_PERMITS, pairs)
-
-
 def confirmed(verdict, pairs, commit, own=True, steps=range(0)):
     """The verdict after these pairs beside a commit."""
     return ended(verdict, alarm.Answer(commit, pairs, own), steps)

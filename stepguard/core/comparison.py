@@ -50,8 +50,6 @@ class Comparison:
     # Whether the case is on a CPU and gates no time: then only a slowdown beyond doubt counts.
     glance: bool = False
     files: tuple[str, ...] | None = None  # files that differ between the trees; None: not known
-    fresh: bool = False  # the user wanted pairs even if an earlier run said SLOWER
-    stays: str = ""  # day and time of the earlier run whose SLOWER this is; empty for a new one
     schema: int = SCHEMA
 
     @property

@@ -22,10 +22,12 @@ REASONS: Mapping[object, str] = {
     "UNPROVEN": "UNDECIDED",
 }
 PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHING_MEASURED"}
-OPTIONS: Mapping[str, str] = {}
+OPTIONS: Mapping[str, str] = {
+    "--perf-fresh": "every run measures its pairs",
+}
 COMMANDS: Mapping[str, str] = {}
 # Fields of documents, each behind the field or the list that it is in.
-FIELDS: frozenset[tuple[str, str]] = frozenset()
+FIELDS = frozenset({("pairs", "stays"), ("step", "stays")})
 
 
 def gates_of(gates: Iterable[str]) -> tuple[str, ...]:

@@ -109,8 +109,6 @@ class PairsFinding(_Data, frozen=True):
     together: bool  # both revisions were alive and took turns; False: one ran after the other
     most: int = 0  # pairs of the whole plan, if the comparison ended before; else 0
     again: int = 0  # disturbed pairs that were measured again
-    # Day and time of the earlier run that measured the pairs; empty if this run did.
-    stays: str = ""
     not_enough: str = ""  # why fewer pairs were not enough for `same`
 
 

@@ -51,7 +51,6 @@ from stepguard.judge.judge_pairs import (
 )
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.rules import decision
-from stepguard.judge.slower_stays import says_slower
 from stepguard.judge.soundness import Refusal
 
 # Another card or clock can change the step time of the same code by this much. Of 13 H200s two
@@ -103,25 +102,6 @@ def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
     )
 
 
-def is_asked(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
-    """Tell whether pairs have to decide a case. They do if there is an alarm. They also do if the
-    case passes, but the ``pairs`` of an earlier run said SLOWER and still hold. Otherwise a run
-    could be repeated until it passes by chance.
-    """
-    return alarm_of(findings, permits) is not None or _is_overruled(findings, permits, pairs)
-
-
-def _is_overruled(findings: Findings, permits: Permits, pairs: Comparison | None) -> bool:
-    """Tell whether a case passes by recordings although pairs call its step slower."""
-    if findings.whole or findings.against or pairs is None:
-        return False
-    passes = all(
-        metric.status.outcome == "passed" for metric in _unwaived(findings, permits) if metric.gated
-    )
-    timed = any(_is_time(metric) and metric.status is Status.SAME for metric in findings.metrics)
-    return passes and timed and says_slower(pairs)
-
-
 def settled(
     findings: Findings, permits: Permits, answer: Answer | None = None, steps: range = range(0)
 ) -> Findings:
@@ -133,8 +113,7 @@ def settled(
     if findings.whole or findings.against:
         return findings
     alarm = alarm_of(findings, permits)
-    overruled = answer is not None and _is_overruled(findings, permits, answer.pairs)
-    judged = _judged(answer, steps) if answer and (alarm or overruled) else None
+    judged = _judged(answer, steps) if answer and alarm else None
     refused = judged.refused if judged else None
     if alarm and refused and alarm.status is not Status.SLOWER:
         work = refused.figures
@@ -147,7 +126,7 @@ def settled(
     def ended(metric: MetricVerdict) -> MetricVerdict:
         moved = metric.status in _MOVED or metric.reason is Reason.KERNELS_MOVED
         # A time that a waiver covers passes as it is, whether the code or the machine changed it.
-        if not (_is_time(metric) and (moved or overruled)) or permits.covers(findings, metric):
+        if not (_is_time(metric) and moved) or permits.covers(findings, metric):
             return metric
         return _settled(_answered(metric, judged) if judged else metric)
 

@@ -18,7 +18,6 @@ RECORDING = ("--perf-update", "--perf-update-new")
 JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
 CONFIRMING = ("--perf-no-confirm", "--perf-budget")
 SELECTING = "--perf-select"
-AFRESH = "--perf-fresh"
 _NONE = "no variable that steers"
 
 
@@ -67,13 +66,6 @@ def _pairs_of_settings(run: Run) -> Problems:
     for _, origin in _untyped(run, CONFIRMING):
         text = f"{origin}, and may leave an alarm without the pairs that confirm it: say it in the "
         yield Problem(ProblemCode.OTHER_BASELINE, text + "command")
-
-
-def _measures_afresh(run: Run) -> Problems:
-    names = {option.name for option in run.options}
-    if AFRESH in names and names & {*JUDGING[:2]}:
-        text = f"{AFRESH} sets aside what an earlier run of this pull request called SLOWER"
-        yield Problem(ProblemCode.OTHER_BASELINE, f"{text}: measure again in a run of your own")
 
 
 def _selection_of_settings(run: Run) -> Problems:
@@ -155,7 +147,6 @@ _CHECKS_JUDGE = "the gate sees what judged: it has the commit's name and the rec
 EXPECTS_ALL = "the gate expects every case of the base, whatever the run selected"
 _SAYS_NOT_WHERE = "a document does not say where an option comes from; a strict run was refused it"
 _READS_PROCESS = "only pytest sees what its process was started with, and its launches had"
-_REFUSED = "a strict run with it was refused, so that no document of one is a pass"
 
 CONDITIONS = (
     Condition(_own_problems, Door.GATE, "the run's own, which pytest has said"),
@@ -165,7 +156,6 @@ CONDITIONS = (
     Condition(_other_base, Door.GATE, _IS_TOLD),
     Condition(_judge_of_settings, Door.PYTEST, _CHECKS_JUDGE),
     Condition(_pairs_of_settings, Door.PYTEST, _SAYS_NOT_WHERE),
-    Condition(_measures_afresh, Door.PYTEST, _REFUSED),
     Condition(_selection_of_settings, Door.PYTEST, EXPECTS_ALL),
     Condition(_records),
     Condition(_not_strict, Door.GATE, "pytest asks of strict runs alone"),

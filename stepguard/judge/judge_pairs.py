@@ -115,7 +115,6 @@ def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
         comparison.together,
         most,
         len(comparison.again),
-        comparison.stays,
         "" if moved else not_enough(comparison),  # why `same` took long; not if the time moved
     )
 

@@ -12,7 +12,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
-from stepguard.judge.alarm import Answer, alarm_of, is_asked
+from stepguard.judge.alarm import Answer, alarm_of
 from stepguard.judge.findings import Findings, Permits
 from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
@@ -76,34 +76,30 @@ def confirm(
     evidence: Evidence,
     recorded: tuple[str, str],
     progress: Progress,
-    wanted_beside: Callable[[Case, str], PairsWanted],
+    wanted_beside: Callable[[Case], PairsWanted],
 ) -> tuple[Answer | None, Comparison | None]:
     """Measure the recording's commit beside HEAD to answer an alarm. Return the answer, and the
-    pairs that were kept. The answer is None if there is neither an alarm nor a SLOWER of an earlier
-    run; the pairs are None if there are none.
+    pairs that were kept. The answer is None if there is no alarm; the pairs are None if there are
+    none.
 
     ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
-    branch). ``wanted_beside(case, commit)`` returns which pairs to measure. The pairs time the
+    branch). ``wanted_beside(case)`` returns which pairs to measure. The pairs time the
     steps that ``evidence`` timed, so that they include a slowdown in late steps.
     """
-    moved, dirty = alarm_of(findings, permits) is not None, bench.revision.dirty
-    if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
+    if alarm_of(findings, permits) is None:
         return None, None
     chosen = commit_for_confirmation(bench.root, *recorded)
-    if moved and (answer := _without_pairs(bench, evidence, chosen)):
+    if answer := _without_pairs(bench, evidence, chosen):
         return answer, None
     # FLOPs are counted as well: times of trees that do other work are not compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
-    wanted = replace(wanted_beside(times, chosen.commit), steps=steps)
-    stays = wanted.stays(evidence)
-    if not is_asked(findings, permits, stays):
-        return None, None
+    wanted = replace(wanted_beside(times), steps=steps)
     try:
-        pairs = stays or _beside(times, bench, chosen.commit, progress, wanted)
+        pairs = _beside(times, bench, chosen.commit, progress, wanted)
     except TreeError as error:
         return Answer(failed=str(error)), None
     kept = wanted.keep(pairs)
-    if moved and kept.head.tree_changed:
+    if kept.head.tree_changed:
         return Answer(failed=Reason.TREE_CHANGED.phrase), kept
     return Answer(chosen.how, pairs, chosen.own), kept
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, LaunchPair, judged, judges_ungated_time
 from stepguard.core.device import is_gpu
-from stepguard.core.evidence import Evidence
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
@@ -61,11 +60,7 @@ class PairsWanted:
     # Files in which the trees differ; None: not known. If they are known, few pairs are enough for
     # a step that is the same.
     files: tuple[str, ...] | None = None
-    # Returns the comparison of an earlier run whose SLOWER still holds for HEAD's evidence; None if
-    # there is none.
-    stays: Callable[[Evidence], Comparison | None] = lambda head: None
-    fresh: bool = False  # the user wants pairs even if an earlier run said SLOWER
-    # Stores the comparison after each pair, so that SLOWER stays even if the run is ended early.
+    # Stores the comparison after each pair, so that a run that is ended early leaves its pairs.
     # Returns the comparison, marked if its tree changed.
     keep: Callable[[Comparison], Comparison] = lambda so_far: so_far
 
@@ -78,7 +73,7 @@ def measure_ab(
     wanted: PairsWanted,
 ) -> Comparison:
     """Measure pairs of ``benches``: HEAD's tree, and that of the revision ``against``. Return the
-    comparison, which may be that of an earlier run.
+    comparison.
 
     Failures of a workload, a worker or the machine raise nothing: they are faults in the evidence
     of their side. If the run is ended meanwhile, that is a fault of both sides.
@@ -92,7 +87,7 @@ def measure_ab(
             sides[HEAD].faults.append(unfit)
         else:
             run.measure()
-    return run.stays or run.comparison()
+    return run.comparison()
 
 
 class _PairRun:
@@ -110,7 +105,6 @@ class _PairRun:
         self.replaced: list[LaunchPair] = []
         self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts
         self.following = FollowingPairs(sides, self.timing)
-        self.stays: Comparison | None = None  # of an earlier run, if nothing has to be measured
 
     def measure(self) -> None:
         """Run the first launches and pairs. After a failure stop, and note it on its side. If the
@@ -123,7 +117,7 @@ class _PairRun:
                 self._take(first)
                 self._keep()
             for number in range(2 if first else 1, 1 + MOST_PAIRS + MOST_REPLACED):
-                if self.stays or len(self.sides[HEAD].launches) == MOST_PAIRS:
+                if len(self.sides[HEAD].launches) == MOST_PAIRS:
                     return
                 if not self._wanted():
                     return
@@ -144,8 +138,7 @@ class _PairRun:
 
     def _first_launches(self) -> LaunchPair | None:
         """Run each tree's first launch, and count. Return them as the first pair. None if they may
-        not be timed, if none is wanted, or if memory is too small for both. Also None if an earlier
-        SLOWER still holds.
+        not be timed, if none is wanted, or if memory is too small for both.
         """
         pair = FirstPair(self.sides, self.timing)
         try:
@@ -154,10 +147,6 @@ class _PairRun:
             if is_gpu(self.case.device):  # the counts say if there will be another pair
                 self.sides[HEAD].start_ahead(FIRST, self.sides[BASE])
             pair.run_first_steps()
-            # HEAD's launch shows its machine and software, which must be those of the earlier run.
-            pair.launches[HEAD].check_imports("first step")
-            if self._still_slower():
-                return None
             pair.run_base()
             if both_fit(self.sides):
                 return self._count_and_time(pair, ORDERS[0])
@@ -167,7 +156,6 @@ class _PairRun:
         self.following.close(pair)  # each of them fits alone
         self.pairs_before_late = 0
         self._count_alone()
-        self._still_slower()  # nobody has asked if the base's first step ran out of memory
         return None
 
     def _count_and_time(self, pair: FirstPair, order: tuple[int, ...]) -> LaunchPair | None:
@@ -204,21 +192,13 @@ class _PairRun:
     def _count_again(self) -> None:
         """Count in one more launch of a tree what the first ones do not settle."""
         evidence = self.comparison()
-        if self.stays or evidence.head.counts is None or evidence.base.counts is None:
+        if evidence.head.counts is None or evidence.base.counts is None:
             return
         head, base = self.sides
         if names := doubtful(evidence.head, summarise(evidence.base)):
             count_once_more(head, self.timing.warmup, names, COUNTING)
         if names := doubtful_of_other(evidence.base, self.comparison().head):
             count_once_more(base, self.timing.warmup, names, COUNTING)
-
-    def _still_slower(self) -> bool:
-        """Set ``stays`` to the comparison of an earlier run whose SLOWER still holds, if there is
-        one. Tell whether there is.
-        """
-        head = self.comparison().head
-        self.stays = None if head.faults else self.wanted.stays(head)
-        return self.stays is not None
 
     def _pair(self, number: int) -> LaunchPair:
         """Measure a pair. Raises WorkersFailed."""
@@ -336,5 +316,4 @@ class _PairRun:
             files=self.files,
             again=tuple(self.replaced),
             glance=judges_ungated_time(self.case),
-            fresh=self.wanted.fresh,
         )

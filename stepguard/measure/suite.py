@@ -35,9 +35,8 @@ from stepguard.judge.judge_recordings import (
     screen,
     wants_another_launch,
 )
-from stepguard.judge.slower_stays import still_slower
 from stepguard.launch.nodes.scheduler import Launcher, identity
-from stepguard.machine.git.revision import Revision, current, differing, same_files
+from stepguard.machine.git.revision import Revision, current, differing
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.beside_base import Budget, compare_with, confirm
@@ -89,7 +88,6 @@ class Suite:
     permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
     alpha: float = ALPHA  # level of each case that ``tree`` judges; pairs of an alarm have ALPHA
-    fresh: bool = False  # measure pairs even if an earlier run's SLOWER would stay
     # What is measured may be recorded. So all that is planned is measured, also once it is certain
     # that nothing moved.
     records: bool = True
@@ -237,7 +235,7 @@ class Suite:
             if with_itself:  # all pairs are wanted, since they show the machine's noise
                 wanted = PairsWanted(self.budget.share_s(), wants_every_pair)
             else:
-                wanted = self._wanted(case, tree.commit)
+                wanted = self._wanted(case)
             files = differing(tree.base, tree.commit, self.baselines)
             wanted = replace(wanted, files=files, alpha=self.alpha)
             comparison = compare_with(case, self._bench, tree, progress, wanted)
@@ -245,31 +243,11 @@ class Suite:
         verdict = judge_ab(comparison, self.permissions, today())
         return Result(case, comparison.head, verdict, kept, path, comparison)
 
-    def _wanted(self, case: Case, base: str) -> PairsWanted:
-        """Return which pairs to measure with the commit ``base``. An earlier run's SLOWER may stay,
-        if that run had the same gates: pairs that confirm an alarm have others than --perf-against.
-        """
-        head, gates = self._bench.revision.commit, judged(case)
-
-        def same(comparison: Comparison) -> bool:
-            # Commits are compared by their files: an amended message or an empty commit changes no
-            # code.
-            sides = (comparison.base.commit, base), (comparison.head.commit, head)
-            return comparison.head.gates == gates and all(
-                same_files(self.root, *two) for two in sides
-            )
-
-        def stays(now: Evidence) -> Comparison | None:
-            if self.fresh:
-                return None
-            earlier = [kept for kept in self._store.comparisons_of(case.slug) if same(kept)]
-            return still_slower(earlier, now, base)
-
+    def _wanted(self, case: Case) -> PairsWanted:
+        """Return which pairs of a case to measure."""
         return PairsWanted(
             self.budget.share_s(),
             partial(wants_another_pair, permissions=self.permissions, today=today()),
-            stays=stays,
-            fresh=self.fresh,
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],
         )
 

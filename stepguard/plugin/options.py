@@ -14,7 +14,6 @@ FLAGS = {
     "--perf-update-new": "record only the cases that have no baseline",
     "--perf-append": "add a recording for every case that is `same`; no new level",
     "--perf-no-confirm": "do not measure the baseline's commit when a time moved",
-    "--perf-fresh": "measure pairs again after an earlier run's SLOWER, which otherwise stays",
     "--perf-strict": "fail for whatever leaves a case unguarded; the default where CI is set",
     "--perf-no-strict": "do not fail for unguarded cases, also where CI is set",
 }

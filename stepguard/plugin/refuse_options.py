@@ -15,7 +15,7 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.run_document import Problem
 from stepguard.core.shared_sentences import no_folder, uncommitted
 from stepguard.core.text import first, has_words, printable
-from stepguard.judge.guard_options import AFRESH, JUDGING, RECORDING, SELECTING
+from stepguard.judge.guard_options import JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
 from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError, resolve
@@ -184,7 +184,7 @@ def guarding_options(config: pytest.Config) -> list[Option]:
         "--fixtures-per-test": option.show_fixtures_per_test,
     }
     given = [Option(name) for name, asked in shows.items() if asked]
-    given += [Option(name) for name in (*RECORDING, AFRESH) if value_of(name, config)]
+    given += [Option(name) for name in RECORDING if value_of(name, config)]
     given += [
         Option(name, value, is_typed(name, config))
         for name in (*JUDGING, SELECTING)

@@ -261,7 +261,6 @@ class Session:
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 records=option.perf_update or option.perf_update_new or option.perf_append,
                 confirms=not option.perf_no_confirm,
-                fresh=option.perf_fresh,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,
@@ -330,8 +329,6 @@ class Session:
 
     def _settle(self, suite: Suite) -> None:
         """Note and record what only all results together decide."""
-        if suite.fresh:
-            self._notices.append("--perf-fresh: what earlier runs called SLOWER was measured again")
         said: dict[str, list[str]] = {}
         for result in suite.results:
             for text in verdict_text.remarks(result.evidence):

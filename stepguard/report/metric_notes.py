@@ -103,7 +103,7 @@ def pairs_text(measured: PairsFinding) -> str:
 
 def _over(measured: PairsFinding) -> str:
     """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", and what was special about the
-    pairs: disturbed ones, an older decision, launches one after the other.
+    pairs: disturbed ones, launches one after the other.
     """
     by, margins = measured.decision, measured.margins
     how = "" if measured.together else ", one launch after the other"
@@ -115,11 +115,10 @@ def _over(measured: PairsFinding) -> str:
     among_many = measured.alpha < ALPHA
     level = f", level {100 * measured.alpha:.2g} % among the cases of its run" if among_many else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
-    stays = f", measured {measured.stays} and not again" if measured.stays else ""
     if measured.not_enough:
         how += f" (fewer were not enough: {measured.not_enough})"
     noise = f"pair sd {by.sd_pct:.2f} %; {margins_text(margins)}{level}"
-    return f"over {pairs}{most}{stays}{remeasured}{how}, {noise}"
+    return f"over {pairs}{most}{remeasured}{how}, {noise}"
 
 
 def _confirmation(how: Confirmed) -> str:

@@ -95,12 +95,6 @@ def next_steps(
     if _lacks(verdict):
         ignored = 'write data=("PATH",) into the case'
         steps.append(f"if the other revision lacks files that git ignores, such as data: {ignored}")
-    if _stays(verdict):
-        afresh = f"--perf-select={shlex.quote(verdict.case_id)} --perf-fresh"
-        steps.append(
-            "SLOWER stays until code, machine, software or environment change; to measure it "
-            f"again all the same: {commands.measure} {afresh}, with the options of this run"
-        )
     if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
         explain = commands.called(f"stepguard explain-code {verdict.reason}")
         steps.append(f"what that is: {explain}")
@@ -124,13 +118,6 @@ def _lacks(verdict: Verdict) -> bool:
     why = verdict.worst and verdict.worst.confirmed and verdict.worst.confirmed.why
     unconfirmed = isinstance(why, NoComparison) and why.reason is Reason.BASE_LACKS
     return verdict.reason is Reason.BASE_LACKS or unconfirmed
-
-
-def _stays(verdict: Verdict) -> bool:
-    """Tell whether the pairs of an earlier run decided, and were not measured again."""
-    worst = verdict.worst
-    pairs = worst and (worst.pairs or worst.confirmed and worst.confirmed.step)
-    return bool(pairs and pairs.stays)
 
 
 def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str]:

@@ -95,12 +95,6 @@ class Store:
         """
         return _kept(run / slug / COMPARISON, to_json(comparison), comparison.head)
 
-    def comparisons_of(self, slug: str) -> Iterator[Comparison]:
-        """Yield a case's kept comparisons that can be read, newest first."""
-        for run in reversed(self._runs()):
-            with contextlib.suppress(FileError, OSError):
-                yield read_comparison(run / slug / COMPARISON)
-
     def _runs(self) -> list[Path]:
         """Return the folders of all runs, oldest first."""
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []

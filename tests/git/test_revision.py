@@ -16,7 +16,6 @@ from stepguard.machine.git.revision import (
     differing,
     no_commit,
     run_git,
-    same_files,
     tracked_files,
     untracked,
 )
@@ -415,21 +414,3 @@ def test_files_that_differ_from_a_commit(root, hide):
     assert found == ("a b.py", "code.py", "later.py", "new data.bin")
     assert differing(root, "0" * 40, root / "baselines") is None
     assert "baselines/cpu.json" in differing(root, first, root)
-
-
-def test_an_amended_message_leaves_the_files(root):
-    """Commits are of the same files by their trees; one that is gone is of none but itself. A name
-    is none: evidence that a commit brings along can say HEAD.
-    """
-
-    def head():
-        return git(root, "rev-parse", "HEAD").strip()
-
-    first, gone = head(), "c" * 40
-    git(root, "commit", "-q", "--amend", "-m", "another message")
-    assert same_files(root, first, head()) and same_files(root, gone, gone)
-    assert not same_files(root, "HEAD", head())
-    (root / "code.py").write_text("2\n")
-    git(root, "commit", "-q", "-a", "-m", "second")
-    assert not same_files(root, first, head())
-    assert not same_files(root, gone, "d" * 40) and not same_files(root, gone, head())

@@ -767,15 +767,6 @@ def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
     assert found.pairs == 1
 
 
-def test_what_stays_slower_stays_so_if_memory_is_too_small(warm, measure):
-    """First steps ran at once, and the base's had no memory: no pair is measured after that."""
-    before = measure(1, GPU)
-    warm.events.clear()
-    warm.fails_once[("first launch base", "first_step")] = "OUT_OF_MEMORY"
-    assert measure(1, GPU, stays=lambda head: before) is before
-    assert launched(warm) == FIRST + COUNTING
-
-
 def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
     warm, measure, differing
 ):
@@ -1213,34 +1204,6 @@ def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side
     found = measure(2, GPU, files=FILES)
     assert [len(getattr(found, one).faults) for one in (side, "head", "base")].count(1) == 2
     assert judge_ab(found).reason is Reason.KILLED
-
-
-# a run that is repeated
-
-
-def test_what_stays_slower_is_not_measured(world, measure):
-    """HEAD alone is built, which tells what it runs on; nothing is counted, no pair runs, and the
-    verdict is that of the run before.
-    """
-    before = measure(6, GPU)
-    assert judge_ab(before).status is Status.SLOWER
-    world.events.clear()
-    seen = []
-    never_run = replace(GPU, params={"size": "other"})
-    again = measure(24, never_run, stays=lambda head: seen.append(head) or before)
-    assert again is before and seen[0].fingerprint == before.head.fingerprint
-    assert ("first launch head", "first_step") in world.events
-    assert ("first launch head", "sources") in world.events  # of its first step, too
-    assert not any(what == "count" for _, what in world.events)
-    done = {what for label, what in world.events if label != "first launch head"}
-    assert done <= {"start", "hello", "prepare", "close"}
-
-
-def test_a_head_that_fails_is_not_slower_still(world, measure):
-    """Its fault is said: nobody knows what stays of a step that does not run."""
-    world.fails[("first launch head", "first_step")] = "RAISED"
-    found = measure(6, GPU, stays=lambda head: 1 / 0)
-    assert judge_ab(found).reason is Reason.RAISED
 
 
 def test_pairs_are_kept_one_by_one(world, measure):

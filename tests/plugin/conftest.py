@@ -231,10 +231,8 @@ class Gate:
             counters = found.counts.values | changes.pop("counters", {})
             counts = replace(found.counts, values=counters)
             made[name] = replace(found, **({"counts": counts} | changes))
-        if stays := wanted.stays(made["head"]):
-            return stays
         ended = fields.pop("ended", "")
-        fields = {"fresh": wanted.fresh, "alpha": wanted.alpha} | fields
+        fields = {"alpha": wanted.alpha} | fields
         found = Comparison(against, **made, **fields)
         self.wants_another = wanted.wants_another(found)
         wanted.keep(found)

@@ -241,15 +241,6 @@ def test_what_records_is_no_way_around_the_base(in_ci, option):
     result.stderr.fnmatch_lines(["*GITHUB_BASE_REF=main judges by another branch's baselines: *"])
 
 
-def test_a_pull_request_measures_nothing_afresh(in_ci):
-    """Also where CI alone names the base: what its pairs called SLOWER stays so."""
-    in_ci.pytester.makeini("[pytest]\naddopts = --perf-fresh\n")
-    in_ci.commit()
-    result = in_ci.run()
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and not in_ci.measured
-    result.stderr.fnmatch_lines(["*--perf-fresh sets aside what an earlier run*"])
-
-
 def test_no_conftest_takes_ci_back(in_ci, monkeypatch):
     """A strict run is what the command was started as."""
     text = "import os\n\npytest_plugins = ['stepguard.plugin']\nos.environ['CI'] = ''\n"

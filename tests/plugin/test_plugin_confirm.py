@@ -173,7 +173,7 @@ def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
     result = gate.run(failed=1)
     result.says("    confirmed, the code is SLOWER, not FASTER: *", "1 SLOWER")
     gate.will_compare(case, 0.0)
-    result = gate.run("--perf-fresh", passed=1)
+    result = gate.run(passed=1)
     result.says("1 CHANGED (waived until *", "linear?124m?: waived: gen*")
 
 
@@ -285,58 +285,11 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
     assert (gate.baselines / "h200x1.json").read_text() == before
 
 
-def test_a_confirmed_alarm_stays(gate, h200):
-    """Of the same files nothing is measured beside it again; --perf-against has its own pairs, and
-    another commit begins anew.
-    """
-    case = gate.recorded(h200)
-    gate.will_compare(case, 10.0)
-    gate.run(failed=1)
-    assert len(gate.paired) == 1
-    gate.will_compare(case, 0.0)
-    result = gate.run(failed=1)
-    assert gate.paired == []
-    result.says("*over 6 pairs, measured * and not again*", "*SLOWER stays until*--perf-fresh*")
-    gate.run("--perf-against=HEAD~1", passed=1)
-    gate.run("--perf-fresh", passed=1)
-    assert len(gate.paired) == 1
-    (gate.path / "other.py").touch()
-    gate.commit()
-    gate.run(passed=1)
-    assert len(gate.paired) == 1
-
-
-def test_a_screen_that_passes_does_not_clear_what_pairs_have_confirmed(gate, h200):
-    """The next draw of the screen is lucky: the pairs that there are say SLOWER all the same. Of
-    other files, and where the pairs saw nothing, nobody asks.
-    """
-    case = gate.recorded(h200)
-    gate.will_compare(case, 10.0)
-    gate.run(failed=1)
-    gate.will_measure(case, step_ms=10.0)
-    result = gate.run(failed=1)
-    assert gate.paired == []
-    result.says("    confirmed, the code is SLOWER: the recording's own commit*over 6 pairs*")
-    result.says("linear?124m?: SLOWER: step_ms *(+10.0 %, limit 0.*")
-    gate.run("--perf-no-confirm", passed=1)
-    (gate.path / "other.py").touch()
-    gate.run(passed=1)  # of no commit: it may be the mend
-    assert gate.paired == []
-    gate.commit()
-    gate.will_compare(case, 0.0)
-    gate.run(passed=1)
-    assert gate.paired == []
-
-
 def test_judge_says_what_the_run_said(gate, h200, monkeypatch):
-    """Of what pairs of a run before call SLOWER, though the screen passes it, until another level
-    is accepted; then it can be waived, too.
-    """
+    """Of what its pairs call SLOWER, until another level is accepted; then it can be waived."""
     monkeypatch.chdir(gate.path)
     case = gate.recorded(h200)
     gate.will_compare(case, 10.0)
-    gate.run(failed=1)
-    gate.will_measure(case, step_ms=10.0)
     gate.run(failed=1)
     assert main(["judge"]) == 1
     why = ["--reason", "it is meant", "--days", "9", "--who", "A. Author"]

@@ -981,16 +981,6 @@ def test_less_confirmation_is_said_by_the_command(project, monkeypatch, setting,
     assert project.run("--perf-strict", "--perf-base=main").ret == 0
 
 
-@pytest.mark.parametrize("judge", ["--perf-base=main", "--perf-against=HEAD~1"])
-def test_no_pull_request_measures_afresh(project, judge):
-    """What its pairs called SLOWER stays so where the run is its gate; else who asks may."""
-    project.commit()
-    result = project.run("--perf-strict", "--perf-fresh", judge)
-    assert result.ret == 4 and project.measured == project.paired == []
-    result.stderr.fnmatch_lines(["*--perf-fresh sets aside what an earlier run*"])
-    assert project.run("--perf-strict", "--perf-fresh").ret == 0
-
-
 def test_a_sparse_checkout_has_its_baselines(project):
     """Without them no case that is gone would be missed; git calls such a tree clean."""
     project.commit()

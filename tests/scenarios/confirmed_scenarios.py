@@ -4,7 +4,7 @@ A run keeps the pairs beside the evidence, and judge reads both. Where a run mea
 the code is the recording's or cannot be had, the call that the run makes is made here.
 """
 
-from builders import block, entry, evidence, launch, replace
+from builders import block, evidence, launch, replace
 from comparisons import with_margins
 from inputs import (
     FIVE,
@@ -227,13 +227,6 @@ CONFIRMED = (
         "same",
         "KERNELS_MOVED",
         Run(SLOWER_KERNEL, beside(0.3, NOISY, out_of_time=True), ASKED),
-    ),
-    Scenario(
-        "earlier-pairs-said-slower",
-        "Within the limit now, and pairs with the recording's commit said SLOWER.",
-        "SLOWER",
-        "BEYOND_MARGIN",
-        Run(at(0.0), beside(2.0), entry()),
     ),
     Scenario(
         "confirmed-as-a-run-kept-it",

@@ -267,13 +267,6 @@ PAIRED = (
         Files("gpu-pairs-identical"),
     ),
     Scenario(
-        "pairs-stay-slower",
-        "An earlier run said SLOWER, so that nothing was measured again.",
-        "SLOWER",
-        "BEYOND_MARGIN",
-        Run(pairs=pairs(2.0, stays="2026-11-20T10:00:00+00:00")),
-    ),
-    Scenario(
         "pairs-among-many",
         "SLOWER in a run of one case, and not at the level of sixty.",
         "INCONCLUSIVE",

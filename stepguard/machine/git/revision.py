@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Collection, Iterable
@@ -247,19 +246,6 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
     new = [path for path in others.split("\0") if path and not _is_document(top / path)]
     paths = {path for path in changed.split("\0") if path} | {*new, *_unwatched(top, _listed(top))}
     return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
-
-
-def same_files(root: Path, commit: str, other: str) -> bool:
-    """Tell whether two commits, given by their hashes, have the same files. Messages and parents do
-    not matter. False if git does not know one of them. Names are not accepted: a committed file
-    could claim to be of HEAD, but it cannot contain the hash of its own commit.
-    """
-
-    def files(rev: str) -> str | None:
-        is_hash = re.fullmatch(r"[0-9a-f]{40,64}", rev)
-        return git(root, "rev-parse", "--verify", f"{rev}^{{tree}}") if is_hash else None
-
-    return commit == other or (files(commit) or "no commit") == files(other)
 
 
 def _is_baseline(path: Path, baselines: Path | None) -> bool:

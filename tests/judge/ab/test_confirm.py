@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from alarms import confirmed, ended, may_ask, of_metrics, same_code, to_confirm, unconfirmed
+from alarms import confirmed, ended, same_code, to_confirm, unconfirmed
 from builders import PROPERTY, block, entry, evidence, launch, metric, replace, with_counts
 from comparisons import with_margins
 from hypothesis import given
@@ -289,49 +289,3 @@ def test_an_alarm_that_pairs_confirmed_remains():
     assert (slower.status, slower.outcome) == (Status.SLOWER, "failed")
     machine = confirmed(screened(2.0), beside(0.0), HOW)
     assert machine.status is Status.SAME and machine.has_notice
-
-
-@pytest.mark.parametrize(
-    ("earlier", "status"),
-    [
-        (beside(5.0), Status.SLOWER),
-        (beside(0.0), Status.SAME),
-        (beside(5.0, spread=NOISY), Status.SAME),
-        (beside(5.0, head=FAULTY), Status.SAME),
-    ],
-)
-def test_what_pairs_have_called_slower_is_no_chance_of_the_screen(earlier, status):
-    """A screen that passes asks them; it stays `same` but for their SLOWER."""
-    before = screened(0.0)
-    assert before.status is Status.SAME and not may_ask(before, None)
-    assert may_ask(before, earlier) is (status is Status.SLOWER)
-    after = confirmed(before, earlier, HOW)
-    assert after.status is status
-    if status is Status.SLOWER:
-        assert note(metric(after, "step_ms")).startswith(
-            "confirmed, the code is SLOWER: the recording"
-        )
-    else:
-        assert after == before
-
-
-def waived(verdict, name):
-    """The verdict, with a metric that fails waived."""
-    day = "2026-12-31"
-    metrics = (replace(m, waived_until=day) if m.metric == name else m for m in verdict.metrics)
-    return of_metrics(verdict, metrics)
-
-
-def test_no_other_metric_hides_what_pairs_have_called_slower():
-    """A counter that fell, or one that is waived, passes a case as an equal one does. A time that
-    is waived passes whatever pairs say.
-    """
-    earlier, count = beside(5.0), evidence().counts.values[WASTE]
-    fell = screened(0.0, **{WASTE: count - 1})
-    risen = waived(screened(0.0, **{WASTE: count + 1}), WASTE)
-    assert (fell.status, risen.status, risen.outcome) == (Status.FASTER, Status.CHANGED, "passed")
-    for before in (fell, risen):
-        assert may_ask(before, earlier) and not may_ask(before, None)
-        assert confirmed(before, earlier, HOW).outcome == "failed"
-    assert not may_ask(waived(screened(5.0), "step_ms"), earlier)
-    assert not may_ask(screened(0.0, **{WASTE: count + 1}), earlier)  # fails as it is

@@ -668,15 +668,6 @@ def test_the_report_names_the_other_revision():
     assert "SLOWER, beyond the margin, both revisions measured in pairs" in text
 
 
-def test_the_report_says_that_slower_stays():
-    """Whose pairs they are, and what measures again all the same."""
-    found = turns(shifted(2.0), stays="2026-11-20T10:00:00+00:00")
-    text = told_block(judge_ab(found), "e.json", Commands())
-    assert "over 6 pairs, measured 2026-11-20T10:00:00+00:00 and not again, pair" in text
-    assert "SLOWER stays until code, machine, software or environment change; to measure it" in text
-    assert "pytest perf_tests --perf-select='train_step[124m-bf16]' --perf-fresh" in text
-
-
 # Pairs that others replaced
 
 
