@@ -51,8 +51,7 @@ def test_every_row_is_complete(name):
     assert UNIT_IN_NAME[metric.unit] in name
     assert metric.kind in ("time", "counter", "difference", "information")
     assert bool(metric.role) == (metric.kind == "counter")
-    assert (name in GATEABLE) == (metric.kind != "information" or metric.paired)
-    assert not metric.paired or metric.kind == "information"
+    assert (name in GATEABLE) == (metric.kind != "information")
 
 
 def test_the_roles_of_counters():

@@ -85,15 +85,13 @@ class Comparison:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Return what pairs judge: the case's gated counters, the gated metrics that only pairs judge,
-    and the step time.
+    """Return what pairs judge: the case's gated counters and the step time.
 
     The step time stands for the differences of two variants of the step: it contains them, and to
     measure them, too, would double the cost.
     """
     times = (JUDGED_TIME,) if gates_times(case) or judges_ungated_time(case) else ()
-    rows = (METRICS[name] for name in case.gates)
-    return times + tuple(row.name for row in rows if row.kind == "counter" or row.paired)
+    return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
 
 
 def judges_ungated_time(case: Case) -> bool:

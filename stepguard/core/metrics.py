@@ -2,8 +2,7 @@
 
 Kinds: a ``time`` is judged against a limit in percent. A ``counter`` is an exact count: unless it
 is tolerant, a change by 1 is a change. A ``difference`` of two variants of the step is judged in
-percentage points of a step. ``information`` is shown; it is judged only if it is ``paired`` and a
-case gates it.
+percentage points of a step. ``information`` is shown, never judged.
 
 A counter has a role, which says when it fails. ``work`` (FLOPs, tokens) fails when it differs: it
 is no longer the same step. ``waste`` (syncs, leaks) fails when it rises, whatever the time is. A
@@ -26,7 +25,6 @@ COPIES = "copies_per_step"
 SYNCS = "host_syncs_per_step"
 COLLECTIVES = "collectives_per_step"
 COLLECTIVE_BYTES = "collective_bytes_per_step"
-FIRST_STEP = "compile_s"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
 GARBAGE = "garbage_objects_per_step"
 GRAPH_NODES = "leaked_graph_nodes_per_step"
@@ -67,7 +65,6 @@ class Metric:
     slack_pct: float = 0.0  # a counter may rise by this much and is still `same`
     floor: int = 0  # a counter may move by fewer units, either way, and is still `same`
     parts: bool = False  # of a counter: its parts are judged too, not only their sum
-    paired: bool = False  # of information: a case may gate it, and only pairs judge it
     # Recordings may be older than this counter. It is shown, and judged as soon as a recording has
     # it. The mark is removed once all of the project's own baselines have it.
     new: bool = False
@@ -159,7 +156,7 @@ _TABLE = (
     _information("scaling_efficiency_pct", "%", _SEVERAL, digits=2),
     _information("one_rank_step_ms", "ms", _SEVERAL),
     _information("mfu_pct", "%", digits=2),
-    _information(FIRST_STEP, "s", digits=2, paired=True),
+    _information("compile_s", "s", digits=2),
     _information("cold_compile_s", "s", digits=2),
     _information("enqueue_ms", "ms"),
     _information("gc_pause_ms_per_step", "ms"),
@@ -169,7 +166,7 @@ _TABLE = (
     _information("sync_api_share_pct", "%", _GPU, digits=1),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
-GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information" or metric.paired)
+GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information")
 # A good step has none of these. A first recording takes whatever the step has as its level. Behind
 # each name is what its count is of.
 UNWANTED = {

@@ -39,7 +39,6 @@ from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
-from stepguard.judge import first_step
 from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
@@ -126,8 +125,8 @@ def wants_another_pair(
     decided. None is if the sides cannot be compared, or if counters fail the case.
     """
     if comparison.pairs:
-        decided = decision(comparison), first_step.decision(comparison)
-        undecided = any(time is not None and not time.final for time in decided)
+        decided = decision(comparison)
+        undecided = decided is not None and not decided.final
         possible = undecided and refusal(comparison) is None
     else:  # without a pair there are no launches, so only these two refusals can be known
         possible = not (_failed(comparison) or _other_work(comparison))
@@ -287,9 +286,6 @@ def _compared(comparison: Comparison) -> Findings:
         for name in METRICS
         if name in values
     ]
-    if start := first_step.decision(comparison):
-        judged = first_step.verdict(comparison, start)
-        compared = [judged if metric.metric == judged.metric else metric for metric in compared]
     status = _shown_by_time(comparison, decided)
     metrics = tuple(beside_time(metric, status) for metric in with_fallen(compared))
     p_value = decided.p_value if decided else None

@@ -9,8 +9,6 @@ never do.
 import time
 from collections.abc import Sequence
 
-from stepguard.core.comparison import judged
-from stepguard.core.metrics import METRICS
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.pair import BASE, HEAD, Pair, PairTiming, both_fit
 from stepguard.measure.running_launch import RunningLaunch
@@ -67,14 +65,6 @@ class FirstPair(Pair):
     @property
     def may_be_timed(self) -> bool:
         """Tell whether the two can be a pair that is timed. They cannot if one of them compiled
-        beside the other, since equal kernels may then run in other forms. Nor if pairs judge the
-        time to the first step: a tree's first launch may read files that no cache of the machine
-        has yet.
+        beside the other, since equal kernels may then run in other forms.
         """
-        tried_at_once = self._steps_at_once and any(one.compiled_afresh for one in self.launches)
-        return not tried_at_once and not times_the_start(self._sides[HEAD])
-
-
-def times_the_start(workers: CaseWorkers) -> bool:
-    """Tell whether pairs judge the case's time to the first step."""
-    return any(METRICS[name].paired for name in judged(workers.case))
+        return not (self._steps_at_once and any(one.compiled_afresh for one in self.launches))

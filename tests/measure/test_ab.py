@@ -597,11 +597,6 @@ def test_waste_that_rose_ends_a_case_with_the_launches_that_count(warm, measure,
     assert not [label for label, what in warm.events if what.startswith("block")]
 
 
-def test_first_launches_whose_start_is_judged_are_not_timed(warm, measure):
-    """The first start on a machine may read files that the second finds in memory. They count."""
-    found = measure(1, replace(GPU, gates=(*GPU.gates, "compile_s")), files=FILES)
-    assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 1 head", "pair 1 base"}
-    assert found.head.counts
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from recorded_kernels import as_recorded, compared, edited, longer, profile, ste
 from scenario import Files, Run, Scenario
 
 from stepguard.core.machine_code import MachineCode
-from stepguard.core.metrics import FIRST_STEP, PEAK, SPILLS
+from stepguard.core.metrics import PEAK, SPILLS
 from stepguard.core.profile import StepIdentity, added
 from stepguard.core.site import Site
 from stepguard.judge.sequential_plan import level_of
@@ -61,17 +61,6 @@ def each_slower(profile):
     busy = added([row.us for row in rows])
     parts = replace(profile.parts, step_us=added([busy, profile.parts.idle_us]), compute_us=busy)
     return replace(profile, kernels=rows, parts=parts)
-
-
-def starting(factor):
-    """Six pairs of steps that are as fast. HEAD's launches take longer to the first one."""
-    found = pairs()
-    sides = {}
-    for name, times in (("head", factor), ("base", 1.0)):
-        side = getattr(found, name)
-        slow = tuple(replace(launch, compile_s=30.0 * times) for launch in side.launches)
-        sides[name] = replace(side, launches=slow, gates=(*side.gates, FIRST_STEP))
-    return replace(found, **sides)
 
 
 def edited_gelu(pct, step_pct, **changes):
@@ -230,13 +219,6 @@ PAIRED = (
         "SLOWER",
         "PERIODIC_SLOWDOWN",
         Run(pairs=within(every=0.66)),
-    ),
-    Scenario(
-        "pairs-first-step-slower",
-        "As fast, and launches take four times as long to the first step, which the case gates.",
-        "SLOWER",
-        "BEYOND_MARGIN",
-        Run(pairs=starting(4.0)),
     ),
     Scenario(
         "pairs-growing-slowdown",
