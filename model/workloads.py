@@ -128,12 +128,9 @@ class TrainStep(Workload):
     """A training step, the one that is guarded and the one that ``model.train`` trains with.
 
     Attributes:
-        gradient_sync: whether ranks exchange anything, gradients or the loss. Without it nobody
-            waits for anybody, each rank trains alone, and from then on their parameters differ.
         grad_norm: of the last step's gradient before it was clipped, a scalar on the device.
     """
 
-    gradient_sync = True
     grad_norm: Tensor | None = None
 
     def __init__(
@@ -171,7 +168,7 @@ class TrainStep(Workload):
         total = self._micro_step(0)
         for index in range(1, len(self._micro_names)):
             total = total + self._micro_step(index)
-        if self._world_size > 1 and self.gradient_sync:
+        if self._world_size > 1:
             with self._phase("all_reduce"):
                 total = total / self._world_size  # gloo sums, but has no mean
                 dist.all_reduce(total)
@@ -222,7 +219,7 @@ class TrainStep(Workload):
 
     def _gradients_synced(self, last: bool) -> AbstractContextManager[object]:
         """Ranks exchange gradients once a step, during the last backward pass."""
-        wanted = (last and self.gradient_sync) or self._must_sync
+        wanted = last or self._must_sync
         self._must_sync = False
         return nullcontext() if wanted or self._replicas is None else self._replicas.no_sync()
 

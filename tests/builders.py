@@ -18,7 +18,7 @@ from stepguard.core.metrics import JUDGED_TIME, METRICS, default_gates
 from stepguard.core.recording import Recording
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.slow_step_patterns import of_launches
-from stepguard.judge.summarise_evidence import notes, summarise
+from stepguard.judge.summarise_evidence import summarise
 
 
 def replace(value, /, **changes):
@@ -88,7 +88,6 @@ def compared(metric, found, past):
     pattern = of_launches(found.launches) if metric == JUDGED_TIME else None
     return replace(
         verdict,
-        figures=notes(found).get(metric, verdict.figures),
         slow_steps=pattern.figures() if pattern else None,
     )
 

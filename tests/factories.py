@@ -164,26 +164,6 @@ def absorbed(*, how, rank, device):
     return Absorbed(device, how, FAILS_AT_STEP, rank)
 
 
-class Uneven:
-    """Sleeps 5 ms a step and 20 ms more on each further rank; exchanging takes 20 ms after that.
-
-    Far apart, so that who is the slower one does not depend on what else the machine does.
-    """
-
-    tokens_per_step = 1
-    gradient_sync = True
-
-    def __init__(self):
-        self.compute_s = 0.005 + 0.020 * int(os.environ["RANK"])
-        self.value = torch.zeros(5)
-
-    def step(self):
-        time.sleep(self.compute_s)
-        if self.gradient_sync:
-            dist.all_reduce(self.value)
-            time.sleep(0.020)
-
-
 class Logging:
     """Reduces a value in every step, and the ranks that log read it."""
 
@@ -232,30 +212,6 @@ class Littered:
 def littered(*, device):
     """See Littered."""
     return Littered()
-
-
-class Deaf(Uneven):
-    """Has the attribute, and exchanges whatever it says."""
-
-    def step(self):
-        dist.all_reduce(self.value)
-
-
-def deaf(*, device):
-    """See Deaf."""
-    return Deaf()
-
-
-def together(*, device):
-    """Cannot be built by one rank alone; with others it is as uneven() is."""
-    if os.environ["WORLD_SIZE"] == "1":
-        raise ValueError("planted: alone")
-    return Uneven()
-
-
-def uneven(*, device):
-    """See Uneven."""
-    return Uneven()
 
 
 def ranks(*, device):

@@ -18,7 +18,6 @@ SHOWN = (
     "energy_j_per_step",
     "compile_s",
     "sync_overhead_pct",
-    "exposed_comm_pct",
     "sync_api_share_pct",
     "peak_allocated_bytes",
     "launches_per_step",

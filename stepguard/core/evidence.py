@@ -174,13 +174,11 @@ class Difference:
     """The step times of two variants of a step, whose segments alternated in one launch.
 
     ``name`` says which variants. "sync_overhead": the plain variant is the usual step, and the
-    other one synchronizes after every step. "exposed_comm": the plain variant exchanges nothing
-    between ranks, and the other one is the usual step.
+    other one synchronizes after every step.
     """
 
     name: str
     pairs_ms: tuple[tuple[float, float], ...]  # (plain, other) of neighbouring segments
-    plain_by_rank_ms: tuple[float, ...] = ()  # the plain variant's mean on each rank
 
     def bad_times(self) -> NoneMeasured | BadTime | None:
         """Return what is wrong with the times: there are none, or one is no positive finite number.
@@ -188,7 +186,7 @@ class Difference:
         """
         if not self.pairs_ms:
             return NoneMeasured(what=f"pair of blocks of {self.name}")
-        for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
+        for ms in (ms for pair in self.pairs_ms for ms in pair):
             if not 0 < ms < math.inf:
                 return BadTime(what=self.name, ms=repr(ms))
         return None
@@ -226,9 +224,6 @@ class Evidence:
     launches: tuple[Launch, ...] = ()
     counts: Counts | None = None
     differences: tuple[Difference, ...] = ()
-    one_rank: Launch | None = None  # the same case on one rank alone; not among the launches
-    one_rank_tokens_per_step: Count = 0
-    one_rank_problem: str = ""  # why one rank alone was not measured, in one sentence
     faults: tuple[Fault, ...] = ()
     tokens_per_step: Count = 0  # of all ranks
     flops_per_step: float = 0.0  # of all ranks, by formula
@@ -331,15 +326,13 @@ def problems(evidence: Evidence) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    for launch in (*evidence.launches, *filter(None, [evidence.one_rank])):
+    for launch in evidence.launches:
         yield from _problems_of_launch(launch)
     for difference in evidence.differences:
         metric = METRICS.get(f"{difference.name}_pct")
         if metric is None or metric.kind != "difference":
             yield f"{difference.name!r} is no difference"
-        yield from _implausible_times(
-            (*chain.from_iterable(difference.pairs_ms), *difference.plain_by_rank_ms)
-        )
+        yield from _implausible_times(chain.from_iterable(difference.pairs_ms))
     yield from _problems_of_counts(evidence.counted, ranks)
 
 

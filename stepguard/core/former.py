@@ -8,12 +8,19 @@ reader finds of them is ignored, and a run says so once. Behind each name is wha
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-METRICS: Mapping[str, str] = {}
+_TWO_CASES = "compare two cases of a run, one of them on one rank"
+METRICS: Mapping[str, str] = {
+    "exposed_comm_pct": "exposed_comm_ms shows it, from the profile",
+    "one_rank_step_ms": _TWO_CASES,
+    "rank_skew_pct": "in pairs the verdict names a rank that got slower",
+    "scaling_efficiency_pct": _TWO_CASES,
+}
 # A metric that a case could gate and that is information now.
 GATES: Mapping[str, str] = {"compile_s": "it is shown beside the verdict"}
 # A former code, and the one that replaced it.
 REASONS: Mapping[object, str] = {
     "AGENT_DIED": "KILLED",
+    "CONTRADICTION": "CLOCKS_DISAGREE",
     "EXPECTED": "NOT_JUDGED",
     "GPU_LOCKED": "FOREIGN_PROCESS",
     "OTHER_FLOPS": "WORK_MOVED",
@@ -26,6 +33,10 @@ OPTIONS: Mapping[str, str] = {
     "--perf-fresh": "every run measures its pairs",
 }
 COMMANDS: Mapping[str, str] = {}
+# Figures of a reason that is gone, and the sentence that stands for them.
+FIGURES: Mapping[object, str] = {
+    "NegativeDifference": "the step takes longer without the exchange between ranks than with it",
+}
 # Fields of documents, each behind the field or the list that it is in.
 FIELDS = frozenset({("pairs", "stays"), ("step", "stays")})
 
@@ -45,6 +56,8 @@ def without(raw: Any, inside: str = "") -> Any:
     field that holds the data.
     """
     if isinstance(raw, dict):
+        if said := FIGURES.get(raw.get("type")):
+            return {"type": "Said", "message": said}
         return {
             name: without(value, name)
             for name, value in raw.items()

@@ -276,12 +276,6 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "Work runs on a stream that the events do not see, the host was stopped, or the workload "
         "replaced the rank's clock.",
     ),
-    Reason.CONTRADICTION: Help(
-        "The step takes longer without the exchange between ranks than with it, by more than "
-        "0.5 % and the interval.",
-        "See what the step does where `gradient_sync` is False: it must only leave the exchange "
-        "out.",
-    ),
     Reason.RAISED: Help(
         "The workload raised; the traceback from the factory inwards is in the report, the whole "
         "of it in the evidence.",
@@ -289,8 +283,8 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
     ),
     Reason.BAD_WORKLOAD: Help(
         "The factory cannot be imported, or not be called with the case's parameters. Or what it "
-        "returned has no `step` or `tokens_per_step`, or no `gradient_sync` where exposed "
-        "communication is gated. Or it changes a variable that torch reads as it is imported "
+        "returned has no `step` or `tokens_per_step`. Or it changes a variable that torch reads as "
+        "it is imported "
         "(`TORCHINDUCTOR_...`): that comes too late. Or `step()` does its work in another thread, "
         "where no counter sees it. Or a script or a loop ended, left or asked for input before it "
         "was measured.",

@@ -116,18 +116,6 @@ class RepeatedGap(Figures, frozen=True):
         return f"{self.blocks} blocks in {self.launches} launches, {self.first.text}"
 
 
-class NegativeDifference(Figures, frozen=True):
-    """The step takes longer without the exchange, which should save time."""
-
-    says = (
-        "{difference} is {mean_pct:.2f} +- {half_width_pct:.2f} % of a step: the step without it "
-        "takes longer, so it does other work"
-    )
-    difference: str
-    mean_pct: float
-    half_width_pct: float
-
-
 class BelowFloor(Figures, frozen=True):
     """A step takes less time than its FLOPs need."""
 
@@ -264,28 +252,6 @@ class OwnLimit(Figures, frozen=True):
         return f"the limit is that of {of}{' of this card' if self.own_card else ''}"
 
 
-class SlowestRank(Figures, frozen=True):
-    """The slowest and the fastest rank, each without waiting for the others."""
-
-    says = "rank {slowest} takes {slowest_ms:.2f} ms alone, rank {fastest} {fastest_ms:.2f} ms"
-    slowest: int
-    slowest_ms: float
-    fastest: int
-    fastest_ms: float
-
-
-class OneRank(Figures, frozen=True):
-    """The step time of one rank alone."""
-
-    one_rank_ms: float
-    unsteady: str  # why its warm-up did not reach a steady state; empty if it did
-
-    @property
-    def text(self) -> str:
-        unsteady = f", {self.unsteady}" if self.unsteady else ""
-        return f"one rank alone takes {self.one_rank_ms:.2f} ms{unsteady}"
-
-
 class NoAnswer(Figures, frozen=True):
     """No pairs answer the alarm."""
 
@@ -359,7 +325,6 @@ OfCase = (
     | EventsGap
     | HostGap
     | RepeatedGap
-    | NegativeDifference
     | BelowFloor
     | Undecided
     | NoGates
@@ -372,5 +337,5 @@ OfCase = (
     | OtherWork
     | OtherWorkOfRanks
 )
-OfMetric = Undecided | OwnLimit | SlowestRank | OneRank | OverSteps
+OfMetric = Undecided | OwnLimit | OverSteps
 OfConfirmation = NoAnswer | NotTimed | OtherCommit | TooFar

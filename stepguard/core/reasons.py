@@ -17,7 +17,6 @@ from stepguard.core.reason_sentences import (
     Failed,
     Figures,
     HostGap,
-    NegativeDifference,
     NoGates,
     NoneMeasured,
     NotMeasured,
@@ -211,12 +210,6 @@ class Reason(StrEnum):
         HostGap,
         RepeatedGap,
         Failed,
-    )
-    CONTRADICTION = (
-        "CONTRADICTION",
-        "two measurements contradict each other",
-        Status.BROKEN,
-        NegativeDifference,
     )
     RAISED = "RAISED", "the workload raised", Status.BROKEN, Failed
     BAD_WORKLOAD = (

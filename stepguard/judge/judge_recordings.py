@@ -45,7 +45,7 @@ from stepguard.judge.soundness import (
     uncompared,
     undecided_metrics,
 )
-from stepguard.judge.summarise_evidence import notes, summarise
+from stepguard.judge.summarise_evidence import summarise
 
 DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # points that a difference may move within an epoch
 
@@ -73,13 +73,11 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
         return _refused(evidence, refused, now)
     values = now.values()
     why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
-    explained, pattern = notes(evidence), of_launches(evidence.launches)
+    pattern = of_launches(evidence.launches)
     slow_steps = pattern.figures() if pattern else None
     compared = [compare(name, now, past, gates, True) for name in METRICS if name in values]
     metrics = tuple(
-        _noted_time(metric, slow_steps, kernels_moved)
-        if metric.metric == JUDGED_TIME
-        else replace(metric, figures=explained.get(metric.metric, metric.figures))
+        _noted_time(metric, slow_steps, kernels_moved) if metric.metric == JUDGED_TIME else metric
         for metric in with_fallen(compared)
     )
     return Findings(

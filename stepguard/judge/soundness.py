@@ -14,12 +14,11 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from stepguard.core.evidence import Difference, Evidence, Launch
+from stepguard.core.evidence import Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import (
     BelowFloor,
     Failed,
-    NegativeDifference,
     NoGates,
     NoneMeasured,
     NotMeasured,
@@ -33,7 +32,6 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
-from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summarise_evidence import summarise
 
 
@@ -72,8 +70,6 @@ def _broken(reason: Reason, figures: OfCase) -> Refusal:
 def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
     for launch in evidence.launches:
         yield f"launch {launch.index}", launch
-    if evidence.one_rank:
-        yield "one-rank launch", evidence.one_rank
 
 
 def _contradiction(evidence: Evidence) -> Refusal | None:
@@ -93,8 +89,6 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
     for difference in evidence.differences:
         if wrong := difference.bad_times():
             return _broken(Reason.NOTHING_MEASURED, wrong)
-        if f"{difference.name}_pct" in evidence.gates and (how := _negative(difference)):
-            return _broken(Reason.CONTRADICTION, how)
     # The next check needs a step time, so it comes after the checks of blocks and their times.
     floor, step_ms = evidence.floor_ms(), summarise(evidence).values()[JUDGED_TIME]
     if floor is not None and step_ms < floor:
@@ -113,22 +107,6 @@ def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
     if len(gaps) <= max(1, len(launches) // 3):
         return None
     return RepeatedGap(blocks=len(gaps), launches=len(launches), first=gaps[0])
-
-
-def _negative(difference: Difference) -> NegativeDifference | None:
-    """Return the figures if steps without the exchange certainly take longer, which is impossible;
-    else None. The sync overhead may be negative: a card at its power cap may run faster after the
-    pauses.
-    """
-    cost = paired(difference.pairs_ms)
-    surely = cost.mean_pct + cost.half_width_pct < -DIFFERENCE_LIMIT_PCT
-    if difference.name != "exposed_comm" or not surely:
-        return None
-    return NegativeDifference(
-        difference=difference.name,
-        mean_pct=cost.mean_pct,
-        half_width_pct=cost.half_width_pct,
-    )
 
 
 def _undecided(evidence: Evidence) -> Refusal | None:

@@ -1,13 +1,12 @@
 """Summarise evidence as a recording. Only this module computes a recording's figures."""
 
 from collections.abc import Sequence
-from statistics import geometric_mean, median
+from statistics import fmean, geometric_mean, median
 
 import msgspec
 
 from stepguard.core.evidence import Counts, Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
-from stepguard.core.reason_sentences import OfMetric, OneRank, SlowestRank
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.core.site import Site
 from stepguard.judge.moved_places import without_lines
@@ -115,8 +114,8 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
         if difference.bad_times():
             continue
         figures[f"{difference.name}_ms"] = paired(difference.pairs_ms).mean_ms
-        if difference.name == "exposed_comm" and (each := difference.plain_by_rank_ms):
-            figures["rank_skew_pct"] = 100 * (max(each) / min(each) - 1)
+    if evidence.world_size > 1 and (profile := evidence.counted.profile):
+        figures["exposed_comm_ms"] = fmean(profile.parts.exposed_communication_us) / 1e3
     if not times:
         return figures
     step_ms, launches = geometric_mean(times), evidence.launches
@@ -131,7 +130,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
     if len(energy) == len(blocks):
         figures["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
-    return figures | _mfu(evidence, step_ms) | _scaling(evidence, step_ms)
+    return figures | _mfu(evidence, step_ms)
 
 
 def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
@@ -143,41 +142,3 @@ def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
         return {}
     achieved = evidence.flops_per_step / evidence.world_size / step_ms * 1e3
     return {"mfu_pct": 100 * achieved / peak}
-
-
-def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Return the step time of one rank alone in ms, and in percent the share of that rank's pace
-    that each rank of the case has. Empty if they are unknown.
-    """
-    alone, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
-    if alone is None or not tokens or not alone.has_times():
-        return {}
-    # The pace is tokens per ms, since a step of one rank alone may have another number of tokens.
-    pace = evidence.tokens_per_step / evidence.world_size / step_ms
-    efficiency = 100 * pace / (tokens / alone.step_ms)
-    return {"one_rank_step_ms": alone.step_ms, "scaling_efficiency_pct": efficiency}
-
-
-def notes(evidence: Evidence) -> dict[str, OfMetric]:
-    """Return notes on figures, by metric: which rank is the slowest, and how long one rank takes
-    alone.
-    """
-    by_metric: dict[str, OfMetric] = {}
-    for difference in evidence.differences:
-        if difference.name == "exposed_comm" and (each := difference.plain_by_rank_ms):
-            by_metric["rank_skew_pct"] = _slowest(each)
-    alone = evidence.one_rank
-    if alone is not None and alone.has_times():
-        single = OneRank(one_rank_ms=alone.step_ms, unsteady=alone.steady)
-        by_metric["scaling_efficiency_pct"] = single
-    return by_metric
-
-
-def _slowest(each_ms: Sequence[float]) -> SlowestRank:
-    slowest, fastest = each_ms.index(max(each_ms)), each_ms.index(min(each_ms))
-    return SlowestRank(
-        slowest=slowest,
-        slowest_ms=each_ms[slowest],
-        fastest=fastest,
-        fastest_ms=each_ms[fastest],
-    )

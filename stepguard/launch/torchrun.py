@@ -35,7 +35,6 @@ class LaunchSpec:
     time_limit_s: float
     own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, except for the engine
-    one_of_several: bool = False  # one rank runs alone, of a case that has several
     shared: tuple[str, ...] = ()  # modules that the agent imports, once for all ranks of a node
     standby: bool = False  # the agent imports, but starts no rank before release()
     # A command that starts its argument on each node; empty: it runs here.
@@ -137,11 +136,9 @@ def launch_environment(
         "TORCH_EXTENSIONS_DIR": str(spec.cache / "extensions" / tree),
         **callers_engine.caches(spec.cache),
     }
-    if spec.world_size > 1 or spec.one_of_several:
-        # torchrun sets this if a node has several ranks. One rank alone must run in the same way.
+    if spec.world_size > 1:
+        # torchrun sets this if a node has several ranks.
         env.setdefault("OMP_NUM_THREADS", "1")
-    if spec.one_of_several:
-        env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
     if spec.standby:
         env |= {"STEPGUARD_STANDBY": "1"}
     if not is_gpu(spec.device):

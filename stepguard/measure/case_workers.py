@@ -126,17 +126,15 @@ def watch(
     return (None, Fault(reason, problem, "", "preflight")) if problem else (monitor, None)
 
 
-def launch_spec(
-    case: Case, bench: Bench, label: str, alone: bool = False, standby: bool = False
-) -> LaunchSpec:
+def launch_spec(case: Case, bench: Bench, label: str, standby: bool = False) -> LaunchSpec:
     """Return the specification of a launch of the case."""
-    launcher = None if alone else spread(case, bench.launcher)
+    launcher = spread(case, bench.launcher)
     name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
     return LaunchSpec(
         device=case.device,
         preload=(case.module,) if case.module else (),
         shared=COMPILER,
-        world_size=1 if alone else case.world_size,
+        world_size=case.world_size,
         root=bench.root,
         folder=bench.folder / case.slug / name,
         cache=bench.cache,
@@ -144,7 +142,6 @@ def launch_spec(
         time_limit_s=case.time_limit_s,
         own=bench.own,
         forbidden=bench.forbidden,
-        one_of_several=alone,
         standby=standby,
         launcher=launcher.command if launcher else (),
         nodes=len(launcher.nodes) if launcher else 1,
@@ -183,11 +180,11 @@ class CaseWorkers:
     def _tree(self) -> Path:
         return self._bench.own or tree_of_root(self._bench.root)
 
-    def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
+    def start(self, label: str, *, standby: bool) -> WorkerGroup:
         """Start a group, or take the one that started while the case before this one was measured.
         The group imports in the background (RunningLaunch).
         """
-        spec = launch_spec(self.case, self._bench, label, alone, standby)
+        spec = launch_spec(self.case, self._bench, label, standby)
         environment = self._bench.environment
         group = self.ahead.take(spec, environment) or WorkerGroup(spec, environment)
         return self._stack.enter_context(group)
@@ -230,12 +227,10 @@ class CaseWorkers:
         if self._monitor:
             refuse_other_gpus(ranks, self._monitor.gpus)
         refuse_differing_ranks(ranks)
-        # A case's tokens and FLOPs are sums over its ranks. A rank that runs alone has others.
-        if not spec.one_of_several:
-            self._ranks = ranks
-            self._compiled = self._compiled or self._compiled_step(ranks[0]["fingerprint"])
-            if not self._first_reserved_bytes:
-                self._first_reserved_bytes = self._compiled.reserved_bytes
+        self._ranks = ranks
+        self._compiled = self._compiled or self._compiled_step(ranks[0]["fingerprint"])
+        if not self._first_reserved_bytes:
+            self._first_reserved_bytes = self._compiled.reserved_bytes
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported a module of the tree from another place."""
@@ -288,7 +283,7 @@ class CaseWorkers:
         how much later steps need. If the compile cache ``kept`` the step, later runs find it there.
         """
         self._first_reserved_bytes = first_step_bytes
-        if self._compiled and not spec.one_of_several:
+        if self._compiled:
             self._compiled.note(first_step_bytes if kept else 0)
 
     @property

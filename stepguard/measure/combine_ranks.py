@@ -31,8 +31,7 @@ _EAGER = ("flops_per_step", OPERATORS, GROWING_LINES, "sync_candidates_per_step"
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
     """Raise LaunchFailed if a rank runs on another GPU than the one that is monitored for it."""
-    # Not strict: a launch of one rank alone does not use the other GPUs.
-    for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=False)):
+    for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=True)):
         uuid = answer["fingerprint"]["device_uuid"]
         if uuid != gpu.uuid:
             message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"

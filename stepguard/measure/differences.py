@@ -5,7 +5,6 @@ variants alternate.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
 
 from stepguard.core.evidence import Block, Difference
 from stepguard.measure.combine_ranks import Answers
@@ -23,16 +22,9 @@ class Variants:
     words: str  # shown during the measurement
     plain: str
     other: str
-    # A variant leaves the ranks with different parameters, so it needs a launch of its own.
-    diverges: bool = False
 
 
-DIFFERENCES = {
-    "sync_overhead": Variants("sync overhead", "pipelined", "synced"),
-    "exposed_comm": Variants(
-        "exposed communication", "no_gradient_sync", "pipelined", diverges=True
-    ),
-}
+DIFFERENCES = {"sync_overhead": Variants("sync overhead", "pipelined", "synced")}
 
 
 def measure_difference(
@@ -56,7 +48,6 @@ def measure_difference(
     if pairs_wanted > protocol.pairs_in_a_series:
         enough = None
     pairs: list[tuple[float, float]] = []
-    plain_ms: list[list[float]] = []  # by rank, for each pair
     discarded: list[Block] = []
     while (left := pairs_wanted - len(pairs)) > 0:
         in_a_series = protocol.pairs_in_a_series
@@ -68,9 +59,7 @@ def measure_difference(
         measure = partial(_series, variants, launch, order, steps)
         _, ranks = launch.undisturbed(measure, discarded, variants.words)
         pairs += pairs_of(ranks, order, lead)
-        plain_ms += [plain_by_rank(ranks, order, lead)] * in_a_series
-        plain = tuple(map(fmean, zip(*plain_ms, strict=True)))
-        difference = Difference(name, tuple(pairs), plain)
+        difference = Difference(name, tuple(pairs))
         if enough is not None and enough(difference):
             break
     return difference
@@ -109,11 +98,3 @@ def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[
         times = {order[index]: slowest[index] for index in (first, first + 1)}
         pairs.append((times[0], times[1]))
     return pairs
-
-
-def plain_by_rank(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[float]:
-    """Return the mean step time of the plain variant on each rank, in ms, without the first
-    ``lead`` segments.
-    """
-    chosen = [index for index, variant in enumerate(order) if variant == 0 and index >= lead]
-    return [fmean(rank["segments_ms"][index] for index in chosen) for rank in ranks]

@@ -24,7 +24,7 @@ from stepguard.measure.pair import build_alone, count_once_more, let_count
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
 
 PROFILE_LEAD_S = 0.5  # steps before the profile: a difference may have left other clocks
-FIRST, ONE_RANK = "launch 1", "one-rank launch"
+FIRST = "launch 1"
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,11 @@ class PlannedLaunch:
     timed: bool
     count: bool
     differences: tuple[str, ...] = ()
-    alone: bool = False  # one rank of the case runs alone; its times do not count for the case
 
     @property
     def only_timed(self) -> bool:
         """Tell whether the launch only adds times to those of the case's other launches."""
-        return self.timed and not (self.count or self.differences or self.alone)
+        return self.timed and not (self.count or self.differences)
 
 
 @dataclass(frozen=True)
@@ -55,25 +54,13 @@ class Enough:
 def planned_launches(case: Case) -> list[PlannedLaunch]:
     """Return the launches of a case, in order.
 
-    The first launch counts, then times blocks, then measures differences. A variant that leaves the
-    ranks with different parameters has a launch of its own.
-
-    The launch of one rank alone comes last, since the other cards are idle during it and cool down.
-    So all that is gated is measured before, on cards as warm as those of the recordings. The card
-    that works is as warm as in the case's other launches.
+    The first launch counts, then times blocks, then measures differences.
     """
     counted = any(METRICS[name].kind == "counter" for name in case.gates)
-    wanted = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
-    compared = tuple(name for name in wanted if not DIFFERENCES[name].diverges)
+    compared = tuple(name for name in DIFFERENCES if f"{name}_pct" in case.gates)
     planned = [PlannedLaunch(FIRST, True, counted, compared)]
-    for name in (name for name in wanted if DIFFERENCES[name].diverges):
-        planned.append(PlannedLaunch(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
     for number in range(2, case.launches + 1):
         planned.append(PlannedLaunch(f"launch {number}", True, False))
-    # Only a case that gates its step time needs this launch. On a CPU, where few do, ranks slow
-    # each other down by 50 to 200 %.
-    if case.world_size > 1 and JUDGED_TIME in case.gates:
-        planned.append(PlannedLaunch(ONE_RANK, True, False, alone=True))
     return planned
 
 
@@ -144,7 +131,6 @@ class _CaseRun:
         self._planned = planned_launches(self.case)  # the planned launches to come
         self._importing: dict[str, RunningLaunch] = {}  # by label
         self.differences: list[Difference] = []
-        self.one_rank: dict[str, Any] = {}  # fields of the evidence
 
     def measure(self, wants_another: Callable[[Evidence], bool]) -> None:
         """Run the planned launches, and as many more as are wanted. After a failure stop."""
@@ -154,10 +140,6 @@ class _CaseRun:
                 plan = self._planned.pop(0)
                 if self._may_leave_out(plan):
                     continue
-                if plan.alone:  # the other cards cool meanwhile, so further launches come before
-                    self._more_launches(wants_another)
-                    self._one_rank(plan)
-                    return
                 self._run(plan, self._following(wants_another))
                 if plan.count and (names := self._doubtful(self.evidence())):
                     count_once_more(self.workers, self.protocol, names, "counting launch")
@@ -198,21 +180,12 @@ class _CaseRun:
             return None if self._likely_last() else self._planned[0]
         return self._one_more(2) if self._may_want(wants_another) else None
 
-    def _one_rank(self, plan: PlannedLaunch) -> None:
-        """Run one rank alone. Its result is only shown. A failure is only noted, since a workload
-        need not be able to run on one rank.
-        """
-        try:
-            self._run(plan, None)
-        except LaunchFailed as failed:
-            self.one_rank["one_rank_problem"] = failed.fault.message
-
     def _more_launches(self, wants_another: Callable[[Evidence], bool]) -> None:
         """Run launches as long as one more is wanted. End a launch that imported for nothing."""
         while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
             self._run(self._one_more(1), self._one_more(2) if self._room(2) else None)
-        for label in [label for label in self._importing if label != ONE_RANK]:
-            self._importing.pop(label).group.close()
+        while self._importing:
+            self._importing.popitem()[1].group.close()
 
     def _room(self, launches: int) -> bool:
         return len(self.workers.launches) + launches <= self.most_launches
@@ -231,7 +204,7 @@ class _CaseRun:
 
     def _start(self, plan: PlannedLaunch) -> RunningLaunch:
         """Start the plan's launch and return it. It imports meanwhile."""
-        return RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)
+        return RunningLaunch(self.workers, plan.label, self.protocol)
 
     def _run(self, plan: PlannedLaunch, following: PlannedLaunch | None) -> None:
         """Run one launch to its end. Meanwhile ``following`` imports."""
@@ -244,7 +217,7 @@ class _CaseRun:
             self.workers.start_ahead(FIRST)
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
-        ranks = launch.build()
+        launch.build()
         if plan.count:
             launch = let_count(launch)
         # The compiler tried kernels on memory of its own, and counting took some, which the
@@ -256,7 +229,7 @@ class _CaseRun:
         timed = gates_times(self.case)
         launch.warm_up(until=lambda: not timed or all(ready() for ready in waiting))
         if plan.timed:
-            self._time(launch, plan)
+            self._time(launch)
         for name in plan.differences:
             self._measure_difference(name, launch)
         if plan.count:
@@ -266,10 +239,7 @@ class _CaseRun:
             launch.locate()
         launch.leave()
         launches = self.workers.launches
-        if plan.alone:
-            self.one_rank["one_rank"] = launch.measured(0)
-            self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
-        elif plan.timed:
+        if plan.timed:
             launches[-1] = launch.measured(len(launches))  # now with all that followed its blocks
 
     def _measure_difference(self, name: str, launch: RunningLaunch) -> None:
@@ -282,13 +252,13 @@ class _CaseRun:
         found = measure_difference(name, launch, wanted, enough if asked else None)
         self.differences.append(found)
 
-    def _time(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
+    def _time(self, launch: RunningLaunch) -> None:
         steps = block_steps(self.protocol.block_s, launch.warmup.step_s)
         for _ in range(self.protocol.blocks):
             launch.timed_block(steps, of=self.protocol.blocks)
-        if not plan.alone:  # the blocks are kept even if the rest of the launch fails
-            launches = self.workers.launches
-            launches.append(launch.measured(len(launches) + 1))
+        # The blocks are kept even if the rest of the launch fails.
+        launches = self.workers.launches
+        launches.append(launch.measured(len(launches) + 1))
 
     def evidence(self) -> Evidence:
         """Return what is known so far."""
@@ -297,5 +267,4 @@ class _CaseRun:
             gates=self.case.gates,
             extended=self.case.extended,
             differences=tuple(self.differences),
-            **self.one_rank,
         )

@@ -49,8 +49,7 @@ class RunningLaunch:
     """A worker group from its start, at which it begins to import. All failures raise
     WorkersFailed.
 
-    ``alone``: it has one rank, although the case has several. ``standby``: its agent imports; its
-    ranks do so after release().
+    ``standby``: its agent imports; its ranks do so after release().
     """
 
     def __init__(
@@ -59,11 +58,10 @@ class RunningLaunch:
         label: str,
         protocol: Protocol,
         *,
-        alone: bool = False,
         standby: bool = False,
     ) -> None:
         self.workers, self.label, self.protocol = workers, label, protocol
-        self.group = workers.start(label, alone=alone, standby=standby)
+        self.group = workers.start(label, standby=standby)
         self._standby = standby
         self._began = time.monotonic()
         self._compile_s = 0.0

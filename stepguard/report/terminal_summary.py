@@ -92,8 +92,6 @@ def _beside(result: Result) -> Iterator[str]:
             what = metric_notes.happens(site, METRICS[name].unit)
             yield f"allowed in {case_id}: {what}: {site.allowed}"
     yield from _equal_elsewhere(result)
-    if problem := result.evidence.one_rank_problem:
-        yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
     # For `same` against a revision say how much slower the case may be, unless a notice says it.
     if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
         lines = verdict_text.times(verdict) or ["counters alone, its times are not gated"]

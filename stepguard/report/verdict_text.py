@@ -50,7 +50,6 @@ DONE_BY_OPERATORS = (
     "pageable_copies_per_step",
     "memsets_per_step",
 )
-OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 ID_WIDTHS = (40, 20, 12)  # of a case's id in a headline; the verdict and the cause need the rest
 
 # Frames of a traceback between a rank's main() and the user's code, with their source lines: frames
@@ -260,8 +259,6 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     for above, metric in zip([None, *moved], moved, strict=False):
         lines += _metric_lines(metric, above, bool(verdict.against))
     lines += [f"  {text}" for text in time_causes.lines(verdict)]
-    for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
-        lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
     lines += [f"  {text}" for text in of_waivers(verdict)]
     if verdict.against and not verdict.whole:

@@ -138,15 +138,6 @@ def test_a_step_that_the_cache_cannot_keep_is_unknown(trees):
     assert built(trees, "one").reserved_bytes == 0
 
 
-def test_a_rank_that_runs_alone_says_nothing_of_the_case(trees):
-    """Its step has other graphs, and other memory."""
-    alone = replace(launch_spec(trees / "one"), one_of_several=True)
-    ran(built(trees, "one", of=alone))
-    assert not (trees / "cache").exists()
-    ran(ran(built(trees, "one")), GIB, of=alone)
-    assert built(trees, "one").reserved_bytes == 3 * GIB
-
-
 def test_what_this_run_reserved_is_not_forgotten(trees):
     """A later launch of a case is described, too. It does not say what the cache has."""
     workers = ran(built(trees, "one"), kept=False)

@@ -17,7 +17,6 @@ from training_runs import run_two_ranks
 from model.config import SIZES, GPTConfig
 from model.ddp import DdpSettings
 from model.workloads import train_step
-from stepguard.worker.step_variants import VARIANTS, _exchanges
 
 TINY = GPTConfig(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=8256)
 SMALL: dict[str, Any] = {
@@ -45,10 +44,9 @@ WAYS: dict[str, dict[str, Any]] = {
 STEPS = 3  # buckets are arranged anew in the second
 
 
-def gradients(sync: bool = True, **params: Any) -> list[dict[str, Tensor]]:
+def gradients(**params: Any) -> list[dict[str, Tensor]]:
     """The gradients that the optimizer is handed in each of STEPS steps."""
     workload: Any = train_step(**SMALL | params)
-    workload.gradient_sync = sync
     seen: list[dict[str, Tensor]] = []
 
     def look(*_: object) -> None:
@@ -63,7 +61,7 @@ def gradients(sync: bool = True, **params: Any) -> list[dict[str, Tensor]]:
 
 
 def one_rank(rank: int, folder: str) -> None:
-    """One of two ranks: its gradients by way, and without any sync."""
+    """One of two ranks: its gradients by way."""
     torch.set_num_threads(1)
     SIZES["tiny"] = TINY
     compiler, found = torch.compile, {}
@@ -74,18 +72,7 @@ def one_rank(rank: int, folder: str) -> None:
         backend = "aot_eager" if name == "compiled before" else "eager"
         torch.compile = partial(compiler, backend=backend)
         found[name] = gradients(**params)
-    found["none"] = gradients(sync=False)
-    found["calls"] = calls()
     torch.save(found, f"{folder}/rank{rank}.pt")
-
-
-def calls() -> list[list[str]]:
-    """What a step calls to exchange: as it is, without gradient sync, and as it is again."""
-    workload: Any = train_step(**SMALL)
-    for _ in range(STEPS):
-        workload.step()
-    alone = VARIANTS["no_gradient_sync"](workload, lambda: None)
-    return [_exchanges(step) for step in (workload.step, alone, workload.step)]
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +96,6 @@ def test_gradients_are_those_of_one_process_on_all_batches(ranks, way: str):
         for name, gradient in expected[step].items():
             assert torch.equal(first[name], second[name]), name
             torch.testing.assert_close(first[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
-
-
-def test_without_sync_nothing_is_exchanged(ranks):
-    """DDP's buckets and the loss: neither is reduced while the attribute says so."""
-    for rank in ranks:
-        assert rank["calls"] == [["c10d::allreduce_"], [], ["c10d::allreduce_"]]
-
-
-def test_without_sync_every_rank_has_its_own(ranks):
-    """Told to exchange nothing, the ranks see the gradients of their own batches alone."""
-    for first, second in zip(*(rank["none"] for rank in ranks), strict=True):
-        assert not torch.allclose(first["wte.weight"], second["wte.weight"], rtol=0.1)
 
 
 @pytest.mark.parametrize(

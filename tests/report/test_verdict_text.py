@@ -544,7 +544,7 @@ def test_columns_nobody_fills_are_left_out():
 
 
 def test_a_row_has_its_figures():
-    """Time, baseline, change, limit, throughput, scaling, MFU, memory, counters and verdict."""
+    """Time, baseline, change, limit, throughput, MFU, memory, counters and verdict."""
     (row,) = table.rows([SLOWER])
     assert row.cells == (
         CASE_ID,
@@ -553,7 +553,6 @@ def test_a_row_has_its_figures():
         "+8.00",
         "0.98",
         "485,452",
-        "",
         "37.04",
         "42,915.3",
         f"{COUNTERS} equal",
@@ -656,7 +655,7 @@ def test_the_table_fits_the_terminal_or_stacks(width, verdicts):
 def test_a_log_has_two_lines_of_headings_before_it_is_too_wide():
     """A GPU's row with all its figures fits 120 columns, and the wider one keeps every cell."""
     cells = ("train_step[124m-bf16-4-ranks]", "260.100", "252.520", "+3.00", "0.50", "503,929")
-    cells += ("97.1", "41.2", "34,332.3", "3 of 22 moved")
+    cells += ("41.2", "34,332.3", "3 of 22 moved")
     usual = table.Row((*cells, "INCONCLUSIVE"), Status.INCONCLUSIVE)
     first, second, row = table.lines([usual])
     assert first[0].split()[:3] == ["step", "baseline", "change"] and second[0].startswith("case")

@@ -1,7 +1,7 @@
 """Runs that were measured whole, and cannot be believed or decided."""
 
-from builders import KNOWN_COUNTS, block, evidence, launch, two_rank_evidence
-from inputs import DIFFERENCE, FIVE, SYNC, SYNCS, TWO_RANKS, UNSTEADY, counting, recorded_of
+from builders import KNOWN_COUNTS, block, evidence, launch
+from inputs import DIFFERENCE, FIVE, SYNC, SYNCS, UNSTEADY, counting
 from scenario import Run, Scenario
 
 from stepguard.core.evidence import Counts, Difference
@@ -96,19 +96,6 @@ UNSOUND = (
                 planned_launches=2,
             ),
             baseline=FIVE,
-        ),
-    ),
-    Scenario(
-        "contradiction",
-        "The step without its exchange takes longer than with it.",
-        "BROKEN",
-        "CONTRADICTION",
-        Run(
-            two_rank_evidence(
-                gates=(*TWO_RANKS.gates, "exposed_comm_pct"),
-                differences=(Difference("exposed_comm", ((250.0, 240.0), (250.0, 240.2))),),
-            ),
-            baseline=recorded_of(TWO_RANKS),
         ),
     ),
     Scenario(

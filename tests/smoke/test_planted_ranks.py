@@ -38,8 +38,8 @@ REDUCE = "                dist.all_reduce(total)\n"
 MORE = "                dist.all_reduce(torch.zeros(1000, device=total.device))\n"
 PLANTS = {  # old and new text in model/workloads.py
     "gradient sync in every micro-step": (
-        "wanted = (last and self.gradient_sync) or",
-        "wanted = self.gradient_sync or",
+        "wanted = last or",
+        "wanted = True or",
     ),
     "buckets of 10 KiB": (SETTINGS, SETTINGS.replace("bucket_cap_mb", "0.01")),
     "a search for unused parameters": (UNUSED, UNUSED.replace("find_unused_parameters", "True")),
