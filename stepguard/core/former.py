@@ -46,9 +46,9 @@ def gates_of(gates: Iterable[str]) -> tuple[str, ...]:
     return tuple(gate for gate in gates if gate in METRICS or gate in GATES)
 
 
-def named_in(text: str) -> list[str]:
-    """Return the former metrics that the text of a JSON document names."""
-    return [name for name in METRICS if f'"{name}"' in text]
+def named_in(text: bytes) -> list[str]:
+    """Return the former metrics that a JSON document names."""
+    return [name for name in METRICS if f'"{name}"'.encode() in text]
 
 
 def without(raw: Any, inside: str = "") -> Any:

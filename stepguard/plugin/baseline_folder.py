@@ -121,21 +121,24 @@ def with_own_waivers(base: Sequence[Permission], own: Path, commit: str) -> tupl
 
 
 def former_lines(folder: Path, collection: Collected) -> list[str]:
-    """Return a line for each former metric that a case gates or that a baseline file has: what
-    serves instead.
+    """Return a line for each former metric that a case gates, with what serves instead, and a line
+    for those that files of the folder have.
     """
-    named: dict[str, list[str]] = {}
+    gated: dict[str, list[str]] = {}
     for case in filter(None, (test.case for test in collection.tests.values())):
         for name in case.former_gates:
-            named.setdefault(name, []).append(case.id)
-    for path in (*files(folder), folder / WAIVERS):
-        for name in former.named_in((contents(path) or b"").decode()):
-            named.setdefault(name, []).append(path.name)
+            gated.setdefault(name, []).append(case.id)
     instead = {**former.METRICS, **former.GATES}
-    return [
-        f"{name} is not gated any more, ignored in {listed(where, 3)}: {instead[name]}"
-        for name, where in named.items()
+    lines = [
+        f"{name} is not gated any more, ignored in {listed(ids, 3)}: {instead[name]}"
+        for name, ids in gated.items()
     ]
+    texts = {path.name: contents(path) or b"" for path in (*files(folder), folder / WAIVERS)}
+    found = {file: named for file, text in texts.items() if (named := former.named_in(text))}
+    if found:
+        names = list(dict.fromkeys(name for named in found.values() for name in named))
+        lines.append(f"ignored in {listed([*found], 3)}, no metrics any more: {', '.join(names)}")
+    return lines
 
 
 @dataclass(frozen=True)

@@ -95,15 +95,16 @@ def test_a_document_is_read_without_its_former_metrics(gone):
 
 
 def test_a_gate_that_is_gone_is_ignored_with_a_note(gone, tmp_path):
-    """In a case and in a baseline: one line says where it is, and what serves instead."""
+    """In a case a line says what serves instead; of files one line has all names."""
     case = Case("a", "m:f", gates=("step_ms", GONE))
     assert case.gates == ("step_ms",)
     (tmp_path / "cpu.json").write_text(f'{{"gates": ["{GONE}"]}}')
-    where = "f[a], cpu.json"
-    wanted = f"{GONE} is not gated any more, ignored in {where}: the profile shows it"
     tests = Collected()
     tests.tests["a"] = CollectedTest(case, "test_a.py", 1)
-    assert former_lines(tmp_path, tests) == [wanted]
+    assert former_lines(tmp_path, tests) == [
+        f"{GONE} is not gated any more, ignored in f[a]: the profile shows it",
+        f"ignored in cpu.json, no metrics any more: {GONE}",
+    ]
     assert former_lines(tmp_path / "none", Collected()) == []
 
 
