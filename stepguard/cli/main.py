@@ -141,6 +141,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         command.add_command(commands, root)
         for name in commands.choices.keys() - known:
             _describe(commands.choices[name], command.__doc__ or "")
+            former.add_options(name, commands.choices[name].add_argument)
         # Other commands are neither imported nor described.
         if arguments and arguments[0] in commands.choices:
             return _options(commands.choices[arguments[0]], arguments[1:])

@@ -5,8 +5,9 @@ Files that people keep still have such names: recordings, evidence, run document
 reader finds of them is ignored, and a run says so once. Behind each name is what serves instead.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import argparse
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 _TWO_CASES = "compare two cases of a run, one of them on one rank"
 METRICS: Mapping[str, str] = {
@@ -29,8 +30,12 @@ REASONS: Mapping[object, str] = {
     "UNPROVEN": "UNDECIDED",
 }
 PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHING_MEASURED"}
-OPTIONS: Mapping[str, str] = {
-    "--perf-fresh": "every run measures its pairs",
+# Of pytest, and of each command.
+OPTIONS: Mapping[str, Mapping[str, str]] = {
+    "comment": {"--conclusion": "the document says it"},
+    "doctor": {"--peaks": "python -m stepguard peaks, of stepguard-lab"},
+    "pytest": {"--perf-fresh": "every run measures its pairs"},
+    "run": {"--trace": "python -m stepguard record-traces CASE --out DIR, of stepguard-lab"},
 }
 COMMANDS: Mapping[str, str] = {}
 # Figures of a reason that is gone, and the sentence that stands for them.
@@ -39,6 +44,20 @@ FIGURES: Mapping[object, str] = {
 }
 # Fields of documents, each behind the field or the list that it is in.
 FIELDS = frozenset({("pairs", "stays"), ("step", "stays")})
+
+
+class _Gone(argparse.Action):
+    """An option that is gone: its error says what serves instead."""
+
+    def __call__(self, *_: object) -> NoReturn:
+        name = self.option_strings[0]
+        raise argparse.ArgumentError(None, f"{name} is no option any more: {self.const}")
+
+
+def add_options(command: str, add: Callable[..., Any]) -> None:
+    """Add a command's former options by a parser's method, which no help shows."""
+    for name, instead in OPTIONS.get(command, {}).items():
+        add(name, action=_Gone, nargs="?", const=instead, help=argparse.SUPPRESS)
 
 
 def gates_of(gates: Iterable[str]) -> tuple[str, ...]:

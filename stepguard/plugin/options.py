@@ -2,8 +2,7 @@
 imports little.
 """
 
-import argparse
-from typing import Any, NoReturn
+from typing import Any
 
 from stepguard.core import former
 from stepguard.core.margins import BUDGET_MIN
@@ -49,22 +48,13 @@ TEXTS = {
 }
 
 
-class _Former(argparse.Action):
-    """An option that is gone: its error says what serves instead."""
-
-    def __call__(self, *_: object) -> NoReturn:
-        name = self.option_strings[0]
-        raise argparse.ArgumentError(None, f"{name} is no option any more: {former.OPTIONS[name]}")
-
-
 def add_options(group: Any) -> None:
     """Add all options to a group of pytest's parser."""
     for name, text in FLAGS.items():
         group.addoption(name, action="store_true", help=text)
     for name, (metavar, text) in TEXTS.items():
         group.addoption(name, metavar=metavar, help=text)
-    for name in former.OPTIONS:
-        group.addoption(name, action=_Former, nargs="?", help=argparse.SUPPRESS)
+    former.add_options("pytest", group.addoption)
     text = "refuse to run with fewer GPUs than this, instead of skipping (%(default)s)"
     group.addoption("--perf-require-gpus", metavar="N", type=int, default=0, help=text)
     text = "minutes that a run may spend on pairs with another revision (%(default)g)"

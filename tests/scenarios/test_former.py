@@ -63,7 +63,7 @@ GONE = "a_former_pct"
 def gone(monkeypatch):
     """A metric, an option and a command that are gone."""
     monkeypatch.setitem(former.METRICS, GONE, "the profile shows it")
-    monkeypatch.setitem(former.OPTIONS, "--perf-former", "leave it out")
+    monkeypatch.setitem(former.OPTIONS["pytest"], "--perf-former", "leave it out")
     monkeypatch.setitem(former.COMMANDS, "former", "git diff baselines/")
     monkeypatch.setattr(former, "FIELDS", frozenset({("permission", "commit")}))
 
@@ -112,6 +112,28 @@ def test_a_command_that_is_gone_says_what_serves(gone, capsys):
     """With the status of bad usage."""
     assert main(["former", "list"]) == 2
     assert "former is no command any more: git diff baselines/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [(one, name) for one in former.OPTIONS if one != "pytest" for name in former.OPTIONS[one]],
+)
+def test_a_commands_option_that_is_gone_says_what_serves(command, option, capsys):
+    """With or without a value, and it is in no help."""
+    for given in ([option], [f"{option}=x"], [option, "x"]):
+        with pytest.raises(SystemExit, match="2"):
+            main([command, *given])
+        said = f"{option} is no option any more: {former.OPTIONS[command][option]}"
+        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert option not in capsys.readouterr().out
+
+
+def test_a_scripts_own_option_is_not_looked_at(capsys):
+    """Behind -- it may have any name."""
+    assert main(["run", "--", "none.py", "--trace"]) == 2
+    assert "--trace is no option" not in capsys.readouterr().err
 
 
 def test_an_option_that_is_gone_says_what_serves(gone, pytester):
