@@ -28,6 +28,7 @@ REASONS: Mapping[object, str] = {
     "OTHER_TOKENS": "WORK_MOVED",
     "TOO_FEW_LAUNCHES": "NOTHING_MEASURED",
     "UNPROVEN": "UNDECIDED",
+    "UNREAD_FILES": "IDENTICAL_STEP",
 }
 PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHING_MEASURED"}
 # Of pytest, and of each command.
@@ -43,7 +44,10 @@ FIGURES: Mapping[object, str] = {
     "NegativeDifference": "the step takes longer without the exchange between ranks than with it",
 }
 # Fields of documents, each behind the field or the list that it is in.
-FIELDS = frozenset({("pairs", "stays"), ("step", "stays")})
+FIELDS = frozenset(
+    {(side, "changed_read") for side in ("", "head", "base")}
+    | {("pairs", "stays"), ("step", "stays")}
+)
 
 
 class _Gone(argparse.Action):

@@ -14,9 +14,7 @@ The document does not: a document with fewer cases is refused.
 from collections.abc import Iterator
 
 from stepguard.core.baseline import Entry
-from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect
-from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, Problem, ProblemCode, State
 from stepguard.core.shared_sentences import TREE_CHANGED, wider_margins
 from stepguard.core.verdict import Verdict

@@ -18,7 +18,6 @@ from run_documents import COMMIT, measured, run_document
 
 from stepguard.core.metrics import OPERATORS, default_gates
 from stepguard.core.permission import Permission
-from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.run_document import CaseState, End, Problem, ProblemCode, State
 from stepguard.core.status import Status

@@ -597,8 +597,6 @@ def test_waste_that_rose_ends_a_case_with_the_launches_that_count(warm, measure,
     assert not [label for label, what in warm.events if what.startswith("block")]
 
 
-
-
 @pytest.mark.parametrize(
     ("cold", "late"),
     [
