@@ -61,7 +61,8 @@ class Tree:
         self.cache, self._document = self.tree / ".stepguard" / "cache", folder / "run.json"
         self._command = [sys.executable, "-m", "pytest", test, "-q", "-p", "no:cacheprovider"]
         self._command += [f"--perf-json={self._document}"]
-        self._env = os.environ | {VARIABLE: str(folder), "PYTHONPATH": str(self.tree)}
+        path = os.pathsep.join(filter(None, (str(self.tree), os.environ.get("PYTHONPATH"))))
+        self._env = os.environ | {VARIABLE: str(folder), "PYTHONPATH": path}
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Start a run."""

@@ -8,9 +8,9 @@ from stepguard.worker.torch_device import on_gpu
 def count(counted):
     """What a rank says of a step after both parts, in the fields of a Tally."""
     tally, calls = count_compiled(counted, lambda text: None)
-    both = count_without_compiler(counted, lambda text: None, tally)
     if on_gpu(counted.device):
         locate_syncs(tally, counted, calls)
+    both = count_without_compiler(counted, lambda text: None, tally)
     return {
         name: known | both[name] if isinstance(both[name], dict) else known
         for name, known in tally.as_dict().items()

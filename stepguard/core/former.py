@@ -34,9 +34,9 @@ PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHI
 # Of pytest, and of each command.
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "comment": {"--conclusion": "the document says it"},
-    "doctor": {"--peaks": "python -m stepguard peaks, of stepguard-lab"},
+    "doctor": {"--peaks": "the command peaks of stepguard-lab"},
     "pytest": {"--perf-fresh": "every run measures its pairs"},
-    "run": {"--trace": "python -m stepguard record-traces CASE --out DIR, of stepguard-lab"},
+    "run": {"--trace": "the command record-traces CASE --out DIR of stepguard-lab"},
 }
 COMMANDS: Mapping[str, str] = {}
 # Figures of a reason that is gone, and the sentence that stands for them.

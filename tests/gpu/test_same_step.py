@@ -17,7 +17,7 @@ from stepguard.worker.count.profiled_steps import (
     count_profiled,
     take_profile,
 )
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZE = 1024
@@ -96,7 +96,11 @@ def test_the_same_step_is_the_same():
     one, other = tally(Step()), tally(Step())
     assert one.identity.problem == "" and one.identity.parts
     assert list(one.identity.differs_from(other.identity)) == []
-    assert one.profile.steps == 6 and one.profile.lost_share == 0 and one.profile.incomplete == 0
+    assert (
+        one.profile.steps == ACTIVE_STEPS
+        and one.profile.lost_share == 0
+        and one.profile.incomplete == 0
+    )
     assert sum(row.calls[0] for row in one.profile.kernels if row.kind == "GEMM") == 4
 
 
