@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from stepguard import Case
-from stepguard.core.evidence import Disturbance
+from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
 from stepguard.core.reason_sentences import Failed, NotRecorded
@@ -754,11 +754,12 @@ def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
             "commit last.pt, or add it to .gitignore, measure again, then ",
         ),
         ({"dirty": tuple("abcd")}, "commit a, b and 2 more, measure again, then "),
+        ({"faults": (Fault(Reason.UNDECIDED, "ended by SIGTERM"),)}, "measure again, then "),
     ],
 )
-def test_evidence_of_a_dirty_tree_says_what_comes_first(how, said):
+def test_evidence_that_is_not_recorded_says_what_comes_first(how, said):
     """The accept command would be refused: the line names what to commit before it. Who committed
-    the code may have forgotten a file.
+    the code may have forgotten a file. A run that was ended is not recorded either.
     """
     first = commit_first(replace(evidence((250.0,) * 3), **how))
     (step, *_) = next_steps(SLOWER, "e.json", Commands(), first)

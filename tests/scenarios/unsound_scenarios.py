@@ -12,6 +12,8 @@ def of_launch(**changes):
     return evidence((), launches=(launch(**changes),), planned_launches=1)
 
 
+COPIES_UNKNOWN = {k: v for k, v in evidence().counts.values.items() if k != "copies_per_step"}
+
 UNSOUND = (
     Scenario(
         "not-steady",
@@ -41,7 +43,23 @@ UNSOUND = (
         Run(
             evidence(
                 counts=Counts(
-                    {k: v for k, v in evidence().counts.values.items() if k != "copies_per_step"},
+                    COPIES_UNKNOWN,
+                    {"copies_per_step": "steps differ: 4, 5; in another launch: 5, 6"},
+                    evidence().counts.detail,
+                )
+            ),
+            baseline=FIVE,
+        ),
+    ),
+    Scenario(
+        "count-unstable-but-a-cost-rose",
+        "What rose decides. Nothing accepts or waives it while another count is undecided.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            evidence(
+                counts=Counts(
+                    COPIES_UNKNOWN | {"host_syncs_per_step": 11},
                     {"copies_per_step": "steps differ: 4, 5; in another launch: 5, 6"},
                     evidence().counts.detail,
                 )
@@ -69,11 +87,7 @@ UNSOUND = (
         "BROKEN",
         "METRIC_MISSING",
         Run(
-            evidence(
-                counts=Counts(
-                    {k: v for k, v in evidence().counts.values.items() if k != "copies_per_step"}
-                )
-            ),
+            evidence(counts=Counts(COPIES_UNKNOWN)),
             baseline=FIVE,
         ),
     ),
