@@ -96,9 +96,9 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     ),
     Reason.IDENTICAL_STEP: Help(
         "The step is known to be the other revision's: the same kernels in order with their "
-        "grids, generated code, operators with shapes, strides and types, copies, collectives, "
-        "counters and settings of libraries. The GPU bounds it, and one pair (two to four on a "
-        "noisy machine) shows no difference ([judge.md](judge.md#a-step-that-is-the-same)).",
+        "grids, generated code, operators with shapes, strides and types, copies, collectives and "
+        "settings of libraries. The GPU bounds it, and one pair (two to four with narrow margins) "
+        "shows no difference ([judge.md](judge.md#a-step-that-is-the-same)).",
         "Nothing.",
     ),
     Reason.CHANGED_KERNELS: Help(

@@ -158,7 +158,7 @@ class Reason(StrEnum):
     TOO_NOISY = "TOO_NOISY", "launches differ by more than the limit allows", Status.INCONCLUSIVE
     COUNT_UNSTABLE = (
         "COUNT_UNSTABLE",
-        "a counter differs between steps",
+        "launches count the same steps differently, or a count is missing",
         Status.INCONCLUSIVE,
         Unstable,
         Undecided,
