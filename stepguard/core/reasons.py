@@ -99,7 +99,7 @@ class Reason(StrEnum):
         "by the kernels that differ, and pairs of both revisions agree",
         (Status.SLOWER, Status.FASTER, Status.SAME),
     )
-    UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE, Failed
+    UNDECIDED = "UNDECIDED", "the time is not decided", Status.INCONCLUSIVE, Failed
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
     MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME
     TIME_DECIDES = "TIME_DECIDES", "moved, but in pairs the time decides", Status.SAME

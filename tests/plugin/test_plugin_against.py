@@ -188,7 +188,7 @@ RAISES = {
         (
             {"pct": 1.0, "pairs": 2, "out_of_time": True},
             "INCONCLUSIVE",
-            ["*INCONCLUSIVE, the pairs do not decide", "  give it more time: --perf-budget=MIN*"],
+            ["*INCONCLUSIVE, the time is not decided", "  give it more time: --perf-budget=MIN*"],
         ),
         (
             LACKS,
