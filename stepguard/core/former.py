@@ -38,7 +38,11 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "pytest": {"--perf-fresh": "every run measures its pairs"},
     "run": {"--trace": "the command record-traces CASE --out DIR of stepguard-lab"},
 }
-COMMANDS: Mapping[str, str] = {}
+COMMANDS: Mapping[str, str] = {
+    "baselines": "git diff shows what a change records, and an entry that is taken out of its file "
+    "under baselines/ is removed",
+    "schema": "the documentation has it, as run-document.schema.json",
+}
 # Figures of a reason that is gone, and the sentence that stands for them.
 FIGURES: Mapping[object, str] = {
     "NegativeDifference": "the step takes longer without the exchange between ranks than with it",

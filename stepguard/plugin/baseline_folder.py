@@ -192,9 +192,8 @@ def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Com
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
         for case_id in sorted(set(content.cases) - set(cases) if content else ()):
-            gone = (
-                f"{case_id} has a baseline but no case{meant(case_id, new, 'was it renamed to')}: "
-            )
-            gone += f"if it is gone for good, {commands.prune(case_id)}"
+            renamed = meant(case_id, new, "was it renamed to")
+            gone = f"{case_id} has a baseline but no case{renamed}: "
+            gone += "if it is gone for good, take its entry out of the file"
             lines.append(f"{commands.relative(path)}: {gone}")
     return lines

@@ -65,11 +65,6 @@ class Commands:
         named = f"{shlex.quote(waiver.case)} {waiver.metric}{self.in_folder()}"
         return self.called(f"stepguard waive {named} --remove")
 
-    def prune(self, case_id: str) -> str:
-        """Return the command that removes the recordings of a case that is gone."""
-        named = f"{shlex.quote(case_id)}{self.in_folder()}"
-        return self.called(f"stepguard baselines prune {named}")
-
     @property
     def doctor(self) -> str:
         """Return the next step that checks the machine."""
