@@ -31,12 +31,21 @@ REASONS: Mapping[object, str] = {
     "UNREAD_FILES": "IDENTICAL_STEP",
 }
 PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHING_MEASURED"}
+_LAUNCHER = "set STEPGUARD_LAUNCHER to the command"
 # Of pytest, and of each command.
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "comment": {"--conclusion": "the document says it"},
-    "doctor": {"--peaks": "the command peaks of stepguard-lab"},
-    "pytest": {"--perf-fresh": "every run measures its pairs"},
-    "run": {"--trace": "the command record-traces CASE --out DIR of stepguard-lab"},
+    "doctor": {"--launcher": _LAUNCHER, "--peaks": "the command peaks of stepguard-lab"},
+    "pytest": {
+        "--perf-fresh": "every run measures its pairs",
+        "--perf-launcher": _LAUNCHER,
+        "--perf-no-confirm": "pairs answer a time that moved, and --perf-budget bounds them",
+        "--perf-select": "name files or tests",
+    },
+    "run": {
+        "--launcher": _LAUNCHER,
+        "--trace": "the command record-traces CASE --out DIR of stepguard-lab",
+    },
 }
 COMMANDS: Mapping[str, str] = {
     "baselines": "git diff shows what a change records, and an entry that is taken out of its file "

@@ -36,7 +36,7 @@ class State(Enum):
     MEASURED = "measured"
     SKIPPED = "skipped"  # by a mark, by its own test, or because this machine does not fit
     DESELECTED = "deselected"  # collected, then removed: -k, -m, a conftest
-    LEFT_OUT = "left out"  # by an explicit selection: --perf-select, or a path
+    LEFT_OUT = "left out"  # the command names other files or tests
     UNMEASURED = "unmeasured"  # its test failed, or the run ended, before the case was measured
     ABSENT = "absent"  # recorded for this machine, but no collected test has it
 
@@ -86,7 +86,7 @@ class ProblemCode(StrEnum):
     CASE_MISSING = (
         "CASE_MISSING",
         "A guarded case was deleted, skipped, deselected, or never reached.",
-        "Measure it; or say what is meant with `--perf-select`; or remove it from the baseline as "
+        "Measure it; or name the files or tests that are meant; or remove it from the baseline as "
         "well.",
     )
     NO_CASES = (
@@ -99,8 +99,8 @@ class ProblemCode(StrEnum):
         "FEWER_GATES",
         "A case gates fewer metrics than were recorded, or has wider margins (`margins_pct`). Or "
         "its verdict does not judge a metric that it gates.",
-        "Gate it again, or narrow its margins; or record the case as it is: `--perf-update "
-        "--perf-select=CASE`.",
+        "Gate it again, or narrow its margins; or record the case as it is: name its test with "
+        "`--perf-update`.",
     )
     OTHER_CASE = (
         "OTHER_CASE",

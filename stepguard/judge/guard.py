@@ -44,7 +44,7 @@ def _nothing_expected(run: Run) -> Problems:
 
 _MENDS = {
     State.ABSENT: "bring its test back, or remove it from {file}",
-    State.DESELECTED: "to leave cases out on purpose: --perf-select=CASES",
+    State.DESELECTED: "to leave cases out on purpose, name files or tests",
     State.SKIPPED: "let it run, or remove it together with its recording",
     State.UNMEASURED: "run it to its end",
 }

@@ -16,8 +16,7 @@ from stepguard.judge.guarded_run import Condition, Door, Problems, Run, Tree
 SHOW_ONLY = ("--collect-only", "--fixtures", "--fixtures-per-test")
 RECORDING = ("--perf-update", "--perf-update-new")
 JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
-CONFIRMING = ("--perf-no-confirm", "--perf-budget")
-SELECTING = "--perf-select"
+CONFIRMING = ("--perf-budget",)
 _NONE = "no variable that steers"
 
 
@@ -66,12 +65,6 @@ def _pairs_of_settings(run: Run) -> Problems:
     for _, origin in _untyped(run, CONFIRMING):
         text = f"{origin}, and may leave an alarm without the pairs that confirm it: say it in the "
         yield Problem(ProblemCode.OTHER_BASELINE, text + "command")
-
-
-def _selection_of_settings(run: Run) -> Problems:
-    for _, origin in _untyped(run, [SELECTING]):
-        text = f"{origin}: select cases in the command itself"
-        yield Problem(ProblemCode.CASE_MISSING, text)
 
 
 def _records(run: Run) -> Problems:
@@ -156,7 +149,6 @@ CONDITIONS = (
     Condition(_other_base, Door.GATE, _IS_TOLD),
     Condition(_judge_of_settings, Door.PYTEST, _CHECKS_JUDGE),
     Condition(_pairs_of_settings, Door.PYTEST, _SAYS_NOT_WHERE),
-    Condition(_selection_of_settings, Door.PYTEST, EXPECTS_ALL),
     Condition(_records),
     Condition(_not_strict, Door.GATE, "pytest asks of strict runs alone"),
     # Conditions on what was measured.

@@ -12,7 +12,6 @@ FLAGS = {
     "--perf-update": "record what is measured now: every valid result, changed levels included",
     "--perf-update-new": "record only the cases that have no baseline",
     "--perf-append": "add a recording for every case that is `same`; no new level",
-    "--perf-no-confirm": "do not measure the baseline's commit when a time moved",
     "--perf-strict": "fail for whatever leaves a case unguarded; the default where CI is set",
     "--perf-no-strict": "do not fail for unguarded cases, also where CI is set",
 }
@@ -30,15 +29,6 @@ TEXTS = {
     "--perf-against": (
         "REV",
         "judge against this branch, tag or commit, measured beside the tree as it is",
-    ),
-    "--perf-launcher": (
-        "CMD",
-        "put CMD in front of every launch of several ranks; CMD starts the launch once on each "
-        "node, as srun --nodes=2 --ntasks-per-node=1 does",
-    ),
-    "--perf-select": (
-        "CASES",
-        "measure only these cases: ids, separated by commas; * stands for any characters",
     ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
     "--perf-report": (

@@ -15,7 +15,7 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.run_document import Problem
 from stepguard.core.shared_sentences import no_folder, uncommitted
 from stepguard.core.text import first, has_words, printable
-from stepguard.judge.guard_options import JUDGING, RECORDING, SELECTING
+from stepguard.judge.guard_options import JUDGING, RECORDING
 from stepguard.judge.guarded_run import Option, Tree
 from stepguard.launch.nodes.scheduler import LauncherError
 from stepguard.machine.git.resolve import TreeError, resolve
@@ -88,8 +88,6 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         # An empty value would quietly change the gate: after --perf-against= the baseline judges.
         if value is not None and not value.strip():
             yield f"{name}={value}: empty; is a variable not set?"
-    if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
-        yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
     yield from _too_few_gpus(option.perf_require_gpus, gpus)
     updates, reason = option.perf_update or option.perf_update_new, option.perf_reason
     records = updates or option.perf_append
@@ -187,18 +185,14 @@ def guarding_options(config: pytest.Config) -> list[Option]:
     given += [Option(name) for name in RECORDING if value_of(name, config)]
     given += [
         Option(name, value, is_typed(name, config))
-        for name in (*JUDGING, SELECTING)
+        for name in JUDGING
         if (value := value_of(name, config))
     ]
     if not option.perf_base and (branch := base_branch(config)[0]):  # CI's command names it
         given.append(Option("--perf-base", branch))
-    fewer_pairs = {
-        "--perf-no-confirm": option.perf_no_confirm,
-        "--perf-budget": option.perf_budget < BUDGET_MIN,
-    }
-    return given + [
-        Option(name, typed=is_typed(name, config)) for name, asked in fewer_pairs.items() if asked
-    ]
+    if option.perf_budget < BUDGET_MIN:
+        given.append(Option("--perf-budget", typed=is_typed("--perf-budget", config)))
+    return given
 
 
 def tree_beside_commit(root: Path, baselines: Path, revision: Revision) -> Tree:

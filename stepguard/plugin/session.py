@@ -22,7 +22,7 @@ from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import listed
 from stepguard.judge.sequential_plan import level_of
-from stepguard.launch.nodes.scheduler import Launcher, spread, survey
+from stepguard.launch.nodes.scheduler import LAUNCHER, Launcher, named_launcher, spread, survey
 from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current
@@ -132,7 +132,7 @@ class Session:
     @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
         """Check tests, options and baselines before anything is deselected. Give each test its
-        timer for pytest-benchmark, and deselect cases that --perf-select does not name.
+        timer for pytest-benchmark.
         """
         ours = [item for item in items if asks_for_perf(item)]
         # xdist hides a worker's usage errors: there each test is refused when it begins.
@@ -142,11 +142,6 @@ class Session:
             self._check_folder(all_collected)
         for item in ours:
             self._bridge.prepare(item)
-        wanted = self.selection.wanted
-        left_out = [item for item in ours if (case := case_of(item)) and case.id not in wanted]
-        if left_out:
-            items[:] = [item for item in items if item not in left_out]
-            self._config.hook.pytest_deselected(items=left_out)
 
     def _check_folder(self, all_collected: bool) -> None:
         refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
@@ -187,10 +182,10 @@ class Session:
         if twice := sorted(case_id for case_id, count in ids.items() if count > 1):
             why = "ids are baseline keys; rename one of them"
             raise pytest.UsageError(f"two cases are called {twice[0]}: {why}")
-        text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
+        text, several = named_launcher(), any(case.world_size > 1 for _, case in ours)
         # A launcher starts processes on every node. A listing and cases of one rank need none.
-        if text and several and self._checked and not self._option.collectonly:
-            with usage_errors(f"--perf-launcher={text}: "):
+        if text is not None and several and self._checked and not self._option.collectonly:
+            with usage_errors(f"{LAUNCHER}={text}: "):
                 self._launcher = survey(text, self._root)
         for item, case in ours:
             if reason := self._unsuited(case):
@@ -260,7 +255,6 @@ class Session:
                 permissions=self._waivers,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 records=option.perf_update or option.perf_update_new or option.perf_append,
-                confirms=not option.perf_no_confirm,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,

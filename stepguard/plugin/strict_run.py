@@ -72,7 +72,6 @@ class StrictRun:
         self._expected, self._branch = recorded_here(judges, gpus), branch
         self._recorded = recorded_here(self._baselines, gpus) | self._expected
         self.notices |= dict.fromkeys(former_lines(judges, self._selection.collection))
-        self._selection.refuse_unknown(self._recorded)
         if self.strict:
             root = self._config.rootpath
             seen = checkout(root)
@@ -153,7 +152,8 @@ class StrictRun:
         )
 
     def _case(self, case: Case) -> RunCase:
-        name = shlex.quote(case.id)
+        name, tests = shlex.quote(case.id), self._selection.collection.tests.items()
+        node = next((node for node, test in tests if test.case and test.case.id == case.id), "")
         return RunCase(
             id=case.id,
             parameters=case.as_dict(),
@@ -161,7 +161,7 @@ class StrictRun:
             ranks=case.world_size,
             gates=case.gates,
             margins=case.margins,
-            record=as_typed(f"pytest perf_tests --perf-update --perf-select={name}"),
+            record=as_typed(f"pytest {shlex.quote(node)} --perf-update"),
             waive=as_typed(f"stepguard waive {name} METRIC"),
         )
 

@@ -33,7 +33,7 @@ def test_a_new_level_is_not(gate, h200):
     gate.commit()
     for ms, code in ((20.0, 1), (5.0, 0)):
         gate.will_measure(case, step_ms=ms)
-        assert gate.run("--perf-append", "--perf-no-confirm").ret == code
+        assert gate.run("--perf-append").ret == code
         assert recordings(gate, case) == [1]
 
 
@@ -41,17 +41,24 @@ MACHINE = "not recorded, the machine changed, not the code: linear?124m?: step_m
 
 
 @pytest.mark.parametrize(
-    ("ms", "options", "why"),
+    ("ms", "known", "why"),
     [
-        (9.8, ("--perf-no-confirm",), "linear?124m?: not recorded, it passes, but *"),
-        (9.8, (), f"{MACHINE}*a new level needs a reason*"),
-        (10.2, (), f"{MACHINE}*a new level needs a reason*"),
+        (9.8, False, "linear?124m?: not recorded, it passes, but *"),
+        (9.8, True, f"{MACHINE}*a new level needs a reason*"),
+        (10.2, True, f"{MACHINE}*a new level needs a reason*"),
     ],
 )
-def test_what_passes_beside_its_level_is_left_out(gate, h200, ms, options, why):
-    """The machine moved, or a gain is unproven: `same`, no recording of the level, and no fault."""
+def test_what_passes_beside_its_level_is_left_out(gate, h200, ms, known, why):
+    """The machine moved, or a gain is unproven, since nobody has the recording's commit: `same`, no
+    recording of the level, and no fault.
+    """
     case = gate.recorded(h200, step_ms=ms)
-    result = gate.run("--perf-append", "--perf-strict", *options)
+    path = gate.baselines / "h200x1.json"
+    if not known:
+        commit = gate.git("rev-parse", "HEAD~1").strip()
+        path.write_text(path.read_text().replace(commit, "b" * 40))
+        gate.commit()
+    result = gate.run("--perf-append", "--perf-strict")
     assert result.ret == 0 and recordings(gate, case) == [1]
     result.says(why, "*1 passed*")
 
@@ -79,7 +86,7 @@ def test_kernels_in_doubt_are_no_reference(gate, h200, monkeypatch, outcome, cou
         return replace(found, metrics=tuple(metrics))
 
     monkeypatch.setattr(stepguard.measure.suite, "settled", moved)
-    result = gate.run("--perf-append", "--perf-strict", "--perf-no-confirm")
+    result = gate.run("--perf-append", "--perf-strict")
     assert result.ret == 0 and recordings(gate, case) == [count]
     if count == 1:
         result.says("*linear?124m?: not recorded, it passes, but *its kernels*")

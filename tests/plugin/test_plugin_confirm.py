@@ -1,4 +1,4 @@
-"""What a stored baseline calls SLOWER or FASTER is judged on the spot, unless --perf-no-confirm."""
+"""What a stored baseline calls SLOWER or FASTER is judged on the spot."""
 
 import json
 from datetime import timedelta
@@ -64,15 +64,6 @@ def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert (found["verdict"]["status"], found["verdict"]["reason"]) == ("same", "MACHINE_MOVED")
     assert "the machine changed" in (gate.path / "run.md").read_text()
-
-
-def test_no_confirm_leaves_the_screens_word(gate, h200):
-    """--perf-no-confirm: SLOWER as the baseline has it, and no second tree is measured."""
-    gate.recorded(h200)
-    result = gate.run("--perf-no-confirm", failed=1)
-    assert gate.paired == []
-    result.says("  accept: *", "1 SLOWER", "linear?124m?: SLOWER: *")
-    result.stdout.no_fnmatch_line("*confirmed*")
 
 
 def test_the_recordings_own_code_needs_no_second_look(gate, h200):

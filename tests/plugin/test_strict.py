@@ -264,7 +264,7 @@ WAYS = {
         declares(b=WIDER),
         code=ProblemCode.FEWER_GATES,
         says="*linear?b?: has margins 6 and 20 %, wider than the 5 and 20 % of its recording in "
-        "cpu.json; narrow them again, or record *pytest * --perf-update --perf-select='linear?b?'",
+        "cpu.json; narrow them again, or record *pytest 'test_perf.py::test_step?b?' --perf-update",
     ),
     "wider margins in the test": Way(
         declares(front=FEWER, body="    perf(replace(case, margins_pct=(5.0, 25.0)))\n"),
@@ -419,15 +419,14 @@ def test_ci_is_strict_unless_it_says_otherwise(project, monkeypatch, ci, options
         result.stderr.fnmatch_lines(["*strict since CI is set*--perf-no-strict*"])
 
 
-@pytest.mark.parametrize("option", ["--perf-no-strict", "--perf-select=linear[a]"])
-def test_what_a_run_leaves_out_is_said_by_the_command(project, monkeypatch, option):
+def test_a_run_that_is_no_gate_says_so_in_the_command(project, monkeypatch):
     """Left in PYTEST_ADDOPTS, it would turn the gate off for all that follows."""
     monkeypatch.setenv("CI", "true")
-    monkeypatch.setenv("PYTEST_ADDOPTS", option)
-    result = project.run() if "select" in option else project.run("-k", "step[a]")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--perf-no-strict")
+    result = project.run("-k", "step[a]")
     assert result.ret == 4 and project.paired == []
     monkeypatch.delenv("PYTEST_ADDOPTS")
-    assert project.run(option).ret == 0
+    assert project.run("--perf-no-strict").ret == 0
 
 
 def test_strict_and_no_strict_are_no_command(project, monkeypatch):
@@ -448,38 +447,13 @@ def test_where_an_option_comes_from_is_said(project, monkeypatch):
 
 
 @pytest.mark.parametrize("strict", [(), ("--perf-strict",)])
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        ("linear[a]", "linear[a]"),
-        ("*[a]", "*[a]"),
-        ("linear[a],linear[a*", "linear[a] and 1 more"),
-    ],
-)
-def test_a_selection_that_is_meant_passes(project, names, told, strict):
-    """Strict or not, its cases alone are measured, and a line says what was left out."""
-    result = project.run(*strict, f"--perf-select={names}", "--perf-json=run.json")
+def test_a_path_is_a_selection_that_is_meant(project, strict):
+    """Strict or not, the tests that are named are measured alone; a line says what was left out."""
+    result = project.run(*strict, "test_perf.py::test_step[a]", "--perf-json=run.json")
     assert result.ret == 0 and project.measured == ["linear[a]"]
-    assert f"left out by --perf-select={told}: 1 of 2 cases (linear[b])" in result.outlines
+    result.says("left out by the arguments *test_step[[]a]: 1 of 2 cases (linear[[]b])")
     states = {one.case: one.state for one in load_document(project.path / "run.json").cases}
     assert states == {"linear[a]": State.MEASURED, "linear[b]": State.LEFT_OUT}
-
-
-@pytest.mark.parametrize("names", [",", "linear[a],", "linear[a], ,linear[b]"])
-def test_a_selection_with_an_empty_name_is_refused(project, names):
-    """Beside a test of another kind that passes, a run of no case would be green."""
-    suite(project, body=BODY + "\n\ndef test_plain():\n    pass\n")
-    project.commit()
-    result = project.run("--perf-strict", f"--perf-select={names}")
-    assert (result.ret, project.measured) == (4, [])
-    result.stderr.fnmatch_lines(["*: a name is empty; is a variable not set[?]"])
-
-
-def test_a_path_is_a_selection_that_is_meant(project):
-    """Naming a file, or a test."""
-    result = project.run("--perf-strict", "test_perf.py::test_step[a]")
-    assert result.ret == 0 and project.measured == ["linear[a]"]
-    result.says("left out by the arguments *test_step[[]a]: 1 of 2 cases (*")
 
 
 @pytest.mark.parametrize(
@@ -542,17 +516,10 @@ def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
 
 
 def test_what_a_selection_names_has_to_be_measured(project):
-    """Also an extended case; and a name that is none is refused, with what may have been meant."""
-    result = project.run("--perf-strict", "--perf-select=linear*", "-k", "step[a]")
+    """-k leaves a case out of a file that is named."""
+    result = project.run("--perf-strict", "test_perf.py", "-k", "step[a]")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*linear?b?: guarded, but not measured: deselected by -k*"])
-    result = project.run("--perf-select=linear[c]")
-    assert result.ret == 4
-    result.stderr.fnmatch_lines(
-        ["*--perf-select=linear?c?: no such case (did you mean linear?b? or linear?a??)"]
-    )
-    result = project.run("--perf-select=nothing*")
-    result.stderr.fnmatch_lines(["*nothing?: no such case; there is: linear?a?, linear?b?"])
 
 
 def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200):
@@ -622,7 +589,7 @@ def test_wider_margins_that_are_recorded_are_no_surprise(project):
     suite(project, b=WIDER)
     project.commit()
     assert project.run("--perf-strict").ret == 4
-    update = "--perf-update", "--perf-select=linear[b]"
+    update = "test_perf.py::test_step[b]", "--perf-update"
     assert project.run(*update).ret == 0
     cases = json.loads((project.baselines / "cpu.json").read_text())["cases"]
     assert cases["linear[b]"]["margins_pct"] == [6.0, 20.0]
@@ -696,7 +663,7 @@ def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
     """What the run wrote is judged by what the commit before it has recorded."""
     monkeypatch.chdir(project.path)
     commit = project.git("rev-parse", "HEAD").strip()
-    measured = ("--perf-strict",), ("--perf-select=linear[a]", "--perf-strict"), ()
+    measured = ("--perf-strict",), ("test_perf.py::test_step[a]", "--perf-strict"), ()
     for options, status in zip(measured, (0, 1, 1), strict=True):
         # The made-up evidence names a commit of its own.
         project.will_measure(project.cpu("a"), commit=commit)
@@ -967,15 +934,15 @@ def test_whose_baselines_judge_is_said_by_the_command(project, monkeypatch, sett
 
 
 @pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
-@pytest.mark.parametrize("option", ["--perf-no-confirm", "--perf-budget=0.001"])
-def test_less_confirmation_is_said_by_the_command(project, monkeypatch, setting, option):
-    """An alarm of kernels passes where no pairs, or too few, are measured: never by the settings,
-    and a larger budget is no harm.
+def test_less_confirmation_is_said_by_the_command(project, monkeypatch, setting):
+    """An alarm of kernels passes where too few pairs are measured: never by the settings, and a
+    larger budget is no harm.
     """
+    option = "--perf-budget=0.001"
     leave_in(setting, option, project, monkeypatch)
     result = project.run("--perf-strict", "--perf-base=main")
     assert result.ret == 4 and project.measured == []
-    result.stderr.fnmatch_lines([f"*{option.partition('=')[0]} *settings or PYTEST_ADDOPTS*"])
+    result.stderr.fnmatch_lines(["*--perf-budget *settings or PYTEST_ADDOPTS*"])
     assert project.run("--perf-strict", "--perf-base=main", option).ret == 0
     leave_in(setting, "--perf-budget=60", project, monkeypatch)
     assert project.run("--perf-strict", "--perf-base=main").ret == 0
