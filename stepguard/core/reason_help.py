@@ -58,11 +58,6 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
         "`UNDECIDED`. Printed, though it passes.",
         "Look at what the lines name.",
     ),
-    Reason.WITHIN_LEVEL: Help(
-        "A time is faster than the limit, but no pairs with the recording's commit confirmed it. "
-        "No gain is claimed.",
-        "Nothing.",
-    ),
     Reason.COUNTER_ROSE: Help(
         "The step pays more: launches, host syncs, copies, memory, graphs, graph breaks, "
         "recompiles.",
@@ -160,11 +155,6 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "instead. Printed, though it passes.",
         "Read what moved; it explains the time.",
     ),
-    Reason.PAID_FOR: Help(
-        "On a GPU: a price rose, and the pairs say that the step is `FASTER` all the same. "
-        "Printed, though it passes.",
-        "Decide whether the gain is worth the memory or the copies.",
-    ),
     Reason.MACHINE_MOVED: Help(
         "The stored baseline says SLOWER or FASTER. But the recording's own code, measured in "
         "alternate blocks with this one, is as slow or as fast: the machine changed. Printed on "
@@ -186,22 +176,12 @@ _NOTHING_TO_COMPARE: Mapping[Reason, Help] = {
         "No file for this kind of machine, or no entry for this case.",
         "`pytest perf_tests --perf-update-new`, or `python -m stepguard accept CASE`.",
     ),
-    Reason.METRIC_NOT_RECORDED: Help(
-        "The recording is older than the metric, or lacks the parts that it is made of. A counter "
-        "that is new in this version is `same` instead: it is counted, and not compared until a "
-        "recording has it.",
-        "`python -m stepguard accept CASE --reason '...'`.",
-    ),
-    Reason.OTHER_SOFTWARE: Help(
+    Reason.OTHER_CONDITIONS: Help(
         "Another torch, CUDA, cuDNN, Triton, driver branch, CPU architecture or steering variable "
         "than every recording of the newest level has, or other steps were counted; the message "
         "says which.",
         "Install what was recorded, or accept: the first recording under new software joins that "
         "level. If it is slower, accept with a reason.",
-    ),
-    Reason.OTHER_PARAMETERS: Help(
-        "The case's parameters, device or world size were edited.",
-        "Give the case a new name, or accept with a reason.",
     ),
 }
 
@@ -261,14 +241,6 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "launch without a block, or a block without a time.",
         "Read the logs beside the evidence.",
     ),
-    Reason.METRIC_MISSING: Help(
-        "A metric that the case gates was not measured, or it gates none.",
-        "Take it out of `gates`, or find out why: it is never skipped in silence.",
-    ),
-    Reason.FASTER_THAN_PHYSICS: Help(
-        "The step is quicker than its fewest FLOPs at the GPU's highest clock.",
-        "The workload does not do what it says, or does it after the clock is read.",
-    ),
     Reason.CLOCKS_DISAGREE: Help(
         "Two clocks disagree in two blocks of a launch; the first of them is measured again. Wall "
         "clock and CUDA events differ by more than 0.5 % and more than 1 ms, or the ranks' clock "
@@ -321,10 +293,6 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "collectives. Of one, a step that waits for what never comes, or that is too large for "
         "the machine: the first step, with its compilation, has 600 s, a launch the case's "
         "`time_limit_s`.",
-    ),
-    Reason.NOT_STARTED: Help(
-        "The ranks never reported.",
-        "`agent.log` and `stderr-0.log` beside the evidence; usually an import.",
     ),
 }
 

@@ -58,11 +58,10 @@ class Reason(StrEnum):
     EQUAL = "EQUAL", "equal", Status.SAME
     NOT_JUDGED = "NOT_JUDGED", "shown, not judged", Status.SAME
     BEYOND_LIMIT = "BEYOND_LIMIT", "beyond the limit", (Status.SLOWER, Status.FASTER)
-    UNCONFIRMED = "UNCONFIRMED", "beyond the limit, and no pairs confirmed it", Status.INCONCLUSIVE
-    WITHIN_LEVEL = (
-        "WITHIN_LEVEL",
-        "faster than the limit, but no pairs confirmed it",
-        Status.SAME,
+    UNCONFIRMED = (
+        "UNCONFIRMED",
+        "beyond the limit, and no pairs confirmed it",
+        (Status.INCONCLUSIVE, Status.SAME),
     )
     KERNELS_MOVED = (
         "KERNELS_MOVED",
@@ -103,7 +102,6 @@ class Reason(StrEnum):
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
     MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME
     TIME_DECIDES = "TIME_DECIDES", "moved, but in pairs the time decides", Status.SAME
-    PAID_FOR = "PAID_FOR", "a price rose, but the step is faster", Status.SAME
     LATE_SLOWDOWN = (
         "LATE_SLOWDOWN",
         "steps are slower from some step on, in every launch",
@@ -131,21 +129,15 @@ class Reason(StrEnum):
         "the code did not change, but no other card or clock changes a time so much",
         Status.INCONCLUSIVE,
     )
-    NOT_RECORDED = "NOT_RECORDED", "no recording for this machine", Status.NO_BASELINE, NotRecorded
-    METRIC_NOT_RECORDED = (
-        "METRIC_NOT_RECORDED",
-        "the recording lacks this metric",
+    NOT_RECORDED = (
+        "NOT_RECORDED",
+        "it is not recorded",
         (Status.NO_BASELINE, Status.SAME),
+        NotRecorded,
     )
-    OTHER_SOFTWARE = (
-        "OTHER_SOFTWARE",
-        "recorded under other software",
-        Status.NOT_COMPARABLE,
-        Changed,
-    )
-    OTHER_PARAMETERS = (
-        "OTHER_PARAMETERS",
-        "recorded with other parameters",
+    OTHER_CONDITIONS = (
+        "OTHER_CONDITIONS",
+        "recorded with other parameters or under other software",
         Status.NOT_COMPARABLE,
         Changed,
     )
@@ -180,32 +172,22 @@ class Reason(StrEnum):
     TOO_FEW_GPUS = "TOO_FEW_GPUS", "fewer GPUs than the case needs", Status.UNFIT, Failed
     NOTHING_MEASURED = (
         "NOTHING_MEASURED",
-        "launches, blocks or times are missing",
+        "launches, blocks, times or gated metrics are missing",
         Status.BROKEN,
         NoneMeasured,
         TooFewLaunches,
         Unpaired,
         BlockWithoutTimes,
         BadTime,
-    )
-    METRIC_MISSING = (
-        "METRIC_MISSING",
-        "a gated metric was not measured",
-        Status.BROKEN,
         NoGates,
         NotMeasured,
         UnknownWork,
     )
-    FASTER_THAN_PHYSICS = (
-        "FASTER_THAN_PHYSICS",
-        "faster than the hardware can be",
-        Status.BROKEN,
-        BelowFloor,
-    )
     CLOCKS_DISAGREE = (
         "CLOCKS_DISAGREE",
-        "clocks of the same block disagree",
+        "clocks disagree with each other, or with the hardware",
         Status.BROKEN,
+        BelowFloor,
         EventsGap,
         HostGap,
         RepeatedGap,
@@ -223,14 +205,12 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", Status.BROKEN, Failed
     KILLED = "KILLED", "a worker or the launcher died", Status.BROKEN, Failed
     NO_ANSWER = "NO_ANSWER", "a worker did not answer in time", Status.BROKEN, Failed
-    NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
 
 
 # Reasons that are shown although the case passes.
 NOTICES = (
     Reason.MACHINE_MOVED,
     Reason.TIME_DECIDES,
-    Reason.PAID_FOR,
     Reason.MAYBE_SLOWER,
     Reason.LATE_SLOWDOWN,
     Reason.PERIODIC_SLOWDOWN,

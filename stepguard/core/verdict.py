@@ -178,7 +178,7 @@ class MetricVerdict(_Data, frozen=True):
             return Joins.ANOTHER
         same_step = how is not None and how.outcome is Confirmation.STEP_SAME
         doubtful = self.reason is Reason.KERNELS_MOVED and not same_step
-        return Joins.UNPROVEN if doubtful or self.reason is Reason.WITHIN_LEVEL else Joins.ITSELF
+        return Joins.UNPROVEN if doubtful or self.reason is Reason.UNCONFIRMED else Joins.ITSELF
 
     @property
     def rank(self) -> float:

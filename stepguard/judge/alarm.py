@@ -163,7 +163,7 @@ def _settled(time: MetricVerdict) -> MetricVerdict:
         return time
     status, reason = Status.INCONCLUSIVE, Reason.UNCONFIRMED
     if time.status is Status.FASTER:  # `same`, so that nobody records it as a gain
-        status, reason = Status.SAME, Reason.WITHIN_LEVEL
+        status, reason = Status.SAME, Reason.UNCONFIRMED
     return structs.replace(time, status=status, reason=reason)
 
 

@@ -164,7 +164,7 @@ def _not_recorded(
     metric: str, new: float, gated: bool, status: Status = Status.NO_BASELINE
 ) -> MetricVerdict:
     """Return the verdict on a metric that the recordings lack."""
-    return MetricVerdict(metric, status, Reason.METRIC_NOT_RECORDED, new=new, gated=gated)
+    return MetricVerdict(metric, status, Reason.NOT_RECORDED, new=new, gated=gated)
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,7 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
         for name in (name for name in needed if name not in values):
             why = evidence.counted.unstable.get(name, "")
             unknown = UnknownWork(metric=name, whose=whose, why=why)
-            return Refusal(Status.BROKEN, Reason.METRIC_MISSING, unknown)
+            return Refusal(Status.BROKEN, Reason.NOTHING_MEASURED, unknown)
     return None
 
 
@@ -333,10 +333,8 @@ def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
     """
     if time is None or metric.status is not Status.CHANGED:
         return metric
-    if metric.role == "amount":
+    if metric.role == "amount" or metric.role == "price" and time is Status.FASTER:
         return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
-    if metric.role == "price" and time is Status.FASTER:
-        return replace(metric, status=Status.SAME, reason=Reason.PAID_FOR)
     return metric
 
 

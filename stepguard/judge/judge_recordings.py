@@ -125,12 +125,12 @@ def _past(
     conditions = conditions_of(evidence)
     if entry.case != evidence.case:
         other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
-        return [], _other(Reason.OTHER_PARAMETERS, changed(other))
+        return [], _other(Reason.OTHER_CONDITIONS, changed(other))
     # Only the last epoch counts: earlier epochs are from before a change that was accepted.
     past = alike(entry.level, evidence)
     if not past:
         other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
-        return [], _other(Reason.OTHER_SOFTWARE, changed(other))
+        return [], _other(Reason.OTHER_CONDITIONS, changed(other))
     # The case's parameters are equal, so the workload itself changed. Times of other work cannot be
     # compared.
     tokens = past[-1].tokens_per_step

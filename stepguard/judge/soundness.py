@@ -93,7 +93,7 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
     floor, step_ms = evidence.floor_ms(), summarise(evidence).values()[JUDGED_TIME]
     if floor is not None and step_ms < floor:
         below = BelowFloor(step_ms=step_ms, floor_ms=floor)
-        return _broken(Reason.FASTER_THAN_PHYSICS, below)
+        return _broken(Reason.CLOCKS_DISAGREE, below)
     return None
 
 
@@ -114,13 +114,13 @@ def _undecided(evidence: Evidence) -> Refusal | None:
         unsteady = Undecided(launch=f"launch {launch.index}", why=launch.steady)
         return Refusal(Status.INCONCLUSIVE, Reason.NOT_STEADY, unsteady)
     if not evidence.gates:  # the file was edited, since a case always gates something
-        return _broken(Reason.METRIC_MISSING, NoGates())
+        return _broken(Reason.NOTHING_MEASURED, NoGates())
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     values = summarise(evidence).values()
     # A gated metric that is missing must not be skipped: it would pass unseen.
     for name in evidence.gates:
         if name not in values and name not in unstable:
-            return _broken(Reason.METRIC_MISSING, NotMeasured(metric=name))
+            return _broken(Reason.NOTHING_MEASURED, NotMeasured(metric=name))
     # A metric with a known place comes first.
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
         where = tuple(sites.get(name, ()))

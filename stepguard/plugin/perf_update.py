@@ -12,7 +12,6 @@ from typing import Any
 from msgspec import structs
 
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Joins, Verdict
 from stepguard.judge.refuse_recording import moved_together
@@ -45,7 +44,7 @@ class Recorder:
     def record(self, result: Result) -> None:
         """Record a result if that is wanted, or keep it until the end of the run."""
         verdict, case_id = result.verdict, result.case.id
-        first = self._new and verdict.reason is Reason.NOT_RECORDED
+        first = self._new and _lacks_recordings(verdict)
         more = self._append and verdict.status is Status.SAME
         if not (self._all or first or more):
             return
@@ -100,7 +99,7 @@ class Recorder:
         """Record a result; with ``dry`` only find out whether that is possible. Return whether it
         was, or could be, recorded.
         """
-        first, joins = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.joins
+        first, joins = _lacks_recordings(result.verdict), result.verdict.joins
         moved = joins is Joins.MACHINE
         appends = not (self._all or first)  # only adds to the level that exists
         # Without a reason accept() opens no level. If only the machine moved, another card may join
@@ -128,3 +127,8 @@ class Recorder:
     def _refuse(self, notice: str) -> None:
         self.notices.append(notice)
         self.refused.append(notice)
+
+
+def _lacks_recordings(verdict: Verdict) -> bool:
+    """Tell whether the case has no recording: not one of its metrics alone."""
+    return verdict.whole and verdict.status is Status.NO_BASELINE

@@ -128,8 +128,7 @@ def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str
         return [f"keep the gain: {accept}{NEW_LEVEL}"]
     if verdict.status is Status.NO_BASELINE:
         # A case with recordings gets a new level, which accept() takes only with a reason.
-        lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
-        return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
+        return [f"accept: {accept}" + ("" if verdict.whole else NEW_LEVEL)]
     if verdict.reason is Reason.COUNT_UNSTABLE:
         return _what_makes_launches_alike(verdict)
     if verdict.status is Status.BROKEN:

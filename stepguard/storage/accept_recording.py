@@ -17,7 +17,6 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, UNWANTED, format_value
 from stepguard.core.reason_sentences import OwnLimit
-from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
@@ -241,7 +240,7 @@ def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
     has the new ones. All recordings are checked, since the newest may lack a metric that an older
     one has at another value.
     """
-    new = {m.reason for m in verdict.moved} == {Reason.METRIC_NOT_RECORDED}
+    new = {m.status for m in verdict.moved} == {Status.NO_BASELINE}
     return new and not _recorded(epoch).intersection(m.metric for m in verdict.moved)
 
 

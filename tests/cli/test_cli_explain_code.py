@@ -86,12 +86,12 @@ def test_without_a_code_all_are_listed(shell):
 
 def test_a_verdict_has_its_reasons_listed(shell):
     """What a report shows most is a verdict; each reason says what it means and what mends it."""
-    done = shell("explain-code", "no baseline")
+    done = shell("explain-code", "not comparable")
     assert done.status == 0, done.err
     first, *lines = done.out.splitlines()
-    assert first == "NO BASELINE is a verdict; its reasons:"
+    assert first == "NOT COMPARABLE is a verdict; its reasons:"
     names = [line for line in lines if not line.startswith(" ")]
-    assert names == ["NOT_RECORDED", "METRIC_NOT_RECORDED"]
+    assert names == ["WORK_MOVED", "BASE_LACKS", "OTHER_CONDITIONS"]
     for title in ("  means: ", "  to do: "):
         assert sum(line.startswith(title) for line in lines) == len(names)
 

@@ -178,7 +178,7 @@ def test_one_pair_is_inconclusive():
 def test_a_difference_that_was_not_recorded_has_no_baseline():
     """An older recording does not have it: to be recorded, not passed."""
     found = compared(OVERHEAD, overhead(1.0), [recording()])
-    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
     assert (found.old, found.new) == (None, pytest.approx(1.0))
 
 
@@ -272,7 +272,7 @@ OPERATORS = "operator_calls_per_step"
 def test_a_recording_without_parts_compares_none():
     """Somebody took them out of the file: as many operators may be other ones."""
     verdict = judge(evidence(), one_recording(detail={}))
-    assert (verdict.status, verdict.reason) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+    assert (verdict.status, verdict.reason) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
     assert verdict.worst.metric == "operator_calls_per_step"
 
 

@@ -233,7 +233,7 @@ PAIRED_WORK = (
         "pairs-work-unknown",
         "The other revision's FLOPs were not counted.",
         "BROKEN",
-        "METRIC_MISSING",
+        "NOTHING_MEASURED",
         Run(
             pairs=replace(
                 pairs(),

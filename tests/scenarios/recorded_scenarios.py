@@ -57,7 +57,7 @@ RECORDED = (
         "recordings-gain-unconfirmed",
         "2 % faster and no pairs: no gain is claimed.",
         "same",
-        "WITHIN_LEVEL",
+        "UNCONFIRMED",
         Run(at(-2.0), baseline=FIVE),
     ),
     Scenario(
@@ -149,7 +149,7 @@ RECORDED = (
         "metric-not-recorded",
         "The recording is older than one of the counters.",
         "NO BASELINE",
-        "METRIC_NOT_RECORDED",
+        "NOT_RECORDED",
         Run(
             evidence(),
             baseline=one_recording(
@@ -161,14 +161,14 @@ RECORDED = (
         "other-software",
         "Recorded under an older torch.",
         "NOT COMPARABLE",
-        "OTHER_SOFTWARE",
+        "OTHER_CONDITIONS",
         Run(evidence(fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130")), baseline=FIVE),
     ),
     Scenario(
         "other-parameters",
         "The case's batch was edited.",
         "NOT COMPARABLE",
-        "OTHER_PARAMETERS",
+        "OTHER_CONDITIONS",
         Run(
             evidence(case=CASE | {"params": CASE["params"] | {"batch": 32}}),
             baseline=FIVE,

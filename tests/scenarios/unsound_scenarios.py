@@ -67,7 +67,7 @@ UNSOUND = (
         "metric-missing",
         "A gated counter was not counted.",
         "BROKEN",
-        "METRIC_MISSING",
+        "NOTHING_MEASURED",
         Run(
             evidence(
                 counts=Counts(
@@ -81,7 +81,7 @@ UNSOUND = (
         "faster-than-physics",
         "50 ms a step, where the GPU's peak allows no less than 100.",
         "BROKEN",
-        "FASTER_THAN_PHYSICS",
+        "CLOCKS_DISAGREE",
         Run(evidence((50.0,) * 3), baseline=FIVE),
     ),
     Scenario(

@@ -266,7 +266,7 @@ def test_a_time_that_was_not_gated_is_no_level(path):
     shown = tuple(launch(ms, steady="not steady after 5 s") for ms in (250.0, 400.0))
     accept(path, run(1, (250.0,) * 2, gates=counters, launches=shown), "")
     found = judge(run(2, (290.0,) * 2), load(path).cases[CASE_ID])
-    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
 
 
 def test_a_vague_difference_is_refused(path):
@@ -337,7 +337,7 @@ def test_other_parameters_need_a_reason(path):
     refused(path, run(2, case=case, fingerprint=newer), match="new level needs a reason")
     accept(path, run(2, case=case), "half the batch")
     assert load(path).cases[CASE_ID].case == case
-    assert judge(run(3), load(path).cases[CASE_ID]).reason is Reason.OTHER_PARAMETERS
+    assert judge(run(3), load(path).cases[CASE_ID]).reason is Reason.OTHER_CONDITIONS
 
 
 def test_the_first_under_other_software_appends(path):

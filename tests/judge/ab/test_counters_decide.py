@@ -131,7 +131,7 @@ def test_a_price_is_paid_by_a_faster_step_alone(name):
     for pct, status in ((-2.0, Status.FASTER), (0.0, Status.CHANGED), (2.0, Status.CHANGED)):
         verdict = judge_ab(counted(name, *shifted(pct)))
         assert verdict.status is status
-        paid = metric(verdict, name).reason is Reason.PAID_FOR
+        paid = metric(verdict, name).reason is Reason.TIME_DECIDES
         assert paid is (status is Status.FASTER) is verdict.has_notice
     untimed = {"gates": tuple(gate for gate in GATES if gate != "step_ms")}
     for ratios in ((), (-0.02,)):
