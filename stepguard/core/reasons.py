@@ -2,7 +2,7 @@
 
 A row has a code, a phrase, the statuses that the reason comes with, and the figures of its
 sentences. It has figures only if a case as a whole can have the reason. Evidence and documents hold
-the code. reason_help.py says what a code means and what mends it.
+the code. docs/reason-codes.md says what a code means and what mends it.
 """
 
 from enum import StrEnum
