@@ -11,7 +11,7 @@ from stepguard.core.site import Site
 from stepguard.core.text import counted
 
 
-class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
+class Sentence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag=True):
     """The figures of one sentence. ``says`` is the sentence, with fields in it."""
 
     says: ClassVar[str]
@@ -29,14 +29,14 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return ": ".join(filter(None, (self.revision, self.launch, self.text)))
 
 
-class Said(Figures, frozen=True):
+class Said(Sentence, frozen=True):
     """A sentence of a document of schema 2, which has no figures."""
 
     says = "{message}"
     message: str
 
 
-class Failed(Figures, frozen=True):
+class Failed(Sentence, frozen=True):
     """A worker or the machine failed."""
 
     says = "{message}"
@@ -44,14 +44,14 @@ class Failed(Figures, frozen=True):
     site: Site | None = None  # where it was raised
 
 
-class NoneMeasured(Figures, frozen=True):
+class NoneMeasured(Sentence, frozen=True):
     """There is no launch, no block or no pair of blocks."""
 
     says = "no {what} was measured"
     what: str
 
 
-class TooFewLaunches(Figures, frozen=True):
+class TooFewLaunches(Sentence, frozen=True):
     """There are fewer launches than the case asks for."""
 
     says = "{launches} of {planned} launches"
@@ -59,7 +59,7 @@ class TooFewLaunches(Figures, frozen=True):
     planned: int
 
 
-class Unpaired(Figures, frozen=True):
+class Unpaired(Sentence, frozen=True):
     """The two revisions have different numbers of launches."""
 
     says = "{head} launches of HEAD, {base} of {other}: they are not in pairs"
@@ -68,7 +68,7 @@ class Unpaired(Figures, frozen=True):
     other: str
 
 
-class BlockWithoutTimes(Figures, frozen=True):
+class BlockWithoutTimes(Sentence, frozen=True):
     """A block lacks the time of a step."""
 
     says = "a block of {steps} steps has {times} times"
@@ -76,7 +76,7 @@ class BlockWithoutTimes(Figures, frozen=True):
     times: int
 
 
-class BadTime(Figures, frozen=True):
+class BadTime(Sentence, frozen=True):
     """A time is not a positive finite number."""
 
     says = "{what} has a time of {ms} ms"
@@ -84,7 +84,7 @@ class BadTime(Figures, frozen=True):
     ms: str  # as text: JSON has no such number
 
 
-class EventsGap(Figures, frozen=True):
+class EventsGap(Sentence, frozen=True):
     """The wall clock and the events of a block disagree."""
 
     says = "rank {rank}: wall clock {wall_ms:.2f} ms, events {events_ms:.2f} ms"
@@ -93,7 +93,7 @@ class EventsGap(Figures, frozen=True):
     events_ms: float
 
 
-class HostGap(Figures, frozen=True):
+class HostGap(Sentence, frozen=True):
     """The ranks' clock and the host's disagree."""
 
     says = "the ranks' clock {wall_ms:.0f} ms, the host's {outside_ms:.0f} ms"
@@ -104,7 +104,7 @@ class HostGap(Figures, frozen=True):
 ClockGap = EventsGap | HostGap
 
 
-class RepeatedGap(Figures, frozen=True):
+class RepeatedGap(Sentence, frozen=True):
     """Clocks disagree in too many launches."""
 
     blocks: int
@@ -116,7 +116,7 @@ class RepeatedGap(Figures, frozen=True):
         return f"{self.blocks} blocks in {self.launches} launches, {self.first.text}"
 
 
-class BelowFloor(Figures, frozen=True):
+class BelowFloor(Sentence, frozen=True):
     """A step takes less time than its FLOPs need."""
 
     says = "{step_ms:.3f} ms a step, but the GPU's peak allows no less than {floor_ms:.3f} ms"
@@ -124,27 +124,27 @@ class BelowFloor(Figures, frozen=True):
     floor_ms: float
 
 
-class Undecided(Figures, frozen=True):
+class Undecided(Sentence, frozen=True):
     """A warm-up or a metric without a result."""
 
     says = "{why}"
     why: str
 
 
-class NoGates(Figures, frozen=True):
+class NoGates(Sentence, frozen=True):
     """A case gates nothing."""
 
     says = "the case gates no metric"
 
 
-class NotMeasured(Figures, frozen=True):
+class NotMeasured(Sentence, frozen=True):
     """A gated metric is missing."""
 
     says = "{metric} was not measured"
     metric: str
 
 
-class UnknownWork(Figures, frozen=True):
+class UnknownWork(Sentence, frozen=True):
     """The work of a step is unknown."""
 
     metric: str
@@ -160,7 +160,7 @@ class UnknownWork(Figures, frozen=True):
 STEPS_DIFFER = "steps differ"  # how the reason begins if a counter was counted in each step
 
 
-class Unstable(Figures, frozen=True):
+class Unstable(Sentence, frozen=True):
     """A counter differs between steps, or could not be counted."""
 
     metric: str
@@ -173,7 +173,7 @@ class Unstable(Figures, frozen=True):
         return f"{self.metric}: {self.why}{where}"
 
 
-class NotRecorded(Figures, frozen=True):
+class NotRecorded(Sentence, frozen=True):
     """A case has no recording."""
 
     path: str = ""  # the file without it, if known
@@ -183,7 +183,7 @@ class NotRecorded(Figures, frozen=True):
         return "no recording for this machine" + (f" in {self.path}" if self.path else "")
 
 
-class Changed(Figures, frozen=True):
+class Changed(Sentence, frozen=True):
     """Parameters or software that differ: (name, old, new)."""
 
     changes: tuple[tuple[str, str, str], ...]
@@ -194,7 +194,7 @@ class Changed(Figures, frozen=True):
         return ", ".join(f"{name} {old} -> {new}" for name, old, new in self.changes)
 
 
-class OtherTokens(Figures, frozen=True):
+class OtherTokens(Sentence, frozen=True):
     """A step reads another number of tokens than the recorded one."""
 
     says = "recorded with {old} tokens a step, now {new}"
@@ -202,7 +202,7 @@ class OtherTokens(Figures, frozen=True):
     new: int
 
 
-class OtherWork(Figures, frozen=True):
+class OtherWork(Sentence, frozen=True):
     """A step does other work than the other revision's."""
 
     metric: str
@@ -218,7 +218,7 @@ class OtherWork(Figures, frozen=True):
         return _at_other_work(self.alarm, figures)
 
 
-class OtherWorkOfRanks(Figures, frozen=True):
+class OtherWorkOfRanks(Sentence, frozen=True):
     """Ranks do other work than the other revision's. A side is empty if its ranks do the same."""
 
     metric: str
@@ -240,7 +240,7 @@ def _at_other_work(alarm: str, text: str) -> str:
     return f"{alarm}, but the step does other work: {text}" if alarm else text
 
 
-class OwnLimit(Figures, frozen=True):
+class OwnLimit(Sentence, frozen=True):
     """The recordings that the limit of a time comes from."""
 
     own_card: bool
@@ -252,27 +252,27 @@ class OwnLimit(Figures, frozen=True):
         return f"the limit is that of {of}{' of this card' if self.own_card else ''}"
 
 
-class NoAnswer(Figures, frozen=True):
+class NoAnswer(Sentence, frozen=True):
     """No pairs answer the alarm."""
 
     says = "{why}"
     why: str  # empty if the commit's text says it
 
 
-class NotTimed(Figures, frozen=True):
+class NotTimed(Sentence, frozen=True):
     """Steps that the run timed and the pairs did not."""
 
     says = "the pairs did not time {missed} of the steps that the run timed"
     missed: int
 
 
-class OtherCommit(Figures, frozen=True):
+class OtherCommit(Sentence, frozen=True):
     """The pairs used another commit than the recording's."""
 
     says = "the pairs used another commit, which is as slow"
 
 
-class TooFar(Figures, frozen=True):
+class TooFar(Sentence, frozen=True):
     """A time moved by more than a change of machine explains."""
 
     says = (
@@ -282,7 +282,7 @@ class TooFar(Figures, frozen=True):
     limit_pct: float
 
 
-class SlowSteps(Figures, frozen=True):
+class SlowSteps(Sentence, frozen=True):
     """Steps that are slower within launches, in all launches."""
 
     kind: Literal["late", "periodic", "growing"]
@@ -307,7 +307,7 @@ class SlowSteps(Figures, frozen=True):
         return f"every {self.period} steps, first at step {self.begin}, {size}"
 
 
-class OverSteps(Figures, frozen=True):
+class OverSteps(Sentence, frozen=True):
     """A count is of several steps together, since steps differ."""
 
     says = "in {steps} steps together"

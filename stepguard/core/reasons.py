@@ -15,7 +15,6 @@ from stepguard.core.reason_sentences import (
     Changed,
     EventsGap,
     Failed,
-    Figures,
     HostGap,
     NoGates,
     NoneMeasured,
@@ -25,6 +24,7 @@ from stepguard.core.reason_sentences import (
     OtherWork,
     OtherWorkOfRanks,
     RepeatedGap,
+    Sentence,
     TooFewLaunches,
     Undecided,
     UnknownWork,
@@ -39,10 +39,10 @@ class Reason(StrEnum):
 
     phrase: str
     statuses: tuple[Status, ...]
-    figures: tuple[type[Figures], ...]  # of its sentences; none if the phrase says all
+    figures: tuple[type[Sentence], ...]  # of its sentences; none if the phrase says all
 
     def __new__(
-        cls, code: str, phrase: str, statuses: Status | tuple[Status, ...], *figures: type[Figures]
+        cls, code: str, phrase: str, statuses: Status | tuple[Status, ...], *figures: type[Sentence]
     ) -> "Reason":
         reason = str.__new__(cls, code)
         reason._value_ = code

@@ -18,7 +18,7 @@ from typing import Any
 from stepguard.core.evidence import Fault
 from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed, Scene, lost_worker, no_answer
-from stepguard.launch.host_channel import Control, LostWorker, Message, NoAnswer, Poll
+from stepguard.launch.host_channel import Control, LostWorker, Message, Overdue, Poll
 from stepguard.launch.nodes import scheduler
 from stepguard.launch.nodes.run_launcher import end_launcher
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
@@ -121,7 +121,7 @@ class WorkerGroup:
         """Raise LaunchFailed if the import takes longer than HELLO_LIMIT_S, or a process ended."""
         with self._faults("start", lambda: None):
             if not imported and time.monotonic() - self.began > HELLO_LIMIT_S:
-                raise NoAnswer
+                raise Overdue
             self._watch()
 
     def request(
@@ -147,7 +147,7 @@ class WorkerGroup:
         self._poll = poll
         try:
             yield
-        except (LostWorker, NoAnswer) as error:
+        except (LostWorker, Overdue) as error:
             raise LaunchFailed(self._diagnose(command, error)) from None
 
     def _watch(self) -> None:
@@ -170,7 +170,7 @@ class WorkerGroup:
             during=f"{self.spec.label}, {command}",
             waited_s=time.monotonic() - self.began,
         )
-        return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
+        return no_answer(scene) if isinstance(error, Overdue) else lost_worker(scene)
 
     def let_exit(self) -> None:
         """Let the ranks exit by themselves, without waiting for it."""

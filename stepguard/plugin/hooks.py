@@ -26,14 +26,14 @@ from stepguard.plugin.declared_cases import (
     refuse_without_perf,
 )
 from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink
-from stepguard.plugin.pytest_terminal import VerdictText, write_summary
+from stepguard.plugin.pytest_terminal import FailureText, write_summary
 from stepguard.plugin.refuse_options import Refused
 from stepguard.plugin.run_documents import forget_documents
-from stepguard.plugin.session import Session
+from stepguard.plugin.session import PerfSession
 from stepguard.report.document_json import benchmark_info
 from stepguard.storage.json_file import FileError
 
-_SESSION = pytest.StashKey[Session]()
+_SESSION = pytest.StashKey[PerfSession]()
 _RESULT = pytest.StashKey[Result]()
 _REFUSED = pytest.StashKey[str]()  # why nothing was measured, e.g. a baseline file is damaged
 _PASSED = pytest.StashKey[bool]()
@@ -45,7 +45,7 @@ def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     stack = contextlib.ExitStack()
     config.add_cleanup(stack.close)
     stack.enter_context(ends_as_interrupts())
-    session = config.stash[_SESSION] = Session(config, bridge, collection)
+    session = config.stash[_SESSION] = PerfSession(config, bridge, collection)
     config.pluginmanager.register(session)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
     forget_documents(config)
@@ -112,7 +112,7 @@ def measuring(
         pytest.fail(NOTHING_MEASURED, pytrace=False)
 
 
-def _measured(node: pytest.Item, session: Session, case: Case, before: Result | None) -> Result:
+def _measured(node: pytest.Item, session: PerfSession, case: Case, before: Result | None) -> Result:
     """Return the result of the test's case. Fails the test if the case cannot be measured."""
     own = case_of(node)
     if own is not None and own.id != case.id:
@@ -181,7 +181,7 @@ def pytest_runtest_makereport(
         vars(report).pop("wasxfail", None)
     block = session.block(result) if result else refused
     if shown.overridden or why == block:
-        report.longrepr = VerdictText(block)  # type: ignore[assignment]
+        report.longrepr = FailureText(block)  # type: ignore[assignment]
     if result is not None and shown.names_verdict:
         report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
     if shown.error:
@@ -204,7 +204,7 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None]:
     """Record the results that waited, and write the documents. Fail a run that may not pass, see
-    Session.finish(). No later hook can make a failing strict run pass.
+    PerfSession.finish(). No later hook can make a failing strict run pass.
     """
     run = session.config.stash[_SESSION]
     # Any other status stays, since it says more: an interrupt, or tests that failed.

@@ -18,7 +18,7 @@ from stepguard.judge.refuse_recording import moved_together
 from stepguard.measure.suite import Result
 from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.next_steps import Commands
-from stepguard.storage.accept_recording import Action, Refused, accept
+from stepguard.storage.accept_recording import Action, Declined, accept
 from stepguard.storage.json_file import FileError, restore
 
 DEFAULT_REASON = "accepted with --perf-update"
@@ -109,7 +109,7 @@ class Recorder:
             done = accept(result.baseline_path, result.evidence, reason, dry, joins=joins)
         except FileError as error:
             why = "not recorded, the machine changed, not the code: " if moved else ""
-            if appends and isinstance(error, Refused) and moved:
+            if appends and isinstance(error, Declined) and moved:
                 # The case passes, but this result does not belong to the recorded level.
                 self.notices.append(f"{why}{error}")
             else:

@@ -1,6 +1,6 @@
 """One pytest run: what is selected, measured and recorded, and what the summary says of it.
 
-The hooks call a Session. It starts the engine for the first case that is measured, so that
+The hooks call a PerfSession. It starts the engine for the first case that is measured, so that
 collecting tests costs nothing.
 """
 
@@ -59,13 +59,13 @@ from stepguard.report import verdict_text
 from stepguard.report.next_steps import Commands, commit_first
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.slower_than_last_run import several_times_slower
-from stepguard.report.terminal_summary import Run
+from stepguard.report.terminal_summary import ShownRun
 from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage.baseline_files import refuse_calibrations
 from stepguard.storage.kept_runs import Store
 
 
-class Session:
+class PerfSession:
     """The state of one pytest run. Methods raise UsageError for what would switch the gate off."""
 
     def __init__(self, config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
@@ -369,7 +369,7 @@ class Session:
         )
         return write(self._option, self._commands.folder, document, self._root)
 
-    def summary(self, lists_skips: bool) -> Run | None:
+    def summary(self, lists_skips: bool) -> ShownRun | None:
         """Return the run for its summary. None if it measured nothing and had nothing to measure,
         or if a usage error says more. ``lists_skips`` tells whether pytest lists skipped tests, as
         with -ra.
@@ -380,7 +380,7 @@ class Session:
         if self._option.collectonly or not began or not known:
             return None
         first = self._base.lines() if self._base else ()
-        return Run(
+        return ShownRun(
             results,
             self._commands,
             first,

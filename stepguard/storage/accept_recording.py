@@ -33,7 +33,7 @@ from stepguard.storage.baseline_files import load_for, machine_of, save
 from stepguard.storage.json_file import FileError, one_at_a_time, restore
 
 
-class Refused(FileError):
+class Declined(FileError):
     """Evidence that must not become a recording."""
 
 
@@ -64,11 +64,11 @@ class Accepted:
 
 
 def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises Refused, with the reason, if it must not be
+    """Return the evidence as a recording. Raises Declined, with the reason, if it must not be
     one.
     """
     if problem := unfit_to_record(evidence):
-        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+        raise Declined(f"{evidence.case_id}: not recorded, {problem}")
     return stored(evidence)
 
 
@@ -88,7 +88,7 @@ def accept(
     new epoch, and needs a ``reason``.
 
     ``dry`` changes no file. ``where`` is the option for the folder of baselines, for the command in
-    an error. ``joins`` is what the run's pairs say. Raises Refused or FileError; the file is then
+    an error. ``joins`` is what the run's pairs say. Raises Declined or FileError; the file is then
     unchanged.
     """
     if _is_same_by_one_launch(path, evidence):
@@ -97,7 +97,7 @@ def accept(
     content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
-        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+        raise Declined(f"{evidence.case_id}: not recorded, {problem}")
     verdict = _verdict(evidence, entry, joins)
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
@@ -215,7 +215,7 @@ def _place(
             f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'"
         )
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
-        raise Refused(f"{why}; a new level needs a reason: {command}")
+        raise Declined(f"{why}; a new level needs a reason: {command}")
     # No run is compared with an older epoch, so its recordings lose places and parts.
     older = [_without_detail(r) for r in last.recordings]
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
@@ -227,12 +227,12 @@ def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> No
     # Accepted twice, one run would count as two recordings that agree perfectly.
     known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
     if (recording.date, recording.commit, recording.device_uuid) in known:
-        raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
+        raise Declined(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
     # Each metric is checked: a case that is SLOWER or CHANGED may have an undecided metric, too.
     undecided = [m.metric for m in verdict.moved if m.status is Status.INCONCLUSIVE]
     if undecided:
         what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
-        raise Refused(f"{verdict.case_id}: not recorded, {what}: measure again")
+        raise Declined(f"{verdict.case_id}: not recorded, {what}: measure again")
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:

@@ -256,13 +256,15 @@ def test_a_summary_says_a_place_once():
     waived = replace(MOVED, waived_until="2030-01-01")
     texts = [
         text
-        for text, _ in terminal_summary.lines(terminal_summary.Run([result(waived)], Commands()))
+        for text, _ in terminal_summary.lines(
+            terminal_summary.ShownRun([result(waived)], Commands())
+        )
     ]
     assert sum("in Block.forward" in text for text in texts) == 1
     narrow = [
         text
         for text, _ in terminal_summary.lines(
-            terminal_summary.Run([result(waived)], Commands()), 60
+            terminal_summary.ShownRun([result(waived)], Commands()), 60
         )
     ]
     assert "  +4 aten.clone in Block.forward (model/gpt.py:105)" in narrow
@@ -276,7 +278,9 @@ def test_a_summary_says_once_what_moved_to_another_line():
     ]
     alone = replace(equal[0], metric="graph_breaks", sites=(structs.replace(AT, line=9),))
     found = result(replace(MOVED, metrics=(*equal, alone)))
-    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
+    texts = [
+        text for text, _ in terminal_summary.lines(terminal_summary.ShownRun([found], Commands()))
+    ]
     moved = [text for text in texts if " equal, but now at " in text]
     where = "but now at loss.item() in GPT.forward (model/gpt.py"
     assert moved == [
@@ -293,7 +297,9 @@ def test_what_is_allowed_is_said_in_its_unit():
     sites = {"leaked_bytes_per_step": (kept,), "host_syncs_per_step": (waits,)}
     counts = replace(found.evidence.counts, sites=sites)
     found = replace(found, evidence=replace(found.evidence, counts=counts))
-    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
+    texts = [
+        text for text, _ in terminal_summary.lines(terminal_summary.ShownRun([found], Commands()))
+    ]
     front, where = f"allowed in {found.case.id}: ", "loss.item() in GPT.forward (model/gpt.py:88)"
     assert f"{front}4,096 B of aten.add: {where}, forward: a log" in texts
     assert f"{front}2 x .item(): {where}, forward: it is meant" in texts
@@ -305,7 +311,9 @@ def test_an_equal_counter_at_other_lines_is_one_line():
     name = "sync_candidates_per_step"
     equal = MetricVerdict(name, Status.SAME, Reason.EQUAL, 4.0, 4.0, sites=sites)
     found = result(Verdict("train[cpu]", Status.SAME, Reason.EQUAL, metrics=(equal,)))
-    texts = [text for text, _ in terminal_summary.lines(terminal_summary.Run([found], Commands()))]
+    texts = [
+        text for text, _ in terminal_summary.lines(terminal_summary.ShownRun([found], Commands()))
+    ]
     (line,) = (text for text in texts if "loss.item()" in text)
     moved = f"{name} is equal, but now at loss.item() in run (train.py:1)"
     assert line.endswith(f"]: {moved} and 3 more")

@@ -34,7 +34,7 @@ from stepguard.judge.judge_recordings import judge
 from stepguard.report.metric_list import moves
 from stepguard.report.metric_notes import note
 from stepguard.storage import accept_recording as acceptance
-from stepguard.storage.accept_recording import Accepted, Action, Refused, accept, recording_of
+from stepguard.storage.accept_recording import Accepted, Action, Declined, accept, recording_of
 from stepguard.storage.baseline_files import load, save
 from stepguard.storage.json_file import FileError
 
@@ -58,7 +58,7 @@ def epochs(path, case_id=CASE_ID):
 def refused(path, found, reason="", match=""):
     """accept() refuses, and the file is as it was, or still not there."""
     before = path.read_bytes() if path.exists() else None
-    with pytest.raises(Refused, match=match):
+    with pytest.raises(Declined, match=match):
         accept(path, found, reason)
     assert (path.read_bytes() if path.exists() else None) == before
 
@@ -127,7 +127,7 @@ def test_a_level_does_not_creep(path):
     """Steps that are each `same` do not add up: an epoch stays near its first recording."""
     accept(path, run(0, (100.0,) * 3), "")
     ms, number = 100.0, 0
-    with pytest.raises(Refused, match="a new level needs a reason"):
+    with pytest.raises(Declined, match="a new level needs a reason"):
         for number in range(1, 40):
             ms *= 1.003
             accept(path, run(number, (ms,) * 3), "")
@@ -147,7 +147,7 @@ def test_another_card_joins_where_pairs_cleared_the_code(path, ms, joins):
         done = accept(path, another, "", joins=Joins.MACHINE)
         assert (done.action, done.number) == (Action.APPENDED, 2)
     else:
-        with pytest.raises(Refused, match="from the first recording of its level"):
+        with pytest.raises(Declined, match="from the first recording of its level"):
             accept(path, another, "", joins=Joins.MACHINE)
 
 
@@ -156,7 +156,7 @@ def test_a_card_whose_level_moved_does_not_widen_its_own_limit(path):
     must not join them. With a reason it is a level of its own.
     """
     accept(path, run(1), "")
-    with pytest.raises(Refused, match="a new level needs a reason"):
+    with pytest.raises(Declined, match="a new level needs a reason"):
         accept(path, run(2, (254.0,) * 3), "", joins=Joins.MACHINE)
     done = accept(path, run(2, (254.0,) * 3), "new power limit", joins=Joins.MACHINE)
     assert done.action is Action.EPOCH_OPENED

@@ -38,7 +38,7 @@ from stepguard.judge.unchanged_pairs import (
 )
 from stepguard.measure.suite import Result
 from stepguard.report.next_steps import Commands
-from stepguard.report.terminal_summary import Run, lines
+from stepguard.report.terminal_summary import ShownRun, lines
 from stepguard.report.verdict_text import times
 
 MS, STEPS = 250.0, 32
@@ -101,7 +101,7 @@ def test_the_same_step_is_same_after_one_pair():
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.IDENTICAL_STEP)
     assert "the same kernels, generated code, operands and settings" in times(verdict)[0]
     result = Result(Case("x", "a:b"), found.head, verdict, Path("e.json"), Path("b.json"))
-    shown = [text for text, _ in lines(Run([result], Commands()))]
+    shown = [text for text, _ in lines(ShownRun([result], Commands()))]
     assert sum("over one pair" in text for text in shown) == 1
 
 
