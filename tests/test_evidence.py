@@ -34,7 +34,7 @@ from stepguard.core.evidence import (
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS, default_gates
 from stepguard.core.profile import KernelRow, Parts, Profile
-from stepguard.core.reason_sentences import BlockWithoutTimes
+from stepguard.core.reason_sentences import Missing
 from stepguard.core.reasons import Reason
 from stepguard.core.strict_json import LARGEST
 
@@ -334,5 +334,5 @@ def test_a_block_with_the_times_of_other_steps_is_no_time():
     good = block()
     assert good.bad_times() is None
     steps = good.steps * 100
-    wrong = BlockWithoutTimes(steps=steps, times=good.steps)
+    wrong = Missing(what="times of a block", found=good.steps, needed=steps)
     assert replace(good, steps=steps).bad_times() == wrong

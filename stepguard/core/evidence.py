@@ -20,12 +20,8 @@ from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS
 from stepguard.core.profile import LONGEST_US, Parts, Profile, StepIdentity
 from stepguard.core.reason_sentences import (
-    BadTime,
-    BlockWithoutTimes,
     ClockGap,
-    EventsGap,
-    HostGap,
-    NoneMeasured,
+    Missing,
 )
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Count
@@ -83,14 +79,14 @@ class Block:
         """Return the numbers of the steps that it timed, counted like ``ran``; empty if unknown."""
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
-    def bad_times(self) -> BlockWithoutTimes | BadTime | None:
+    def bad_times(self) -> Missing | None:
         """Return which time is missing, or is no positive finite number; None if none is."""
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
             times = len(self.step_ms) if self.wall_ms else 0
-            return BlockWithoutTimes(steps=self.steps, times=times)
+            return Missing(what="times of a block", found=times, needed=self.steps)
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
             if not 0 < ms < math.inf:
-                return BadTime(what="a block", ms=repr(ms))
+                return Missing(what="valid times of a block", why=f"{ms} ms")
         return None
 
     def clock_gap(self) -> ClockGap | None:
@@ -99,12 +95,14 @@ class Block:
         """
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
-                return EventsGap(rank=rank, wall_ms=wall, events_ms=events)
+                clock = f"rank {rank}: wall clock"
+                return ClockGap(clock=clock, clock_ms=wall, other="events", other_ms=events)
         wall, outside = max(self.wall_ms), self.outside_ms
         if outside is not None and not (
             abs(wall - outside) <= max(OUTSIDE_AGREE_MS, OUTSIDE_AGREE_SHARE * outside)
         ):
-            return HostGap(wall_ms=wall, outside_ms=outside)
+            clock, other = "the ranks' clock", "the host's"
+            return ClockGap(clock=clock, clock_ms=wall, other=other, other_ms=outside)
         return None
 
 
@@ -180,15 +178,15 @@ class Difference:
     name: str
     pairs_ms: tuple[tuple[float, float], ...]  # (plain, other) of neighbouring segments
 
-    def bad_times(self) -> NoneMeasured | BadTime | None:
+    def bad_times(self) -> Missing | None:
         """Return what is wrong with the times: there are none, or one is no positive finite number.
         None if nothing is.
         """
         if not self.pairs_ms:
-            return NoneMeasured(what=f"pair of blocks of {self.name}")
+            return Missing(what=f"pairs of blocks of {self.name}")
         for ms in (ms for pair in self.pairs_ms for ms in pair):
             if not 0 < ms < math.inf:
-                return BadTime(what=self.name, ms=repr(ms))
+                return Missing(what=f"valid times of {self.name}", why=f"{ms} ms")
         return None
 
 

@@ -60,10 +60,26 @@ COMMANDS: Mapping[str, str] = {
     "under baselines/ is removed",
     "schema": "the documentation has it, as run-document.schema.json",
 }
-# Figures of a reason that is gone, and the sentence that stands for them.
+# Types of a reason's figures, and the words that stand before the figures in their place.
 FIGURES: Mapping[object, str] = {
+    "BadTime": "a time is no positive finite number",
+    "BelowFloor": "the step is faster than the GPU's peak allows",
+    "BlockWithoutTimes": "a block lacks times",
+    "EventsGap": "clocks disagree",
+    "HostGap": "clocks disagree",
     "NegativeDifference": "the step takes longer without the exchange between ranks than with it",
+    "NoGates": "the case gates no metric",
+    "NoneMeasured": "something was not measured",
+    "NotMeasured": "a metric was not measured",
+    "OtherTokens": "the step has another number of tokens",
+    "OtherWork": "the step does other work",
+    "OtherWorkOfRanks": "ranks do other work",
+    "RepeatedGap": "clocks disagree again and again",
+    "TooFewLaunches": "launches are missing",
+    "UnknownWork": "a metric is not known",
+    "Unpaired": "launches are not in pairs",
 }
+_ABOUT = ("revision", "launch")  # what each sentence of a reason may be about
 # Fields of documents, each behind the field or the list that it is in.
 FIELDS = frozenset(
     {(side, "changed_read") for side in ("", "head", "base")}
@@ -101,7 +117,10 @@ def without(raw: Any, inside: str = "") -> Any:
     """
     if isinstance(raw, dict):
         if said := FIGURES.get(raw.get("type")):
-            return {"type": "Said", "message": said}
+            figures = [f"{name} {value}" for name, value in raw.items() if _is_figure(name, value)]
+            message = f"{said}: {', '.join(figures)}" if figures else said
+            about = {name: raw[name] for name in _ABOUT if name in raw}
+            return {"type": "Said", "message": message} | about
         return {
             name: without(value, name)
             for name, value in raw.items()
@@ -113,6 +132,10 @@ def without(raw: Any, inside: str = "") -> Any:
         gone = gates_of(gate for gate in raw if isinstance(gate, str))
         return [gate for gate in raw if gate not in gone]
     return [without(row, inside) for row in raw if not _is_of_former_metric(row)]
+
+
+def _is_figure(name: str, value: object) -> bool:
+    return name not in ("type", *_ABOUT) and isinstance(value, str | int | float)
 
 
 def _is_of_former_metric(row: Any) -> bool:

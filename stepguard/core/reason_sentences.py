@@ -44,84 +44,35 @@ class Failed(Sentence, frozen=True):
     site: Site | None = None  # where it was raised
 
 
-class NoneMeasured(Sentence, frozen=True):
-    """There is no launch, no block or no pair of blocks."""
+class Missing(Sentence, frozen=True):
+    """Something was to be measured, and is missing or no positive finite number."""
 
-    says = "no {what} was measured"
-    what: str
-
-
-class TooFewLaunches(Sentence, frozen=True):
-    """There are fewer launches than the case asks for."""
-
-    says = "{launches} of {planned} launches"
-    launches: int
-    planned: int
-
-
-class Unpaired(Sentence, frozen=True):
-    """The two revisions have different numbers of launches."""
-
-    says = "{head} launches of HEAD, {base} of {other}: they are not in pairs"
-    head: int
-    base: int
-    other: str
-
-
-class BlockWithoutTimes(Sentence, frozen=True):
-    """A block lacks the time of a step."""
-
-    says = "a block of {steps} steps has {times} times"
-    steps: int
-    times: int
-
-
-class BadTime(Sentence, frozen=True):
-    """A time is not a positive finite number."""
-
-    says = "{what} has a time of {ms} ms"
-    what: str  # a block, or a difference
-    ms: str  # as text: JSON has no such number
-
-
-class EventsGap(Sentence, frozen=True):
-    """The wall clock and the events of a block disagree."""
-
-    says = "rank {rank}: wall clock {wall_ms:.2f} ms, events {events_ms:.2f} ms"
-    rank: int
-    wall_ms: float
-    events_ms: float
-
-
-class HostGap(Sentence, frozen=True):
-    """The ranks' clock and the host's disagree."""
-
-    says = "the ranks' clock {wall_ms:.0f} ms, the host's {outside_ms:.0f} ms"
-    wall_ms: float
-    outside_ms: float
-
-
-ClockGap = EventsGap | HostGap
-
-
-class RepeatedGap(Sentence, frozen=True):
-    """Clocks disagree in too many launches."""
-
-    blocks: int
-    launches: int
-    first: ClockGap
+    what: str  # in the plural: "launches"
+    found: int = 0
+    needed: int = 0  # 0 if that is not known
+    why: str = ""
 
     @property
     def text(self) -> str:
-        return f"{self.blocks} blocks in {self.launches} launches, {self.first.text}"
+        amount = f"{self.found} of {self.needed}" if self.needed else "no"
+        return f"{amount} {self.what} were measured{f': {self.why}' if self.why else ''}"
 
 
-class BelowFloor(Sentence, frozen=True):
-    """A step takes less time than its FLOPs need."""
+class ClockGap(Sentence, frozen=True):
+    """Two clocks disagree, or a step takes less time than its FLOPs need."""
 
-    says = "{step_ms:.3f} ms a step, but the GPU's peak allows no less than {floor_ms:.3f} ms"
-    step_ms: float
-    floor_ms: float
+    clock: str
+    clock_ms: float
+    other: str
+    other_ms: float
+    blocks: int = 1  # in which clocks disagree; the figures are of the first
+    launches: int = 1
+
+    @property
+    def text(self) -> str:
+        many = f"{self.blocks} blocks in {self.launches} launches, " if self.blocks > 1 else ""
+        clocks = f"{self.clock} {self.clock_ms:.3f} ms, {self.other} {self.other_ms:.3f} ms"
+        return f"{many}{clocks}"
 
 
 class Undecided(Sentence, frozen=True):
@@ -129,32 +80,6 @@ class Undecided(Sentence, frozen=True):
 
     says = "{why}"
     why: str
-
-
-class NoGates(Sentence, frozen=True):
-    """A case gates nothing."""
-
-    says = "the case gates no metric"
-
-
-class NotMeasured(Sentence, frozen=True):
-    """A gated metric is missing."""
-
-    says = "{metric} was not measured"
-    metric: str
-
-
-class UnknownWork(Sentence, frozen=True):
-    """The work of a step is unknown."""
-
-    metric: str
-    whose: str  # "HEAD", or the other revision
-    why: str
-
-    @property
-    def text(self) -> str:
-        why = f": {self.why}" if self.why else ""
-        return f"{self.metric} of {self.whose} is not known{why}"
 
 
 STEPS_DIFFER = "steps differ"  # how the reason begins if a counter was counted in each step
@@ -194,50 +119,25 @@ class Changed(Sentence, frozen=True):
         return ", ".join(f"{name} {old} -> {new}" for name, old, new in self.changes)
 
 
-class OtherTokens(Sentence, frozen=True):
-    """A step reads another number of tokens than the recorded one."""
-
-    says = "recorded with {old} tokens a step, now {new}"
-    old: int
-    new: int
-
-
-class OtherWork(Sentence, frozen=True):
-    """A step does other work than the other revision's."""
+class WorkMoved(Sentence, frozen=True):
+    """A step does other work than the recording's, or than the other revision's."""
 
     metric: str
-    other: str  # the other revision
-    old: float
-    new: float
+    other: str  # "the recording", or the other revision
+    old: tuple[float, ...]  # of each rank if ranks differ, else one; empty if a side's do not
+    new: tuple[float, ...]
     alarm: str = ""  # the status that recordings gave; a step of other work cannot have it
 
     @property
     def text(self) -> str:
-        change = f" ({100 * (self.new / self.old - 1):+.2f} %)" if self.old else ""
-        figures = f"{self.metric} {self.old:,.0f} in {self.other}, now {self.new:,.0f}{change}"
-        return _at_other_work(self.alarm, figures)
-
-
-class OtherWorkOfRanks(Sentence, frozen=True):
-    """Ranks do other work than the other revision's. A side is empty if its ranks do the same."""
-
-    metric: str
-    other: str
-    old: tuple[int, ...]
-    new: tuple[int, ...]
-    alarm: str = ""
-
-    @property
-    def text(self) -> str:
-        old, new = (
-            ", ".join(f"{count:,}" for count in ranks) or "alike" for ranks in (self.old, self.new)
-        )
-        figures = f"{self.metric} by rank {old} in {self.other}, now {new}"
-        return _at_other_work(self.alarm, figures)
-
-
-def _at_other_work(alarm: str, text: str) -> str:
-    return f"{alarm}, but the step does other work: {text}" if alarm else text
+        sides = [", ".join(f"{count:,.0f}" for count in side) for side in (self.old, self.new)]
+        old, new = (side or "alike" for side in sides)
+        alone = len(self.old) == len(self.new) == 1
+        known = alone and self.old[0]
+        share = f" ({100 * (self.new[0] / self.old[0] - 1):+.2f} %)" if known else ""
+        by = "" if alone else " by rank"
+        front = f"{self.alarm}, but the step does other work: " if self.alarm else ""
+        return f"{front}{self.metric}{by} {old} in {self.other}, now {new}{share}"
 
 
 class OwnLimit(Sentence, frozen=True):
@@ -315,27 +215,7 @@ class OverSteps(Sentence, frozen=True):
 
 
 OfCase = (
-    Said
-    | Failed
-    | NoneMeasured
-    | TooFewLaunches
-    | Unpaired
-    | BlockWithoutTimes
-    | BadTime
-    | EventsGap
-    | HostGap
-    | RepeatedGap
-    | BelowFloor
-    | Undecided
-    | NoGates
-    | NotMeasured
-    | UnknownWork
-    | Unstable
-    | NotRecorded
-    | Changed
-    | OtherTokens
-    | OtherWork
-    | OtherWorkOfRanks
+    Said | Failed | Missing | ClockGap | Undecided | Unstable | NotRecorded | Changed | WorkMoved
 )
 OfMetric = Undecided | OwnLimit | OverSteps
 OfConfirmation = NoAnswer | NotTimed | OtherCommit | TooFar

@@ -9,27 +9,15 @@ from enum import StrEnum
 
 from stepguard.core import former
 from stepguard.core.reason_sentences import (
-    BadTime,
-    BelowFloor,
-    BlockWithoutTimes,
     Changed,
-    EventsGap,
+    ClockGap,
     Failed,
-    HostGap,
-    NoGates,
-    NoneMeasured,
-    NotMeasured,
+    Missing,
     NotRecorded,
-    OtherTokens,
-    OtherWork,
-    OtherWorkOfRanks,
-    RepeatedGap,
     Sentence,
-    TooFewLaunches,
     Undecided,
-    UnknownWork,
-    Unpaired,
     Unstable,
+    WorkMoved,
 )
 from stepguard.core.status import Status
 
@@ -74,9 +62,7 @@ class Reason(StrEnum):
         "WORK_MOVED",
         "the step does other work",
         (Status.CHANGED, Status.NOT_COMPARABLE),
-        OtherTokens,
-        OtherWork,
-        OtherWorkOfRanks,
+        WorkMoved,
     )
     BEYOND_MARGIN = (
         "BEYOND_MARGIN",
@@ -153,7 +139,6 @@ class Reason(StrEnum):
         "a counter differs between steps",
         Status.INCONCLUSIVE,
         Unstable,
-        Undecided,
     )
     FOREIGN_PROCESS = "FOREIGN_PROCESS", "another process or run uses the GPU", Status.UNFIT, Failed
     THROTTLED = "THROTTLED", "the GPU was throttled", Status.UNFIT, Failed
@@ -174,23 +159,13 @@ class Reason(StrEnum):
         "NOTHING_MEASURED",
         "launches, blocks, times or gated metrics are missing",
         Status.BROKEN,
-        NoneMeasured,
-        TooFewLaunches,
-        Unpaired,
-        BlockWithoutTimes,
-        BadTime,
-        NoGates,
-        NotMeasured,
-        UnknownWork,
+        Missing,
     )
     CLOCKS_DISAGREE = (
         "CLOCKS_DISAGREE",
         "clocks disagree with each other, or with the hardware",
         Status.BROKEN,
-        BelowFloor,
-        EventsGap,
-        HostGap,
-        RepeatedGap,
+        ClockGap,
         Failed,
     )
     RAISED = "RAISED", "the workload raised", Status.BROKEN, Failed

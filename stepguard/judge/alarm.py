@@ -28,9 +28,8 @@ from stepguard.core.reason_sentences import (
     NotTimed,
     OfConfirmation,
     OtherCommit,
-    OtherWork,
-    OtherWorkOfRanks,
     TooFar,
+    WorkMoved,
 )
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
@@ -117,7 +116,7 @@ def settled(
     refused = judged.refused if judged else None
     if alarm and refused and alarm.status is not Status.SLOWER:
         work = refused.figures
-        if isinstance(work, OtherWork | OtherWorkOfRanks) and alarm.status is Status.FASTER:
+        if isinstance(work, WorkMoved) and alarm.status is Status.FASTER:
             work = structs.replace(work, alarm=alarm.status.value)  # such a step is not FASTER
             return replace(findings, whole=replace(refused, figures=work))
         if refused.reason is Reason.UNDECIDED:  # the run was ended

@@ -29,10 +29,8 @@ from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
-    OtherWork,
-    OtherWorkOfRanks,
-    UnknownWork,
-    Unpaired,
+    Missing,
+    WorkMoved,
 )
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
@@ -190,7 +188,9 @@ def _unsound(comparison: Comparison) -> Refusal | None:
     head, base = len(comparison.head.launches), len(comparison.base.launches)
     if head == base:
         return None
-    unpaired = Unpaired(head=head, base=base, other=comparison.named)
+    sides = f"HEAD has {head} launches, {comparison.named} {base}"
+    found, needed = min(head, base), max(head, base)
+    unpaired = Missing(what="pairs of launches", found=found, needed=needed, why=sides)
     return Refusal(Status.BROKEN, Reason.NOTHING_MEASURED, unpaired)
 
 
@@ -207,16 +207,17 @@ def _other_work(comparison: Comparison) -> Refusal | None:
     """Refuse unequal tokens or FLOPs: a step that does less is another step, not a faster one."""
     head, base = on_same_steps(summarise(comparison.head), summarise(comparison.base))
     now, then = head.values(), base.values()
+    old: tuple[float, ...]
+    new: tuple[float, ...]
     for name in WORK:
-        work: OtherWork | OtherWorkOfRanks
         if name not in now or name not in then:
             continue
         if now[name] != then[name]:
-            work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
-            return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
-        new, old = (tuple(side.differing_ranks().get(name, ())) for side in (head, base))
-        if new != old:  # the busiest rank does as much as before, another rank does not
-            work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
+            old, new = (then[name],), (now[name],)
+        else:  # the busiest rank may do as much as before, and another rank not
+            old, new = (tuple(side.differing_ranks().get(name, ())) for side in (base, head))
+        if new != old:
+            work = WorkMoved(metric=name, other=comparison.named, old=old, new=new)
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
     return None
 
@@ -230,7 +231,7 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
         needed = WORK if says_tokens(evidence.case) else WORK[1:]
         for name in (name for name in needed if name not in values):
             why = evidence.counted.unstable.get(name, "")
-            unknown = UnknownWork(metric=name, whose=whose, why=why)
+            unknown = Missing(what=f"values of {name} of {whose}", why=why)
             return Refusal(Status.BROKEN, Reason.NOTHING_MEASURED, unknown)
     return None
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.reason_sentences import NotRecorded, OfCase, OtherTokens, SlowSteps
+from stepguard.core.reason_sentences import NotRecorded, OfCase, SlowSteps, WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, without_labels
 from stepguard.core.status import Status
@@ -135,7 +135,9 @@ def _past(
     # compared.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
-        return [], _other(Reason.WORK_MOVED, OtherTokens(old=tokens, new=now.tokens_per_step))
+        name, old, new = "tokens_per_step", (tokens,), (now.tokens_per_step,)
+        moved = WorkMoved(metric=name, other="the recording", old=old, new=new)
+        return [], _other(Reason.WORK_MOVED, moved)
     return past, None
 
 

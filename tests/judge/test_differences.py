@@ -100,10 +100,10 @@ def test_no_pair_raises():
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [
-        ((), "no pair of blocks of sync_overhead was measured"),
-        (((1.0, 1.0), (0.0, 1.0)), "sync_overhead has a time of 0.0 ms"),
-        (((1.0, math.nan),), "sync_overhead has a time of nan ms"),
-        (((-1.0, 1.0),), "sync_overhead has a time of -1.0 ms"),
+        ((), "no pairs of blocks of sync_overhead were measured"),
+        (((1.0, 1.0), (0.0, 1.0)), "no valid times of sync_overhead were measured: 0.0 ms"),
+        (((1.0, math.nan),), "no valid times of sync_overhead were measured: nan ms"),
+        (((-1.0, 1.0),), "no valid times of sync_overhead were measured: -1.0 ms"),
     ],
 )
 def test_a_difference_without_times_is_broken(pairs, text):

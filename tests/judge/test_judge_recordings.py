@@ -518,7 +518,7 @@ def test_clocks_that_disagree_again_and_again_are_no_stall(launches, stalls, bro
     verdict = judge(with_launches(*(launch(discarded=one) for one in lost)), FIVE)
     assert (verdict.reason is Reason.CLOCKS_DISAGREE) is broken
     if broken:
-        told = "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
+        told = "rank 0: wall clock 2012.000 ms, events 2000.000 ms"
         assert verdict.message == f"{stalls} blocks in {launches} launches, {told}"
 
 

@@ -67,11 +67,11 @@ BAD = {
     "half of the margins": (put(*RESULT, "margins_pct", value=[1.0]), "margins_pct (1.0,)"),
     "margins that are none": (put(*RESULT, "margins_pct", value=[3.0, 1.0]), "which are none"),
     "figures of another reason": (
-        put(*RESULT, "verdict", "figures", value={"type": "NoGates"}),
-        "is WITHIN_LIMIT, with the figures of NoGates",
+        put(*RESULT, "verdict", "figures", value={"type": "Missing", "what": "launches"}),
+        "is WITHIN_LIMIT, with the figures of Missing",
     ),
     "an unknown figure": (
-        put(*RESULT, "verdict", "figures", value={"type": "NoGates", "more": 1}),
+        put(*RESULT, "verdict", "figures", value={"type": "Missing", "more": 1}),
         "unknown field `more`",
     ),
     "more causes than a verdict has": (

@@ -364,7 +364,7 @@ def test_unknown_flops_are_no_equal_flops(side):
         found = replace(found, **{name: replace(lacking, counts=counts)})
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
-    assert "is not known: does not fit in memory" in verdict.message
+    assert "were measured: does not fit in memory" in verdict.message
     whose = "main (000000000000)" if side == "base" else "HEAD"
     assert f"flops_per_step of {whose}" in verdict.message
 
