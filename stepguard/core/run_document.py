@@ -251,6 +251,8 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     margins_pct: tuple[float, ...] = ()
     # The digest of the baseline that judged; empty if none did, for example in pairs.
     judged_by: str = ""
+    # In pairs: the variables of both sides that change what torch does, as a recording has them.
+    environment: str | None = None
 
 
 class WaiverDocument(_Part, frozen=True, kw_only=True):
@@ -307,6 +309,10 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     baselines: str  # the folder of the baselines
     base: str = ""  # the branch whose baselines judged in place of the tree's, as given
     base_changes: list[str] = []  # how the tree's own baselines differ from that branch's
+    baselines_dirty: list[str] = []  # files in that folder that are not the commit's
+    uncollected: list[str] = []  # modules that gave no tests, and why
+    # What launches inherit, and what changed of it since pytest was started: "name old -> new".
+    changed: list[str] = []
     options: Options
     cases: list[CaseState]
     results: list[ResultDocument]
