@@ -54,6 +54,8 @@ class StrictRun:
         self.strict = is_strict(config)
         self.missed: list[Problem] = []  # found at the end of the run
         self.notices: dict[str, None] = {}  # each once
+        self.baselines_dirty: list[str] = []  # when a strict run began
+        self.changed: dict[str, None] = {}  # what launches inherit and what changed, each once
         self._refused: list[Problem] = []  # problems that a failing test already reports
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
@@ -78,6 +80,8 @@ class StrictRun:
             seen = checkout(root)
             self._began = seen.revision(self._baselines)
             tree = tree_beside_commit(root, self._baselines, seen.revision(None))
+            beside = {*tree.dirty, *tree.left_out} - {*self._began.dirty}
+            self.baselines_dirty = sorted(beside)
             options = guarding_options(self._config)
             self._refuse(replace(self._run(), options=options, tree=tree))
 
@@ -107,7 +111,7 @@ class StrictRun:
         the test declares. Raises Refused.
         """
         if not self.strict:
-            self.notices |= dict.fromkeys(map(changed_in_pytest, _changed()))
+            self.notices |= dict.fromkeys(map(changed_in_pytest, self._changed()))
             return
         measured = replace(self._case(case), as_declared=own in (None, case))
         run = replace(self._run(), cases=[measured])
@@ -149,7 +153,7 @@ class StrictRun:
             must_measure=[state.case or state.test for state in states if state.guarded],
             began=(self._began.commit, self._began.dirty),
             against=self._option.perf_against or "",
-            changed=_changed(),
+            changed=self._changed(),
         )
 
     def _case(self, case: Case) -> RunCase:
@@ -186,16 +190,20 @@ class StrictRun:
 
     def states(self) -> list[CaseState]:
         """Return what has become of every case so far."""
+        self._changed()
         return self._selection.states(self._recorded, self._unsuited)
+
+    def _changed(self) -> tuple[str, ...]:
+        """Return all that launches would inherit and that has changed since pytest was started. A
+        test may set it back: it stays noted.
+        """
+        now = inherited.STARTED.changes(inherited.inherited_now())
+        self.changed |= dict.fromkeys(now)
+        return now
 
     def _refuse(self, run: Run) -> None:
         if problems := guard(run):
             raise Refused(problems, *([] if self._option.perf_strict else [NO_GATE]))
-
-
-def _changed() -> tuple[str, ...]:
-    """Return all that launches would inherit and that has changed since pytest was started."""
-    return inherited.STARTED.changes(inherited.inherited_now())
 
 
 def left_out_line(states: Sequence[CaseState]) -> list[str]:
