@@ -8,6 +8,7 @@ pytest loads this module in every project of the environment, so it imports next
 engine and hooks.py are imported when they are needed, usually when pytest has collected a case.
 """
 
+import contextlib
 import copy
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -40,9 +41,18 @@ _WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest that need
 _SHOWS = ("--help", "-h", "--version", "-V", "--markers", "--cache-show")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options, all prefixed."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the options, all prefixed. Remove the documents of the run before: pytest calls this
+    first, so a conftest that ends the process leaves none.
+    """
     add_options(parser.getgroup("stepguard", "performance regression gate"))
+    started = pluginmanager.getplugin("pytestconfig").invocation_params
+    with contextlib.suppress(pytest.UsageError):  # pytest parses again, and says it
+        given = parser.parse_known_args(started.args)
+        if given.perf_json or given.perf_report:
+            from stepguard.plugin.run_documents import forget_documents
+
+            forget_documents(given, started.dir)
 
 
 # A conftest's sys.exit() ends the process before there is a session that could fail.
@@ -136,7 +146,7 @@ def _refuse_left(config: pytest.Config, how: str) -> None:
     if is_strict(config):
         from stepguard.plugin.run_documents import forget_documents
 
-        forget_documents(config)
+        forget_documents(config.option, config.invocation_params.dir)
         raise pytest.UsageError(
             f"{how}, so that nothing is known to be guarded: let a conftest skip tests instead, or "
             "add --perf-no-strict"

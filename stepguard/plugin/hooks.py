@@ -48,7 +48,8 @@ def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     session = config.stash[_SESSION] = Session(config, bridge, collection)
     config.pluginmanager.register(session)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
-    forget_documents(config)
+    if not hasattr(config, "workerinput"):
+        forget_documents(config.option, config.invocation_params.dir)  # those that settings name
 
 
 def check(config: pytest.Config, items: list[pytest.Item], all_collected: bool) -> None:

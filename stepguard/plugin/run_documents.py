@@ -120,15 +120,14 @@ def _options(config: pytest.Config) -> Options:
     )
 
 
-def forget_documents(config: pytest.Config) -> None:
-    """Remove the documents of the run before. If this run is killed, nobody can take them for its
-    own.
+def forget_documents(option: Any, folder: Path) -> None:
+    """Remove the documents of the run before, if these options ask for new ones. If this run ends
+    before it writes them, nobody can take the old ones for its own.
     """
-    option = config.option
-    if option.collectonly or hasattr(config, "workerinput"):
+    if option.collectonly:
         return
     for name in filter(None, (option.perf_json, option.perf_report)):
-        path = Path(config.invocation_params.dir, name)
+        path = folder / name
         with contextlib.suppress(OSError):  # a path that will be refused
             if not output_files.kept_from(path):
                 path.unlink(missing_ok=True)

@@ -215,6 +215,21 @@ def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("folder", "options"), [(".", ("-p", "stepguard.plugin")), ("more", ("more",))]
+)
+def test_a_conftest_that_ends_the_process_leaves_no_older_document(mixed, folder, options):
+    """The project's own, where stepguard is installed; in a clone, whose conftest names the plugin,
+    that of a folder.
+    """
+    path = mixed.path / "run.json"
+    path.write_text(OLD)
+    (mixed.path / folder).mkdir(exist_ok=True)
+    (mixed.path / folder / "conftest.py").write_text("import sys\n\nsys.exit(0)\n")
+    result = mixed.run_apart("--perf-json=run.json", *options)
+    assert (result.ret, path.exists()) == (0, False)
+
+
+@pytest.mark.parametrize(
     "content",
     [
         OLD,
