@@ -88,7 +88,6 @@ BASE = {
     "torch: engine": ("stepguard.worker.rank_session", "stepguard.worker.ranks"),
     "pytest: engine": (
         "stepguard.judge.guard",
-        "stepguard.judge.guarded_run",
         "stepguard.machine.requirements",
         "stepguard.measure.suite",
         "stepguard.report.baseline_changes",

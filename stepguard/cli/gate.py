@@ -21,8 +21,7 @@ from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
-from stepguard.judge.gate_decision import expected, gate
-from stepguard.judge.guarded_run import Base
+from stepguard.judge.guard import Base, expected, guard
 from stepguard.machine.git.resolve import files_at
 from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
@@ -80,7 +79,7 @@ def _gate(options: argparse.Namespace) -> int:
         permissions=waivers,
     )
     say(*(f"declared here: {one.case} {described(one)}" for one in waivers if one.commit))
-    if problems := gate(document, base):
+    if problems := guard(document, base):
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")

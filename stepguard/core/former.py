@@ -30,7 +30,11 @@ REASONS: Mapping[object, str] = {
     "UNPROVEN": "UNDECIDED",
     "UNREAD_FILES": "IDENTICAL_STEP",
 }
-PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHING_MEASURED"}
+PROBLEMS: Mapping[object, str] = {
+    "EXPECTED_TO_FAIL": "REFUSED",
+    "NO_COMMIT": "DIRTY",
+    "ONLY_COLLECTED": "NOTHING_MEASURED",
+}
 # Of pytest, and of each command.
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "comment": {"--conclusion": "the document says it"},

@@ -68,15 +68,13 @@ class ProblemCode(StrEnum):
     REFUSED = "REFUSED", "A usage error: nothing was measured.", "The message says it."
     NOT_FINISHED = (
         "NOT_FINISHED",
-        "The run was interrupted, pytest itself failed, or a test ended the run with status 0 "
-        "though its case fails.",
+        "The run was interrupted, or pytest itself failed.",
         "Run it again; else see the log.",
     )
     NOTHING_MEASURED = (
         "NOTHING_MEASURED",
-        "No selected case came to a result; in a strict run also `--collect-only`, `--fixtures` "
-        "and `--fixtures-per-test`.",
-        "See why each was skipped or failed. To collect alone, add `--perf-no-strict`.",
+        "No selected case came to a result.",
+        "See why each was skipped or failed.",
     )
     NOT_RECORDED = (
         "NOT_RECORDED",
@@ -85,7 +83,8 @@ class ProblemCode(StrEnum):
     )
     CASE_MISSING = (
         "CASE_MISSING",
-        "A guarded case was deleted, skipped, deselected, or never reached.",
+        "A guarded case was deleted, skipped, deselected, or never reached, as with "
+        "`--collect-only`.",
         "Measure it; or say what is meant with `--perf-select`; or remove it from the baseline as "
         "well.",
     )
@@ -104,15 +103,8 @@ class ProblemCode(StrEnum):
     )
     OTHER_CASE = (
         "OTHER_CASE",
-        "A test measured another case than it declares, or one with other parameters than are "
-        "recorded.",
-        "`perf(case)` with the case that the test is given; a changed workload is another case, "
-        "with a name of its own.",
-    )
-    EXPECTED_TO_FAIL = (
-        "EXPECTED_TO_FAIL",
-        "A mark `xfail` on a case.",
-        "`python -m stepguard waive`: it has a size, a day and a reason.",
+        "A case was measured in pairs with other parameters than are recorded.",
+        "A changed workload is another case, with a name of its own.",
     )
     RECORDS = (
         "RECORDS",

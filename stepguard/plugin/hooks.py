@@ -27,7 +27,6 @@ from stepguard.plugin.declared_cases import (
 )
 from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink
 from stepguard.plugin.pytest_terminal import VerdictText, write_summary
-from stepguard.plugin.refuse_options import Refused
 from stepguard.plugin.run_documents import forget_documents
 from stepguard.plugin.session import Session
 from stepguard.report.document_json import benchmark_info
@@ -48,8 +47,10 @@ def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     session = config.stash[_SESSION] = Session(config, bridge, collection)
     config.pluginmanager.register(session)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
-    if not hasattr(config, "workerinput"):
-        forget_documents(config.option, config.invocation_params.dir)  # those that settings name
+    # Those that settings name. A listing replaces none.
+    if not (hasattr(config, "workerinput") or config.option.collectonly):
+        named = filter(None, (config.option.perf_json, config.option.perf_report))
+        forget_documents(config.invocation_params.dir, named)
 
 
 def check(config: pytest.Config, items: list[pytest.Item], all_collected: bool) -> None:
@@ -119,10 +120,8 @@ def _measured(node: pytest.Item, session: Session, case: Case, before: Result | 
     if own is not None and own.id != case.id:
         raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
     try:
-        session.guard.refuse_case(own, case)
+        session.guard.note_changes()
         return session.repeated(before) if before else session.measure(node, case)
-    except Refused as error:
-        refused = printable(error)
     except (FileError, TreeError) as error:
         refused = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
     # Failed outside of the except blocks: inside them pytest would print that exception as well.
@@ -205,20 +204,12 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None]:
     """Record the results that waited, and write the documents. Fail a run that may not pass, see
-    Session.finish(). No later hook can make a failing strict run pass.
+    Session.finish().
     """
     run = session.config.stash[_SESSION]
     # Any other status stays, since it says more: an interrupt, or tests that failed.
     if not run.finish(exitstatus) and exitstatus == pytest.ExitCode.OK:
-        exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def keep() -> None:
-        if run.guard.strict and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = exitstatus
-
-    # A clean-up runs after all hooks. The hook of a folder's conftest could still change the
-    # status: the conftest is registered later, so its hook wraps this one.
-    session.config.add_cleanup(keep)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     yield
 
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -120,14 +120,11 @@ def _options(config: pytest.Config) -> Options:
     )
 
 
-def forget_documents(option: Any, folder: Path) -> None:
-    """Remove the documents of the run before, if these options ask for new ones. If this run ends
-    before it writes them, nobody can take the old ones for its own.
+def forget_documents(folder: Path, paths: Iterable[str]) -> None:
+    """Remove the documents of the run before. If this run ends before it writes its own, nobody can
+    take the old ones for them.
     """
-    if option.collectonly:
-        return
-    for name in filter(None, (option.perf_json, option.perf_report)):
-        path = folder / name
+    for path in (folder / path for path in paths):
         with contextlib.suppress(OSError):  # a path that will be refused
             if not output_files.kept_from(path):
                 path.unlink(missing_ok=True)

@@ -42,11 +42,6 @@ class Selection:
         self._ran: set[str] = set()
         self._measured: dict[str, Case] = {}
 
-    @property
-    def undeclared(self) -> bool:
-        """Tell whether a remaining test declares no case, and so may measure any."""
-        return any(self.collection.tests[node].case is None for node in self._kept)
-
     def refuse_unknown(self, recorded: Collection[str]) -> None:
         """Raise UsageError if --perf-select names a case that is neither collected nor
         ``recorded``.

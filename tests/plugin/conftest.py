@@ -27,7 +27,6 @@ import stepguard.measure.beside_base
 import stepguard.measure.launches
 import stepguard.measure.suite
 import stepguard.plugin.hooks  # by each run anew, if it were not here already
-import stepguard.plugin.refuse_options
 import stepguard.plugin.session
 from stepguard import Case
 from stepguard.core.comparison import Comparison, judged
@@ -336,7 +335,7 @@ def gate(pytester, monkeypatch):
     """
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
-    monkeypatch.setattr(stepguard.plugin.refuse_options, "known_gpus", made.known_gpus)
+    monkeypatch.setattr(stepguard.plugin.session, "known_gpus", made.known_gpus)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
     monkeypatch.setattr(stepguard.measure.beside_base, "measure_ab", made.measure_ab)
     # Every run would read all that is installed, and ask git for a name that nothing shows.
@@ -357,8 +356,6 @@ def gate(pytester, monkeypatch):
 def lab(gate, monkeypatch, tmp_path_factory):
     """The lab's commands, in processes that the run starts; its own looks up nothing installed."""
     add_lab(monkeypatch, tmp_path_factory.mktemp("installed"))
-    known = {"report": None}
-    monkeypatch.setattr(stepguard.plugin.refuse_options, "commands_of_packages", lambda: known)
 
 
 @pytest.fixture

@@ -111,4 +111,4 @@ def test_beside_another_revision_nothing_is_recorded(gate, h200):
     gate.commit(tag="old")
     gate.commit()
     result = gate.run("--perf-append", "--perf-against=old")
-    assert result.ret == 4 and "record in another run" in result.stderr.str()
+    assert result.ret == 4 and "record without --perf-against" in result.stderr.str()

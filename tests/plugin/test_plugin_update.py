@@ -107,14 +107,6 @@ def test_documents_of_earlier_runs_are_no_uncommitted_changes(committed, lab):
     assert recorded(committed)
 
 
-@pytest.mark.parametrize("narrower", ["--perf-update-new", "--perf-append"])
-def test_update_beside_an_option_that_leaves_changed_levels_is_refused(committed, narrower):
-    """Obeyed together they would record what the narrower one does not."""
-    result = committed.run("--perf-update", narrower)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and committed.measured == []
-    result.stderr.fnmatch_lines([f"*--perf-update with {narrower}: *; give one of the two"])
-
-
 def test_without_a_commit_nothing_is_measured_to_be_recorded(gate, monkeypatch):
     """Outside of git, without git and before the first commit it is said at once, with the remedy,
     and each for what it is.
