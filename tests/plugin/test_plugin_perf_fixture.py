@@ -141,14 +141,6 @@ def test_xfail_does_not_hide_what_could_not_be_decided(gate):
     result.assert_outcomes(errors=1)
 
 
-def test_skip_before_perf_measures_nothing_and_says_so(unchanged):
-    """A suite whose every test skips itself is not green."""
-    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    pytest.skip('later')\n")
-    result = unchanged.run(skipped=1)
-    assert result.ret == 1
-    result.says("NOTHING WAS MEASURED*")
-
-
 def test_a_case_made_in_the_test_is_gated_and_listed(changed):
     """perf(Case(...)) without parametrization is judged, fails, and stands in the table."""
     changed.tests(f"def test_step(perf):\n    perf({CASE})\n")
@@ -239,12 +231,3 @@ def test_a_case_in_place_of_the_tests_own_is_refused(changed):
     assert result.ret == 1
     result.says("*this test is for linear?nano?, but it measures linear?other?*")
     assert changed.measured == []
-
-
-def test_a_skip_in_the_body_of_the_only_test_is_not_green(gate):
-    """Tests that ask for perf and are all skipped, whatever their parameter is called, fail."""
-    mark = f'@pytest.mark.parametrize("c", [{CASE}])\n'
-    gate.tests(f"{mark}def test_step(perf, c):\n    pytest.skip('later')\n")
-    result = gate.run()
-    assert result.ret == 1
-    result.says("NOTHING WAS MEASURED*")

@@ -305,54 +305,123 @@ def test_what_a_run_leaves_out_is_said_by_the_command(project, monkeypatch, opti
     assert project.run(option).ret == 0
 
 
-@pytest.mark.parametrize("strict", [(), ("--perf-strict",)])
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        ("linear[a]", "linear[a]"),
-        ("*[a]", "*[a]"),
-        ("linear[a],linear[a*", "linear[a] and 1 more"),
-    ],
-)
-def test_a_selection_that_is_meant_passes(project, names, told, strict):
-    """Strict or not, its cases alone are measured, and a line says what was left out."""
-    result = project.run(*strict, f"--perf-select={names}", "--perf-json=run.json")
-    assert result.ret == 0 and project.measured == ["linear[a]"]
-    assert f"left out by --perf-select={told}: 1 of 2 cases (linear[b])" in result.outlines
-    states = {one.case: one.state for one in load_document(project.path / "run.json").cases}
-    assert states == {"linear[a]": State.MEASURED, "linear[b]": State.LEFT_OUT}
+@dataclass(frozen=True)
+class Chosen:
+    """Files with cases of these letters, what is recorded, and what a strict run leaves out: cases
+    that it misses, and cases that its command does not mean.
+    """
+
+    files: dict[str, str]
+    options: tuple[str, ...] = ()
+    missed: str = ""
+    meant: str = ""  # left out, and meant to be
+    ini: str = ""
+    recorded: str = "ab"
+    extended: str = ""  # by its test
 
 
-def test_a_path_is_a_selection_that_is_meant(project):
-    """Naming a file, or a test."""
-    result = project.run("--perf-strict", "test_perf.py::test_step[a]")
-    assert result.ret == 0 and project.measured == ["linear[a]"]
-    result.says("left out by the arguments *test_step[[]a]: 1 of 2 cases (*")
+ONE_FILE, FOLDERS = {"test_perf.py": "ab"}, {"perf/test_a.py": "a", "perf/test_b.py": "b"}
+ONE_IS_GONE = {"perf/test_a.py": "a", "unit/test_it.py": ""}
+MEANT = {"missed": "", "meant": "b"}
+CHOICES = [
+    Chosen(ONE_FILE),
+    Chosen(ONE_FILE, ("test_perf.py::test_step[a]",), **MEANT),
+    Chosen(ONE_FILE, ("--perf-select=linear[a]",), **MEANT),
+    Chosen(ONE_FILE, ("--perf-select=*[a]",), **MEANT),
+    Chosen(ONE_FILE, ("--perf-select=linear[a],linear[a*",), **MEANT),
+    Chosen(ONE_FILE, ("--perf-select=linear*", "-k", "step[a]"), "b"),
+    Chosen(ONE_FILE, ("--perf-select=linear[a]", "-k", "step[b]"), "a", "b"),
+    # A file of other tests makes no selection of the folder that is named with it.
+    Chosen(ONE_IS_GONE, ("perf",), "b"),
+    Chosen(ONE_IS_GONE, ("perf", "unit/test_it.py"), "b"),
+    Chosen(ONE_IS_GONE, ("unit", "perf/test_a.py"), **MEANT),
+    Chosen(ONE_IS_GONE, ("unit/test_it.py", "perf/test_a.py"), **MEANT),
+    # The root says nothing about its folders.
+    Chosen(ONE_IS_GONE, ("perf",), "b", ini="testpaths = ."),
+    Chosen(ONE_IS_GONE, ("perf",), "b", ini="testpaths = . perf"),
+    # A path of the settings is meant by nobody.
+    Chosen(FOLDERS, (), "b", ini="testpaths = perf/test_a.py"),
+    Chosen(FOLDERS, (), "b", ini="addopts = perf/test_a.py"),
+    Chosen(FOLDERS, ("perf/test_a.py",), ini="testpaths = perf/test_a.py", **MEANT),
+    # A new case is guarded from the first day.
+    Chosen({"test_perf.py": "abc"}, ("-k", "step[a] or step[b]"), "c"),
+    # A case that was recorded as extended may be left out; no other.
+    Chosen(ONE_FILE, (), "b", ini="addopts = -m 'not extended'", extended="b"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "ret"),
-    [
-        (("perf",), 1),
-        (("perf", "unit/test_it.py"), 1),
-        (("unit", "perf/test_a.py"), 0),
-        (("unit/test_it.py", "perf/test_a.py"), 0),
-    ],
-)
-def test_a_folder_should_have_all_cases_beside_any_file(gate, arguments, ret):
-    """A file of other tests makes no selection of the folder that is named with it."""
-    for name in ("perf", "unit"):
-        (gate.path / name).mkdir()
-    (gate.path / "unit/test_it.py").write_text("def test_it():\n    pass\n")
-    gate.suite(gate.cpu("a"))
-    (gate.path / "test_perf.py").rename(gate.path / "perf/test_a.py")
-    gate.record(gate.cpu("a"), gate.cpu("b"))
+@pytest.mark.parametrize("chosen", CHOICES, ids=lambda chosen: " ".join(chosen.options) or "all")
+def test_what_a_strict_run_guards(gate, chosen):
+    """All that is recorded and all that is new, unless the command itself leaves it out."""
+    for file, letters in chosen.files.items():
+        cases = [
+            gate.cpu(name, **({"extended": True} if name in chosen.extended else {}))
+            for name in letters
+        ]
+        (gate.path / file).parent.mkdir(exist_ok=True)
+        gate.suite(*cases) if cases else gate.tests("def test_it():\n    pass\n")
+        (gate.path / "test_perf.py").rename(gate.path / file)
+    gate.record(*map(gate.cpu, chosen.recorded))
+    settings(chosen.ini)(gate)
     gate.commit()
-    result = gate.run("--perf-strict", *arguments)
+    result = gate.run("--perf-strict", JSON, *chosen.options)
+    assert (result.ret != 0) == bool(chosen.missed)
+    found = document(gate)
+    missed = [one for one in found.problems if one.code == "CASE_MISSING"]
+    assert [one.case for one in missed] == [f"linear[{name}]" for name in chosen.missed]
+    if missed and "perf/test_a.py" in chosen.ini:
+        assert "settings or PYTEST_ADDOPTS name perf/test_a.py, the command" in missed[0].text
+    left = [one.case for one in found.cases if one.state is State.LEFT_OUT]
+    assert left == [f"linear[{name}]" for name in chosen.meant]
+    if left:
+        result.says("left out by *: 1 of 2 cases (linear?b?)")
+
+
+def test_an_extended_case_that_is_recorded_as_one_may_be_left_out(gate):
+    """A core case becomes one by a recording, which is reviewed."""
+    gate.suite(gate.cpu("a"), gate.cpu("b", extended=True))
+    settings("addopts = -m 'not extended'")(gate)
+    gate.record(gate.cpu("a"), gate.cpu("b", extended=True))
+    gate.commit()
+    assert gate.run("--perf-strict").ret == 0
+    assert gate.measured == ["linear[a]"]
+
+
+def test_a_name_that_is_no_case_is_refused(project):
+    """With what may have been meant."""
+    result = project.run("--perf-select=linear[c]")
+    assert result.ret == 4
+    told = "*--perf-select=linear?c?: no such case (did you mean linear?b? or linear?a??)"
+    result.stderr.fnmatch_lines([told])
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200, recorded):
+    """-m smoke where there is a GPU measures nothing that its recordings guard, nor its new case.
+    A machine without a GPU has nothing to measure it with.
+    """
+    gate.suite(gate.cuda(), gate.cpu())
+    gate.record(gate.cpu(), *([gate.cuda()] if recorded else []))
+    gate.commit()
+    assert gate.run("--perf-strict").ret == 0
+    gate.gpus = [h200]
+    assert gate.run("-m", "smoke").ret == 0
+    result = gate.run("-m", "smoke", "--perf-strict")
+    assert result.ret == 1
+    result.says("*linear?124m?: guarded, *: deselected by -m 'smoke'; *")
+
+
+@pytest.mark.parametrize(("body", "ret"), [(BODY, 0), ("    pytest.skip('later')\n", 1)])
+def test_a_case_that_a_test_makes_itself_is_guarded_as_well(gate, body, ret):
+    """Which one it is nobody knows before it ran; at the end it was measured, or is missed."""
+    gate.record(gate.cpu("a"))
+    made = 'case = Case("a", "factories:linear", device="cpu", launches=1)'
+    gate.tests(f"def test_step(perf):\n    {made}\n{body}")
+    gate.commit()
+    result = gate.run("--perf-strict")
     assert result.ret == ret
-    if ret:
-        result.says("*linear?b?: guarded, but not measured: no test of it was *")
-        assert "PYTEST_ADDOPTS" not in result.stdout.str()
+    missed = [line for line in result.outlines if "guarded, but not measured" in line]
+    assert len(missed) == ret
 
 
 def test_many_paths_are_not_all_repeated(gate):
@@ -365,102 +434,6 @@ def test_many_paths_are_not_all_repeated(gate):
     gate.commit()
     result = gate.run("test_perf.py::test_step[a]", "test_perf.py::test_step[b]")
     result.says("left out by the arguments *test_step[[]a] and 1 more: 1 of 3 cases (linear[[]c])")
-
-
-@pytest.mark.parametrize("setting", ["testpaths", "addopts", "PYTEST_ADDOPTS"])
-def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
-    """It would leave the cases of other files unmeasured in every run, and none would be red."""
-    (gate.path / "perf").mkdir()
-    for name in "ab":
-        gate.suite(gate.cpu(name))
-        (gate.path / "test_perf.py").rename(gate.path / f"perf/test_{name}.py")
-    gate.record(gate.cpu("a"), gate.cpu("b"))
-    if setting == "PYTEST_ADDOPTS":
-        monkeypatch.setenv(setting, "perf/test_a.py")
-    else:
-        gate.pytester.makeini(f"[pytest]\n{setting} = perf/test_a.py\n")
-    gate.commit()
-    result = gate.run("--perf-strict")
-    assert result.ret == 1
-    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, the *"
-    result.says(text)
-    # Before pytest 9 a path that the settings name, too, is collected twice.
-    twice = setting != "testpaths" and pytest.version_tuple < (9,)
-    assert gate.run("--perf-strict", "perf/test_a.py").ret == (4 if twice else 0)
-
-
-def test_what_a_selection_names_has_to_be_measured(project):
-    """Also an extended case; and a name that is none is refused, with what may have been meant."""
-    result = project.run("--perf-strict", "--perf-select=linear*", "-k", "step[a]")
-    assert result.ret == 1
-    result.says("*linear?b?: guarded, but not measured: deselected by -k*")
-    result = project.run("--perf-select=linear[c]")
-    assert result.ret == 4
-    told = "*--perf-select=linear?c?: no such case (did you mean linear?b? or linear?a??)"
-    result.stderr.fnmatch_lines([told])
-
-
-def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200):
-    """-m smoke where there is a GPU measures nothing that its recordings guard."""
-    gate.gpus = [h200]
-    cases = gate.cuda(), gate.cpu()
-    gate.suite(*cases)
-    gate.record(*cases)
-    gate.commit()
-    assert gate.run("-m", "smoke").ret == 0
-    result = gate.run("-m", "smoke", "--perf-strict")
-    assert result.ret == 1
-    result.says("*linear?124m?: guarded, *: deselected by -m 'smoke'; *")
-
-
-def test_a_new_case_of_a_gpu_is_guarded_only_where_there_is_one(gate, h200):
-    """A machine without a GPU has nothing to measure it with. On a GPU it may not be left out."""
-    gate.suite(gate.cuda(), gate.cpu())
-    gate.record(gate.cpu())
-    gate.commit()
-    assert gate.run("--perf-strict").ret == 0
-    gate.gpus = [h200]
-    result = gate.run("--perf-strict", "-m", "smoke")
-    assert result.ret == 1
-    result.says("*linear?124m?: guarded, *: deselected by -m 'smoke'; *")
-
-
-def test_a_new_case_is_guarded_from_the_first_day(project):
-    """It has no recording yet, and still it may not be deselected."""
-    project.suite(*(project.cpu(name) for name in "abc"))
-    project.commit()
-    result = project.run("--perf-strict", "-k", "step[a] or step[b]")
-    assert result.ret == 1
-    result.says("*linear?c?: guarded, but not measured: deselected by -k*")
-
-
-def test_an_extended_case_that_is_recorded_as_one_may_be_left_out(gate):
-    """Its recording says that it is; a core case becomes one by a recording that is reviewed."""
-    core, more = gate.cpu("a"), gate.cpu("b", extended=True)
-    gate.suite(core, more)
-    (gate.path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not extended'\n")
-    gate.record(core, gate.cpu("b"))
-    gate.commit()
-    assert gate.run("--perf-strict").ret == 1
-    assert gate.run("-m", "extended", "--perf-update").ret == 0
-    gate.commit()
-    assert gate.run("--perf-strict").ret == 0
-    assert gate.measured == ["linear[a]"]
-
-
-@pytest.mark.parametrize(
-    ("body", "ret"), [(BODY, 0), ("    pytest.skip('later')\n", 1)], ids=["measured", "skipped"]
-)
-def test_a_case_that_a_test_makes_itself_is_guarded_as_well(gate, body, ret):
-    """Which one it is nobody knows before it ran; at the end it was measured, or is missed."""
-    gate.record(gate.cpu("a"))
-    made = 'case = Case("a", "factories:linear", device="cpu", launches=1)'
-    gate.tests(f"def test_step(perf):\n    {made}\n{body}")
-    gate.commit()
-    result = gate.run("--perf-strict")
-    assert result.ret == ret
-    missed = [line for line in result.outlines if "guarded, but not measured" in line]
-    assert len(missed) == ret
 
 
 def test_one_problem_of_many_cases_is_one_line(gate):
@@ -524,20 +497,6 @@ def test_a_test_that_ends_the_run_hides_no_verdict(project):
     result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")
     assert result.ret == 1
     assert not document(project).passed
-
-
-@pytest.mark.parametrize("testpaths", ["", "testpaths = .", "testpaths = . perf"])
-def test_a_folder_is_whole_where_all_is_a_testpath(gate, testpaths):
-    """The root says nothing about its folders: a case that is gone from one is missed."""
-    (gate.path / "perf").mkdir()
-    gate.suite(gate.cpu("a"))
-    (gate.path / "test_perf.py").rename(gate.path / "perf/test_a.py")
-    gate.record(gate.cpu("a"), gate.cpu("b"))
-    gate.pytester.makeini(f"[pytest]\n{testpaths}\n")
-    gate.commit()
-    result = gate.run("--perf-strict", "perf")
-    assert result.ret == 1
-    result.says("*linear?b?: guarded, but not measured: no test of it was *")
 
 
 def test_xdist_does_not_hide_what_is_deselected(project):
