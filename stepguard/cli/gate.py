@@ -125,6 +125,6 @@ def _passed(document: RunDocument, guarded: int) -> str:
     statuses = Counter(result.verdict.status.value for result in document.results)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     return (
-        f"the gate passes: {counted(guarded, 'case')}, all that the base has for "
-        f"{document.machine}, measured at {short_hash(document.commit)}: {words}"
+        f"the gate passes: {counted(guarded, 'case')}, all that {document.machine} has to measure, "
+        f"measured at {short_hash(document.commit)}: {words}"
     )

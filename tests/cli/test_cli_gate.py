@@ -31,7 +31,7 @@ def test_a_sound_run_passes(base, tmp_path):
     told = gate(base, tmp_path, SOUND)
     assert (told.status, told.err) == (0, "")
     assert told.out == (
-        "the gate passes: 1 case, all that the base has for NVIDIA H200, "
+        "the gate passes: 1 case, all that NVIDIA H200 has to measure, "
         "measured at aaaaaaaaaaaa: 1 same\n"
     )
 
