@@ -308,7 +308,7 @@ def test_a_sound_run_passes():
     """Every guarded case was measured at the commit, gates all it should, and is `same`; in pairs
     with the very commit that the gate was told, too; and by pytest.
     """
-    document, pairs = run_document(ONE), run_document(ONE, **IN_PAIRS)
+    document, pairs = run_document(ONE), replace(result(environment=""), **IN_PAIRS)
     assert guard(document, BASE) == guard(document, by_pytest(document, BASE)) == []
     assert guard(pairs, BESIDE) == []
     # Nothing may be recorded yet where pairs judge, and an enlarged budget is no harm.
@@ -351,6 +351,11 @@ def test_a_problem_says_what_mends_it():
     assert (problem.case, problem.file, problem.line) == (OTHER, "test_x.py", 3)
     again = replace(document, problems=[problem], passed=False)
     assert guard(again, TWO) == [problem]
+    left_out = run_document(ONE, baselines_dirty=["baselines/cpu.json"])
+    (problem,) = guard(left_out, BASE)
+    assert problem.text.endswith("commit it, or: git sparse-checkout add baselines")
+    unknown = guard(run_document(ONE, machine="CPU", gpus=[]), replace(BASE, gpus=0))
+    assert unknown[0].text == "the base has no recording for CPU, so that nothing is expected"
     wider = run_document(measured(entry(), margins_pct=(1.5, 3.0)), base="main")
     assert [one.text for one in guard(wider, BASE)] == [
         "has margins 1.5 and 3 %, wider than the 0.2 and 0.5 % of its recording in "
