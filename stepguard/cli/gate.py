@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, complain, say
-from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
@@ -73,7 +72,7 @@ def _gate(options: argparse.Namespace) -> int:
     base = Base(
         commit=options.commit,
         gpus=options.gpus,
-        recorded=_recorded(options.baselines),
+        recorded=baseline.recorded(options.baselines),
         today=today(),
         against=options.against,
         permissions=waivers,
@@ -110,15 +109,6 @@ def _annotate(lines: Sequence[str]) -> None:
     # Not by say(), which breaks up such lines.
     if os.environ.get("GITHUB_ACTIONS") == "true":
         sys.stdout.writelines(f"{line}\n" for line in lines)
-
-
-def _recorded(folder: Path) -> dict[str, dict[str, Entry]]:
-    """Return what is recorded, by machine and case."""
-    recorded: dict[str, dict[str, Entry]] = {}
-    for path in baseline.files(folder):
-        if content := baseline.load(path):
-            recorded.setdefault(content.machine, {}).update(baseline.judged_by(path, content))
-    return recorded
 
 
 def _passed(document: RunDocument, guarded: int) -> str:

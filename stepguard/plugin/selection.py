@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.run_document import CaseState, State
 from stepguard.core.text import listed, meant
-from stepguard.plugin.baseline_folder import Recorded, folders_alone
+from stepguard.plugin.baseline_folder import folders_alone
 from stepguard.plugin.declared_cases import Collected, CollectedTest
 
 NO_TURN = "the run ended before its turn"
@@ -82,7 +83,7 @@ class Selection:
         return Counter(self._skipped.values())
 
     def states(
-        self, recorded: Mapping[str, Recorded], unsuited: Callable[[Case], str]
+        self, recorded: Mapping[str, Entry], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
         """Return what became of every case that is collected, or ``recorded`` for this machine.
         ``unsuited`` returns why the machine is not for a case; empty if it is.
@@ -90,7 +91,7 @@ class Selection:
         The recorded cases and the new ones that suit this machine are guarded, unless they are
         extended. With --perf-select only the named cases are guarded.
         """
-        core = {name for name, known in recorded.items() if not known.entry.extended}
+        core = {name for name, entry in recorded.items() if not entry.extended}
         whole = self._whole(self._typed())
         states = []
         for node, test in self.collection.tests.items():
@@ -110,7 +111,7 @@ class Selection:
                     state=State.ABSENT if absent else State.LEFT_OUT,
                     case=case_id,
                     why=missing if absent else self._left_out_by(),
-                    extended=recorded[case_id].entry.extended,
+                    extended=recorded[case_id].extended,
                     guarded=absent and (case_id in core or self.wanted.text is not None),
                 )
             )

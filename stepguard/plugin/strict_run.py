@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
 from stepguard.core.permission import Permission
@@ -17,7 +18,7 @@ from stepguard.launch.nodes.scheduler import Launcher, spread
 from stepguard.machine import inherited
 from stepguard.machine.git.revision import Revision, checkout, tracked_files, untracked
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.plugin.baseline_folder import Recorded, former_lines, recorded_here
+from stepguard.plugin.baseline_folder import former_lines, recorded_here
 from stepguard.plugin.options import is_strict
 from stepguard.plugin.selection import Selection
 from stepguard.storage.waiver_file import today
@@ -45,7 +46,7 @@ class StrictRun:
         self.notices: list[str] = []
         self._root, self._baselines = config.rootpath, baselines
         self._selection, self._unsuited = selection, unsuited
-        self._expected: dict[str, Recorded] = {}  # by case: the baselines that judge here
+        self._expected: dict[str, Entry] = {}  # by case: the baselines that judge here
         # The same, and this tree's own baselines of cases that have no other.
         self._recorded = self._expected
 
@@ -96,7 +97,7 @@ class StrictRun:
         base = Base(
             commit=document.commit,
             gpus=0,
-            recorded={document.machine: {name: one.entry for name, one in self._expected.items()}},
+            recorded={document.machine: self._expected},
             today=today(),
             against=document.base_commit,
             permissions=waivers,

@@ -70,6 +70,17 @@ def refuse_calibrations(folder: Path) -> None:
         )
 
 
+def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
+    """Return what is recorded in a folder, by machine and case. Raises FileError if a file cannot
+    be trusted.
+    """
+    by_machine: dict[str, dict[str, Entry]] = {}
+    for path in files(folder):
+        if content := load(path):
+            by_machine.setdefault(content.machine, {}).update(judged_by(path, content))
+    return by_machine
+
+
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
     """Return the cases of a file's content that belong into a file of its name. So a copy under
     another name judges nothing.
