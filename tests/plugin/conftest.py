@@ -43,7 +43,11 @@ COMMIT = "a" * 40
 # What pytest reads of each plugin that is installed, in every run: read once.
 PLUGINS = [
     SimpleNamespace(
-        metadata=one.metadata, version=one.version, files=one.files, entry_points=one.entry_points
+        metadata=one.metadata,
+        version=one.version,
+        files=one.files,
+        entry_points=one.entry_points,
+        _normalized_name=one._normalized_name,  # importlib's own, of whoever looks for entry points
     )
     for one in importlib.metadata.distributions()
     if any(entry.group == "pytest11" for entry in one.entry_points)

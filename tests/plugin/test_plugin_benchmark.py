@@ -41,14 +41,6 @@ def test_its_switches_pass_no_case_that_is_slower(recorded, option, measured):
     assert len(recorded.measured) == measured
 
 
-@pytest.mark.parametrize("option", ["--benchmark-skip", "--benchmark-disable"])
-@pytest.mark.parametrize("without", ["--ignore=test_perf.py", "-m not smoke and not gpu"])
-def test_they_are_welcome_where_no_case_is_selected(recorded, option, without):
-    """The remedy works, and a run that deselects the cases is none of our business."""
-    (recorded.path / "test_own.py").write_text("def test_own(benchmark):\n    benchmark(int)\n")
-    assert recorded.run(option, without).ret == 0
-
-
 def test_benchmark_only_keeps_the_cases(recorded):
     """--benchmark-only measures the cases and skips other tests."""
     (recorded.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
@@ -171,12 +163,6 @@ def test_ordinary_benchmarks_run_beside_cases(recorded):
     benches = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
     own = next(bench for bench in benches if bench["name"] == "test_own")
     assert 0 < own["stats"]["min"] < 10e-3
-
-
-def test_no_cases_no_refusal(gate):
-    """--benchmark-skip stays usable in a suite without cases."""
-    gate.tests("def test_unit():\n    pass\n")
-    assert gate.run("--benchmark-skip").ret == 0
 
 
 def test_benchmark_loaded_without_its_entry_point(recorded, monkeypatch):

@@ -146,32 +146,6 @@ def test_every_case_is_in_the_document(mixed, h200):
     )
 
 
-def test_a_case_that_a_path_leaves_out_is_not_absent(mixed):
-    """Who names a file, means a part."""
-    mixed.record(mixed.cpu("gone"))
-    assert became(document(mixed, "test_perf.py"))["gone"][0] is State.LEFT_OUT
-
-
-def test_a_conftest_that_drops_a_case_is_seen(mixed):
-    """Though pytest is told nothing of it."""
-    hook = "import pytest\n\n\n@pytest.hookimpl({})\ndef pytest_collection_modifyitems(items):\n"
-    for order in ("tryfirst=True", "trylast=True"):
-        plugins = 'pytest_plugins = ["stepguard.plugin"]\n'
-        text = plugins + hook.format(order) + "    del items[0]\n"
-        (mixed.path / "conftest.py").write_text(text)
-        found = became(document(mixed))["same"]
-        assert found == (State.DESELECTED, "a conftest or a plugin took it out")
-
-
-def test_a_module_that_is_skipped_whole_is_named(mixed):
-    """importorskip leaves no test to look at, but the recording is missed."""
-    mixed.tests('pytest.importorskip("no_such_module")\n')
-    found = document(mixed)
-    state, why = became(found)["same"]
-    assert state is State.ABSENT
-    assert "test_perf.py was skipped: " in why and "no_such_module" in why
-
-
 def test_a_test_that_fails_before_it_measures_is_unmeasured(gate):
     """It has a reason, as everything has that was not measured."""
     gate.tests(
