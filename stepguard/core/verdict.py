@@ -15,16 +15,10 @@ from stepguard.core.metrics import (
     COLLECTIVE_BYTES,
     COLLECTIVES,
     COPIES,
+    COUNTERS,
     FLOPS,
-    FP64,
-    GARBAGE,
-    GRAPH_NODES,
-    GROWING_LINES,
     METRICS,
     OPERATORS,
-    PEAK,
-    SETTINGS,
-    SPILLS,
     Role,
 )
 from stepguard.core.permission import PermissionOutcome
@@ -218,51 +212,18 @@ class MetricVerdict(_Data, frozen=True):
         return next((site for site in self.sites if site.file), None)
 
 
-# Counters in order: causes come before their effects. A sync is also an operator, so it comes
-# before the operators. Memory that is kept usually comes with an operator, and comes before it.
-# Operators cause launches, FLOPs and bytes. If a model has more parameters, the backward pass and
-# the optimizer call more operators, which no line of the step calls: see cause_first().
-_CAUSES = (
-    "host_syncs_per_step",
-    "sync_candidates_per_step",
-    SETTINGS,
-    "graph_breaks",
-    "recompiles",
-    COLLECTIVES,
-    GARBAGE,
-    GRAPH_NODES,
-    "leaked_bytes_per_step",
-    OPERATORS,
-    GROWING_LINES,
-    BETWEEN_STEPS,
-    "pageable_copies_per_step",
-    COPIES,
-    "copied_bytes_per_step",
-    "memsets_per_step",
-    "device_allocations_per_step",
-    "unique_graphs",
-    "uncached_graphs",
-    "generated_kernels",
-    FP64,
-    SPILLS,
-    "compiled_operator_calls_per_step",
-    COLLECTIVE_BYTES,
-    "launches_per_step",
-    FLOPS,
-    "tokens_per_step",
-    PEAK,
-)
-
-
 def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
     """Return a metric's place among others: the worst first, and of equally bad ones the cause
     first. A time comes before any counter.
+
+    If a model has more parameters, the backward pass and the optimizer call more operators, which
+    no line of the step calls: they come after the memory that is kept.
     """
-    cause: float = _CAUSES.index(metric.metric) if metric.metric in _CAUSES else -1
+    cause: float = COUNTERS.index(metric.metric) if metric.metric in COUNTERS else -1
     if metric.metric == COLLECTIVES and metric.old == metric.new:
-        cause = _CAUSES.index(COLLECTIVE_BYTES)  # as many collectives, with other sizes
+        cause = COUNTERS.index(COLLECTIVE_BYTES)  # as many collectives, with other sizes
     if metric.metric == OPERATORS and all(site.phase for site in metric.sites):
-        cause = _CAUSES.index(BETWEEN_STEPS) + 0.5
+        cause = COUNTERS.index(BETWEEN_STEPS) + 0.5
     return metric.rank, cause, metric.place is None
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
-from stepguard.core.metrics import GROWING_LINES, METRICS, OPERATORS, PEAK, SYNCS
+from stepguard.core.metrics import METRICS, OPERATORS, PEAK, SYNCS
 from stepguard.core.profile import Profile, StepIdentity, over_ranks
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import of_steps
@@ -24,9 +24,6 @@ from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
 
 Answers = list[dict[str, Any]]  # of every rank, in rank order
-
-# What only the second part of the counting pass counts.
-_EAGER = ("flops_per_step", OPERATORS, GROWING_LINES, "sync_candidates_per_step")
 
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
@@ -170,7 +167,7 @@ def with_profiles(counts: Counts, profiles: Sequence[Profile]) -> Counts:
 
 def without_eager(first: Counts, device: str, world_size: int) -> Counts:
     """Return the counts if the second part of the counting pass did not fit into memory."""
-    lost = [name for name in _EAGER if METRICS[name].exists(device, world_size)]
+    lost = [name for name, row in METRICS.items() if row.eager and row.exists(device, world_size)]
     reasons = dict.fromkeys(lost, "the eager step does not fit into memory")
     return replace(first, unstable=first.unstable | reasons)
 

@@ -374,7 +374,7 @@ def test_the_same_evidence_is_recorded_once(path):
         ({"planned_launches": 4}, "BROKEN: 3 of 4 launches"),
         ({"launches": (launch(steady="drifts"),) * 3}, "INCONCLUSIVE: launch 1: drifts"),
         ({"launches": (launch(blocks=(block(events_ms=(1.0,)),)),) * 3}, "BROKEN: launch 1"),
-        ({"counts": None}, "BROKEN: flops_per_step was not measured"),
+        ({"counts": None}, "BROKEN: host_syncs_per_step was not measured"),
         ({"floor_flops_per_step": 1e18}, "BROKEN.*peak"),
     ],
 )
