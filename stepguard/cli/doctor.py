@@ -35,7 +35,7 @@ from stepguard.machine.requirements import requirements, unmet
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import load_waivers, today
-from stepguard.worker.count.cubin import DISASSEMBLER
+from stepguard.worker.counters.cubin import DISASSEMBLER
 
 _ASK_TORCH = """
 import json, os, sys, torch

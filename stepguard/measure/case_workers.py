@@ -41,7 +41,7 @@ from stepguard.measure.compiled_steps import CompiledStep
 from stepguard.measure.start_ahead import Ahead
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
-# torch would keep records of only its newest 64 compilations (worker/count/compiler.py).
+# torch would keep records of only its newest 64 compilations (worker/counters/compiler.py).
 COMPILER = ("torch._dynamo", "torch._inductor")
 TICK_S = 0.5
 

@@ -31,7 +31,6 @@ import msgspec
 import torch.distributed as dist
 
 from stepguard.core.case import from_dict
-from stepguard.trace.host_steps import StepCalls
 from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Clock
 from stepguard.worker.compile_caches import (
@@ -40,19 +39,19 @@ from stepguard.worker.compile_caches import (
     take_kept_headers,
     trace_own_code_anew,
 )
-from stepguard.worker.count import compiler
-from stepguard.worker.count.changed_settings import everywhere
-from stepguard.worker.count.collector import note_frozen
-from stepguard.worker.count.counting import count_compiled, count_without_compiler
-from stepguard.worker.count.one_profiler import unprofiled
-from stepguard.worker.count.profiled_steps import (
+from stepguard.worker.counters import compiler
+from stepguard.worker.counters.changed_settings import everywhere
+from stepguard.worker.counters.collector import note_frozen
+from stepguard.worker.counters.counting import count_compiled, count_without_compiler
+from stepguard.worker.counters.one_profiler import unprofiled
+from stepguard.worker.counters.profiled_steps import (
     PROFILED_STEPS,
     TakenProfile,
-    locate_syncs,
     take_profile,
 )
-from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.count.tensor_devices import Placement
+from stepguard.worker.counters.syncs import locate_syncs
+from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.counters.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
@@ -108,7 +107,6 @@ class Session:
         self.workload: Any = None
         self._taken: TakenProfile | None = None  # the last profile, until it is read
         self._tally = Tally()  # what the first part of the counting pass counted
-        self._calls: list[StepCalls] = []  # of the steps whose syncs it counted
         self.package = ""  # of the workload's factory
         self.in_group = False  # torchrun's variables lead a script to make one
 
@@ -216,7 +214,7 @@ class Session:
 
     def do_count(self) -> dict[str, Any]:
         """Run the first part of the counting pass. Return its counts."""
-        self._tally, self._calls = count_compiled(self._step(), self._progress)
+        self._tally = count_compiled(self._step(), self._progress)
         return self._tally.as_dict()
 
     def do_count_eager(self) -> dict[str, Any]:
@@ -226,7 +224,7 @@ class Session:
     def do_locate(self) -> dict[str, Any]:
         """Return the count of host syncs with their lines. Nothing is timed after it."""
         tally = Tally()
-        locate_syncs(tally, self._step(), self._calls)
+        locate_syncs(tally, self._step(), self._tally.calls)
         return tally.as_dict()
 
     def do_profile(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from stepguard.worker.count.profiled_steps import profile_steps
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.counters.profiled_steps import profile_steps
+from stepguard.worker.counters.tally import RankStep
 
 pytestmark = [
     pytest.mark.gpu,

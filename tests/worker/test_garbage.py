@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
-from stepguard.worker.count.garbage import locate_garbage
-from stepguard.worker.count.leak_steps import LeakSteps
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.garbage import locate_garbage
+from stepguard.worker.counters.leak_steps import LeakSteps
+from stepguard.worker.counters.tally import RankStep, Tally
 
 pytestmark = pytest.mark.usefixtures("own_heap")
 

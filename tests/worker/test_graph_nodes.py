@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from stepguard.core.metrics import GRAPH_NODES
-from stepguard.worker.count.graph_nodes import locate_graph_nodes
-from stepguard.worker.count.leak_steps import LeakSteps
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.graph_nodes import locate_graph_nodes
+from stepguard.worker.counters.leak_steps import LeakSteps
+from stepguard.worker.counters.tally import RankStep, Tally
 
 CPU = torch.device("cpu")
 

@@ -11,15 +11,15 @@ import torch
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.trace.chrome_events import DetailedEvent
 from stepguard.trace.host_steps import read_steps
-from stepguard.worker.count import profiled_steps
-from stepguard.worker.count.profiled_steps import (
+from stepguard.worker.counters import profiled_steps
+from stepguard.worker.counters.profiled_steps import (
     MARK,
     PROFILED_STEPS,
     ProfiledSteps,
     TakenProfile,
     read_all,
 )
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.rank_session import Session
 

@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from stepguard.core.site import Site
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.counters.tally import Tally
 
 
 def test_a_count_that_differs_between_steps_is_their_list():

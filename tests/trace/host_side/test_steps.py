@@ -18,8 +18,10 @@ from model.workloads import train_step
 from stepguard.measure.combine_ranks import counts_of
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_steps import read_steps
-from stepguard.worker.count import profiled_steps
-from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.counters import profiled_steps
+from stepguard.worker.counters.collectives import count_collectives
+from stepguard.worker.counters.device_calls import count_device_calls
+from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_S = 900.0
@@ -169,10 +171,11 @@ def test_a_record_without_bytes_is_refused(size):
 
 def test_lost_records_leave_the_copies_uncounted():
     """A step with a lost record has no number of copies and no bytes; its launches it has."""
-    trace, tally = Trace(), Tally()
+    trace = Trace()
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8), api("cudaMemsetAsync"))
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8, recorded=False), api("cudaMemsetAsync"))
-    profiled_steps.count_device_calls(tally, trace.steps(2))
+    tally = Tally(calls=trace.steps(2))
+    count_device_calls(tally, None)
     assert tally.values == {"launches_per_step": 1, "memsets_per_step": 1}
     names = {"copies_per_step", "copied_bytes_per_step", "pageable_copies_per_step"}
     assert tally.unstable.keys() == names
@@ -182,10 +185,11 @@ def test_lost_records_leave_the_copies_uncounted():
 
 def test_device_calls_by_name():
     """2 pageable copies of 5 B and a pinned one of 3 B back: 3 copies, 13 B, 2 pageable."""
-    tally, trace = Tally(), Trace()
+    trace = Trace()
     for _ in range(2):
         trace.step(copy(H2D, 5), copy(H2D, 5), copy(D2H, 3), api("cuLaunchKernel"))
-    profiled_steps.count_device_calls(tally, trace.steps(2))
+    tally = Tally(calls=trace.steps(2))
+    count_device_calls(tally, None)
     assert tally.values == {
         "launches_per_step": 1,
         "memsets_per_step": 0,
@@ -389,10 +393,11 @@ def test_a_barrier_hands_over_nothing():
 
 def test_unsized_collectives_leave_the_bytes_uncounted():
     """Their number is exact; the bytes are not given as if the others were all."""
-    trace, tally = Trace(), Tally()
+    trace = Trace()
     for _ in range(2):
         trace.step(operator("c10d::allreduce_"), nccl("allreduce_", 10, "Float"))
-    profiled_steps.count_collectives(tally, trace.steps(2))
+    tally = Tally(calls=trace.steps(2))
+    count_collectives(tally, None)
     assert tally.values == {"collectives_per_step": 2}
     assert tally.unstable.keys() == {"collective_bytes_per_step"}
     assert "no size of allreduce (" in tally.unstable["collective_bytes_per_step"]
@@ -450,9 +455,9 @@ def count_of_gloo(rank, folder):
     for step in (plain, data_parallel, two_types, training):
         for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
             step()
-        tally = Tally()
         counted = RankStep(step, torch.device("cpu"), world_size=2)
-        profiled_steps.count_collectives(tally, profiled_steps.profile_steps(counted).calls)
+        tally = Tally(calls=profiled_steps.profile_steps(counted).calls)
+        count_collectives(tally, counted)
         found[step.__name__] = tally.as_dict()
     Path(folder, f"rank-{rank}").write_text(json.dumps(found))
 

@@ -8,9 +8,9 @@ import gc
 from collections.abc import Callable
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
-from stepguard.worker.count.collector import collect, collect_frozen, own_collections
-from stepguard.worker.count.graph_nodes import nodes_alive
-from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
+from stepguard.worker.counters.collector import collect, collect_frozen, own_collections
+from stepguard.worker.counters.graph_nodes import nodes_alive
+from stepguard.worker.counters.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 
 
 class LeakSteps:

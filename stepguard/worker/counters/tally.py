@@ -1,4 +1,4 @@
-"""The step that the counting pass counts, and the collected counts.
+"""The step that the counting pass counts, what counts it, and the collected counts.
 
 A count is the list of what each counted step has. It is never averaged.
 """
@@ -14,8 +14,9 @@ import torch
 from stepguard.core.metrics import METRICS, PEAK
 from stepguard.core.profile import Profile, StepIdentity
 from stepguard.core.site import Site, merge
+from stepguard.trace.host_steps import StepCalls
 from stepguard.worker.block_timer import Step
-from stepguard.worker.count.tensor_devices import Placement
+from stepguard.worker.counters.tensor_devices import Placement
 from stepguard.worker.rank_position import Phases
 
 ACTIVE_STEPS = 2  # of which most counts are taken
@@ -38,6 +39,10 @@ class RankStep:
     settings: Mapping[str, object] = field(default_factory=dict)  # before the workload was imported
     in_group: bool = False  # a process group, in which even one rank may be
 
+    def has(self, metric: str) -> bool:
+        """Tell whether such a step has the metric."""
+        return METRICS[metric].exists(self.device.type, self.world_size, self.in_group)
+
     def run_period(self) -> None:
         """Run PERIOD steps."""
         for _ in range(PERIOD):
@@ -59,6 +64,7 @@ class Tally:
     profile_problem: str = ""
     after_steps: int | None = None
     identity: StepIdentity | None = None
+    calls: list[StepCalls] = field(default_factory=list)  # of the traced steps; not sent
 
     def add(
         self,
@@ -112,4 +118,24 @@ class Tally:
     def as_dict(self) -> dict[str, Any]:
         """Return what a rank sends, in plain types."""
         sent: dict[str, Any] = msgspec.to_builtins(self)
+        del sent["calls"]
         return sent
+
+
+Count = Callable[[Tally, RankStep], None]
+
+
+@dataclass(frozen=True)
+class StepCounter:
+    """What one file of this folder counts."""
+
+    shown: str  # while it counts
+    metrics: tuple[str, ...]  # rows of core/metrics.py, all counted in the same part of the pass
+    count: Count  # runs the steps that it needs, and adds their counts
+    # Adds the lines of what was counted. It comes after all counts, without the compiler.
+    locate: Count | None = None
+
+    @property
+    def eager(self) -> bool:
+        """Tell whether it counts in the second part of the pass."""
+        return METRICS[self.metrics[0]].eager

@@ -7,53 +7,72 @@ trials. On an H200 the same step differed by 1.7 MB between a cold and a warm co
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import torch
 from msgspec.structs import replace
 from torch._C._profiler import _EventType
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stepguard.core.device import CPU
-from stepguard.core.metrics import BETWEEN_STEPS
+from stepguard.core.metrics import (
+    BETWEEN_STEPS,
+    DEVICE_ALLOCATIONS,
+    GARBAGE,
+    GRAPH_NODES,
+    LEAK,
+    PEAK,
+)
 from stepguard.core.site import Site, merge
 from stepguard.worker import torch_device
-from stepguard.worker.count.collector import live_objects, of_classes
-from stepguard.worker.count.syncs import site_here
-from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, RankStep, Tally
+from stepguard.worker.counters.garbage import locate_garbage
+from stepguard.worker.counters.graph_nodes import locate_graph_nodes
+from stepguard.worker.counters.kept_memory import locate_kept
+from stepguard.worker.counters.leak_steps import LeakSteps
+from stepguard.worker.counters.live_storages import (
+    bytes_of,
+    gradients,
+    live_storages,
+    live_tensor_bytes,
+)
+from stepguard.worker.counters.syncs import site_here
+from stepguard.worker.counters.tally import (
+    ACTIVE_STEPS,
+    LEAK_STEPS,
+    RankStep,
+    StepCounter,
+    Tally,
+)
 
-_BY_ROW = ("crow_indices", "col_indices", "values")
-_BY_COLUMN = ("ccol_indices", "row_indices", "values")
-_PARTS = {  # the methods that return a sparse tensor's dense ones
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: _BY_ROW,
-    torch.sparse_bsr: _BY_ROW,
-    torch.sparse_csc: _BY_COLUMN,
-    torch.sparse_bsc: _BY_COLUMN,
-}
-# Inside this block a subclass of torch.Tensor cannot refuse or record what is asked of its tensors.
-_unheard = torch._C.DisableTorchFunctionSubclass
 # Runs LEAK_STEPS steps, and calls its argument before the first and after the last one.
 RunLeakSteps = Callable[[Callable[[], object]], None]
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> None:
-    """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
-    GPU, device_allocations_per_step. ``leak_steps`` runs LEAK_STEPS steps.
+def count_memory(tally: Tally, counted: RankStep) -> None:
+    """Count what lives between steps, the peak, and what LEAK_STEPS steps leave. Where bytes are
+    not exact, count nodes and garbage only.
 
-    On a CPU only this thread's frees are seen. With several ranks gloo's threads free, too, so none
-    of these would be exact (metrics.Scope.EXACT_MEMORY).
+    On a CPU only this thread's frees are seen. With several ranks gloo's threads free, too, so no
+    byte would be exact (metrics.Scope.EXACT_MEMORY).
     """
+    left = LeakSteps(counted)
+    if counted.has(PEAK):
+        _count_bytes(tally, counted, left.run)
+    else:
+        counted.run_period()
+        left.run()
+    left.add_to(tally)
+
+
+def _count_bytes(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> None:
     gpu = torch_device.on_gpu(counted.device)
     on_gpu = (_gpu_between, _gpu_peaks, _gpu_growth)
     between, peaks_of, growth = on_gpu if gpu else (_cpu_between, _cpu_peaks, _cpu_growth)
     # This comes first: on a CPU no profile sees frees of what was made before the first profile.
-    kept_bytes = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
+    kept_bytes = between(counted) - bytes_of(gradients(counted.frozen, counted.device.type))
     tally.add(BETWEEN_STEPS, [kept_bytes])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     with _device_calls(tally, counted) if gpu else nullcontext():
@@ -61,11 +80,11 @@ def count_memory(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> N
     if gpu:  # of these steps: the last peak ended before them
         reserved = torch_device.peak_bytes(torch_device.RESERVED)
         tally.information["peak_reserved_bytes"] = float(reserved)
-    tally.add("leaked_bytes_per_step", [leaked])
+    tally.add(LEAK, [leaked])
     if leaked:  # then each step's peak is higher than the last one's; the leak shows that better
         del peaks[:-1]
     detail = peaks[0] if len(peaks[0]) > 1 else None
-    tally.add("peak_allocated_bytes", [max(by_phase.values()) for by_phase in peaks], detail)
+    tally.add(PEAK, [max(by_phase.values()) for by_phase in peaks], detail)
 
 
 @contextmanager
@@ -81,7 +100,7 @@ def _device_calls(tally: Tally, counted: RankStep) -> Iterator[None]:
     per_step = _per_step(sum(calls.values()))
     where = merge(emptied) if per_step else ()
     sites = [replace(site, count=_per_step(site.count)) for site in where]
-    tally.add("device_allocations_per_step", [per_step], calls, [sites])
+    tally.add(DEVICE_ALLOCATIONS, [per_step], calls, [sites])
 
 
 def _per_step(count: int) -> int:
@@ -131,7 +150,7 @@ def _cpu_between(counted: RankStep) -> int:
     """Return the bytes that two more steps allocate and do not free, plus those of the storages
     that Python could reach before and that still live.
     """
-    before = [(StorageWeakRef(s), s.nbytes()) for s in _live_storages(counted.frozen).values()]
+    before = [(StorageWeakRef(s), s.nbytes()) for s in live_storages(counted.frozen).values()]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         counted.run_period()
         gc.collect()
@@ -207,65 +226,16 @@ def running_peaks(events: Any, live: int) -> dict[str, int]:
     return peaks
 
 
-def live_tensor_bytes(frozen: int = 0) -> int:
-    """Return the bytes of all CPU storages that Python can reach through tensors."""
-    return _bytes(_live_storages(frozen))
+def locate_memory(tally: Tally, counted: RankStep) -> None:
+    """Add the lines of what lives between steps, and of what they were counted to leave."""
+    locate_kept(tally, counted)
+    locate_graph_nodes(tally, counted)
+    locate_garbage(tally, counted)
 
 
-def _bytes(storages: dict[int, torch.UntypedStorage]) -> int:
-    return sum(storage.nbytes() for storage in storages.values())
-
-
-def _live_storages(frozen: int) -> dict[int, torch.UntypedStorage]:
-    with _unheard():
-        tensors = _reachable(frozen, CPU)
-        return _by_data(tensors) | _by_data(_gradients(tensors))
-
-
-def gradients(frozen: int, kind: str) -> dict[int, torch.UntypedStorage]:
-    """Return the storages of gradients on that kind of device, by the address of their data."""
-    with _unheard():
-        return _by_data(_gradients(_reachable(frozen, kind)))
-
-
-def _gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    # A gradient may have no Python object yet. Only leaves are asked, since torch warns for others.
-    grads = (tensor.grad for tensor in tensors if tensor.is_leaf)
-    return [grad for grad in grads if grad is not None and grad.layout == torch.strided]
-
-
-def _by_data(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
-    storages = (part.untyped_storage() for tensor in tensors for part in _dense(tensor))
-    return {storage.data_ptr(): storage for storage in storages}
-
-
-def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the dense tensors that have a tensor's bytes; none for an opaque one (MKL-DNN)."""
-    if tensor.layout == torch.strided:
-        return [tensor]
-    return [getattr(tensor.detach(), part)() for part in _PARTS.get(tensor.layout, ())]
-
-
-def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
-    """Return the tensors on a kind of device that Python can reach."""
-    tensors = of_classes(live_objects(frozen), lambda its: issubclass(its, torch.Tensor))
-    own = [_unwrapped(one) for one in tensors if _has_bytes(type(one))]
-    return [one for one in own if _has_bytes(type(one)) and one.device.type == kind]
-
-
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor inside of those that torch.func, torch.vmap and torch's tracing put around
-    it. Only the inner one has a storage.
-    """
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    functional = torch._is_functional_tensor(tensor)
-    return torch._from_functional_tensor(tensor) if functional else tensor
-
-
-def _has_bytes(kind: Any) -> bool:
-    """Tell whether tensors of a class have the bytes that they report. A class with its own
-    __torch_dispatch__ wraps other tensors, or has no bytes (FakeTensor).
-    """
-    return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+COUNTER = StepCounter(
+    "memory",
+    (BETWEEN_STEPS, PEAK, LEAK, DEVICE_ALLOCATIONS, GRAPH_NODES, GARBAGE),
+    count_memory,
+    locate_memory,
+)

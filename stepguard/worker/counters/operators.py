@@ -12,14 +12,12 @@ import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepguard.core.metrics import OPERATORS
+from stepguard.core.metrics import FLOPS, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
-from stepguard.worker.count.locate import Place, frames, locate, site_at, torchs_phase
-from stepguard.worker.count.origins import Origins
-from stepguard.worker.count.python_lines import count_python, lines_of
-from stepguard.worker.count.sync_candidates import count_candidates
-from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, RankStep, Tally
+from stepguard.worker.counters.locate import Place, frames, locate, site_at, torchs_phase
+from stepguard.worker.counters.origins import Origins
+from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, StepCounter, Tally
 from stepguard.worker.torch_device import on_gpu
 
 LABELS = "profiler"  # the namespace of record_function: a label is no work of a step
@@ -100,26 +98,17 @@ def _form(func: Any, args: Any, kwargs: Any) -> str:
     return ",".join([*texts, *(["causal"] if (named | kwargs).get("is_causal") else [])])
 
 
-def count_eager(tally: Tally, counted: RankStep) -> None:
-    """Count the step's FLOPs, operators and lines of Python. On a CPU also count what would make a
-    host wait for a GPU.
-    """
-    gpu = on_gpu(counted.device)
+def count_operators(tally: Tally, counted: RankStep) -> None:
+    """Count the step's FLOPs and operators."""
     counters: list[OperatorCounter] = []
     with torch.compiler.set_stance("force_eager"):
-        # Not traced: it may be the launch's first step, which runs more lines than others.
-        counted.step()
-        lines = [lines_of(counted.step) for _ in range(LEAK_STEPS)]
         flops = [_flops(counted.step) for _ in range(ACTIVE_STEPS)]
         for _ in range(ACTIVE_STEPS):
             # On a GPU the time shows the cost of another form, and recordings do not have forms.
-            counters.append(OperatorCounter(by_form=not gpu))
+            counters.append(OperatorCounter(by_form=not on_gpu(counted.device)))
             with counters[-1]:
                 counted.step()
-    if not gpu:
-        count_candidates(tally, counted)
-    count_python(tally, lines)
-    tally.add_parts("flops_per_step", flops)
+    tally.add_parts(FLOPS, flops)
     operators, sites = zip(*((counter.calls, counter.sites()) for counter in counters), strict=True)
     tally.add_parts(OPERATORS, operators, sites)
     tally.callers = counters[0].callers()
@@ -149,3 +138,6 @@ def _cpu_sdpa() -> dict[Any, Any]:
     }
     known = {None, *flop_counter.flop_registry}
     return {operator: formula for operator, formula in by_operator.items() if operator not in known}
+
+
+COUNTER = StepCounter("operators", (FLOPS, OPERATORS), count_operators)

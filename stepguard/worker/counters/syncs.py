@@ -9,17 +9,20 @@ process.
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from stepguard.core.metrics import SYNCS
 from stepguard.core.site import Site
 from stepguard.core.source_marks import allowed_by_comment, allowed_now
-from stepguard.trace.host_steps import Sync
-from stepguard.worker.count.locate import frames, locate, phase_at, site_at
+from stepguard.trace.host_steps import StepCalls, Sync
+from stepguard.worker.counters.locate import frames, locate, phase_at, site_at
+from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 from stepguard.worker.rank_position import MICRO_STEP, Phases
-from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync
+from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync, synchronize
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
 # What waits, by the operator around it. The first that applies decides.
@@ -70,6 +73,45 @@ class SyncListener:
             yield sites
         finally:
             self._sites = None
+
+
+def count_traced(tally: Tally, counted: RankStep) -> None:
+    """Count the host syncs of the traced steps. locate_syncs() finds their lines."""
+    count_syncs(tally, tally.calls, [[] for _ in tally.calls])
+
+
+def locate_syncs(tally: Tally, counted: RankStep, steps: Sequence[StepCalls]) -> None:
+    """Count host_syncs_per_step of these steps once more, with the lines that torch reports as it
+    runs as many steps. Then those that a line allows do not count.
+
+    torch's reports slow down each later allocation, so no step of this process is timed after.
+    """
+    listener = SyncListener(counted.phases)
+    reported: list[list[Site]] = []
+    for _ in steps:
+        counted.phases.begin_step()
+        with listener.listen() as sites:
+            counted.step()
+        synchronize(counted.device)
+        reported.append(sites)
+    kinds = [Counter(site.what for site in sites) for sites in reported]
+    seen = []
+    for number, calls in enumerate(steps):
+        # Steps may take turns, and these begin at another one.
+        wanted = Counter(sync.kind for sync in calls.syncs if sync.kind in SYNC_KINDS)
+        same = kinds.index(wanted) if wanted in kinds else number
+        seen.append(reported[number if kinds[number] == wanted else same])
+    count_syncs(tally, steps, seen, len(counted.phases.micro_steps))
+
+
+def count_syncs(
+    tally: Tally, steps: Sequence[StepCalls], seen: Sequence[Sequence[Site]], micro_steps: int = 0
+) -> None:
+    """Count host_syncs_per_step and keep their sites. Allowed ones do not count."""
+    both = zip(steps, seen, strict=True)
+    sites = [located(calls.syncs, lines, micro_steps) for calls, lines in both]
+    counts = [sum(site.count for site in of_step if not site.allowed) for of_step in sites]
+    tally.add(SYNCS, counts, sites=sites)
 
 
 def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -> list[Site]:
@@ -147,3 +189,6 @@ def _joined_phases(paths: Sequence[str], micro_steps: int) -> str:
     if len(inside) > 1:
         names += ["each micro-step"] if len(inside) == micro_steps else inside
     return ", ".join(names)
+
+
+COUNTER = StepCounter("host syncs", (SYNCS,), count_traced)

@@ -22,13 +22,13 @@ from stepguard.core.site import Site
 from stepguard.core.text import listed
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.kernel_operators import operator_in
-from stepguard.worker.count.cubin import (
+from stepguard.worker.counters.cubin import (
     DISASSEMBLER,
     CubinError,
     instructions_of,
     read_cubin,
 )
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 
 PLACES = 5  # lines that may be a kernel's; of more than these none is shown
 _TO_FP64 = "_to_copy[float64]"
@@ -44,7 +44,7 @@ class Launched:
     shared_bytes: int  # of a block
 
 
-def count_machine_code(tally: Tally) -> None:
+def count_machine_code(tally: Tally, counted: RankStep) -> None:
     """Count spill_bytes and fp64_kernels of all generated kernels that ran so far, each kernel
     once, and add the machine code to the profile's rows. Call it after the steps are profiled.
     """
@@ -159,7 +159,7 @@ def _disassembler() -> Path:
     return path
 
 
-def locate_machine_code(tally: Tally) -> None:
+def locate_machine_code(tally: Tally, counted: RankStep) -> None:
     """Add the lines of the kernels that spill or use fp64: those that call the operators of which
     the compiler made the kernel. Call it after the operators are counted.
     """
@@ -193,3 +193,6 @@ def _places(kernel: str, count: int, metric: str, operators: Sequence[Site]) -> 
         Site(what, site.file, site.line, site.function, site.text, count=count)
         for site in lines.values()
     ]
+
+
+COUNTER = StepCounter("machine code", OF_KERNELS, count_machine_code, locate_machine_code)

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from stepguard.core.metrics import GRAPH_NODES
 from stepguard.core.site import Site
-from stepguard.worker.count.collector import live_objects, of_classes
-from stepguard.worker.count.locate import locate, qualified, site_at
-from stepguard.worker.count.tally import LEAK_STEPS, RankStep, Tally
+from stepguard.worker.counters.collector import live_objects, of_classes
+from stepguard.worker.counters.locate import locate, qualified, site_at
+from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally
 
 PLACES = 5  # those that keep most
 # Attributes of a node: torch's record of where it was made (in anomaly mode), and ours.

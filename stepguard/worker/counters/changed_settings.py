@@ -18,8 +18,8 @@ import torch
 
 from stepguard.core.fingerprint import steers
 from stepguard.core.metrics import SETTINGS, setting
-from stepguard.worker.count.collector import live_objects
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.collector import live_objects
+from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 
 # torch's own helpers come and go with its compile cache.
 _HELPERS = ("torch.", "tqdm.")
@@ -171,3 +171,6 @@ def _read(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:  # it has ended
         return ""
+
+
+COUNTER = StepCounter("settings", (SETTINGS,), count_settings)

@@ -9,7 +9,7 @@ import sys
 
 import torch
 
-from stepguard.worker.count.locate import Place, frames, locate
+from stepguard.worker.counters.locate import Place, frames, locate
 
 
 class Origins:

@@ -13,7 +13,7 @@ from typing import Any
 from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.counters.tally import RankStep
 from stepguard.worker.torch_device import on_gpu
 from stepguard.worker.workload import BadWorkload
 

@@ -10,12 +10,13 @@ import torch
 from msgspec.structs import replace
 from torch.utils._pytree import tree_iter
 
+from stepguard.core.metrics import CANDIDATES
 from stepguard.core.site import Site
-from stepguard.worker.count.locate import torchs_phase
-from stepguard.worker.count.origins import Origins
-from stepguard.worker.count.syncs import by_place, site_here
-from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.count.tensor_devices import Placement, target
+from stepguard.worker.counters.locate import torchs_phase
+from stepguard.worker.counters.origins import Origins
+from stepguard.worker.counters.syncs import by_place, site_here
+from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
+from stepguard.worker.counters.tensor_devices import Placement, target
 from stepguard.worker.rank_position import Phases
 
 # Operators that hand a value of the device to the host, or need one to know their output's shape.
@@ -62,7 +63,7 @@ def count_candidates(tally: Tally, counted: RankStep) -> None:
     del steps[:SETTLING_STEPS]
     counts = [sum(not site.allowed for site in of_step) for of_step in steps]
     sites = [by_place(of_step, len(counted.phases.micro_steps)) for of_step in steps]
-    tally.add("sync_candidates_per_step", counts, sites=sites)
+    tally.add(CANDIDATES, counts, sites=sites)
 
 
 class _Waits:
@@ -132,3 +133,6 @@ def _fills(values: Any, accumulate: bool = False) -> bool:
 
 def _is_async(non_blocking: bool = False) -> bool:
     return non_blocking
+
+
+COUNTER = StepCounter("candidates for host syncs", (CANDIDATES,), count_candidates)

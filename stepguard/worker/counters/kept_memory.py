@@ -17,15 +17,14 @@ from msgspec.structs import replace
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepguard.core.metrics import BETWEEN_STEPS
+from stepguard.core.metrics import BETWEEN_STEPS, LEAK
 from stepguard.core.site import Site
-from stepguard.worker.count.memory_counters import gradients
-from stepguard.worker.count.syncs import by_place, site_here
-from stepguard.worker.count.tally import LEAK_STEPS, RankStep, Tally
-from stepguard.worker.count.tensor_devices import storages
+from stepguard.worker.counters.live_storages import gradients
+from stepguard.worker.counters.syncs import by_place, site_here
+from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, Tally
+from stepguard.worker.counters.tensor_devices import storages
 from stepguard.worker.rank_position import Phases
 
-LEAK = "leaked_bytes_per_step"
 PLACES = 5  # the largest
 _LIFTED = "aten.lift_fresh.default"  # the first operator of torch.tensor() that can be seen
 

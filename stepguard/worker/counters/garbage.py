@@ -16,15 +16,15 @@ from greenlet import greenlet
 
 from stepguard.core.metrics import GARBAGE
 from stepguard.core.site import Site
-from stepguard.worker.count.collector import (
+from stepguard.worker.counters.collector import (
     hides_more,
     live_objects,
     own_collections,
     with_finalizer,
 )
-from stepguard.worker.count.locate import Place, is_machinery, locate, qualified, site_at
-from stepguard.worker.count.syncs import by_place
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.locate import Place, is_machinery, locate, qualified, site_at
+from stepguard.worker.counters.syncs import by_place
+from stepguard.worker.counters.tally import RankStep, Tally
 
 # Enough for one full collection, which comes after some 70,000 new objects, at 1,400 a step.
 PAUSED_STEPS = 50

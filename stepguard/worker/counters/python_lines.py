@@ -15,11 +15,13 @@ from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
 from stepguard.core.site import Site
 from stepguard.worker.block_timer import Step
-from stepguard.worker.count.locate import is_machinery, locate, site_at
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.counters.locate import is_machinery, locate, site_at
+from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, StepCounter, Tally
 
 # The functions that run most lines. Pairs explain a slower step by those that run more of them.
 PLACES = 10
@@ -31,6 +33,15 @@ def lines_of(step: Step) -> Lines:
     with _traced() as lines:
         step()
     return lines
+
+
+def count_lines(tally: Tally, counted: RankStep) -> None:
+    """Count the lines of LEAK_STEPS steps without the compiler."""
+    with torch.compiler.set_stance("force_eager"):
+        # Not traced: it may be the launch's first step, which runs more lines than others.
+        counted.step()
+        lines = [lines_of(counted.step) for _ in range(LEAK_STEPS)]
+    count_python(tally, lines)
 
 
 def count_python(tally: Tally, steps: Sequence[Lines]) -> None:
@@ -86,3 +97,6 @@ def _site(code: CodeType, count: int) -> Site:
     if name == "<module>":  # its first line says nothing about it, unlike a function's "def"
         place = place._replace(line=0, text="")
     return site_at("lines of Python", place, count=count)
+
+
+COUNTER = StepCounter("lines of Python", (GROWING_LINES,), count_lines)

@@ -22,14 +22,16 @@ record is missing, there is still a count, or a text without a place: never a ze
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
-from stepguard.core.site import Site
-from stepguard.worker.count.locate import Place, enclosing, locate, qualified, site_at
+from stepguard.core.site import Site, merge
+from stepguard.worker.counters.locate import Place, enclosing, locate, qualified, site_at
+from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), from the innermost frame outwards
 RECORDS = 100_000  # torch keeps only the newest 64 compilations by default
@@ -292,3 +294,33 @@ def _first_line(text: str) -> str:
     """Return the first line that is not empty, without what differs between processes."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "unknown reason")
     return _PER_PROCESS.sub("...", line)
+
+
+def count_graphs(tally: Tally, counted: RankStep) -> None:
+    """Count graphs, graphs that no cache keeps, graph breaks and generated kernels of this process
+    so far.
+    """
+    breaks = graph_breaks()
+    reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
+    tally.add("graph_breaks", [len(breaks)], reasons, [breaks])
+    tally.add("unique_graphs", [unique_graphs()])
+    tally.add("generated_kernels", [generated_kernels()])
+    tally.add("uncached_graphs", [uncached_graphs()])
+
+
+def count_recompiles(tally: Tally, seen: Recompiles) -> None:
+    """Count compilations while ``seen`` was active, and functions that torch gave up compiling.
+
+    A function that torch gave up runs eagerly and no longer recompiles. So it counts here:
+    otherwise it would look steady.
+    """
+    given_up = [site for site in recompile_limits() if site not in seen.sites]
+    sites = merge([*seen.sites, *given_up])
+    tally.add("recompiles", [seen.compilations + len(given_up)], sites=[sites])
+
+
+COUNTER = StepCounter(
+    "compiler",
+    ("graph_breaks", "unique_graphs", "generated_kernels", "uncached_graphs"),
+    count_graphs,
+)

@@ -29,7 +29,7 @@ from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from stepguard.worker.count.locate import call_sources, frames, locate
+from stepguard.worker.counters.locate import call_sources, frames, locate
 
 # This must not match `"cpu" if ... else device`, which is the device on a machine with a GPU.
 _CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["'](?!\s+if\b)""")
