@@ -10,8 +10,5 @@ def count(counted):
     tally = count_compiled(counted, lambda text: None)
     if on_gpu(counted.device):
         locate_syncs(tally, counted, tally.calls)
-    both = count_without_compiler(counted, lambda text: None, tally)
-    return {
-        name: known | both[name] if isinstance(both[name], dict) else known
-        for name, known in tally.as_dict().items()
-    }
+    count_without_compiler(counted, lambda text: None, tally)
+    return tally.as_dict()

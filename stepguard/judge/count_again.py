@@ -64,11 +64,11 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
         each = _steps(name, first, again), _steps(name, again, first)
         parts = [one.detail.get(name) for one in (first, again)]
         if name == GROWING_LINES:
-            counts = _with(counts, name, _grown(first, again))
+            counts = with_count(counts, name, _grown(first, again))
         elif each[0] == each[1] and parts[0] == parts[1]:
             continue
         elif usual := _usual(name, first, again):
-            counts = _with(counts, name, usual)
+            counts = with_count(counts, name, usual)
         else:
             shown = "; in another launch: ".join(", ".join(map(str, steps)) for steps in each)
             why = f"{STEPS_DIFFER}: {shown}"
@@ -77,7 +77,7 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
             # Its places are kept: they show where it differs.
             undecided = Counts({}, sites=counts.sites)
             unstable = counts.unstable | {name: why}
-            counts = replace(_with(counts, name, undecided), unstable=unstable)
+            counts = replace(with_count(counts, name, undecided), unstable=unstable)
     return counts
 
 
@@ -117,7 +117,7 @@ def _moved(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> st
     return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)
 
 
-def _with(counts: Counts, name: str, of: Counts) -> Counts:
+def with_count(counts: Counts, name: str, of: Counts) -> Counts:
     """Return the counts with what ``of`` says of this counter; nothing if it has no value there."""
     tables: dict[str, Any] = {}
     for table in ("values", "lists", "detail", "sites", "by_rank"):

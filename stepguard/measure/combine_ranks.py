@@ -19,6 +19,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import of_steps
 from stepguard.core.site import Site, merge
 from stepguard.judge.comparable import Conditions, Tag, comparable
+from stepguard.judge.count_again import with_count
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
@@ -129,34 +130,16 @@ def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
 
 
 def with_eager(first: Counts, both: Counts) -> Counts:
-    """Return the counts of the whole counting pass. ``both`` is of its second part, which answers
-    with the counts of the ``first`` one, too.
+    """Return the counts of ``both`` parts of the counting pass, with what only this process knows
+    of the ``first`` one.
     """
-    return replace(
-        first,
-        values=first.values | both.values,
-        lists=first.lists | both.lists,
-        unstable=both.unstable | first.unstable,
-        detail=first.detail | both.detail,
-        sites=first.sites | both.sites,
-        callers=both.callers,
-        by_rank=first.by_rank | both.by_rank,
-        information=first.information | both.information,
-        wall_s=first.wall_s + both.wall_s,
-    )
+    known = first.information | both.information
+    return replace(both, information=known, wall_s=first.wall_s + both.wall_s)
 
 
 def with_lines(counts: Counts, ranks: Answers) -> Counts:
     """Return the counts with those of host syncs that ``ranks`` answer, with their lines."""
-    found = counts_of(ranks, 0.0)
-    rest = {name: of for name, of in counts.by_rank.items() if name != SYNCS}
-    return replace(
-        counts,
-        values=counts.values | found.values,
-        lists={name: of for name, of in counts.lists.items() if name != SYNCS} | found.lists,
-        sites=counts.sites | found.sites,
-        by_rank=rest | found.by_rank,
-    )
+    return with_count(counts, SYNCS, counts_of(ranks, 0.0))
 
 
 def with_profiles(counts: Counts, profiles: Sequence[Profile]) -> Counts:

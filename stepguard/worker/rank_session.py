@@ -106,7 +106,7 @@ class Session:
         self.placement = Placement()
         self.workload: Any = None
         self._taken: TakenProfile | None = None  # the last profile, until it is read
-        self._tally = Tally()  # what the first part of the counting pass counted
+        self._tally = Tally()  # what the counting pass has counted
         self.package = ""  # of the workload's factory
         self.in_group = False  # torchrun's variables lead a script to make one
 
@@ -219,7 +219,8 @@ class Session:
 
     def do_count_eager(self) -> dict[str, Any]:
         """Run the second part. Return the counts of both."""
-        return count_without_compiler(self._step(), self._progress, self._tally)
+        count_without_compiler(self._step(), self._progress, self._tally)
+        return self._tally.as_dict()
 
     def do_locate(self) -> dict[str, Any]:
         """Return the count of host syncs with their lines. Nothing is timed after it."""

@@ -14,8 +14,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from stepguard.judge.kernel_times import times_as_counted
 from stepguard.worker.counters.profiled_steps import (
     PROFILED_STEPS,
-    count_profiled,
     take_profile,
+    trace_steps,
 )
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
 
@@ -44,7 +44,7 @@ def tally(step):
     found = Tally()
     for _ in range(3):
         step()
-    count_profiled(found, RankStep(step, torch.device("cuda")))
+    trace_steps(found, RankStep(step, torch.device("cuda")))
     return found
 
 

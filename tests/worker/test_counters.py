@@ -35,9 +35,10 @@ def test_lines_that_grow_are_counted_in_a_launch_that_ran_no_step():
             pass
         return torch.ones(4, 4) @ torch.ones(4, 4)
 
-    found = count_without_compiler(RankStep(step, torch.device("cpu")), lambda text: None, Tally())
-    assert found["values"]["growing_python_lines_per_step"] == 2
-    assert found["values"]["flops_per_step"] == 128
+    tally = Tally()
+    count_without_compiler(RankStep(step, torch.device("cpu")), lambda text: None, tally)
+    assert tally.values["growing_python_lines_per_step"] == 2
+    assert tally.values["flops_per_step"] == 128
 
 
 def test_eager_counts_rest_on_two_steps():

@@ -46,7 +46,7 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
         return own or bool(next(others))
 
     counted = RankStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
-    profiled_steps.count_profiled(Tally(), counted)
+    profiled_steps.trace_steps(Tally(), counted)
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None
 
 
@@ -64,7 +64,7 @@ def counted_of(text, monkeypatch):
     """Count a step of which the profiler wrote ``text``."""
     write = lambda _, path: Path(path).write_text(text)  # noqa: E731
     monkeypatch.setattr(profiled_steps.profile, "export_chrome_trace", write)
-    profiled_steps.count_profiled(Tally(), RankStep(lambda: None, torch.device("cpu")))
+    profiled_steps.trace_steps(Tally(), RankStep(lambda: None, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("text", ["", '{"traceEvents": [{"ph": "X",'])

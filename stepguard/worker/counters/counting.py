@@ -7,20 +7,17 @@ recompile. The second one switches the compiler off, and may need more memory th
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 from stepguard.worker.counters import (
     changed_settings,
-    collectives,
     compiler,
-    device_calls,
     generated_kernels,
     memory_counters,
     operators,
-    profiled_steps,
     python_lines,
     sync_candidates,
     syncs,
+    traced_calls,
 )
 from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 from stepguard.worker.torch_device import growing_segments, on_gpu
@@ -34,10 +31,8 @@ COUNTERS = (
     changed_settings.COUNTER,
     compiler.COUNTER,
     memory_counters.COUNTER,  # before the profiler, whose records lie between live tensors
-    profiled_steps.COUNTER,
-    collectives.COUNTER,
-    device_calls.COUNTER,
-    syncs.COUNTER,
+    traced_calls.COUNTER,
+    syncs.COUNTER,  # of the traced steps
     generated_kernels.COUNTER,  # after the profile, to whose rows it adds
     python_lines.COUNTER,
     operators.COUNTER,
@@ -60,14 +55,13 @@ def count_compiled(counted: RankStep, progress: Callable[[str], None]) -> Tally:
 
 
 def count_without_compiler(
-    counted: RankStep, progress: Callable[[str], None], first: Tally
-) -> dict[str, Any]:
-    """Return the counts of both parts, and the lines of some of those of the ``first`` one.
+    counted: RankStep, progress: Callable[[str], None], tally: Tally
+) -> None:
+    """Add the second part's counts to those of the first, and the lines of some of both.
 
     Raises torch.OutOfMemoryError. The other ranks then wait for the one that has too little memory,
     so the launch cannot go on.
     """
-    tally = Tally({**first.values}, {**first.lists}, {**first.unstable}, {**first.detail})
     # It takes more memory than the compiled step.
     with growing_segments() if on_gpu(counted.device) else nullcontext():
         for counter in counters_of(counted, eager=True):
@@ -77,7 +71,6 @@ def count_without_compiler(
             if counter.locate:
                 progress(f"count: lines of {counter.shown}")
                 counter.locate(tally, counted)
-    return tally.as_dict()
 
 
 def counters_of(counted: RankStep, eager: bool | None = None) -> list[StepCounter]:

@@ -1,5 +1,5 @@
 """Memory of a steady step: its peak by phase, what lives between steps, what each step leaves
-behind, the device allocator's calls.
+behind (bytes, nodes of autograd's graph, garbage), the device allocator's calls.
 
 The peak counts the bytes that tensors ask for. The caching allocator may give them more: that
 depends on which blocks are free. Everything that ran before decides that, even the compiler's
@@ -26,10 +26,10 @@ from stepguard.core.metrics import (
 )
 from stepguard.core.site import Site, merge
 from stepguard.worker import torch_device
+from stepguard.worker.counters.collector import collect, collect_frozen, own_collections
 from stepguard.worker.counters.garbage import locate_garbage
-from stepguard.worker.counters.graph_nodes import locate_graph_nodes
+from stepguard.worker.counters.graph_nodes import locate_graph_nodes, nodes_alive
 from stepguard.worker.counters.kept_memory import locate_kept
-from stepguard.worker.counters.leak_steps import LeakSteps
 from stepguard.worker.counters.live_storages import (
     bytes_of,
     gradients,
@@ -40,13 +40,12 @@ from stepguard.worker.counters.syncs import site_here
 from stepguard.worker.counters.tally import (
     ACTIVE_STEPS,
     LEAK_STEPS,
+    PERIOD,
     RankStep,
     StepCounter,
     Tally,
 )
 
-# Runs LEAK_STEPS steps, and calls its argument before the first and after the last one.
-RunLeakSteps = Callable[[Callable[[], object]], None]
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
@@ -58,16 +57,14 @@ def count_memory(tally: Tally, counted: RankStep) -> None:
     On a CPU only this thread's frees are seen. With several ranks gloo's threads free, too, so no
     byte would be exact (metrics.Scope.EXACT_MEMORY).
     """
-    left = LeakSteps(counted)
     if counted.has(PEAK):
-        _count_bytes(tally, counted, left.run)
+        _count_bytes(tally, counted)
     else:
         counted.run_period()
-        left.run()
-    left.add_to(tally)
+        count_left(tally, counted)
 
 
-def _count_bytes(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> None:
+def _count_bytes(tally: Tally, counted: RankStep) -> None:
     gpu = torch_device.on_gpu(counted.device)
     on_gpu = (_gpu_between, _gpu_peaks, _gpu_growth)
     between, peaks_of, growth = on_gpu if gpu else (_cpu_between, _cpu_peaks, _cpu_growth)
@@ -76,7 +73,7 @@ def _count_bytes(tally: Tally, counted: RankStep, leak_steps: RunLeakSteps) -> N
     tally.add(BETWEEN_STEPS, [kept_bytes])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     with _device_calls(tally, counted) if gpu else nullcontext():
-        leaked = max(0, growth(counted, leak_steps)) // LEAK_STEPS
+        leaked = max(0, growth(tally, counted)) // LEAK_STEPS
     if gpu:  # of these steps: the last peak ended before them
         reserved = torch_device.peak_bytes(torch_device.RESERVED)
         tally.information["peak_reserved_bytes"] = float(reserved)
@@ -103,8 +100,49 @@ def _device_calls(tally: Tally, counted: RankStep) -> Iterator[None]:
     tally.add(DEVICE_ALLOCATIONS, [per_step], calls, [sites])
 
 
-def _per_step(count: int) -> int:
-    return -(-count // LEAK_STEPS)  # rounded up: one in four steps counts as one
+def _per_step(count: int, steps: int = LEAK_STEPS) -> int:
+    return -(-count // steps)  # rounded up: one in four steps counts as one
+
+
+def count_left(
+    tally: Tally, counted: RankStep, border: Callable[[], object] = lambda: None
+) -> None:
+    """Run LEAK_STEPS steps. Count the objects that only Python's collector frees, after each period
+    of steps, and the growth of the graphs that living tensors lead to. Call ``border`` before the
+    first and after the last step.
+
+    What is garbage before is not counted. PERIOD steps have run before, since a step may keep the
+    graph of the step before.
+    """
+    frozen, steps = counted.frozen, PERIOD
+    with own_collections():
+        # Counting nodes unfreezes what steps froze, and frees it. Bytes are counted between the
+        # borders. So nodes are counted outside of them.
+        before = nodes_alive(frozen)
+        border()
+        gc.collect()  # torch.cuda.memory_stats() leaves 128 objects
+        collected = [_left(counted) for _ in range(ACTIVE_STEPS)]
+        border()
+        if hidden := collect_frozen(frozen):  # nothing says which steps left it
+            collected, steps = [sum(collected) + hidden], LEAK_STEPS
+        grown = max(0, nodes_alive(frozen) - before)
+    tally.add(GARBAGE, [_per_step(count, steps) for count in collected])
+    tally.add(GRAPH_NODES, [_per_step(grown)])
+
+
+def _left(counted: RankStep) -> int:
+    """Run PERIOD steps. Return how many objects they leave to the collector. Objects that it frees
+    during the steps count, too.
+    """
+    before = _collected()
+    counted.run_period()
+    left = collect()
+    return max(left, _collected() - before)
+
+
+def _collected() -> int:
+    """Return the number of objects that Python's collector has freed in this process."""
+    return sum(generation["collected"] for generation in gc.get_stats())
 
 
 def _gpu_peaks(counted: RankStep) -> dict[str, int]:
@@ -134,9 +172,9 @@ def _gpu_between(counted: RankStep) -> int:
     return _gpu_bytes(counted)
 
 
-def _gpu_growth(counted: RankStep, leak_steps: RunLeakSteps) -> int:
+def _gpu_growth(tally: Tally, counted: RankStep) -> int:
     live: list[int] = []
-    leak_steps(lambda: live.append(_gpu_bytes(counted)))
+    count_left(tally, counted, lambda: live.append(_gpu_bytes(counted)))
     return live[1] - live[0]
 
 
@@ -175,14 +213,14 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
-def _cpu_growth(counted: RankStep, leak_steps: RunLeakSteps) -> int:
+def _cpu_growth(tally: Tally, counted: RankStep) -> int:
     """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever keeps them: Python,
     autograd or a bare storage.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         # These steps do not count: the profile does not see frees of what was made before it.
         counted.run_period()
-        leak_steps(_mark)
+        count_left(tally, counted, _mark)
     events = list(_events(profiled))
     began, ended = sorted(event.start_ns() for event in events if event.name() == _PHASE)
     memory = (event for event in events if event.name() == "[memory]")

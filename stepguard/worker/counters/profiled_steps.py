@@ -1,6 +1,4 @@
-"""Steps under the profiler: the calls of each, which several counters read, and on a GPU their
-profile. The operators of the step as it is timed are counted here.
-"""
+"""Steps under the profiler: the calls of each, which counters read, and on a GPU their profile."""
 
 import tempfile
 from contextlib import AbstractContextManager, nullcontext
@@ -10,7 +8,6 @@ from typing import Any
 
 from torch.profiler import profile, record_function
 
-from stepguard.core.metrics import COMPILED_OPERATORS
 from stepguard.core.profile import Profile, StepIdentity, bounded
 from stepguard.trace.chrome_events import CutOffError, DetailedEvent, TraceError
 from stepguard.trace.chrome_trace import Decoded, decode_all
@@ -21,8 +18,7 @@ from stepguard.trace.make_profile import profile as profile_of
 from stepguard.trace.operator_identity import identity_of, with_settings
 from stepguard.worker.counters.changed_settings import settings
 from stepguard.worker.counters.generated_kernels import hash_kernels
-from stepguard.worker.counters.own_thread import refuse_work_elsewhere
-from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, StepCounter, Tally
+from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.phase_ranges import Ranges
 from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
@@ -63,9 +59,8 @@ class ProfiledSteps:
     identity: StepIdentity | None = None  # of a GPU's steps
 
 
-def count_profiled(tally: Tally, counted: RankStep) -> None:
-    """Trace ACTIVE_STEPS steps, and count the operators that they call. Keep the calls of each
-    step, which other counters read, and on a GPU the profile.
+def trace_steps(tally: Tally, counted: RankStep) -> None:
+    """Trace ACTIVE_STEPS steps. Keep the calls of each, and on a GPU the profile.
 
     If one rank has to profile again, all do. Otherwise the rank that ran more steps would wait for
     the others for ever.
@@ -75,7 +70,6 @@ def count_profiled(tally: Tally, counted: RankStep) -> None:
         tally.calls = profiled.calls
         if not counted.any_rank(any(calls.lost_copies for calls in tally.calls)):
             break
-    tally.add_parts(COMPILED_OPERATORS, [calls.operators for calls in tally.calls])
     tally.profile, tally.profile_problem = profiled.profile, profiled.problem
     tally.identity = profiled.identity
 
@@ -156,12 +150,3 @@ def _profile(trace: Decoded) -> tuple[Profile | None, str]:
         return bounded(profile_of(analyse(trace.trace(), usual_classes())), KEPT_KERNELS), ""
     except TraceError as error:
         return None, str(error)
-
-
-def count_traced(tally: Tally, counted: RankStep) -> None:
-    """Refuse a step that works in other threads, which a trace does not show. Then trace it."""
-    refuse_work_elsewhere(counted)
-    count_profiled(tally, counted)
-
-
-COUNTER = StepCounter("profiled steps", (COMPILED_OPERATORS,), count_traced)

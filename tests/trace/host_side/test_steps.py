@@ -15,13 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 from training_runs import run_two_ranks
 
 from model.workloads import train_step
+from stepguard.core.metrics import COMPILED_OPERATORS
 from stepguard.measure.combine_ranks import counts_of
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_steps import read_steps
 from stepguard.worker.counters import profiled_steps
-from stepguard.worker.counters.collectives import count_collectives
-from stepguard.worker.counters.device_calls import count_device_calls
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.counters.traced_calls import count_calls
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_S = 900.0
@@ -162,6 +162,14 @@ def test_a_lost_record_is_reported():
     assert (found.copies, found.copy_bytes, found.lost_copies) == ({D2H: 1}, {D2H: 7}, 2)
 
 
+def counted(calls, device, ranks=1):
+    """A tally of traced steps' calls, without the operators."""
+    tally = Tally(calls=calls)
+    count_calls(tally, RankStep(calls.copy, torch.device(device), world_size=ranks))
+    del tally.values[COMPILED_OPERATORS]
+    return tally
+
+
 @pytest.mark.parametrize("size", [None, "many"])
 def test_a_record_without_bytes_is_refused(size):
     """A sum without it would be wrong, and look right."""
@@ -174,8 +182,7 @@ def test_lost_records_leave_the_copies_uncounted():
     trace = Trace()
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8), api("cudaMemsetAsync"))
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8, recorded=False), api("cudaMemsetAsync"))
-    tally = Tally(calls=trace.steps(2))
-    count_device_calls(tally, None)
+    tally = counted(trace.steps(2), "cuda")
     assert tally.values == {"launches_per_step": 1, "memsets_per_step": 1}
     names = {"copies_per_step", "copied_bytes_per_step", "pageable_copies_per_step"}
     assert tally.unstable.keys() == names
@@ -188,8 +195,7 @@ def test_device_calls_by_name():
     trace = Trace()
     for _ in range(2):
         trace.step(copy(H2D, 5), copy(H2D, 5), copy(D2H, 3), api("cuLaunchKernel"))
-    tally = Tally(calls=trace.steps(2))
-    count_device_calls(tally, None)
+    tally = counted(trace.steps(2), "cuda")
     assert tally.values == {
         "launches_per_step": 1,
         "memsets_per_step": 0,
@@ -396,8 +402,7 @@ def test_unsized_collectives_leave_the_bytes_uncounted():
     trace = Trace()
     for _ in range(2):
         trace.step(operator("c10d::allreduce_"), nccl("allreduce_", 10, "Float"))
-    tally = Tally(calls=trace.steps(2))
-    count_collectives(tally, None)
+    tally = counted(trace.steps(2), "cpu", ranks=2)
     assert tally.values == {"collectives_per_step": 2}
     assert tally.unstable.keys() == {"collective_bytes_per_step"}
     assert "no size of allreduce (" in tally.unstable["collective_bytes_per_step"]
@@ -455,10 +460,8 @@ def count_of_gloo(rank, folder):
     for step in (plain, data_parallel, two_types, training):
         for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
             step()
-        counted = RankStep(step, torch.device("cpu"), world_size=2)
-        tally = Tally(calls=profiled_steps.profile_steps(counted).calls)
-        count_collectives(tally, counted)
-        found[step.__name__] = tally.as_dict()
+        profiled = profiled_steps.profile_steps(RankStep(step, torch.device("cpu"), world_size=2))
+        found[step.__name__] = counted(profiled.calls, "cpu", ranks=2).as_dict()
     Path(folder, f"rank-{rank}").write_text(json.dumps(found))
 
 
