@@ -15,9 +15,8 @@ from stepguard.worker.counters import profiled_steps
 from stepguard.worker.counters.profiled_steps import (
     MARK,
     PROFILED_STEPS,
-    ProfiledSteps,
     TakenProfile,
-    read_all,
+    read_trace,
 )
 from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.rank_position import MICRO_STEP
@@ -36,8 +35,9 @@ from stepguard.worker.rank_session import Session
 def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, profiles):
     """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
     found = read_steps([DetailedEvent(MARK, "X", "user_annotation", 0.0, 1.0)], MARK, 1)
-    taken = iter([ProfiledSteps([replace(found[0], lost_copies=count)]) for count in lost])
-    monkeypatch.setattr(profiled_steps, "profile_steps", lambda *rest: next(taken))
+    taken = iter([[replace(found[0], lost_copies=count)] for count in lost])
+    monkeypatch.setattr(profiled_steps, "take_profile", lambda *rest: next(taken))
+    monkeypatch.setattr(profiled_steps, "read_trace", lambda tally, it: setattr(tally, "calls", it))
     others = iter(others_lost)
     asked = []
 
@@ -124,8 +124,9 @@ def test_the_kernels_are_read_alone_as_with_all_counts(monkeypatch):
     )
     taken = TakenProfile(torch.profiler.profile(), steps, on_gpu=True)
     profile, problem = taken.kernels()
-    everything = read_all(taken)
-    assert (profile, problem) == (everything.profile, everything.problem)
+    everything = Tally()
+    read_trace(everything, taken)
+    assert (profile, problem) == (everything.profile, everything.profile_problem)
     assert profile is not None and profile.steps == steps - 1
     assert [(row.name, row.us, row.work.flops) for row in profile.kernels] == [
         ("gemm", (60.0,) * (steps - 1), 2.0 * 8 * 8 * 8)

@@ -11,7 +11,7 @@ from torch.profiler import profile, record_function
 from stepguard.core.profile import Profile, StepIdentity, bounded
 from stepguard.trace.chrome_events import CutOffError, DetailedEvent, TraceError
 from stepguard.trace.chrome_trace import Decoded, decode_all
-from stepguard.trace.host_steps import StepCalls, read_steps
+from stepguard.trace.host_steps import read_steps
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse
 from stepguard.trace.make_profile import profile as profile_of
@@ -49,29 +49,17 @@ class TakenProfile:
         return _profile(_exported(self.profiled)) if self.on_gpu else (None, "")
 
 
-@dataclass(frozen=True)
-class ProfiledSteps:
-    """What a trace says of the steps in it."""
-
-    calls: list[StepCalls]  # of the first ACTIVE_STEPS
-    profile: Profile | None = None  # of all steps
-    problem: str = ""  # why there is no profile on a GPU
-    identity: StepIdentity | None = None  # of a GPU's steps
-
-
 def trace_steps(tally: Tally, counted: RankStep) -> None:
     """Trace ACTIVE_STEPS steps. Keep the calls of each, and on a GPU the profile.
 
     If one rank has to profile again, all do. Otherwise the rank that ran more steps would wait for
     the others for ever.
     """
+    steps = COUNTED_STEPS if on_gpu(counted.device) else ACTIVE_STEPS
     for _ in range(TRIES):
-        profiled = profile_steps(counted)
-        tally.calls = profiled.calls
+        read_trace(tally, take_profile(counted, steps))
         if not counted.any_rank(any(calls.lost_copies for calls in tally.calls)):
             break
-    tally.profile, tally.profile_problem = profiled.profile, profiled.problem
-    tally.identity = profiled.identity
 
 
 def take_profile(counted: RankStep, steps: int) -> TakenProfile:
@@ -96,19 +84,13 @@ def take_profile(counted: RankStep, steps: int) -> TakenProfile:
     return TakenProfile(profiled, steps, gpu)
 
 
-def profile_steps(counted: RankStep) -> ProfiledSteps:
-    """Profile the steps of a counting pass. Return all that their trace says."""
-    gpu = on_gpu(counted.device)
-    return read_all(take_profile(counted, COUNTED_STEPS if gpu else ACTIVE_STEPS))
-
-
-def read_all(taken: TakenProfile) -> ProfiledSteps:
-    """Return what a counting pass needs of the trace."""
+def read_trace(tally: Tally, taken: TakenProfile) -> None:
+    """Keep in the tally what a counting pass needs of a trace."""
     trace, steps = _exported(taken.profiled), taken.steps
-    calls = read_steps(trace.events, MARK, steps)[:ACTIVE_STEPS]
-    if not taken.on_gpu:
-        return ProfiledSteps(calls)
-    return ProfiledSteps(calls, *_profile(trace), _identity(trace.events, steps, settings()))
+    tally.calls = read_steps(trace.events, MARK, steps)[:ACTIVE_STEPS]
+    if taken.on_gpu:
+        tally.profile, tally.profile_problem = _profile(trace)
+        tally.identity = _identity(trace.events, steps, settings())
 
 
 def _phase(name: str) -> AbstractContextManager[object]:

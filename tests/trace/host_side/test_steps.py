@@ -19,7 +19,7 @@ from stepguard.core.metrics import COMPILED_OPERATORS
 from stepguard.measure.combine_ranks import counts_of
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_steps import read_steps
-from stepguard.worker.counters import profiled_steps
+from stepguard.worker.counters.profiled_steps import trace_steps
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.counters.traced_calls import count_calls
 
@@ -420,7 +420,8 @@ def test_a_real_trace_has_its_operators(count):
         for _ in range(count):
             x.add_(y)
 
-    found = profiled_steps.profile_steps(RankStep(step, torch.device("cpu")))
+    found = Tally()
+    trace_steps(found, RankStep(step, torch.device("cpu")))
     assert [calls.operators["aten::add_"] for calls in found.calls] == [count] * ACTIVE_STEPS
     assert [calls.operators.total() for calls in found.calls] == [count] * ACTIVE_STEPS
     assert found.profile is None
@@ -460,8 +461,9 @@ def count_of_gloo(rank, folder):
     for step in (plain, data_parallel, two_types, training):
         for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
             step()
-        profiled = profiled_steps.profile_steps(RankStep(step, torch.device("cpu"), world_size=2))
-        found[step.__name__] = counted(profiled.calls, "cpu", ranks=2).as_dict()
+        traced = Tally()
+        trace_steps(traced, RankStep(step, torch.device("cpu"), world_size=2))
+        found[step.__name__] = counted(traced.calls, "cpu", ranks=2).as_dict()
     Path(folder, f"rank-{rank}").write_text(json.dumps(found))
 
 
