@@ -75,20 +75,10 @@ def test_a_trace_that_found_no_room_says_so(text, monkeypatch):
         counted_of(text, monkeypatch)
 
 
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        ({}, "has no begin or no length"),
-        ({"ts": 1.0}, "has no begin or no length"),
-        ({"ts": 1.0, "dur": -1.0}, "has no begin or no length"),
-        ({"ts": "soon", "dur": 1.0}, "Expected `float`"),
-        ({"ts": 1.0, "dur": 1.0, "args": {"correlation": [1]}}, "correlation"),
-    ],
-)
-def test_a_wrong_event_leaves_no_count(event, words, monkeypatch):
+def test_a_wrong_event_leaves_no_count(monkeypatch):
     """Wherever it is in the trace: what is wrong once may be wrong in what is counted."""
-    text = json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm"} | event]})
-    with pytest.raises(RuntimeError, match=f"the profiler's trace cannot be read.*{words}"):
+    text = json.dumps({"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm"}]})
+    with pytest.raises(RuntimeError, match="trace cannot be read.*has no begin or no length"):
         counted_of(text, monkeypatch)
 
 
