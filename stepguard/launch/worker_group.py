@@ -15,7 +15,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepguard.core.evidence import Fault
+from stepguard.core.replies import REPLIES
 from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed, Scene, lost_worker, no_answer
 from stepguard.launch.host_channel import Control, LostWorker, Message, NoAnswer, Poll
@@ -132,15 +135,18 @@ class WorkerGroup:
         poll: Poll,
         progress: Callable[[str], None],
         **args: Any,
-    ) -> list[Message]:
-        """Return all ranks' answers to a command, in rank order. Raises LaunchFailed with the cause
-        if a process ends, or if no answer comes within ``limit_s`` or the launch's time limit.
+    ) -> list[Any]:
+        """Return all ranks' answers to a command, in rank order, of the command's type in REPLIES.
+        Raises LaunchFailed with the cause if a process ends, or if no answer comes within
+        ``limit_s`` or the launch's time limit.
         """
         left = self.began + self.spec.time_limit_s - time.monotonic()
         with self._faults(command, poll), self._mark.during():
-            return self._control.request(
-                command, args, max(1.0, min(limit_s, left)), self._watch, progress
+            limit_s = max(1.0, min(limit_s, left))
+            ranks: list[Message] = self._control.request(
+                command, args, limit_s, self._watch, progress
             )
+            return [msgspec.convert(rank, REPLIES[command]) for rank in ranks]
 
     @contextlib.contextmanager
     def _faults(self, command: str, poll: Poll) -> Iterator[None]:

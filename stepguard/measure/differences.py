@@ -83,8 +83,8 @@ def _series(
     seconds = len(order) * steps * launch.warmup.step_s
     names, limit_s = [variants.plain, variants.other], LIMIT_S + 3 * seconds
     ranks = launch.ask("alternate", limit_s=limit_s, variants=names, order=order, steps=steps)
-    wall_ms = tuple(sum(rank["segments_ms"]) * steps for rank in ranks)
-    outside_ms = ranks[0]["outside_ms"]
+    wall_ms = tuple(sum(rank.segments_ms) * steps for rank in ranks)
+    outside_ms = ranks[0].outside_ms
     return Block(len(order) * steps, wall_ms, wall_ms, (), outside_ms=outside_ms), ranks
 
 
@@ -92,7 +92,7 @@ def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[
     """Return (plain, other) step times in ms for each two neighbouring segments, of the slowest
     rank. The segments' ``order`` is 0 1 1 0 ..., after ``lead`` segments that do not count.
     """
-    slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
+    slowest = [max(times) for times in zip(*(rank.segments_ms for rank in ranks), strict=True)]
     pairs = []
     for first in range(lead, len(order), 2):
         times = {order[index]: slowest[index] for index in (first, first + 1)}

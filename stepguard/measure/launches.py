@@ -111,7 +111,7 @@ def ask_ranks(
             "call", limit_s=COMPILE_LIMIT_S, function=function, arguments=arguments
         )
         launch.leave()
-    return answers
+    return [answer.returned for answer in answers]
 
 
 class _CaseRun:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 ROOT = Path(__file__).resolve().parents[2]
 ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
-import json, torch
+import json, msgspec, torch
 from stepguard.worker.counters.counting import count_compiled
 from stepguard.worker.counters.syncs import locate_syncs
 from stepguard.worker.counters.tally import RankStep
@@ -30,7 +30,7 @@ workload.step()
 counted = RankStep(workload.step, torch.device("cuda", 0), phases)
 tally = count_compiled(counted, lambda text: None)
 locate_syncs(tally, counted, tally.calls)
-print("COUNTED " + json.dumps(tally.as_dict()))
+print("COUNTED " + json.dumps(msgspec.to_builtins(tally.counts())))
 """
 PLANTS = {
     "item": ("loss.item()", ".item()"),

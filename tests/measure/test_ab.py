@@ -23,6 +23,7 @@ from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import SYNCS
 from stepguard.core.reasons import Reason
+from stepguard.core.replies import REPLIES
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.judge.judge_recordings import judge
@@ -174,7 +175,10 @@ def fake_group(world):
             world.threads[(self.key, command)] = threading.current_thread()
             self.note(f"{command} {arguments['steps']}" if command == "block" else command)
             others = world.other_ranks if command == "kernels" else []
-            return [getattr(self, command)(**arguments), *others]
+            answers = [getattr(self, command)(**arguments), *others]
+            if command in ("count", "count_eager", "locate"):
+                answers = [{"counts": counts} for counts in answers]
+            return [msgspec.convert(one, REPLIES[command]) for one in answers]
 
         def prepare(self, case, timed_s):
             self.on_gpu = case["device"] == "cuda"

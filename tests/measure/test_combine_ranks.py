@@ -1,11 +1,11 @@
 """What ranks say of themselves: they must agree, and each must run on the GPU that is watched."""
 
-import msgspec
 import pytest
 from builders import evidence, replace
 
 from stepguard.core.evidence import Counts
 from stepguard.core.profile import Parts, Profile
+from stepguard.core.replies import Counted, Prepared
 from stepguard.core.site import Site
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.launch.diagnosis import LaunchFailed
@@ -20,7 +20,7 @@ from stepguard.measure.combine_ranks import (
 def rank(**changes):
     """What a rank says of itself."""
     known = {"device_name": "NVIDIA H200", "torch": "2.11.0", "nccl": "2.27", "environment": {}}
-    return {"fingerprint": known | changes}
+    return Prepared(tokens_per_step=0, fingerprint=known | changes, sources={}, installed={})
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_profiles_of_all_ranks_become_one():
     """Their mean, and the parts of each rank's step; a rank without one leaves none, with why."""
     steps = (2.0, 2.0)
     ranks = [Profile("H200", 2, Parts(steps, (us, us), *(steps,) * 3), (), ()) for us in (1.0, 3.0)]
-    answers = [msgspec.to_builtins(Counts({}, profile=one)) for one in ranks]
+    answers = [Counted(counts=Counts({}, profile=one)) for one in ranks]
     found = counts_of(answers, 1.0)
     assert found.profile.parts.compute_us == steps
     assert [parts.compute_us for parts in found.parts_by_rank] == [(1.0, 1.0), (3.0, 3.0)]
-    broken = msgspec.to_builtins(Counts({}, profile_problem="no step is complete"))
+    broken = Counted(counts=Counts({}, profile_problem="no step is complete"))
     found = counts_of([answers[0], broken], 1.0)
     assert found.profile is None and found.profile_problem == "no step is complete"
     assert counts_of(answers[:1], 1.0).parts_by_rank == ()
@@ -62,7 +62,7 @@ def test_sites_of_what_differs_between_steps():
     item, copy = (Site(what, "model/gpt.py", 7, "forward") for what in (".item()", ".cpu()"))
     unstable = Counts({}, unstable={sync: "steps differ: 0, 1"}, sites={sync: (item,)})
     stable = Counts({sync: 1}, sites={sync: (copy,)})
-    found = counts_of([msgspec.to_builtins(one) for one in (stable, unstable)], 1.0)
+    found = counts_of([Counted(counts=one) for one in (stable, unstable)], 1.0)
     assert found.unstable == {sync: "rank 1: steps differ: 0, 1"}
     assert found.values == {} and found.sites == {sync: (item,)}
     assert summarise(replace(evidence(), counts=found)).sites == {}
@@ -77,7 +77,7 @@ def test_a_count_of_ranks_is_of_equally_many_steps():
     varies = Counts({launches: 9, peak: 6}, lists={launches: (4, 5), peak: (5, 6)})
     varies = replace(varies, detail={launches: {"a": 8, "b": 1}}, sites={launches: (item,)})
     steady = Counts({launches: 6, peak: 5}, detail={launches: {"a": 6}}, sites={launches: (copy,)})
-    ranks = [msgspec.to_builtins(one) for one in (varies, steady)]
+    ranks = [Counted(counts=one) for one in (varies, steady)]
     for both, busiest in ((ranks, 0), (ranks[::-1], 1)):
         found = counts_of(both, 1.0)
         assert found.values == {launches: 12, peak: 6}

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.core.replies import Kernels
 from stepguard.trace.chrome_events import DetailedEvent
 from stepguard.trace.host_steps import read_steps
 from stepguard.worker.counters import profiled_steps
@@ -90,12 +91,12 @@ def test_a_profile_arrives_as_it_was_taken(monkeypatch):
     rank = RankStep(lambda: torch.ones(1).add(1), torch.device("cpu"))
     monkeypatch.setattr(Session, "_step", lambda session: rank)
     session = Session.__new__(Session)
-    assert session.do_profile() == {}
-    assert session.do_kernels() == {"profile": None, "problem": ""}
+    session.do_profile()
+    assert session.do_kernels().profile is None
     monkeypatch.setattr(TakenProfile, "kernels", lambda kept: (taken, ""))
-    assert session.do_profile() == {}
-    sent = json.loads(json.dumps(session.do_kernels()))
-    assert msgspec.convert(sent["profile"], Profile) == taken
+    session.do_profile()
+    sent = json.loads(json.dumps(msgspec.to_builtins(session.do_kernels())))
+    assert msgspec.convert(sent, Kernels).profile == taken
     with pytest.raises(RuntimeError, match="no profile was taken"):
         session.do_kernels()
 

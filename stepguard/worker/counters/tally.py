@@ -6,11 +6,10 @@ A count is the list of what each counted step has. It is never averaged.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import msgspec
 import torch
 
+from stepguard.core.evidence import Counts
 from stepguard.core.metrics import METRICS, PEAK
 from stepguard.core.profile import Profile, StepIdentity
 from stepguard.core.site import Site, merge
@@ -64,7 +63,7 @@ class Tally:
     profile_problem: str = ""
     after_steps: int | None = None
     identity: StepIdentity | None = None
-    calls: list[StepCalls] = field(default_factory=list)  # of the traced steps; not sent
+    calls: list[StepCalls] = field(default_factory=list)  # of the traced steps
 
     def add(
         self,
@@ -115,11 +114,10 @@ class Tally:
         """Note why none of these metrics could be counted."""
         self.unstable |= dict.fromkeys(metrics, reason)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return what a rank sends, in plain types."""
-        sent: dict[str, Any] = msgspec.to_builtins(self)
-        del sent["calls"]
-        return sent
+    def counts(self) -> Counts:
+        """Return what a rank answers."""
+        known = {name: value for name, value in vars(self).items() if name != "calls"}
+        return Counts(**known)
 
 
 Count = Callable[[Tally, RankStep], None]

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from training_runs import run_two_ranks
 
 from model.workloads import train_step
 from stepguard.core.metrics import COMPILED_OPERATORS
+from stepguard.core.replies import Counted
 from stepguard.measure.combine_ranks import counts_of
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_steps import read_steps
@@ -463,7 +465,7 @@ def count_of_gloo(rank, folder):
             step()
         traced = Tally()
         trace_steps(traced, RankStep(step, torch.device("cpu"), world_size=2))
-        found[step.__name__] = counted(traced.calls, "cpu", ranks=2).as_dict()
+        found[step.__name__] = msgspec.to_builtins(counted(traced.calls, "cpu", ranks=2).counts())
     Path(folder, f"rank-{rank}").write_text(json.dumps(found))
 
 
@@ -494,7 +496,8 @@ def test_gloo_all_reduces_are_counted(gloo_run):
 
 def test_data_parallel_reduces_each_gradient_once(gloo_run):
     """A Linear(30, 20) in one bucket: one all-reduce of 620 floats, none for the first backward."""
-    counts = counts_of([rank["data_parallel"] for rank in gloo_run], 1.0)
+    ranks = [{"counts": rank["data_parallel"]} for rank in gloo_run]
+    counts = counts_of(msgspec.convert(ranks, list[Counted]), 1.0)
     assert counts.unstable == {}
     assert counts.values == {"collectives_per_step": 1, "collective_bytes_per_step": 4 * 620}
     assert counts.detail["collectives_per_step"] == {"allreduce 2480 B": 1}
