@@ -44,7 +44,7 @@ from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
 from stepguard.worker.rank_position import Note, Phases
 from stepguard.worker.rendezvous import join_process_group
-from stepguard.worker.step_variants import VARIANTS, alternate
+from stepguard.worker.step_variants import alternate, synced
 from stepguard.worker.workload import BadWorkload
 
 
@@ -184,14 +184,10 @@ class Session:
         self.channel.begin()
         self.channel.barrier()
 
-    def do_alternate(
-        self, variants: list[str], order: list[int], steps: int
-    ) -> replies.TimedSegments:
-        """Time segments of the named variants. ``order`` has the index of each one's variant."""
-        try:
-            chosen = [VARIANTS[name](self.workload, self.device) for name in variants]
-        except ValueError as error:
-            raise BadWorkload(str(error)) from None
+    def do_alternate(self, order: list[int], steps: int) -> replies.TimedSegments:
+        """Time segments of two variants: the step (0), and with a synchronization behind it (1)."""
+        step = self.workload.step
+        chosen = (step, synced(step, self.device))
         self.channel.begin()
         began_ns = perf_counter_ns()
         line_up, collector = self.channel.barrier, self.clock.collector

@@ -39,18 +39,16 @@ def test_segments_of_a_longer_lead_never_count():
     assert pairs_of(ranks, order, 3) == [(10, 13), (12, 14)]
 
 
-def test_the_variants_are_asked_for_by_name():
+def test_series_follow_each_other():
     """Two series of two pairs: four pairs."""
-    asked, lengths, levels = [], [], iter((10.0, 20.0))
+    lengths, levels = [], iter((10.0, 20.0))
 
-    def ask(command, limit_s, steps, order, variants):
-        asked.append((command, variants))
+    def ask(command, limit_s, steps, order):
         level, segments = next(levels), len(order)
         lengths.append(segments)
         outside_ms = (level + 1) * segments * steps
         return [segments_of([level + rank] * segments, outside_ms) for rank in (0, 1)]
 
     found = measure_difference("sync_overhead", launch(ask), 4)
-    assert asked == [("alternate", ["pipelined", "synced"])] * 2
     assert lengths == [3 + 4, 1 + 4]  # the machine settles before the first series alone
     assert found.pairs_ms == ((11, 11),) * 2 + ((21, 21),) * 2

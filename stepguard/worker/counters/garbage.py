@@ -36,8 +36,7 @@ def locate_garbage(tally: Tally, counted: RankStep) -> None:
     """Add where the garbage was made, if any was counted, and gc_pause_ms_per_step. The step runs
     without the compiler.
     """
-    per_step = tally.values.get(GARBAGE, 1)  # no value: the count differs between steps, so not 0
-    if not counted.any_rank(per_step > 0):
+    if not counted.any_rank(tally.values.get(GARBAGE, 0) > 0):
         return
     tally.information["gc_pause_ms_per_step"] = _pause_ms(counted) / PAUSED_STEPS
     with torch.compiler.set_stance("force_eager"), own_collections(), _traced():
