@@ -2,7 +2,6 @@
 
 import math
 
-import msgspec
 import numpy as np
 import pytest
 from builders import PROPERTY, compared, entry, evidence, one_recording, recording, values_of
@@ -14,6 +13,7 @@ from scipy import stats
 from stepguard.core.evidence import Counts, Difference
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
+from stepguard.core.replies import Counted
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
@@ -334,8 +334,8 @@ def test_a_counter_that_was_not_recorded_names_nothing():
 
 
 def rank(values, unstable=None, **more):
-    """What a rank sends."""
-    return {"values": values, "unstable": unstable or {}, **more}
+    """What a rank answers."""
+    return Counted(counts=Counts(values, unstable or {}, **more))
 
 
 @PROPERTY
@@ -357,21 +357,17 @@ def test_of_each_metric_the_highest_rank_counts(values):
 
 def test_parts_are_those_of_the_highest_rank_and_places_those_of_all():
     """Rank 0 logs and rank 1 does something else: what each counted stands beside the most."""
-    ranks = [
-        rank({"calls": 3, SYNCS: 1, "even": 5}, detail={"calls": {"x": 2, "y": 1}}),
-        rank({"calls": 4, SYNCS: 2, "even": 5}, detail={"calls": {"x": 4}}),
-    ]
-    for of_rank, place, often in zip(ranks, (LOSS, NORM), (1, 2), strict=True):
-        here = msgspec.to_builtins(structs.replace(place, count=often))
-        of_rank |= {
-            "sites": {
-                SYNCS: [
-                    here,
-                    msgspec.to_builtins(structs.replace(place, text="all", allowed="known")),
-                ]
-            }
-        }
-        of_rank |= {"information": {"share": float(ranks.index(of_rank))}}
+    ranks = []
+    for number, (place, calls) in enumerate([(LOSS, {"x": 2, "y": 1}), (NORM, {"x": 4})], 1):
+        allowed = structs.replace(place, text="all", allowed="known")
+        ranks.append(
+            rank(
+                {"calls": sum(calls.values()), SYNCS: number, "even": 5},
+                detail={"calls": calls},
+                sites={SYNCS: (structs.replace(place, count=number), allowed)},
+                information={"share": number - 1.0},
+            )
+        )
     counts = counts_of(ranks, 2.5)
     assert counts.values == {"calls": 4, SYNCS: 2, "even": 5}
     assert counts.by_rank == {"calls": (3, 4), SYNCS: (1, 2)}
@@ -385,9 +381,7 @@ def test_equal_ranks_are_one_of_them():
     """Parts and places are those of the first, so that reports do not change from run to run."""
     first, second = (structs.replace(LOSS, line=line) for line in (10, 20))
     ranks = [
-        rank(
-            {"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: [msgspec.to_builtins(place)]}
-        )
+        rank({"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: (place,)})
         for name, place in (("x", first), ("y", second))
     ]
     counts = counts_of(ranks, 1.0)

@@ -126,7 +126,7 @@ def test_a_case_that_main_has_no_baseline_of_is_not_judged_by_its_own(gate):
     gate.record(new)
     gate.commit()
     result = gate.run("--perf-base=main", passed=1, errors=1)
-    result.says("*cpu.json: linear?new?: none -> recorded, flops_per_step 1,000*")
+    result.says("*cpu.json: linear?new?: none -> recorded, sync_candidates_per_step 10*")
 
 
 def test_a_baseline_of_the_tree_that_cannot_be_read_stops_the_run(gate):
