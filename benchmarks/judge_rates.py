@@ -3,29 +3,27 @@
     python -m benchmarks.judge_rates simulate --trials 10000 --out rates.json
     python -m benchmarks.judge_rates repair --verdicts 300 \\
         studies/judge_power/h?00_pairs_same_steps_*.json studies/power/h?00_*.json
-    python -m benchmarks.judge_rates odd
-    python -m benchmarks.judge_rates patterns --trials 2000
+    python -m benchmarks.judge_rates capped
+    python -m benchmarks.judge_rates alike
 
 `simulate` draws pairs of known truth and hands them to the code that judges. Every kind of noise is
 scaled so that its ordinary part has the stated standard deviation of a pair, of 100 * log(head /
 base). `repair` puts launches of one side of a run, which ran the same code, into pairs at random:
 the truth is zero. These launches were minutes apart, so that such pairs scatter more than measured
-ones, and their error rate is on the safe side. `odd` pairs launches of unchanged code of one card,
-and counts how many a step that is the same would not be believed for, as they are and with every
-n-th step of HEAD made longer. It also says how much pairs of `forward` scattered that ran in turns.
-`patterns` draws the steps of pairs of unchanged code, and counts the comparisons in which one of
-their looks finds steps that are slower within HEAD's launches.
+ones, and their error rate is on the safe side. `capped` draws the steps of launches of the same
+step: hosts stall, or HEAD sleeps each n-th step. It compares the gate's capped mean with the plain
+one. `alike` says how often a step that is slower passes as the same step, and beside kernels that
+differ and take as long. It also says how much pairs of `forward` scattered that ran in turns.
 """
 
 import argparse
 import gzip
-import itertools
 import json
 import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -34,22 +32,23 @@ import numpy as np
 
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import ROOT, Document, about, binomial_bounds
-from stepguard.core.comparison import Comparison
-from stepguard.core.evidence import Block, Evidence, Launch
-from stepguard.core.margins import MARGINS, PRIOR
+from stepguard.core.evidence import MOST_OF_MEDIAN, Block, Launch
+from stepguard.core.margins import MARGINS
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import bounds
-from stepguard.judge.rules import pattern_of_head, slow_steps
+from stepguard.judge.rules.changed_kernels import (
+    PROFILED_PAIRS,
+    SAME_PAIRS,
+    STEP_SDS,
+    unexplained_sds,
+)
+from stepguard.judge.rules.same_step import MOST_ALIKE, WITHIN_PCT
 from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
-from stepguard.judge.unchanged_pairs import PAIR_SDS, TAIL_LIMIT, tail_excess
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
 LEAST = 6  # launches of a side: fewer make too few different pairs
-LAUNCHES = ROOT / "studies" / "judge_power" / "launch_steps_2026-11-23.json"
 IN_TURNS = ROOT / "benchmarks" / "data" / "forward_pairs_h100_2026-11-27.json.gz"
-# Every n-th step, by this share.
-LONGER = ((1, 0.0), (1, 0.005), (1, 0.01), (8, 0.06), (8, 0.1), (16, 0.1), (16, 0.15))
 Noise = Callable[[np.random.Generator, int, float], np.ndarray]
 
 
@@ -102,8 +101,13 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def run(log_ratios: Sequence[float]) -> tuple[Status, int]:
-    """Take pairs until the plan decides; return its verdict, and how many pairs that took."""
+def run(log_ratios: Sequence[float], alike: bool = False) -> tuple[Status, int]:
+    """Take pairs until the plan decides; return its verdict, and how many pairs that took.
+    ``alike``: the steps are the same, so their rule is asked first.
+    """
+    for count in range(1, MOST_ALIKE + 1) if alike else ():
+        if 100 * abs(fmean(log_ratios[:count])) <= WITHIN_PCT / math.sqrt(count):
+            return Status.SAME, count
     for look in SEQUENTIAL_PLAN:  # by bounds alone: decide() looks for more than a verdict
         status = bounds(log_ratios[: look.pairs]).status(MARGINS)
         if status is not Status.INCONCLUSIVE:
@@ -200,166 +204,159 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
     return {"verdicts": dict(said), "wrong": wrong, "bounds_pct": [low, high]}
 
 
+@dataclass(frozen=True)
+class Timed:
+    """Says which steps of a launch are timed: two blocks, with untimed steps between."""
+
+    step_ms: float
+    steps: int  # of a block
+    second: int  # steps from the begin of one block to that of the next
+
+    def numbers(self) -> np.ndarray:
+        """Return the numbers of the timed steps."""
+        block = np.arange(self.steps)
+        return np.concatenate([block, block + self.second])
+
+
+TIMED = {"16 of 250 ms": Timed(250.0, 8, 26), "94 of 43 ms": Timed(43.0, 47, 227)}
+STEP_SD, LAUNCH_SD_PCT = 0.003, 0.12  # of 16 such steps and two launches: a pair's sd is 0.2 %
+STALL_MS, STALLED_SHARE = 200.0, 0.1
+SLEEP_MS, SLEEPS = 50.0, (4, 8, 16, 32)
+
+
+def drawn_steps(rng: np.random.Generator, timed: Timed, trials: int) -> np.ndarray:
+    """Draw the steps of both sides' launches, in ms: of each trial, pair, side (HEAD is the first)
+    and step.
+    """
+    shape = trials, MOST_PAIRS, 2, 2 * timed.steps
+    logs = rng.normal(0, LAUNCH_SD_PCT / 100, (*shape[:3], 1)) + rng.normal(0, STEP_SD, shape)
+    return timed.step_ms * np.exp(logs)
+
+
+def stalled(rng: np.random.Generator, steps_ms: np.ndarray) -> np.ndarray:
+    """Return the steps; in STALLED_SHARE of the launches one step takes STALL_MS longer."""
+    hit = rng.random(steps_ms.shape[:3]) < STALLED_SHARE
+    place = rng.integers(steps_ms.shape[3], size=steps_ms.shape[:3])
+    one = np.arange(steps_ms.shape[3]) == place[..., None]
+    return steps_ms + STALL_MS * (one & hit[..., None])
+
+
+def sleeping(
+    rng: np.random.Generator, steps_ms: np.ndarray, timed: Timed, every: int
+) -> np.ndarray:
+    """Return the steps; each n-th of HEAD takes SLEEP_MS longer, from a step of the trial on."""
+    first = rng.integers(every, size=(len(steps_ms), 1, 1))
+    longer = SLEEP_MS * (timed.numbers() % every == first)
+    return np.stack([steps_ms[:, :, 0] + longer, steps_ms[:, :, 1]], axis=2)
+
+
+def capped_ms(steps_ms: np.ndarray) -> np.ndarray:
+    """Return each launch's step time as the gate takes it (``Launch.step_ms``)."""
+    most = MOST_OF_MEDIAN * np.median(steps_ms, axis=-1, keepdims=True)
+    capped: np.ndarray = np.minimum(steps_ms, most).mean(axis=-1)
+    return capped
+
+
+def plain_ms(steps_ms: np.ndarray) -> np.ndarray:
+    """Return each launch's mean step."""
+    mean: np.ndarray = steps_ms.mean(axis=-1)
+    return mean
+
+
+def capped(options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return what the same step is called if hosts stall, or if HEAD's sleeps."""
+    cells = []
+    print("| timed steps | what happens | mean | SLOWER % | same % | FASTER % | pairs |")
+    print("|---|---|---|---|---|---|---|")
+    for name, timed in TIMED.items():
+        for every in (None, 0, *SLEEPS):
+            rng = np.random.default_rng([20261128, *f"{name} {every}".encode()])
+            steps_ms = drawn_steps(rng, timed, options.trials)
+            what = "nothing"
+            if every:
+                what, steps_ms = f"1 in {every} sleeps", sleeping(rng, steps_ms, timed, every)
+            elif every is not None:
+                what, steps_ms = "stalls", stalled(rng, steps_ms)
+            for how in (capped_ms, plain_ms):
+                ms = np.log(how(steps_ms))
+                found = [run(pairs, alike=True) for pairs in (ms[..., 0] - ms[..., 1]).tolist()]
+                count = Counter(status.value for status, _ in found)
+                pairs = fmean(pairs for _, pairs in found)
+                mean = how.__name__.removesuffix("_ms")
+                cells.append({"timed": name, "what": what, "mean": mean, "pairs": pairs, **count})
+                said = (Status.SLOWER, Status.SAME, Status.FASTER)
+                shares = " | ".join(f"{100 * count[one.value] / len(found):.1f}" for one in said)
+                print(f"| {name} | {what} | {mean} | {shares} | {pairs:.1f} |", flush=True)
+    return {"capped": cells}
+
+
+def alike(options: argparse.Namespace) -> dict[str, Any]:
+    """Print and return how often a step passes that no identity, and no kernel, shows as slower."""
+    rows = []
+    print("| true % | pair sd % | one pair % | up to four % | then the plan % | kernels % |")
+    print("|---|---|---|---|---|---|")
+    for truth_pct in (0.0, MARGINS.matter_pct):
+        for sd_pct in (0.2, 0.45):
+            rng = np.random.default_rng([20261128, *f"{truth_pct} {sd_pct}".encode()])
+            drawn = truth_pct + normal(rng, 10 * options.trials, sd_pct)
+            counts = np.arange(1, MOST_ALIKE + 1)
+            means = drawn[:, :MOST_ALIKE].cumsum(axis=1) / counts
+            within = abs(means) <= WITHIN_PCT / np.sqrt(counts)
+            plan = [run(pairs, alike=True)[0] for pairs in (drawn / 100).tolist()]
+            # Kernels that differ and take as long leave all of the steps' mean unexplained.
+            looks = range(SAME_PAIRS, PROFILED_PAIRS + 1)
+            each = [
+                [abs(unexplained_sds(pairs[:count], [0.0])) <= STEP_SDS for count in looks]
+                for pairs in (drawn[: options.trials] / 100).tolist()
+            ]
+            passes = {
+                "one": within[:, 0].mean(),
+                "four": within.any(axis=1).mean(),
+                "plan": plan.count(Status.SAME) / len(plan),
+                "kernels": fmean(map(any, each)),
+            }
+            rows.append({"truth_pct": truth_pct, "sd_pct": sd_pct, **passes})
+            shares = " | ".join(f"{100 * share:.0f}" for share in passes.values())
+            print(f"| {truth_pct:g} | {sd_pct:g} | {shares} |", flush=True)
+    turns = in_turns()
+    print("{pairs} pairs of forward in turns: sd {sd_pct:.2f} %; {within} within".format(**turns))
+    return {"alike": rows, "in_turns": turns}
+
+
 def launch_of(blocks_ms: Sequence[Sequence[float]]) -> Launch:
     """Return a launch of one rank with these steps in its blocks, in ms."""
     blocks = [Block(len(ms), (math.fsum(ms),), (math.fsum(ms),), tuple(ms)) for ms in blocks_ms]
     return Launch(1, tuple(blocks), 0.0, 0.0, 0, "", 0.0)
 
 
-def longer(blocks_ms: Sequence[Sequence[float]], every: int, share: float, first: int) -> Launch:
-    """Return the launch with every n-th step longer by a share, counted through its blocks."""
-    counted = itertools.count()
-    made = [[ms * (1 + share * (next(counted) % every == first)) for ms in b] for b in blocks_ms]
-    return launch_of(made)
-
-
-def odd_share(case: str, every: int = 1, share: float = 0.0) -> float:
-    """Return the share of a case's pairs that look odd, wherever the longer steps begin. A mean
-    that they moved by more than PAIR_SDS is odd, too.
-    """
-    known = [one for one in json.loads(LAUNCHES.read_text()) if one["case"] == case]
-    found = []
-    for one, other in itertools.permutations(known, 2):
-        for first in range(0, every, max(1, every // 4)) if one["gpu"] == other["gpu"] else ():
-            head = longer(one["blocks_ms"], every, share, first)
-            base = launch_of(other["blocks_ms"])
-            moved_pct = 100 * abs(math.log(head.step_ms / base.step_ms))
-            moved = share and moved_pct > PAIR_SDS * PRIOR.sd_pct
-            found.append(bool(moved) or tail_excess(head, base) > TAIL_LIMIT)
-    return fmean(found)
-
-
-def odd(options: argparse.Namespace) -> dict[str, Any]:
-    """Print and return how many pairs look odd, by case."""
-    titles = " | ".join(f"1/{every} +{100 * share:g} %" for every, share in LONGER[1:])
-    print(f"| case | unchanged | {titles} |\n" + "|---" * (1 + len(LONGER)) + "|")
-    found = {}
-    for case in dict.fromkeys(one["case"] for one in json.loads(LAUNCHES.read_text())):
-        found[case] = [odd_share(case, *how) for how in LONGER]
-        print(f"| `{case}` | " + " | ".join(f"{100 * one:.0f} %" for one in found[case]) + " |")
-    turns = in_turns()
-    print(
-        "{pairs} pairs of forward in turns: sd {sd_pct:.2f} %; {beyond} beyond PAIR_SDS of "
-        "PRIOR's".format_map(turns)
-    )
-    return {"odd": found, "in_turns": turns}
-
-
 def in_turns() -> dict[str, Any]:
-    """Return how much pairs of unchanged code that ran in turns scatter, and how many are further
-    from zero than a rule allows. The sd is around zero.
+    """Return how much pairs of unchanged code that ran in turns scatter around zero, and how many
+    are within WITHIN_PCT.
     """
     runs = json.loads(gzip.decompress(IN_TURNS.read_bytes()))["runs"]
-    steps = [pair for run in runs for pair in run["pairs"]]
+    steps = [pair for one in runs for pair in one["pairs"]]
     pairs = [(launch_of(pair["head"]), launch_of(pair["base"])) for pair in steps]
     moved_pct = [100 * math.log(head.step_ms / base.step_ms) for head, base in pairs]
     return {
         "pairs": len(pairs),
         "sd_pct": math.sqrt(fmean(pct**2 for pct in moved_pct)),
-        "beyond": sum(abs(pct) > PAIR_SDS * PRIOR.sd_pct for pct in moved_pct),
+        "within": sum(abs(pct) <= WITHIN_PCT for pct in moved_pct),
     }
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Says how steps of unchanged code scatter; shares of a step, as logs."""
-
-    device: str
-    blocks: tuple[tuple[int, int], ...]  # of the first two pairs: the steps before, and timed
-    sd: float
-    follows: float = 0.0  # correlation from step to step
-    odd: float = 0.0  # share of steps that are longer, by a third on average
-    drift: float = 0.0  # over 100 steps
-    burst: float = 0.0  # share of steps at which other work begins: half as long again, five steps
-
-
-SHORT = ((12, 8), (23, 8))  # blocks of half a second
-LONG = ((46, 47), (273, 47))
-STEPS = {
-    "GPU, even": Steps("cuda", LONG, 0.015, follows=0.5),
-    "GPU, correlated": Steps("cuda", LONG, 0.025, follows=0.9),
-    "GPU, some far out": Steps("cuda", LONG, 0.015, odd=0.02),
-    "GPU, drift": Steps("cuda", LONG, 0.015, follows=0.5, drift=0.01),
-    "GPU, long steps": Steps("cuda", ((8, 8), (34, 8)), 0.005, odd=0.02),
-    "CPU, even": Steps("cpu", SHORT, 0.1),
-    "CPU, busy": Steps("cpu", SHORT, 0.15, follows=0.5, odd=0.1),
-    "CPU, bursts": Steps("cpu", SHORT, 0.08, burst=0.04),
-    "CPU, short steps": Steps("cpu", ((40, 60), (150, 60)), 0.1, odd=0.1, burst=0.01),
-}
-LOOKS = (2, 4, 6, 8)
-
-
-def launch_of_steps(rng: np.random.Generator, how: Steps, shift: int) -> Launch:
-    """Draw a launch; every second pair begins some steps earlier."""
-    blocks, rest = [], 0.0
-    for ran, count in how.blocks:
-        log = []
-        busy = 0
-        for step in range(ran - shift, ran - shift + count):
-            busy = 5 if rng.random() < how.burst else max(0, busy - 1)
-            noise = how.sd * math.sqrt(1 - how.follows**2) * rng.standard_normal()
-            rest = how.follows * rest + noise
-            more = rng.exponential(0.3) if rng.random() < how.odd else 0.0
-            log.append(rest + more + 0.4 * (busy > 0) + how.drift * step / 100)
-        ms = tuple(50.0 * np.exp(log))
-        wall = (math.fsum(ms),)
-        blocks.append(Block(count, wall, wall, ms, ran=ran - shift))
-    return Launch(1, tuple(blocks), 0.0, 0.0, 0, "", 0.0)
-
-
-def beside_itself(rng: np.random.Generator, how: Steps) -> Comparison:
-    """Draw pairs of unchanged code, as many as the last look has."""
-    sides = []
-    for commit in ("f" * 40, "0" * 40):
-        launches = tuple(launch_of_steps(rng, how, 3 * (i % 2)) for i in range(LOOKS[-1]))
-        case = {"workload": "m:f", "params": {}, "device": how.device, "world_size": 1}
-        side = Evidence("unchanged", case, "", commit, (), "", 1, ("step_ms",), launches=launches)
-        sides.append(side)
-    return Comparison("main", *sides)
-
-
-def seen(comparison: Comparison) -> str:
-    """Return what the looks at a comparison find: SLOWER, a wait for more pairs, or nothing."""
-    waits = ""
-    for pairs in LOOKS:
-        sides = (comparison.head, comparison.base)
-        head, base = (replace(side, launches=side.launches[:pairs]) for side in sides)
-        few = replace(comparison, head=head, base=base)
-        decided = slow_steps.rule(few) or pattern_of_head.rule(few)
-        if decided and decided.status is Status.SLOWER:
-            return decided.status.value
-        waits = "waits" if decided else waits
-    return waits
-
-
-def patterns(options: argparse.Namespace) -> dict[str, Any]:
-    """Print and return how often unchanged code has a pattern in HEAD's launches alone."""
-    found = {}
-    print("| steps | comparisons | SLOWER % [95 %] | waits % |\n|---|---|---|---|")
-    for name, how in STEPS.items():
-        rng = np.random.default_rng([43, *name.encode()])
-        count = Counter(seen(beside_itself(rng, how)) for _ in range(options.trials))
-        slower = count[Status.SLOWER.value]
-        low, high = (100 * bound for bound in binomial_bounds(slower, options.trials))
-        share = f"{100 * slower / options.trials:.2f} [{low:.2f}, {high:.2f}]"
-        print(
-            f"| {name} | {options.trials} | {share} | {100 * count['waits'] / options.trials:.2f} |"
-        )
-        found[name] = dict(count)
-    return {"patterns": found}
+WAYS = {"simulate": simulate, "repair": repair, "capped": capped, "alike": alike}
 
 
 def main() -> int:
     """Run one of the four; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("what", choices=("simulate", "repair", "odd", "patterns"))
+    parser.add_argument("what", choices=tuple(WAYS))
     parser.add_argument("files", type=Path, nargs="*", help="of runs whose launches are repaired")
     parser.add_argument("--trials", type=int, default=2000, help="simulated runs a cell")
     parser.add_argument("--verdicts", type=int, default=300, help="of repaired launches")
     parser.add_argument("--out", type=Path, help="result file")
     options = parser.parse_args()
-    ways = {"simulate": simulate, "repair": repair, "odd": odd, "patterns": patterns}
-    found = ways[options.what](options)
+    found = WAYS[options.what](options)
     if options.out:
         Document(options.out, about()).update(**found)
     return 0

@@ -19,8 +19,12 @@ from stepguard.core.status import Status
 from stepguard.core.work import Work
 from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
 from stepguard.judge.pair_statistics import Bounds
-from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS, bounds_of
-from stepguard.judge.unchanged_pairs import PAIR_SDS, unexplained_sds
+from stepguard.judge.rules.changed_kernels import (
+    KERNEL_MARGINS,
+    STEP_SDS,
+    bounds_of,
+    unexplained_sds,
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,6 @@ class Launch:
 
     turns: tuple[Turn, ...]
     block_ms: tuple[float, ...]  # mean step time of each unprofiled block
-    exchange: bool = False  # ranks exchange beside some of the kernels
 
 
 LaunchPair = tuple[Launch, Launch]  # base, head
@@ -111,7 +114,7 @@ def times_of(pairs: Sequence[LaunchPair]) -> KernelTimes:
     us = [np.array([row.us for row in side]).T.reshape(*shape, len(side)) for side in rows]
     matched = Matched.of(*rows)
     step_us = np.array([turn.step_us for turn in sides[0]]).reshape(shape)
-    return KernelTimes(matched, matched.times(*us, exchange=pairs[0][0].exchange), step_us)
+    return KernelTimes(matched, matched.times(*us), step_us)
 
 
 def _label(row: KernelRow) -> str:
@@ -147,7 +150,7 @@ def judged(kernels_pct: Sequence[float], steps_pct: Sequence[float], known: Prio
     """
     logs = [math.log1p(pct / 100) for pct in kernels_pct]
     sds = unexplained_sds([step / 100 for step in steps_pct], logs)
-    return Judged(bounds_of(logs, known), not sds >= -PAIR_SDS)
+    return Judged(bounds_of(logs, known), not sds >= -STEP_SDS)
 
 
 def launch_of(side: dict[str, Any], known: dict[str, Any]) -> Launch:
@@ -167,7 +170,7 @@ def launch_of(side: dict[str, Any], known: dict[str, Any]) -> Launch:
             for key, (calls, us) in turn["kernels"].items()
         ]
         turns.append(Turn(mean(turn["step_us"]), mean(turn["idle_us"]), tuple(rows)))
-    return Launch(tuple(turns), tuple(map(fmean, side["block_step_ms"])), known.get("ranks", 1) > 1)
+    return Launch(tuple(turns), tuple(map(fmean, side["block_step_ms"])))
 
 
 def identity(kept: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kernel_difference import KernelTimes, Launch, LaunchPair, Mask, times_of
+from benchmarks.kernel_difference import (
+    KernelTimes,
+    Launch,
+    LaunchPair,
+    Mask,
+    judged,
+    step_differences_pct,
+    times_of,
+)
 from stepguard.judge.rules.changed_kernels import EQUAL_SHARE, bounds_of
 
 SHARES_PCT = (10, 50)  # of a step, that the kernels of a random set take
@@ -22,24 +30,29 @@ SETS = 200  # of random kernels, of each kind
 
 def single_pairs(alike: dict[str, list[Launch]], seed: int = 1) -> list[dict[str, Any]]:
     """Return a row for launches of one GPU and of two, and for each kind of sets of kernels: what
-    the sets take longer in single pairs, at most and in all but one of 1,000 pairs, and the highest
-    low end of the step's interval. All in percent of a step. ``alike`` has launches of one code, by
-    GPU and base.
+    the sets take longer in single pairs, at most and in all but one of 1,000 pairs, the highest low
+    end of the step's interval (all in percent of a step), and how many pairs are SLOWER: the steps
+    do not reject them. ``alike`` has launches of one code, by GPU and base.
     """
     rng, found = random.Random(seed), defaultdict[tuple[str, str], list[Any]](list)
     for gpus, pairs in _pairs(alike):
-        times = times_of(pairs)
+        times, steps_pct = times_of(pairs), step_differences_pct(pairs)
         for kind, mine in _sets(times, rng):
             longer = times.differences_pct(mine)[:, 0]
-            low = bounds_of([math.log1p(longer.max() / 100)], times.known(mine)).low
-            found[gpus, kind].append((longer, 100 * math.expm1(low)))
+            known = times.known(mine)
+            largest, red = bounds_of([math.log1p(longer.max() / 100)], known), 0
+            if largest.fewest == 1:
+                both = zip(longer.tolist(), steps_pct, strict=True)
+                red = sum(judged([one], [step], known).slower for one, step in both)
+            found[gpus, kind].append((longer, 100 * math.expm1(largest.low), red))
     rows = []
     for (gpus, kind), each in found.items():
-        values = np.concatenate([longer for longer, _ in each])
+        values = np.concatenate([longer for longer, *_ in each])
         row = {"gpus": gpus, "kernels": kind, "values": len(values)}
         row["largest_pct"] = round(float(values.max()), 3)
         row["of_1000_pct"] = round(float(np.quantile(abs(values), 0.999)), 3)
-        row["low_end_pct"] = round(max(low for _, low in each), 3)
+        row["low_end_pct"] = round(max(low for _, low, _ in each), 3)
+        row["red"] = sum(red for *_, red in each)
         rows.append(row)
     return rows
 

@@ -245,8 +245,6 @@ def refuse(life: Life) -> None:
     life.stepguard("accept", "--evidence", dirty, "--reason", "it is right all the same")
     hot = Fault(Reason.THROTTLED.name, "4 blocks could not be used: power brake", "", "launch 2")
     life.refused("--evidence", life.measured(260.0, PEAK - 9_000_000_000, faults=(hot,)))
-    scattered = life.measured(260.0, PEAK - 9_000_000_000, spread=(0.97, 1.0, 1.03))
-    life.refused("--evidence", scattered)
     if not life.unchanged():
         raise SystemExit("baseline_life: a refused recording changed a file")
 

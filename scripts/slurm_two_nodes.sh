@@ -2,8 +2,8 @@
 # A SLURM cluster of two nodes on this machine, for as long as a command runs:
 #
 #     apt-get install -y slurmctld slurmd slurm-client munge
-#     sudo scripts/slurm_two_nodes.sh python -m stepguard run factories:ranks device=cpu \
-#         --gpus 2 --launcher 'srun --nodes=2 --ntasks-per-node=1'
+#     export STEPGUARD_LAUNCHER='srun --nodes=2 --ntasks-per-node=1'
+#     sudo -E scripts/slurm_two_nodes.sh python -m stepguard run factories:ranks device=cpu --gpus 2
 #
 # Needs root, since slurmd does. Configuration, keys, logs and state lie in a temporary folder; when
 # the command has ended, its status is this script's, and nothing of the cluster is left. A cluster

@@ -88,12 +88,10 @@ BASE = {
     "torch: engine": ("stepguard.worker.rank_session", "stepguard.worker.ranks"),
     "pytest: engine": (
         "stepguard.judge.guard",
-        "stepguard.judge.guarded_run",
         "stepguard.machine.requirements",
         "stepguard.measure.suite",
         "stepguard.report.baseline_changes",
         "stepguard.report.document_json",
-        "stepguard.report.slower_than_last_run",
         "stepguard.report.terminal_summary",
     ),
 }

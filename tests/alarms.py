@@ -29,9 +29,9 @@ def to_confirm(verdict):
     return alarm.alarm_of(findings_of(verdict), NO_PERMITS)
 
 
-def confirmed(verdict, pairs, commit, own=True, steps=range(0)):
+def confirmed(verdict, pairs, commit, own=True):
     """The verdict after these pairs beside a commit."""
-    return ended(verdict, alarm.Answer(commit, pairs, own), steps)
+    return ended(verdict, alarm.Answer(commit, pairs, own))
 
 
 def same_code(verdict, commit):
@@ -44,9 +44,9 @@ def unconfirmed(verdict, why):
     return ended(verdict, alarm.Answer(failed=why))
 
 
-def ended(verdict, answer=None, steps=range(0)):
+def ended(verdict, answer=None):
     """The verdict as a run ends with it."""
-    return verdict_of(alarm.settled(findings_of(verdict), NO_PERMITS, answer, steps))
+    return verdict_of(alarm.settled(findings_of(verdict), NO_PERMITS, answer))
 
 
 def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):

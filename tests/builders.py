@@ -14,10 +14,9 @@ from hypothesis import HealthCheck, settings
 from stepguard.core.baseline import SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
-from stepguard.core.metrics import JUDGED_TIME, METRICS, default_gates
+from stepguard.core.metrics import METRICS, default_gates
 from stepguard.core.recording import Recording
 from stepguard.judge.compare_metric import compare
-from stepguard.judge.slow_step_patterns import of_launches
 from stepguard.judge.summarise_evidence import summarise
 
 
@@ -84,12 +83,7 @@ def values_of(found):
 
 def compared(metric, found, past):
     """A metric of an evidence against recordings."""
-    verdict = compare(metric, summarise(found), past, found.gates)
-    pattern = of_launches(found.launches) if metric == JUDGED_TIME else None
-    return replace(
-        verdict,
-        slow_steps=pattern.figures() if pattern else None,
-    )
+    return compare(metric, summarise(found), past, found.gates)
 
 
 def metric(verdict, name):

@@ -91,7 +91,7 @@ def shell(tmp_path, monkeypatch, capsys):
             subprocess.run(git, cwd=tmp_path, check=True)
 
     def will_measure(evidence):
-        def measure(case, bench, progress, wants_another=None, *asked):
+        def measure(case, bench, progress, *asked):
             revision = {"commit": bench.revision.commit, "dirty": bench.revision.dirty}
             return replace(evidence, case_id=case.id, case=case.as_dict(), **revision)
 

@@ -29,6 +29,20 @@ def decoded(events):
     return decode_all(json.dumps({"traceEvents": events}).encode()).events
 
 
+WRITTEN_WRONGLY = [  # as it should be, and as Kineto wrote it
+    (b"traceName", b"trace\x01Name"),
+    (b'"gemm"', b'"ge\nmm"'),
+    (b'"gemm"', b'"ge\xffmm"'),
+    (b'"stream": 7', b'"blocks per SM": inf, "x": -nan, "stream": 7'),
+]
+WRONG_EVENTS = [  # what is wrong, and the words of both readers' refusals
+    ({"ts": "soon"}, "Expected `float"),
+    ({"dur": -1.0}, "no begin or no length|length of -1"),
+    ({"ts": None}, "Expected `float|no begin"),
+    ({"args": {"correlation": [1]}}, "correlation"),
+]
+
+
 class Kineto:
     """Events of one rank; times in us."""
 

@@ -17,6 +17,7 @@ import pytest
 from stepguard.core.case import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.evidence import Block, Launch
+from stepguard.judge.rule_book import Need
 from stepguard.launch import diagnosis, torchrun, worker_group
 from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
@@ -142,14 +143,14 @@ def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> Non
     """Let pairs beyond ``real`` be copies of those, for tests of what follows from many pairs."""
     measure, start_following = pair_run._PairRun._pair, pair_run._PairRun._start_following
 
-    def pair(run: pair_run._PairRun, number: int) -> tuple[LaunchPair, bool]:
+    def pair(run: pair_run._PairRun, number: int, need: Need) -> LaunchPair:
         if number <= real:
-            return measure(run, number)
+            return measure(run, number, need)
         return LaunchPair(*(side.launches[-real] for side in run.sides))
 
-    def following(run: pair_run._PairRun, number: int) -> None:
+    def following(run: pair_run._PairRun, number: int, need: Need) -> None:
         if number < real:
-            start_following(run, number)
+            start_following(run, number, need)
 
     monkeypatch.setattr(pair_run._PairRun, "_pair", pair)
     monkeypatch.setattr(pair_run._PairRun, "_start_following", following)
@@ -164,7 +165,7 @@ def invented(number: int) -> Launch:
 def invent_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all pairs be of equal steps that nobody ran, for tests of what comes of a comparison."""
 
-    def pair(run: pair_run._PairRun, number: int) -> tuple[LaunchPair, bool]:
+    def pair(run: pair_run._PairRun, number: int, need: Need) -> LaunchPair:
         return LaunchPair(invented(number), invented(number))
 
     # So nobody times the launches that count.
@@ -205,11 +206,11 @@ def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         keep(*run.sides)
         return timed
 
-    def measured(run: launches._CaseRun, wants_another: Any) -> None:
+    def measured(run: launches._CaseRun) -> None:
         if recalled(run.workers):
             run.workers.launches.append(invented(1))
         else:
-            measure(run, wants_another)
+            measure(run)
             keep(run.workers)
 
     monkeypatch.setattr(pair_run._PairRun, "_first_launches", counted)

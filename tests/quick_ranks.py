@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch.utils import flop_counter
 
-from stepguard.worker.count import eager, garbage, kept_memory, sync_candidates
+from stepguard.worker.counters import garbage, kept_memory, operators, sync_candidates
 
 MODES = (
-    eager.OperatorCounter,
+    operators.OperatorCounter,
     kept_memory._Made,
     flop_counter._FlopCounterMode,
 )

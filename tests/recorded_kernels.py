@@ -15,12 +15,11 @@ from statistics import fmean
 from builders import block_of, evidence, launch, replace
 
 from benchmarks.kernel_difference import identity
-from stepguard.core.comparison import Comparison, LaunchPair
+from stepguard.core.comparison import Comparison
 from stepguard.core.profile import KernelRow, Parts, Profile
 
-__all__ = ["LaunchPair", "block_of", "launch"]
 STEPS = 6
-FILES = ("model/gpt.py",)
+FILES = ("model/gpt.py",)  # that differ between the sides
 
 
 DATA = Path(__file__).parents[1] / "benchmarks" / "data" / "kernel_pairs_h200_2026-11-26.json.gz"
@@ -101,7 +100,7 @@ def compared(pairs, head_profile, base_profile, **changes):
         each = tuple(measured(n, *pair[side]) for n, pair in enumerate(pairs, start=1))
         counts = replace(found.counts, profile=counted)
         sides.append(replace(found, launches=each, counts=counts))
-    return replace(Comparison("main", *sides, files=FILES), **changes)
+    return replace(Comparison("main", *sides), **changes)
 
 
 def steady(ratio=1.0, ms=250.0):

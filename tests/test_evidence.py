@@ -13,6 +13,7 @@ from builders import (
     SOFTWARE,
     TOKENS,
     block,
+    block_of,
     evidence,
     launch,
     replace,
@@ -34,7 +35,7 @@ from stepguard.core.evidence import (
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.metrics import METRICS, default_gates
 from stepguard.core.profile import KernelRow, Parts, Profile
-from stepguard.core.reason_sentences import BlockWithoutTimes
+from stepguard.core.reason_sentences import Missing
 from stepguard.core.reasons import Reason
 from stepguard.core.strict_json import LARGEST
 
@@ -193,13 +194,21 @@ def test_another_schema_is_refused():
         from_json(to_json(evidence(schema=3)), "source")
 
 
-def test_step_time_is_the_slowest_ranks_wall_over_steps():
-    """Blocks of 10 steps in 2.0 and 30 in 9.0 s on the slower rank: 275 ms, not the mean of 250."""
+def test_a_blocks_time_is_the_slowest_ranks_wall_over_its_steps():
+    """10 steps in 2.0 s, 30 in 9.0 s, on the slower rank."""
     one = block(steps=10, wall_ms=(2000.0, 1000.0), events_ms=(2000.0, 1000.0))
     two = block(steps=30, wall_ms=(1000.0, 9000.0), events_ms=(1000.0, 9000.0))
-    assert one.mean_ms == 200.0
-    assert two.mean_ms == 300.0
-    assert launch(blocks=(one, two)).step_ms == pytest.approx(275.0)
+    assert (one.mean_ms, two.mean_ms) == (200.0, 300.0)
+
+
+def test_a_launchs_time_is_the_mean_of_its_steps_up_to_a_cap():
+    """Steps of 200 and 240 ms count in full; one of 500 counts for 1.25 medians of 200."""
+    one = block_of([200.0] * 10, 0)
+    two = block_of([200.0] * 8 + [240.0, 500.0], 10)
+    found = launch(blocks=(one, two))
+    assert found.step_ms == pytest.approx((18 * 200 + 240 + 250) / 20)
+    assert found.plain_step_ms == pytest.approx((18 * 200 + 240 + 500) / 20)
+    assert found.step_ms_median == 200.0
 
 
 def test_median_is_over_single_steps_of_all_blocks():
@@ -334,5 +343,5 @@ def test_a_block_with_the_times_of_other_steps_is_no_time():
     good = block()
     assert good.bad_times() is None
     steps = good.steps * 100
-    wrong = BlockWithoutTimes(steps=steps, times=good.steps)
+    wrong = Missing(what="times of a block", found=good.steps, needed=steps)
     assert replace(good, steps=steps).bad_times() == wrong

@@ -141,8 +141,8 @@ def test_the_installed_command_runs_outside_of_a_clone(installed, tmp_path):
     assert typed("--version").stdout == f"stepguard {stepguard.__version__}\n"
     assert "BAD_WORKLOAD" in typed("explain-code", "BAD_WORKLOAD").stdout
     # A page that it names was installed, too.
-    explained = typed("explain-code", "MACHINE_TOO_FAR").stdout
-    (more,) = re.findall("more: (.*): when a recordings alarm is confirmed", explained)
+    explained = typed("explain-code", "CHANGED_KERNELS").stdout
+    (more,) = re.findall("more: (.*): kernels against kernels", explained)
     assert Path(more).is_relative_to(installed) and Path(more).is_file()
     assert "--with-stack" in typed("record-traces", "--help").stdout  # the lab's, by entry point
     missing = typed("run", "--", "train.py")

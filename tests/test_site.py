@@ -20,7 +20,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.report.next_steps import Commands
 from stepguard.report.verdict_text import block, evidence_lines, headline
-from stepguard.worker.count.locate import Place, frames, locate, site_at
+from stepguard.worker.counters.locate import Place, frames, locate, site_at
 
 ITEM = Site(".item()", "model/gpt.py", 88, "GPT.forward", "n = loss.item()", "forward")
 SITES = st.lists(

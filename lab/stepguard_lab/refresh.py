@@ -74,8 +74,7 @@ def _measure(options: argparse.Namespace) -> None:
     store = Store(options.root)
     last = store.last_run()
     command = [sys.executable, "-m", "pytest", *(options.tests or ["perf_tests"])]
-    # No pairs: nothing is compared with a baseline of other software.
-    command += ["--perf-no-strict", "--perf-no-confirm"]
+    command.append("--perf-no-strict")
     if options.baselines != baseline.usual(options.root):
         command.append(f"--perf-baselines={options.baselines}")
     status = _run(command)

@@ -1,10 +1,8 @@
-"""The command schema: the JSON Schema of the document that --perf-json writes.
+"""The JSON Schema of the document that --perf-json writes.
 
-python -m stepguard schema > docs/run-document.schema.json
+python -m stepguard_lab.run_schema > docs/run-document.schema.json
 """
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,17 +12,6 @@ from stepguard.core.run_document import SCHEMA, RunDocument
 from stepguard.report.document_json import as_json
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def add_command(commands: Any, root: Path) -> None:
-    text = "print the JSON Schema of the document that --perf-json writes"
-    command = commands.add_parser("schema", help=text)
-    command.set_defaults(call=_schema, root=root)
-
-
-def _schema(options: argparse.Namespace) -> int:
-    say(*as_json(schema()).splitlines())
-    return 0
 
 
 def schema() -> dict[str, Any]:
@@ -43,3 +30,7 @@ def schema() -> dict[str, Any]:
     document["properties"]["schema"] = {"const": SCHEMA}
     title = {"$schema": DIALECT, "title": f"stepguard: document of a run, schema {SCHEMA}"}
     return {**title, **document, "$defs": bare}
+
+
+if __name__ == "__main__":
+    say(*as_json(schema()).splitlines())

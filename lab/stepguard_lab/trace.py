@@ -26,7 +26,7 @@ from stepguard.core.profile import Profile, mean, merged, over_ranks
 from stepguard.core.work import Work
 from stepguard.explain.causes import explain
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.output_files import Kind
+from stepguard.storage.output_files import FileKind
 from stepguard.trace.columns import PYTHON
 from stepguard.trace.kernel_classes import Classes, parse_classes, usual_classes
 from stepguard.trace.make_profile import profile
@@ -60,9 +60,9 @@ FIGURES = (
     "us_per_step",
     "us_sd_per_step",
 )
-TABLE = Kind((".csv",), ",".join(COLUMNS).encode())
-PICTURE = Kind((".svg",), BEGINS.encode())
-STACKS = Kind((".folded",))
+TABLE = FileKind((".csv",), ",".join(COLUMNS).encode())
+PICTURE = FileKind((".svg",), BEGINS.encode())
+STACKS = FileKind((".folded",))
 
 
 def add_command(commands: Any, root: Path) -> None:

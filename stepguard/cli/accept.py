@@ -12,17 +12,15 @@ from typing import Any
 from stepguard.cli.common import add_parser, commands_of, complain, say
 from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_today, wanted_evidence
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.text import has_words, printable, short_hash
-from stepguard.judge.refuse_recording import moved_together
+from stepguard.core.text import printable, short_hash
 from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.permission_text import of_waivers
 from stepguard.storage import baseline_files as baseline
-from stepguard.storage.accept_recording import Refused, accept
+from stepguard.storage.accept_recording import Declined, accept
 from stepguard.storage.json_file import FileError
-from stepguard.storage.kept_runs import Store, evidence_files, read_evidence
+from stepguard.storage.kept_runs import Store
 from stepguard.storage.waiver_file import load_waivers, today
 
 
@@ -43,7 +41,6 @@ def accept_evidence(options: argparse.Namespace) -> int:
             _refuse_without_git(evidence, options)
             _refuse_older(path, evidence, options)
             _refuse_foreign(path, evidence, options)
-            _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
             done = accept(target, evidence, options.reason, where=commands.in_folder())
             say(accepted_line(done, commands), *moves(done))
@@ -57,15 +54,15 @@ def accept_evidence(options: argparse.Namespace) -> int:
 
 
 def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for evidence without a commit if the tree still has none: the message says why.
-    If the tree has a commit by now, accept() refuses the evidence.
+    """Raise Declined for evidence without a commit if the tree still has none; the message says
+    why. If the tree has a commit by now, accept() refuses the evidence.
     """
     if not evidence.commit and (why := no_commit(options.root)):
-        raise Refused(f"{evidence.case_id}: not recorded, {why}; then measure again")
+        raise Declined(f"{evidence.case_id}: not recorded, {why}; then measure again")
 
 
 def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for evidence of an older run and of another commit than HEAD: the user may
+    """Raise Declined for evidence of an older run and of another commit than HEAD: the user may
     expect evidence of the last run, which left none of this case. Evidence that the user names by
     its path is accepted.
     """
@@ -75,7 +72,7 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
         return
     head = current(options.root, options.baselines).commit
     if head and evidence.commit != head:
-        raise Refused(
+        raise Declined(
             f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
             f"{short_hash(evidence.commit) or 'none'}, HEAD is {short_hash(head)}; measure again, "
             f"or, if you mean that one: --evidence {shlex.quote(os.path.relpath(path))}"
@@ -83,35 +80,19 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
 
 
 def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for evidence that this checkout did not measure, unless the main branch has its
-    commit. Later alarms measure that commit again, so it must be reviewed and must not disappear.
+    """Raise Declined for evidence that this checkout did not measure, unless the main branch has
+    its commit. Later alarms measure that commit again, so it must be reviewed and must not
+    disappear.
     """
     if not options.evidence or path.resolve().is_relative_to(Store(options.root).runs.resolve()):
         return
     front = f"{evidence.case_id}: not recorded, its commit {short_hash(printable(evidence.commit))}"
     commit = known_commit(options.root, evidence.commit)
     if not commit:
-        raise Refused(f"{front} is not in this repository: git fetch origin")
+        raise Declined(f"{front} is not in this repository: git fetch origin")
     try:
         main = main_branch(options.root)
     except TreeError as error:
-        raise Refused(f"{front} cannot be looked for: {error}") from None
+        raise Declined(f"{front} cannot be looked for: {error}") from None
     if not has_commit(options.root, main.tip, commit):
-        raise Refused(f"{front} is not on {main.name}: accept what a run of {main.name} measured")
-
-
-def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused if the evidence is from a run in which all times moved together. With a
-    --reason nothing is refused.
-    """
-    if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
-        return
-    beside = [read_evidence(file) for file in {path, *evidence_files(path.parents[1])}]
-    # A folder that the user names may also contain evidence of another run.
-    this = evidence.commit, evidence.command
-    run = [kept for kept in beside if (kept.commit, kept.command) == this]
-    verdicts = [verdict_today(kept, options.baselines) for kept in run]
-    commands = commands_of(options)
-    command = commands.called(f"stepguard accept{commands.in_folder()}")
-    if problem := moved_together(verdicts, command):
-        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+        raise Declined(f"{front} is not on {main.name}: accept what a run of {main.name} measured")

@@ -105,7 +105,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def refuse_target(
     target: str | Path | None,
     option: str = "--json",
-    kind: output_files.Kind = output_files.DOCUMENT,
+    kind: output_files.FileKind = output_files.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
     """Raise UsageError if the option's file cannot be written, or if it is one of the ``inputs``,

@@ -1,7 +1,6 @@
 """The command doctor: say if this machine is fit to measure, and which baseline it would use.
 
     python -m stepguard doctor
-    python -m stepguard doctor --launcher 'srun --nodes=2 --ntasks-per-node=1'
 
 torch is imported in a process of its own, so that it finds what a worker will find.
 """
@@ -26,7 +25,13 @@ from stepguard.core.device import GPU
 from stepguard.core.shared_sentences import uncommitted
 from stepguard.core.text import counted, short_hash
 from stepguard.launch import callers_engine
-from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
+from stepguard.launch.nodes.scheduler import (
+    LauncherError,
+    describe_nodes,
+    machine_id,
+    named_launcher,
+    unfit,
+)
 from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
@@ -35,7 +40,7 @@ from stepguard.machine.requirements import requirements, unmet
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import load_waivers, today
-from stepguard.worker.count.cubin import DISASSEMBLER
+from stepguard.worker.counters.cubin import DISASSEMBLER
 
 _ASK_TORCH = """
 import json, os, sys, torch
@@ -66,16 +71,15 @@ Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
 def add_command(commands: Any, root: Path) -> None:
     text = "is this machine fit, and is there a baseline?"
-    command = add_parser(commands, root, "doctor", _doctor, text)
-    command.add_argument("--launcher", metavar="CMD", help="examine the nodes on which CMD starts")
+    add_parser(commands, root, "doctor", _doctor, text)
 
 
 def _doctor(options: argparse.Namespace) -> int:
     """Print the findings, errors last. Return 1 if there is an error."""
     parts = [_packages(), _machine(options.root, options.baselines), _host(), _tools()]
     parts += [_waivers(options.baselines), _tree(options.root, options.baselines)]
-    if options.launcher is not None:
-        parts.append(_nodes(options.launcher, options.root))
+    if (launcher := named_launcher()) is not None:
+        parts.append(_nodes(launcher, options.root))
     findings = [finding for part in parts for finding in _with_its_error(part)]
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         say(f"{level:5}  {text}")

@@ -5,7 +5,6 @@ python -m stepguard explain-code NOT_STEADY
 python -m stepguard explain-code graph_breaks
 python -m stepguard explain-code CHANGED
 python -m stepguard explain-code
-python -m stepguard explain-code --page > docs/reason-codes.md
 """
 
 import argparse
@@ -14,7 +13,7 @@ import re
 import site
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,41 +22,29 @@ from typing import Any
 from stepguard.cli.common import UsageError, say
 from stepguard.core import former
 from stepguard.core.metrics import METRICS
-from stepguard.core.reason_help import OF_REASONS
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
 
 OF_A_RUN = "problem of a run"
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)]*)\)")
+_ITEM = re.compile(r"^\* `([A-Z_]+)`: (.*(?:\n  .*)*)$", re.MULTILINE)  # of the page's lists
 _ABOVE = Path(__file__).resolve().parents[2]  # the clone, or the folder of all packages
 _INSTALLED = "share/doc/stepguard"  # of an installation; see pyproject.toml
-_PAGE = """\
-# Reason codes
-
-Every verdict has a reason. The JSON (`--perf-json`) has it under `verdict.reason` and in
-`verdict.metrics[].reason`. The rules that choose it are in
-`stepguard/judge/judge_recordings.py`, in the order in which they apply; the first that applies
-decides.
-`python -m stepguard explain-code REASON` prints a row of this page, `explain-code --page` makes it.
-"""
-_RUNS = """\
-## Problems of a run
-
-Why a run does not pass, apart from its verdicts. The JSON has them under `problems`, and
-`python -m stepguard gate` prints them. Most occur only in [strict runs](ci.md#strict-runs).
-"""
-_COLUMNS = ("what it means", "what to do")
 
 
 @dataclass(frozen=True)
 class Code:
-    """A code with its texts, without Markdown."""
+    """A code with what docs/reason-codes.md says of it."""
 
     name: str
     verdict: str  # or OF_A_RUN
-    means: str
-    remedy: str
-    pages: tuple[str, ...]  # of docs/ that say more, "judge.md#what-it-does-not-see"
+    text: str  # Markdown; a short phrase if the installation has no pages
+
+    def lines(self) -> list[str]:
+        """Return the text without Markdown, and the pages that it names."""
+        named = dict.fromkeys(page for _, page in _LINK.findall(self.text))
+        more = [f"  more: {where}" for page in named if (where := _read_more(page))]
+        return [*_wrapped(_plain(self.text)), *more]
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -65,53 +52,19 @@ def add_command(commands: Any, root: Path) -> None:
     command.add_argument(
         "code", nargs="?", metavar="REASON", help="or a metric; default: all reasons"
     )
-    command.add_argument("--page", action="store_true", help="print all as a page of Markdown")
     command.set_defaults(call=_explain, root=root)
 
 
-def page() -> str:
-    """Return docs/reason-codes.md."""
-    parts = [_PAGE]
-    for section in OF_REASONS:
-        parts += [f"## {section.title}\n", *([f"{section.begins}\n"] if section.begins else [])]
-        rows = [
-            (_quoted(r), _verdicts(r), its.means, its.remedy) for r, its in section.codes.items()
-        ]
-        parts.append(_table(("reason", "verdict", *_COLUMNS), rows))
-    problems = [(_quoted(code), code.means, code.remedy) for code in ProblemCode]
-    parts += [_RUNS, _table(("code", *_COLUMNS), problems)]
-    return "\n".join(parts)
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
-    return "\n".join([lines[0], f"|{'---|' * len(header)}", *lines[1:], ""])
-
-
-def _quoted(code: str) -> str:
-    return f"`{code}`"
-
-
-def _verdicts(reason: Reason) -> str:
-    return ", ".join(_quoted(status.value) for status in reason.statuses)
-
-
-def codes() -> list[Code]:
-    """Return all codes in the page's order. A name may occur twice: for a case and for a run."""
-    rows: list[tuple[str, ...]] = [
-        (reason, _verdicts(reason), its.means, its.remedy)
-        for section in OF_REASONS
-        for reason, its in section.codes.items()
-    ]
-    rows += [(code, OF_A_RUN, code.means, code.remedy) for code in ProblemCode]
-    return [_code(row) for row in rows]
-
-
-def _code(row: Sequence[str]) -> Code:
-    """Return a row of the page without its marks of Markdown."""
-    links = dict.fromkeys(link for text in row for _, link in _LINK.findall(text))
-    name, verdict, means, remedy = (_LINK.sub(r"\1", text).replace("`", "") for text in row)
-    return Code(name, verdict, means, remedy, tuple(links))
+def codes() -> Iterator[Code]:
+    """Yield all codes. A name may occur twice: for a case and for a run."""
+    path = _path_of("reason-codes.md")
+    cases, _, runs = (path.read_text() if path else "").partition("\n## Problems of a run\n")
+    of_cases, of_runs = dict(_ITEM.findall(cases)), dict(_ITEM.findall(runs))
+    for reason in Reason:
+        verdicts = ", ".join(status.value for status in reason.statuses)
+        yield Code(reason, verdicts, of_cases.get(reason, reason.phrase))
+    for problem in ProblemCode:
+        yield Code(problem, OF_A_RUN, of_runs.get(problem, "the run says it"))
 
 
 def _read_more(page: str) -> str:
@@ -146,19 +99,15 @@ def _metric(name: str) -> list[str]:
     kind, _, measured = row.removeprefix(begin).removesuffix(" |").partition(" | ")
     if not measured:
         return [f"{name} ({metric.kind}), in {metric.unit}"]
-    text = _LINK.sub(r"\1", measured).replace("`", "")
     more = f"  more: {_read_more('method.md#metrics')}"
-    return [f"{name} ({kind})", *_wrapped("measured", text), more]
+    return [f"{name} ({kind})", *_wrapped(f"measured: {_plain(measured)}"), more]
 
 
 def _explain(options: argparse.Namespace) -> int:
-    if options.page:
-        say(*page().splitlines())
-        return 0
     if options.code in METRICS:
         say(*_metric(options.code))
         return 0
-    known = codes()
+    known = list(codes())
     if not options.code:
         width = max(len(code.name) for code in known)
         say(*(f"{code.name:{width}}  {code.verdict}" for code in known))
@@ -170,7 +119,7 @@ def _explain(options: argparse.Namespace) -> int:
     if not asked and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
         say(f"{verdict} is a verdict; its reasons:")
         for code in its:
-            say(code.name, *_both(code))
+            say(code.name, *code.lines())
         return 0
     if not asked:
         verdicts = {v.replace(" ", "_") for code in known for v in code.verdict.split(", ")}
@@ -178,15 +127,13 @@ def _explain(options: argparse.Namespace) -> int:
         (nearest,) = get_close_matches(wanted, names, n=1, cutoff=0)
         raise UsageError(f"{options.code!r} is no reason; the nearest is {nearest}")
     for code in asked:
-        say(f"{code.name} ({code.verdict})", *_both(code))
+        say(f"{code.name} ({code.verdict})", *code.lines())
     return 0
 
 
-def _both(code: Code) -> list[str]:
-    """Return what a code means, what mends it, and where to read more."""
-    pages = [f"  more: {where}" for page in code.pages if (where := _read_more(page))]
-    return [*_wrapped("means", code.means), *_wrapped("to do", code.remedy), *pages]
+def _plain(text: str) -> str:
+    return " ".join(_LINK.sub(r"\1", text).replace("`", "").split())
 
 
-def _wrapped(title: str, text: str) -> list[str]:
-    return textwrap.wrap(text, 79, initial_indent=f"  {title}: ", subsequent_indent="    ")
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 79, initial_indent="  ", subsequent_indent="  ")

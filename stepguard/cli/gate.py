@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, complain, say
-from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
-from stepguard.judge.gate_decision import expected, gate
-from stepguard.judge.guarded_run import Base
+from stepguard.judge.guard import Base, expected, guard
 from stepguard.machine.git.resolve import files_at
 from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
@@ -74,13 +72,13 @@ def _gate(options: argparse.Namespace) -> int:
     base = Base(
         commit=options.commit,
         gpus=options.gpus,
-        recorded=_recorded(options.baselines),
+        recorded=baseline.recorded(options.baselines),
         today=today(),
         against=options.against,
         permissions=waivers,
     )
     say(*(f"declared here: {one.case} {described(one)}" for one in waivers if one.commit))
-    if problems := gate(document, base):
+    if problems := guard(document, base):
         complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{problem.code.value}: {problem.sentence}" for problem in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
@@ -113,19 +111,10 @@ def _annotate(lines: Sequence[str]) -> None:
         sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
-def _recorded(folder: Path) -> dict[str, dict[str, Entry]]:
-    """Return what is recorded, by machine and case."""
-    recorded: dict[str, dict[str, Entry]] = {}
-    for path in baseline.files(folder):
-        if content := baseline.load(path):
-            recorded.setdefault(content.machine, {}).update(baseline.judged_by(path, content))
-    return recorded
-
-
 def _passed(document: RunDocument, guarded: int) -> str:
     statuses = Counter(result.verdict.status.value for result in document.results)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     return (
-        f"the gate passes: {counted(guarded, 'case')}, all that the base has for "
-        f"{document.machine}, measured at {short_hash(document.commit)}: {words}"
+        f"the gate passes: {counted(guarded, 'case')}, all that {document.machine} has to measure, "
+        f"measured at {short_hash(document.commit)}: {words}"
     )

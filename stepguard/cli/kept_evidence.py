@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stepguard.cli.common import say
@@ -11,11 +12,10 @@ from stepguard.core.baseline import Entry
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
+from stepguard.core.question import Answer, Question
 from stepguard.core.verdict import Verdict
-from stepguard.judge.alarm import Answer, alarm_of, settled
-from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.judge_pairs import judge_ab
-from stepguard.judge.judge_recordings import alike, screen
+from stepguard.judge.judge_recordings import alike
+from stepguard.judge.rule_book import judge
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.kept_runs import Store, kept_files, read_evidence
@@ -30,8 +30,8 @@ def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
 
 def verdict_today(evidence: Evidence, folder: Path, waivers: Sequence[Permission] = ()) -> Verdict:
     """Return what today's baseline and waivers say of the evidence, without pairs."""
-    findings = screen(evidence, _entry_today(evidence, folder))
-    return verdict_of(findings, Permits.of(findings, waivers, today()))
+    entry = _entry_today(evidence, folder)
+    return judge(Question(evidence, entry, permissions=tuple(waivers), today=today()))
 
 
 def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
@@ -49,20 +49,17 @@ def verdict_of_run(
     """Return the verdict that a run would end with, by today's baselines and waivers. ``pairs`` are
     the kept pairs of its confirmation. Without evidence the pairs alone judge.
     """
+    asked = Question(permissions=tuple(waivers), today=today())
     if evidence is None:
         assert pairs is not None, "nothing was measured"
-        return judge_ab(pairs, waivers, today())
+        return judge(replace(asked, pairs=pairs))
     entry = _entry_today(evidence, folder)
-    findings = screen(evidence, entry)
-    permits = Permits.of(findings, waivers, today())
     recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
     # Pairs with another commit than the recording's, or with one from a later level, clear nothing.
     recorded_at = [recording.commit for recording in recordings[:1]]
     own = pairs is not None and [pairs.base.commit] == recorded_at
     answer = Answer(pairs.named, pairs, own) if pairs is not None else None
-    if not own and alarm_of(findings, permits) is None:
-        answer = None
-    return verdict_of(settled(findings, permits, answer, evidence.timed_steps), permits)
+    return judge(replace(asked, now=evidence, entry=entry, answer=answer))
 
 
 def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:

@@ -4,7 +4,6 @@
     python -m stepguard init -- train.py --batch_size=12
     python -m stepguard doctor
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
-    python -m stepguard baselines list
     python -m stepguard gate perf.json --commit 4f2a91c0d3e7...
 
 Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for bad usage.
@@ -21,7 +20,6 @@ from types import ModuleType
 from stepguard import __version__
 from stepguard.cli import (
     accept,
-    baselines,
     comment,
     doctor,
     explain_code,
@@ -47,7 +45,6 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     doctor,
     accept,
     judge,
-    baselines,
     waive,
     comment,
     gate,
@@ -82,7 +79,9 @@ def every_command(first: str = "") -> Iterator[ModuleType]:
     if first in own:  # to look up other packages takes 50 ms
         yield own[first]
     others, known = commands_of_packages(), {own.get(first)}
-    for name in sorted([*own, *others], key=lambda name: name != first):
+    # An older package may still name a command that is gone.
+    names = [name for name in (*own, *others) if name not in former.COMMANDS]
+    for name in sorted(names, key=lambda name: name != first):
         module = own.get(name) or others[name].load()
         if module not in known:  # it may add several commands
             known.add(module)

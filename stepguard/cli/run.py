@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import (
-    UsageError,
     add_json,
     progress_line,
     put_json,
@@ -21,7 +20,7 @@ from stepguard.cli.common import (
 )
 from stepguard.cli.workload_arguments import RUNS_AS_IT_IS, add_workload, chosen_case
 from stepguard.judge.soundness import measurement_problem
-from stepguard.launch.nodes.scheduler import survey
+from stepguard.launch.nodes.scheduler import named_launcher, survey
 from stepguard.machine.interpreter import interpreter
 from stepguard.measure.suite import Ended, Result
 from stepguard.report import verdict_text
@@ -33,7 +32,6 @@ from stepguard.report.next_steps import Commands
 def add_command(commands: Any, root: Path) -> None:
     run = commands.add_parser("run", help="measure one workload, without a baseline")
     add_workload(run)
-    run.add_argument("--launcher", metavar="CMD", help="starts its argument once on each node")
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
     add_json(run)
     run.set_defaults(call=_run, root=root)
@@ -42,11 +40,9 @@ def add_command(commands: Any, root: Path) -> None:
 def _run(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     case = chosen_case(options, options.launches)
-    launcher = None
-    if options.launcher is not None:
-        if case.world_size == 1:
-            raise UsageError("--launcher is for several ranks: say how many with --gpus")
-        launcher = survey(options.launcher, options.root)
+    launcher, text = None, named_launcher()
+    if text is not None and case.world_size > 1:
+        launcher = survey(text, options.root)
         launcher.per_node(case)
     suite = suite_of(options.root, launcher)
     if case.loop:

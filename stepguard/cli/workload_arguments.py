@@ -26,7 +26,6 @@ from stepguard.core.case import BY_OPTIMIZER, Case, Loop, Scalar, from_dict
 from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.core.text import listed, meant
 from stepguard.machine.gpu.nvml import visible_gpus
-from stepguard.machine.interpreter import as_typed
 from stepguard.storage import baseline_files as baseline
 from stepguard.worker.workload import NO_DEVICE, where_else
 
@@ -184,10 +183,10 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
             cases[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
     if not cases:
         hint = meant(case_id, known)
-        listing = as_typed("stepguard baselines list")
         factory = "a factory is package.module:function key=value"
         hint = hint or with_colon(case_id, root)
-        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {listing}; {factory}")
+        there = f"; there is: {listed(sorted(known), 3)}" if known else ""
+        raise UsageError(f"{case_id!r} has no baseline{hint}{there}; {factory}")
     return cases
 
 

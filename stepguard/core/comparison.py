@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stepguard.core.case import Case
-from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Launch, decode, problems
 from stepguard.core.margins import ALPHA, Margins, margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS
@@ -47,9 +46,6 @@ class Comparison:
     # Disturbed pairs: their blocks are out of line, or a side compiled. Other pairs replaced them.
     # They are kept for the record.
     again: tuple[LaunchPair, ...] = ()
-    # Whether the case is on a CPU and gates no time: then only a slowdown beyond doubt counts.
-    glance: bool = False
-    files: tuple[str, ...] | None = None  # files that differ between the trees; None: not known
     schema: int = SCHEMA
 
     @property
@@ -85,20 +81,13 @@ class Comparison:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Return what pairs judge: the case's gated counters and the step time.
+    """Return what pairs judge: the case's gated counters, and the step time if a time is gated.
 
     The step time stands for the differences of two variants of the step: it contains them, and to
     measure them, too, would double the cost.
     """
-    times = (JUDGED_TIME,) if gates_times(case) or judges_ungated_time(case) else ()
+    times = (JUDGED_TIME,) if gates_times(case) else ()
     return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
-
-
-def judges_ungated_time(case: Case) -> bool:
-    """Tell whether the case is on a CPU and gates no time. In pairs its step time is still judged,
-    but only a slowdown beyond doubt fails.
-    """
-    return not is_gpu(case.device) and not gates_times(case)
 
 
 def gates_times(case: Case) -> bool:

@@ -23,30 +23,81 @@ REASONS: Mapping[object, str] = {
     "AGENT_DIED": "KILLED",
     "CONTRADICTION": "CLOCKS_DISAGREE",
     "EXPECTED": "NOT_JUDGED",
+    "FASTER_THAN_PHYSICS": "CLOCKS_DISAGREE",
     "GPU_LOCKED": "FOREIGN_PROCESS",
+    "GROWING_SLOWDOWN": "BEYOND_MARGIN",
+    "LATE_SLOWDOWN": "BEYOND_MARGIN",
+    "MACHINE_MOVED": "UNCONFIRMED",
+    "MACHINE_TOO_FAR": "UNCONFIRMED",
+    "MAYBE_SLOWER": "NO_SLOWDOWN",
+    "METRIC_MISSING": "NOTHING_MEASURED",
+    "METRIC_NOT_RECORDED": "NOT_RECORDED",
+    "NOT_STARTED": "NO_ANSWER",
     "OTHER_FLOPS": "WORK_MOVED",
+    "OTHER_PARAMETERS": "OTHER_CONDITIONS",
+    "OTHER_SOFTWARE": "OTHER_CONDITIONS",
     "OTHER_TOKENS": "WORK_MOVED",
+    "PERIODIC_SLOWDOWN": "BEYOND_MARGIN",
+    "PAID_FOR": "TIME_DECIDES",
     "TOO_FEW_LAUNCHES": "NOTHING_MEASURED",
     "UNPROVEN": "UNDECIDED",
     "UNREAD_FILES": "IDENTICAL_STEP",
+    "WITHIN_LEVEL": "UNCONFIRMED",
 }
-PROBLEMS: Mapping[object, str] = {"NO_COMMIT": "DIRTY", "ONLY_COLLECTED": "NOTHING_MEASURED"}
+PROBLEMS: Mapping[object, str] = {
+    "EXPECTED_TO_FAIL": "REFUSED",
+    "NO_COMMIT": "DIRTY",
+    "ONLY_COLLECTED": "NOTHING_MEASURED",
+}
+_LAUNCHER = "set STEPGUARD_LAUNCHER to the command"
 # Of pytest, and of each command.
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "comment": {"--conclusion": "the document says it"},
-    "doctor": {"--peaks": "the command peaks of stepguard-lab"},
-    "pytest": {"--perf-fresh": "every run measures its pairs"},
-    "run": {"--trace": "the command record-traces CASE --out DIR of stepguard-lab"},
+    "doctor": {"--launcher": _LAUNCHER, "--peaks": "the command peaks of stepguard-lab"},
+    "pytest": {
+        "--perf-fresh": "every run measures its pairs",
+        "--perf-launcher": _LAUNCHER,
+        "--perf-no-confirm": "pairs answer a time that moved, and --perf-budget bounds them",
+        "--perf-select": "name files or tests",
+    },
+    "run": {
+        "--launcher": _LAUNCHER,
+        "--trace": "the command record-traces CASE --out DIR of stepguard-lab",
+    },
 }
-COMMANDS: Mapping[str, str] = {}
-# Figures of a reason that is gone, and the sentence that stands for them.
+COMMANDS: Mapping[str, str] = {
+    "baselines": "git diff shows what a change records, and an entry that is taken out of its file "
+    "under baselines/ is removed",
+    "schema": "the documentation has it, as run-document.schema.json",
+}
+# Types of a reason's figures, and the words that stand before the figures in their place.
 FIGURES: Mapping[object, str] = {
+    "BadTime": "a time is no positive finite number",
+    "BelowFloor": "the step is faster than the GPU's peak allows",
+    "BlockWithoutTimes": "a block lacks times",
+    "EventsGap": "clocks disagree",
+    "HostGap": "clocks disagree",
     "NegativeDifference": "the step takes longer without the exchange between ranks than with it",
+    "NotTimed": "the pairs did not time all steps that the run timed",
+    "TooFar": "no other card or clock changes a time so much",
+    "NoGates": "the case gates no metric",
+    "NoneMeasured": "something was not measured",
+    "NotMeasured": "a metric was not measured",
+    "OtherTokens": "the step has another number of tokens",
+    "OtherWork": "the step does other work",
+    "OtherWorkOfRanks": "ranks do other work",
+    "RepeatedGap": "clocks disagree again and again",
+    "TooFewLaunches": "launches are missing",
+    "UnknownWork": "a metric is not known",
+    "Unpaired": "launches are not in pairs",
 }
+_ABOUT = ("revision", "launch")  # what each sentence of a reason may be about
 # Fields of documents, each behind the field or the list that it is in.
 FIELDS = frozenset(
     {(side, "changed_read") for side in ("", "head", "base")}
-    | {("pairs", "stays"), ("step", "stays")}
+    | {("pairs", "stays"), ("step", "stays"), ("", "glance"), ("", "files")}
+    | {("launches", "untimed"), ("again", "untimed"), ("metrics", "slow_steps")}
+    | {("figures", "alarm")}
 )
 
 
@@ -80,7 +131,10 @@ def without(raw: Any, inside: str = "") -> Any:
     """
     if isinstance(raw, dict):
         if said := FIGURES.get(raw.get("type")):
-            return {"type": "Said", "message": said}
+            figures = [f"{name} {value}" for name, value in raw.items() if _is_figure(name, value)]
+            message = f"{said}: {', '.join(figures)}" if figures else said
+            about = {name: raw[name] for name in _ABOUT if name in raw}
+            return {"type": "Said", "message": message} | about
         return {
             name: without(value, name)
             for name, value in raw.items()
@@ -92,6 +146,10 @@ def without(raw: Any, inside: str = "") -> Any:
         gone = gates_of(gate for gate in raw if isinstance(gate, str))
         return [gate for gate in raw if gate not in gone]
     return [without(row, inside) for row in raw if not _is_of_former_metric(row)]
+
+
+def _is_figure(name: str, value: object) -> bool:
+    return name not in ("type", *_ABOUT) and isinstance(value, str | int | float)
 
 
 def _is_of_former_metric(row: Any) -> bool:

@@ -23,15 +23,19 @@ PEAK = "peak_allocated_bytes"
 FLOPS = "flops_per_step"
 COPIES = "copies_per_step"
 SYNCS = "host_syncs_per_step"
+CANDIDATES = "sync_candidates_per_step"
 COLLECTIVES = "collectives_per_step"
 COLLECTIVE_BYTES = "collective_bytes_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
+LEAK = "leaked_bytes_per_step"
+DEVICE_ALLOCATIONS = "device_allocations_per_step"
 GARBAGE = "garbage_objects_per_step"
 GRAPH_NODES = "leaked_graph_nodes_per_step"
 PYTHON_LINES = "python_lines_per_step"
 GROWING_LINES = "growing_python_lines_per_step"
 OPERATORS = "operator_calls_per_step"
-OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
+COMPILED_OPERATORS = "compiled_operator_calls_per_step"
+OPERATOR_METRICS = (OPERATORS, COMPILED_OPERATORS)
 SETTINGS = "settings"
 SPILLS = "spill_bytes"
 FP64 = "fp64_kernels"
@@ -65,6 +69,9 @@ class Metric:
     slack_pct: float = 0.0  # a counter may rise by this much and is still `same`
     floor: int = 0  # a counter may move by fewer units, either way, and is still `same`
     parts: bool = False  # of a counter: its parts are judged too, not only their sum
+    eager: bool = False  # it is counted without the compiler, in the second part of the pass
+    # A good step has none of it, so a recording that accepts some says so: what the count is of.
+    unwanted: str = ""
     # Recordings may be older than this counter. It is shown, and judged as soon as a recording has
     # it. The mark is removed once all of the project's own baselines have it.
     new: bool = False
@@ -106,46 +113,77 @@ _difference = partial(Metric, kind="difference", digits=2)
 _information = partial(Metric, kind="information", digits=3)
 
 _GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
+# Counters stand in the order of a report: causes come before their effects. A sync is also an
+# operator, so it comes before the operators. Memory that is kept usually comes with an operator,
+# and comes before it. Operators cause launches, FLOPs and bytes.
 _TABLE = (
     _time("step_ms", "ms"),
-    _work(FLOPS, "FLOP", parts=True),
-    *(_amount(name, "calls", parts=True) for name in OPERATOR_METRICS),
-    _work("tokens_per_step", "tokens"),
+    _waste(SYNCS, "syncs", _GPU, unwanted="{} waits of the host for the GPU a step"),
+    _waste(
+        CANDIDATES,
+        "calls",
+        Scope.CPU,
+        eager=True,
+        unwanted="{} calls a step that would wait on a GPU",
+    ),
     _work(SETTINGS, "settings", parts=True, new=True),
-    _waste(SYNCS, "syncs", _GPU),
-    _waste("sync_candidates_per_step", "calls", Scope.CPU),
-    _amount("launches_per_step", "calls", _GPU, slack_pct=2.0),
+    _price("graph_breaks", "breaks", unwanted="{} graph breaks"),
+    _waste("recompiles", "recompiles", unwanted="{} recompiles"),
+    _price(COLLECTIVES, "calls", _SEVERAL, parts=True),
+    _waste(
+        GARBAGE,
+        "objects",
+        new=True,
+        unwanted="{} objects a step that only Python's garbage collector frees",
+    ),
+    _waste(
+        GRAPH_NODES,
+        "nodes",
+        new=True,
+        unwanted="{} nodes of autograd's graph that each step leaves behind",
+    ),
+    _waste(LEAK, "B", _EXACT, unwanted="{} that each step leaves behind"),
+    _amount(OPERATORS, "calls", eager=True, parts=True),
+    _waste(
+        GROWING_LINES,
+        "lines",
+        eager=True,
+        new=True,
+        unwanted="{} lines of Python more in each step than in the one before",
+    ),
+    _price(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
+    _waste(
+        "pageable_copies_per_step",
+        "copies",
+        _GPU,
+        unwanted="{} copies a step from or to pageable memory",
+    ),
     _price(COPIES, "copies", _GPU, parts=True),
     _amount("copied_bytes_per_step", "B", _GPU, parts=True),
-    _waste("pageable_copies_per_step", "copies", _GPU),
     _amount("memsets_per_step", "calls", _GPU),
-    _price(COLLECTIVES, "calls", _SEVERAL, parts=True),
-    _work(COLLECTIVE_BYTES, "B", _SEVERAL, parts=True),
+    _waste(
+        DEVICE_ALLOCATIONS, "calls", _GPU, unwanted="{} calls a step to the GPU's driver for memory"
+    ),
+    _amount("unique_graphs", "graphs"),
+    _price(
+        "uncached_graphs",
+        "graphs",
+        new=True,
+        unwanted="{} graphs that the compile cache does not keep",
+    ),
     _amount("generated_kernels", "kernels"),
+    # Not their instructions: the two forms of one pointwise kernel have 24 and 6 of them.
+    _amount(FP64, "kernels", _GPU, new=True),
     # Among forms of a kernel that spill at most 16 registers, 64 B, the compiler chooses by time.
     # Another machine may choose another form.
     _amount(SPILLS, "B", _GPU, floor=65, new=True),
-    # Not their instructions: the two forms of one pointwise kernel have 24 and 6 of them.
-    _amount(FP64, "kernels", _GPU, new=True),
-    _price("graph_breaks", "breaks"),
-    _amount("unique_graphs", "graphs"),
-    _waste("recompiles", "recompiles"),
-    _price("uncached_graphs", "graphs", new=True),
-    _price(
-        PEAK,
-        "B",
-        _EXACT,
-        # The order of two summands moved it by 0.02 %, since it changes the order of the backward
-        # pass.
-        slack_pct=0.05,
-        floor=ALLOCATION_BYTES,
-    ),
-    _price(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
-    _waste("leaked_bytes_per_step", "B", _EXACT),
-    _waste(GRAPH_NODES, "nodes", new=True),
-    _waste(GARBAGE, "objects", new=True),
-    _waste(GROWING_LINES, "lines", new=True),
-    _waste("device_allocations_per_step", "calls", _GPU),
+    _amount(COMPILED_OPERATORS, "calls", parts=True),
+    _work(COLLECTIVE_BYTES, "B", _SEVERAL, parts=True),
+    _amount("launches_per_step", "calls", _GPU, slack_pct=2.0),
+    _work(FLOPS, "FLOP", eager=True, parts=True),
+    _work("tokens_per_step", "tokens"),
+    # The order of two summands moved it by 0.02 %, since it changes the order of the backward pass.
+    _price(PEAK, "B", _EXACT, slack_pct=0.05, floor=ALLOCATION_BYTES),
     _difference("sync_overhead_pct", "% of a step", _GPU),
     _information("sync_overhead_ms", "ms", _GPU),
     _information("exposed_comm_ms", "ms", _SEVERAL),
@@ -163,21 +201,8 @@ _TABLE = (
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information")
-# A good step has none of these. A first recording takes whatever the step has as its level. Behind
-# each name is what its count is of.
-UNWANTED = {
-    SYNCS: "{} waits of the host for the GPU a step",
-    "sync_candidates_per_step": "{} calls a step that would wait on a GPU",
-    "pageable_copies_per_step": "{} copies a step from or to pageable memory",
-    "device_allocations_per_step": "{} calls a step to the GPU's driver for memory",
-    "graph_breaks": "{} graph breaks",
-    "recompiles": "{} recompiles",
-    "uncached_graphs": "{} graphs that the compile cache does not keep",
-    "leaked_bytes_per_step": "{} that each step leaves behind",
-    GRAPH_NODES: "{} nodes of autograd's graph that each step leaves behind",
-    GARBAGE: "{} objects a step that only Python's garbage collector frees",
-    GROWING_LINES: "{} lines of Python more in each step than in the one before",
-}
+COUNTERS = tuple(metric.name for metric in _TABLE if metric.kind == "counter")
+UNWANTED = {metric.name: metric.unwanted for metric in _TABLE if metric.unwanted}
 # The only time that is judged: all that costs time moves the mean, which has half the noise of the
 # median.
 JUDGED_TIME = "step_ms"

@@ -2,34 +2,22 @@
 
 A row has a code, a phrase, the statuses that the reason comes with, and the figures of its
 sentences. It has figures only if a case as a whole can have the reason. Evidence and documents hold
-the code. reason_help.py says what a code means and what mends it.
+the code. docs/reason-codes.md says what a code means and what mends it.
 """
 
 from enum import StrEnum
 
 from stepguard.core import former
 from stepguard.core.reason_sentences import (
-    BadTime,
-    BelowFloor,
-    BlockWithoutTimes,
     Changed,
-    EventsGap,
+    ClockGap,
     Failed,
-    Figures,
-    HostGap,
-    NoGates,
-    NoneMeasured,
-    NotMeasured,
+    Missing,
     NotRecorded,
-    OtherTokens,
-    OtherWork,
-    OtherWorkOfRanks,
-    RepeatedGap,
-    TooFewLaunches,
+    Sentence,
     Undecided,
-    UnknownWork,
-    Unpaired,
     Unstable,
+    WorkMoved,
 )
 from stepguard.core.status import Status
 
@@ -39,10 +27,10 @@ class Reason(StrEnum):
 
     phrase: str
     statuses: tuple[Status, ...]
-    figures: tuple[type[Figures], ...]  # of its sentences; none if the phrase says all
+    figures: tuple[type[Sentence], ...]  # of its sentences; none if the phrase says all
 
     def __new__(
-        cls, code: str, phrase: str, statuses: Status | tuple[Status, ...], *figures: type[Figures]
+        cls, code: str, phrase: str, statuses: Status | tuple[Status, ...], *figures: type[Sentence]
     ) -> "Reason":
         reason = str.__new__(cls, code)
         reason._value_ = code
@@ -58,16 +46,15 @@ class Reason(StrEnum):
     EQUAL = "EQUAL", "equal", Status.SAME
     NOT_JUDGED = "NOT_JUDGED", "shown, not judged", Status.SAME
     BEYOND_LIMIT = "BEYOND_LIMIT", "beyond the limit", (Status.SLOWER, Status.FASTER)
-    UNCONFIRMED = "UNCONFIRMED", "beyond the limit, and no pairs confirmed it", Status.INCONCLUSIVE
-    WITHIN_LEVEL = (
-        "WITHIN_LEVEL",
-        "faster than the limit, but no pairs confirmed it",
-        Status.SAME,
+    UNCONFIRMED = (
+        "UNCONFIRMED",
+        "beyond the limit, and no pairs confirmed it",
+        (Status.INCONCLUSIVE, Status.SAME),
     )
     KERNELS_MOVED = (
         "KERNELS_MOVED",
         "within the limit, but kernels, or gaps between them, take longer",
-        Status.SAME,
+        (Status.SLOWER, Status.INCONCLUSIVE),
     )
     COUNTER_ROSE = "COUNTER_ROSE", "a counter rose", Status.CHANGED
     COUNTER_FELL = "COUNTER_FELL", "a counter fell", Status.FASTER
@@ -75,9 +62,7 @@ class Reason(StrEnum):
         "WORK_MOVED",
         "the step does other work",
         (Status.CHANGED, Status.NOT_COMPARABLE),
-        OtherTokens,
-        OtherWork,
-        OtherWorkOfRanks,
+        WorkMoved,
     )
     BEYOND_MARGIN = (
         "BEYOND_MARGIN",
@@ -99,53 +84,24 @@ class Reason(StrEnum):
         "by the kernels that differ, and pairs of both revisions agree",
         (Status.SLOWER, Status.FASTER, Status.SAME),
     )
-    UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE, Failed
+    UNDECIDED = "UNDECIDED", "the time is not decided", Status.INCONCLUSIVE, Failed
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
-    MAYBE_SLOWER = "MAYBE_SLOWER", "slower on average, but not beyond doubt, on a CPU", Status.SAME
     TIME_DECIDES = "TIME_DECIDES", "moved, but in pairs the time decides", Status.SAME
-    PAID_FOR = "PAID_FOR", "a price rose, but the step is faster", Status.SAME
-    LATE_SLOWDOWN = (
-        "LATE_SLOWDOWN",
-        "steps are slower from some step on, in every launch",
-        (Status.SLOWER, Status.SAME),
-    )
-    PERIODIC_SLOWDOWN = (
-        "PERIODIC_SLOWDOWN",
-        "every n-th step, or one step, is slower, in every launch",
-        (Status.SLOWER, Status.SAME),
-    )
-    GROWING_SLOWDOWN = (
-        "GROWING_SLOWDOWN",
-        "steps take longer and longer, in every launch",
-        (Status.SLOWER, Status.SAME),
-    )
     BASE_LACKS = (
         "BASE_LACKS",
         "the other revision cannot run this case",
         Status.NOT_COMPARABLE,
         Failed,
     )
-    MACHINE_MOVED = "MACHINE_MOVED", "the machine changed, the code did not", Status.SAME
-    MACHINE_TOO_FAR = (
-        "MACHINE_TOO_FAR",
-        "the code did not change, but no other card or clock changes a time so much",
-        Status.INCONCLUSIVE,
-    )
-    NOT_RECORDED = "NOT_RECORDED", "no recording for this machine", Status.NO_BASELINE, NotRecorded
-    METRIC_NOT_RECORDED = (
-        "METRIC_NOT_RECORDED",
-        "the recording lacks this metric",
+    NOT_RECORDED = (
+        "NOT_RECORDED",
+        "it is not recorded",
         (Status.NO_BASELINE, Status.SAME),
+        NotRecorded,
     )
-    OTHER_SOFTWARE = (
-        "OTHER_SOFTWARE",
-        "recorded under other software",
-        Status.NOT_COMPARABLE,
-        Changed,
-    )
-    OTHER_PARAMETERS = (
-        "OTHER_PARAMETERS",
-        "recorded with other parameters",
+    OTHER_CONDITIONS = (
+        "OTHER_CONDITIONS",
+        "recorded with other parameters or under other software",
         Status.NOT_COMPARABLE,
         Changed,
     )
@@ -158,10 +114,9 @@ class Reason(StrEnum):
     TOO_NOISY = "TOO_NOISY", "launches differ by more than the limit allows", Status.INCONCLUSIVE
     COUNT_UNSTABLE = (
         "COUNT_UNSTABLE",
-        "a counter differs between steps",
+        "launches count the same steps differently, or a count is missing",
         Status.INCONCLUSIVE,
         Unstable,
-        Undecided,
     )
     FOREIGN_PROCESS = "FOREIGN_PROCESS", "another process or run uses the GPU", Status.UNFIT, Failed
     THROTTLED = "THROTTLED", "the GPU was throttled", Status.UNFIT, Failed
@@ -180,35 +135,15 @@ class Reason(StrEnum):
     TOO_FEW_GPUS = "TOO_FEW_GPUS", "fewer GPUs than the case needs", Status.UNFIT, Failed
     NOTHING_MEASURED = (
         "NOTHING_MEASURED",
-        "launches, blocks or times are missing",
+        "launches, blocks, times or gated metrics are missing",
         Status.BROKEN,
-        NoneMeasured,
-        TooFewLaunches,
-        Unpaired,
-        BlockWithoutTimes,
-        BadTime,
-    )
-    METRIC_MISSING = (
-        "METRIC_MISSING",
-        "a gated metric was not measured",
-        Status.BROKEN,
-        NoGates,
-        NotMeasured,
-        UnknownWork,
-    )
-    FASTER_THAN_PHYSICS = (
-        "FASTER_THAN_PHYSICS",
-        "faster than the hardware can be",
-        Status.BROKEN,
-        BelowFloor,
+        Missing,
     )
     CLOCKS_DISAGREE = (
         "CLOCKS_DISAGREE",
-        "clocks of the same block disagree",
+        "clocks disagree with each other, or with the hardware",
         Status.BROKEN,
-        EventsGap,
-        HostGap,
-        RepeatedGap,
+        ClockGap,
         Failed,
     )
     RAISED = "RAISED", "the workload raised", Status.BROKEN, Failed
@@ -223,17 +158,7 @@ class Reason(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", Status.BROKEN, Failed
     KILLED = "KILLED", "a worker or the launcher died", Status.BROKEN, Failed
     NO_ANSWER = "NO_ANSWER", "a worker did not answer in time", Status.BROKEN, Failed
-    NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
 
 
 # Reasons that are shown although the case passes.
-NOTICES = (
-    Reason.MACHINE_MOVED,
-    Reason.TIME_DECIDES,
-    Reason.PAID_FOR,
-    Reason.MAYBE_SLOWER,
-    Reason.LATE_SLOWDOWN,
-    Reason.PERIODIC_SLOWDOWN,
-    Reason.GROWING_SLOWDOWN,
-    Reason.KERNELS_MOVED,
-)
+NOTICES = (Reason.UNCONFIRMED, Reason.TIME_DECIDES)

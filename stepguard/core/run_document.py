@@ -36,7 +36,7 @@ class State(Enum):
     MEASURED = "measured"
     SKIPPED = "skipped"  # by a mark, by its own test, or because this machine does not fit
     DESELECTED = "deselected"  # collected, then removed: -k, -m, a conftest
-    LEFT_OUT = "left out"  # by an explicit selection: --perf-select, or a path
+    LEFT_OUT = "left out"  # the command names other files or tests
     UNMEASURED = "unmeasured"  # its test failed, or the run ended, before the case was measured
     ABSENT = "absent"  # recorded for this machine, but no collected test has it
 
@@ -51,119 +51,28 @@ class End(Enum):
 
 
 class ProblemCode(StrEnum):
-    """Why a run does not pass, apart from its verdicts: a code, its meaning, and its remedy, in the
-    Markdown of docs/reason-codes.md. Only the gate finds problems whose meaning begins with "The
-    gate:".
+    """Why a run does not pass, apart from its verdicts. docs/reason-codes.md says what a code
+    means.
     """
 
-    means: str
-    remedy: str
-
-    def __new__(cls, code: str, means: str, remedy: str) -> "ProblemCode":
-        problem = str.__new__(cls, code)
-        problem._value_ = code
-        problem.means, problem.remedy = means, remedy
-        return problem
-
-    REFUSED = "REFUSED", "A usage error: nothing was measured.", "The message says it."
-    NOT_FINISHED = (
-        "NOT_FINISHED",
-        "The run was interrupted, pytest itself failed, or a test ended the run with status 0 "
-        "though its case fails.",
-        "Run it again; else see the log.",
-    )
-    NOTHING_MEASURED = (
-        "NOTHING_MEASURED",
-        "No selected case came to a result; in a strict run also `--collect-only`, `--fixtures` "
-        "and `--fixtures-per-test`.",
-        "See why each was skipped or failed. To collect alone, add `--perf-no-strict`.",
-    )
-    NOT_RECORDED = (
-        "NOT_RECORDED",
-        "`--perf-update` could not record what it measured.",
-        "The message says it.",
-    )
-    CASE_MISSING = (
-        "CASE_MISSING",
-        "A guarded case was deleted, skipped, deselected, or never reached.",
-        "Measure it; or say what is meant with `--perf-select`; or remove it from the baseline as "
-        "well.",
-    )
-    NO_CASES = (
-        "NO_CASES",
-        "No performance test was collected. In the gate: the base has no recording for this "
-        "machine.",
-        "Start pytest in the folder that has them. In the gate: record first.",
-    )
-    FEWER_GATES = (
-        "FEWER_GATES",
-        "A case gates fewer metrics than were recorded, or has wider margins (`margins_pct`). Or "
-        "its verdict does not judge a metric that it gates.",
-        "Gate it again, or narrow its margins; or record the case as it is: `--perf-update "
-        "--perf-select=CASE`.",
-    )
-    OTHER_CASE = (
-        "OTHER_CASE",
-        "A test measured another case than it declares, or one with other parameters than are "
-        "recorded.",
-        "`perf(case)` with the case that the test is given; a changed workload is another case, "
-        "with a name of its own.",
-    )
-    EXPECTED_TO_FAIL = (
-        "EXPECTED_TO_FAIL",
-        "A mark `xfail` on a case.",
-        "`python -m stepguard waive`: it has a size, a day and a reason.",
-    )
-    RECORDS = (
-        "RECORDS",
-        "`--perf-update` in a gate.",
-        "Record in a run of its own, with `--perf-no-strict`.",
-    )
-    DIRTY = (
-        "DIRTY",
-        "What was measured is in no commit: files differ from the commit, or there is no git, no "
-        "repository or no commit. Or a file in `baselines/` is not committed, or is a link.",
-        "Commit it, or add outputs to `.gitignore`. The message names the files, or has the "
-        "command.",
-    )
-    TREE_CHANGED = (
-        "TREE_CHANGED",
-        "Files or the commit changed while a case was measured, or since the run began.",
-        "Measure again, and leave the tree alone meanwhile.",
-    )
-    OTHER_ENVIRONMENT = (
-        "OTHER_ENVIRONMENT",
-        "Code in the tree, run by pytest, changed what launches inherit: an environment variable, "
-        "the niceness, the allowed CPUs or a resource limit. Or steering variables were the same "
-        "on both sides of a comparison, but differ from the recording's.",
-        "Set it for the whole command; or in the workload's module, where it is of one side only.",
-    )
-    FOREIGN_COMMIT = (
-        "FOREIGN_COMMIT",
-        "The gate: the document is of another commit.",
-        "Measure the commit that is to be merged.",
-    )
-    FEWER_GPUS = (
-        "FEWER_GPUS",
-        "The gate: fewer GPUs than the machine should have.",
-        "`--perf-require-gpus=N`; `python -m stepguard doctor`.",
-    )
-    NOT_STRICT = (
-        "NOT_STRICT",
-        "The gate: the run was not strict.",
-        "`--perf-strict`, or `CI` is set.",
-    )
-    NOT_PASSED = "NOT_PASSED", "The gate: pytest failed though no case did.", "See its log."
-    FAILED = (
-        "FAILED",
-        "The gate: a case does not pass, or by a waiver that neither the base nor the commit has.",
-        "Its verdict says it.",
-    )
-    OTHER_BASELINE = (
-        "OTHER_BASELINE",
-        "Judged by what the base has not recorded, or against itself.",
-        "`--perf-base=BRANCH`; see which baselines the change edits.",
-    )
+    REFUSED = "REFUSED"
+    NOT_FINISHED = "NOT_FINISHED"
+    NOTHING_MEASURED = "NOTHING_MEASURED"
+    NOT_RECORDED = "NOT_RECORDED"
+    CASE_MISSING = "CASE_MISSING"
+    NO_CASES = "NO_CASES"
+    FEWER_GATES = "FEWER_GATES"
+    OTHER_CASE = "OTHER_CASE"
+    RECORDS = "RECORDS"
+    DIRTY = "DIRTY"
+    TREE_CHANGED = "TREE_CHANGED"
+    OTHER_ENVIRONMENT = "OTHER_ENVIRONMENT"
+    FOREIGN_COMMIT = "FOREIGN_COMMIT"
+    FEWER_GPUS = "FEWER_GPUS"
+    NOT_STRICT = "NOT_STRICT"
+    NOT_PASSED = "NOT_PASSED"
+    FAILED = "FAILED"
+    OTHER_BASELINE = "OTHER_BASELINE"
 
     @classmethod
     def _missing_(cls, value: object) -> "ProblemCode | None":
@@ -251,6 +160,8 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     margins_pct: tuple[float, ...] = ()
     # The digest of the baseline that judged; empty if none did, for example in pairs.
     judged_by: str = ""
+    # In pairs: the variables of both sides that change what torch does, as a recording has them.
+    environment: str | None = None
 
 
 class WaiverDocument(_Part, frozen=True, kw_only=True):
@@ -307,6 +218,10 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     baselines: str  # the folder of the baselines
     base: str = ""  # the branch whose baselines judged in place of the tree's, as given
     base_changes: list[str] = []  # how the tree's own baselines differ from that branch's
+    baselines_dirty: list[str] = []  # files in that folder that are not the commit's
+    uncollected: list[str] = []  # modules that gave no tests, and why
+    # What launches inherit, and what changed of it since pytest was started: "name old -> new".
+    changed: list[str] = []
     options: Options
     cases: list[CaseState]
     results: list[ResultDocument]

@@ -19,16 +19,6 @@ def changed_in_pytest(change: str) -> str:
     )
 
 
-def other_variables(was: str, now: str, recording: str) -> str:
-    """Return that both sides of a comparison ran with other environment variables than the
-    recording.
-    """
-    return (
-        f"both sides were measured with {now}, {recording} with {was}: run the command with the "
-        "variables of the recording, or record with the new ones first"
-    )
-
-
 def uncommitted(files: Sequence[str]) -> str:
     """Return what differs from a tree's commit, and what mends it; empty if nothing does."""
     text = f"uncommitted changes ({listed(files, 3)})"
@@ -48,13 +38,3 @@ def both_pct(margins: Margins) -> str:
 def no_folder(path: str) -> str:
     """Return that a folder of baselines is missing, and the command that makes it."""
     return f"no such folder; to record into a new one: mkdir -p {shlex.quote(path)}"
-
-
-def wider_margins(own: Margins, recorded: Margins, whose: str) -> str:
-    """Return that a case's margins are wider than those recorded, and what mends it, without the
-    command. ``whose`` names the recording.
-    """
-    return (
-        f"has {margins_text(own)}, wider than the {both_pct(recorded)} of {whose}; "
-        "narrow them again, or record the case with them"
-    )

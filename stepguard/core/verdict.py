@@ -15,16 +15,10 @@ from stepguard.core.metrics import (
     COLLECTIVE_BYTES,
     COLLECTIVES,
     COPIES,
+    COUNTERS,
     FLOPS,
-    FP64,
-    GARBAGE,
-    GRAPH_NODES,
-    GROWING_LINES,
     METRICS,
     OPERATORS,
-    PEAK,
-    SETTINGS,
-    SPILLS,
     Role,
 )
 from stepguard.core.permission import PermissionOutcome
@@ -32,8 +26,7 @@ from stepguard.core.reason_sentences import (
     OfCase,
     OfConfirmation,
     OfMetric,
-    SlowSteps,
-    TooFar,
+    OwnLimit,
 )
 from stepguard.core.reasons import NOTICES, Reason
 from stepguard.core.site import Site
@@ -51,11 +44,10 @@ class Confirmation(StrEnum):
     """What pairs of HEAD and the recording's commit say of an alarm, or that there are none."""
 
     CONFIRMED = "CONFIRMED"  # the code is slower, or faster
-    STEP_SAME = "STEP_SAME"  # kernels take longer, the step does not
-    MACHINE = "MACHINE"  # the machine changed, the code did not
+    STEP_SAME = "STEP_SAME"  # the step is as fast as that commit's
+    MACHINE = "MACHINE"  # HEAD is that commit: the machine changed, the code did not
     UNDECIDED = "UNDECIDED"  # the pairs do not decide
-    # The pairs see no difference, but the machine need not be the cause.
-    NOT_CLEARED = "NOT_CLEARED"
+    NOT_CLEARED = "NOT_CLEARED"  # the step is as fast as another commit's
     NOT_MEASURED = "NOT_MEASURED"  # there are no pairs, or they could not be judged
 
 
@@ -63,8 +55,7 @@ class Joins(Enum):
     """Whether what a run measured may join the level that a baseline holds."""
 
     ITSELF = "its counters are equal and its time is `same`"
-    MACHINE = "its time moved, and pairs found that the machine did it, not the code"
-    UNPROVEN = "it passes, but its time, or its kernels, are not shown to be the level's"
+    UNPROVEN = "it passes, but its time is not shown to be the level's"
     ANOTHER = "it is another level, which needs a reason"
 
 
@@ -154,8 +145,7 @@ class MetricVerdict(_Data, frozen=True):
     new: float | None = None
     change_pct: float | None = None  # 100 * (new / old - 1); of a difference in points of a step
     limit_pct: float | None = None  # only of times and differences
-    # Against recordings: a time's standard error over launches, or half of a difference's interval.
-    # In pairs: the standard deviation of a pair.
+    # Against recordings half of a difference's interval; in pairs the standard deviation of a pair.
     noise_pct: float | None = None
     moved: tuple[PartMove, ...] = ()  # parts, causes first
     ranks: tuple[int, ...] = ()  # the ranks that moved, if not all did
@@ -166,19 +156,27 @@ class MetricVerdict(_Data, frozen=True):
     pairs: PairsFinding | None = None  # of a time that pairs with another revision judged
     confirmed: Confirmed | None = None  # of a time that moved against recordings
     figures: OfMetric | None = None  # the figures of its note
-    slow_steps: SlowSteps | None = None  # of a step time: slower steps within launches
 
     @property
     def joins(self) -> Joins:
         """Return whether the metric's value may join the level that it was compared with."""
-        how = self.confirmed
-        if how and (how.outcome is Confirmation.MACHINE or isinstance(how.why, TooFar)):
-            return Joins.MACHINE
         if self.status is not Status.SAME:
             return Joins.ANOTHER
-        same_step = how is not None and how.outcome is Confirmation.STEP_SAME
-        doubtful = self.reason is Reason.KERNELS_MOVED and not same_step
-        return Joins.UNPROVEN if doubtful or self.reason is Reason.WITHIN_LEVEL else Joins.ITSELF
+        if self.confirmed is None:
+            return Joins.UNPROVEN if self.reason is Reason.UNCONFIRMED else Joins.ITSELF
+        # Another card may join. A bad day of a recorded card would move its own mean.
+        own_card = isinstance(self.figures, OwnLimit) and self.figures.own_card
+        cleared = self.confirmed.outcome in (Confirmation.STEP_SAME, Confirmation.MACHINE)
+        return Joins.ITSELF if cleared and not own_card else Joins.UNPROVEN
+
+    @property
+    def has_notice(self) -> bool:
+        """Tell whether the report shows the metric although it passes: its reason is one of
+        NOTICES, or pairs cleared an alarm.
+        """
+        return self.status.outcome == "passed" and (
+            self.reason in NOTICES or self.confirmed is not None
+        )
 
     @property
     def rank(self) -> float:
@@ -218,51 +216,18 @@ class MetricVerdict(_Data, frozen=True):
         return next((site for site in self.sites if site.file), None)
 
 
-# Counters in order: causes come before their effects. A sync is also an operator, so it comes
-# before the operators. Memory that is kept usually comes with an operator, and comes before it.
-# Operators cause launches, FLOPs and bytes. If a model has more parameters, the backward pass and
-# the optimizer call more operators, which no line of the step calls: see cause_first().
-_CAUSES = (
-    "host_syncs_per_step",
-    "sync_candidates_per_step",
-    SETTINGS,
-    "graph_breaks",
-    "recompiles",
-    COLLECTIVES,
-    GARBAGE,
-    GRAPH_NODES,
-    "leaked_bytes_per_step",
-    OPERATORS,
-    GROWING_LINES,
-    BETWEEN_STEPS,
-    "pageable_copies_per_step",
-    COPIES,
-    "copied_bytes_per_step",
-    "memsets_per_step",
-    "device_allocations_per_step",
-    "unique_graphs",
-    "uncached_graphs",
-    "generated_kernels",
-    FP64,
-    SPILLS,
-    "compiled_operator_calls_per_step",
-    COLLECTIVE_BYTES,
-    "launches_per_step",
-    FLOPS,
-    "tokens_per_step",
-    PEAK,
-)
-
-
 def cause_first(metric: MetricVerdict) -> tuple[float, float, bool]:
     """Return a metric's place among others: the worst first, and of equally bad ones the cause
     first. A time comes before any counter.
+
+    If a model has more parameters, the backward pass and the optimizer call more operators, which
+    no line of the step calls: they come after the memory that is kept.
     """
-    cause: float = _CAUSES.index(metric.metric) if metric.metric in _CAUSES else -1
+    cause: float = COUNTERS.index(metric.metric) if metric.metric in COUNTERS else -1
     if metric.metric == COLLECTIVES and metric.old == metric.new:
-        cause = _CAUSES.index(COLLECTIVE_BYTES)  # as many collectives, with other sizes
+        cause = COUNTERS.index(COLLECTIVE_BYTES)  # as many collectives, with other sizes
     if metric.metric == OPERATORS and all(site.phase for site in metric.sites):
-        cause = _CAUSES.index(BETWEEN_STEPS) + 0.5
+        cause = COUNTERS.index(BETWEEN_STEPS) + 0.5
     return metric.rank, cause, metric.place is None
 
 
@@ -349,7 +314,7 @@ class Verdict(_Data, frozen=True):
     @property
     def has_notice(self) -> bool:
         """Tell whether the case passes and the report shows a notice on it."""
-        noticed = any(metric.gated and metric.reason in NOTICES for metric in self.metrics)
+        noticed = any(metric.gated and metric.has_notice for metric in self.metrics)
         return self.status.outcome == "passed" and noticed
 
     @property
@@ -359,11 +324,11 @@ class Verdict(_Data, frozen=True):
 
     @property
     def joins(self) -> Joins:
-        """Return whether the run may join its case's level. If the machine moved a time, only that
-        is said: what the other metrics say is found when the run is compared again.
-        """
+        """Return whether the run may join its case's level."""
+        if self.whole:
+            return Joins.ANOTHER
         each = {metric.joins for metric in self.metrics if metric.gated}
-        order = Joins.MACHINE, Joins.ANOTHER, Joins.UNPROVEN
+        order = Joins.ANOTHER, Joins.UNPROVEN
         return next((joins for joins in order if joins in each), Joins.ITSELF)
 
     @property

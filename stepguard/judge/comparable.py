@@ -3,7 +3,7 @@
 The screen, acceptance, the guard, the pairs of an earlier run, the ranks of a launch, the nodes of
 a job and the history ask this module. Each caller says which tags matter to it.
 
-Whether two steps do the same work is another question (judge/rules/identical_step.py). Settings of
+Whether two steps do the same work is another question (judge/rules/same_step.py). Settings of
 torch and Python that a workload changes have no tag: a counter counts them, and a step with other
 settings is CHANGED.
 """

@@ -19,8 +19,8 @@ from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.comparable import of_one_card
+from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, Screen, screen_times
 from stepguard.judge.moved_places import computes_as_much, moved_parts, where_moved
-from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen_times
 
 Said = tuple[Status, Reason]
 
@@ -72,13 +72,12 @@ def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVer
         return _not_recorded(JUDGED_TIME, new, gated)
     return MetricVerdict(
         JUDGED_TIME,
-        *_against_limit(screened.change_pct, screened.limit_pct, screened.noisy),
+        *_against_limit(screened.change_pct, screened.limit_pct),
         # The mean that the change refers to. It need not be any recording's own time.
         old=new / (1 + screened.change_pct / 100),
         new=new,
         change_pct=screened.change_pct,
         limit_pct=screened.limit_pct,
-        noise_pct=screened.se_pct,
         gated=gated,
         figures=OwnLimit(own_card=screened.own_card, compared=screened.compared),
     )
@@ -102,15 +101,15 @@ def _compare_difference(
     if old is None:
         return _not_recorded(metric, difference.mean, gated)
     moved, limit = difference.mean - old, DIFFERENCE_LIMIT_PCT
-    said = _against_limit(moved, limit, noisy=not difference.half_width <= limit)
     noise, new = difference.half_width, difference.mean
+    said = _against_limit(moved, limit, noise)
     return MetricVerdict(metric, *said, old, new, moved, limit, noise, gated=gated)
 
 
-def _against_limit(change_pct: float, limit_pct: float, noisy: bool) -> Said:
+def _against_limit(change_pct: float, limit_pct: float, noise_pct: float = 0.0) -> Said:
     """Compare a change with its limit, in both directions."""
     # Noise comes first: if it is beyond the limit, it may hide a change, or look like one.
-    if noisy:
+    if not noise_pct <= limit_pct:
         return Status.INCONCLUSIVE, Reason.TOO_NOISY
     if abs(change_pct) <= limit_pct:
         return Status.SAME, Reason.WITHIN_LIMIT
@@ -164,7 +163,7 @@ def _not_recorded(
     metric: str, new: float, gated: bool, status: Status = Status.NO_BASELINE
 ) -> MetricVerdict:
     """Return the verdict on a metric that the recordings lack."""
-    return MetricVerdict(metric, status, Reason.METRIC_NOT_RECORDED, new=new, gated=gated)
+    return MetricVerdict(metric, status, Reason.NOT_RECORDED, new=new, gated=gated)
 
 
 @dataclass(frozen=True)

@@ -27,25 +27,10 @@ STRAGGLER_ERRORS = 4.0
 # size. With the same code this figure differs between cards by at most 0.08 %: 110 comparisons of
 # H100s and of H200s whose steps as a whole differ by up to 4.4 % (studies/other_card).
 ALARM_SHARE = 0.005
-_OTHER_KERNELS = (
-    Kind.CALLS, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED
+_WORK = (
+    Kind.CALLS, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED, Kind.TIME
 )  # fmt: skip
-_WORK = (*_OTHER_KERNELS, Kind.TIME)
-AGREE = 0.5  # a profile of six steps may show half of what pairs saw, or twice as much
 _GAPS = (Kind.IDLE, Kind.COPIES)
-
-
-def other_kernels(explanation: Explanation | None, change: float) -> bool:
-    """Tell whether other kernels explain a step's ``change``, a share of the step. Other kernels
-    are new, gone, run other code, or are launched more or less often.
-    """
-    if explanation is None or not change * explanation.before_us:
-        return False
-    other = (
-        cause for cause in explanation.causes if cause.kind in _OTHER_KERNELS or cause.other_code
-    )
-    made_us = sum(cause.us for cause in other)
-    return AGREE <= made_us / (change * explanation.before_us) <= 1 / AGREE
 
 
 def against_recordings(

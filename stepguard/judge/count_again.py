@@ -27,6 +27,8 @@ def doubtful(now: Evidence, past: Recording | None) -> tuple[str, ...]:
     not those of ``past``, or other lines of Python grow than there. None: nothing is known of the
     past.
     """
+    if now.counted.launches > 1:
+        return ()
     new = summarise(now)
     if past is not None:
         new, past = on_same_steps(new, past)
@@ -59,26 +61,40 @@ def counted_again(first: Counts, again: Counts, names: Collection[str]) -> Count
     Lines that grow do so in both launches. If launches disagree otherwise, the count is the one
     that USUAL_SHARE of their steps have. Without such a count the counter is not decided.
     """
-    counts = first
+    counts = replace(first, launches=2)
     for name in (name for name in names if name in again.values):
         each = _steps(name, first, again), _steps(name, again, first)
         parts = [one.detail.get(name) for one in (first, again)]
         if name == GROWING_LINES:
-            counts = _with(counts, name, _grown(first, again))
+            counts = with_count(counts, name, _grown(first, again))
         elif each[0] == each[1] and parts[0] == parts[1]:
             continue
         elif usual := _usual(name, first, again):
-            counts = _with(counts, name, usual)
+            counts = with_count(counts, name, usual)
         else:
             shown = "; in another launch: ".join(", ".join(map(str, steps)) for steps in each)
             why = f"{STEPS_DIFFER}: {shown}"
             if each[0] == each[1]:
                 why += f" ({_moved(*parts)})"
-            # Its places are kept: they show where it differs.
-            undecided = Counts({}, sites=counts.sites)
-            unstable = counts.unstable | {name: why}
-            counts = replace(_with(counts, name, undecided), unstable=unstable)
+            counts = _undecided(counts, name, why)
     return counts
+
+
+def not_counted_again(first: Counts, names: Collection[str], why: str) -> Counts:
+    """Return the ``first`` launch's counts if a second one that should settle these counters failed
+    or was ended: they are not decided.
+    """
+    counts = replace(first, launches=2)
+    for name in names:
+        steps = ", ".join(map(str, first.lists.get(name, ())))
+        counts = _undecided(counts, name, f"{STEPS_DIFFER}: {steps}; {why}")
+    return counts
+
+
+def _undecided(counts: Counts, name: str, why: str) -> Counts:
+    # Its places are kept: they show where it differs.
+    counts = with_count(counts, name, Counts({}, sites=counts.sites))
+    return replace(counts, unstable=counts.unstable | {name: why})
 
 
 def _steps(name: str, of: Counts, other: Counts) -> Sequence[int]:
@@ -117,7 +133,7 @@ def _moved(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> st
     return listed([name for name in names if one.get(name, 0) != other.get(name, 0)], 2)
 
 
-def _with(counts: Counts, name: str, of: Counts) -> Counts:
+def with_count(counts: Counts, name: str, of: Counts) -> Counts:
     """Return the counts with what ``of`` says of this counter; nothing if it has no value there."""
     tables: dict[str, Any] = {}
     for table in ("values", "lists", "detail", "sites", "by_rank"):

@@ -11,7 +11,7 @@ from stepguard.core.explanation import Explanation
 from stepguard.core.permission import Permission, PermissionOutcome
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.core.verdict import Joins, MetricVerdict, Straggler, Verdict, worst_of
+from stepguard.core.verdict import MetricVerdict, Straggler, Verdict, worst_of
 from stepguard.judge.soundness import Refusal
 from stepguard.judge.waiver_rules import permitted
 
@@ -88,15 +88,11 @@ def verdict_of(findings: Findings, permits: Permits = NO_PERMITS, **marks: Any) 
 
 
 def _decided(whole: Refusal | None, metrics: Sequence[MetricVerdict]) -> tuple[Status, Reason, str]:
-    """Return the status, its reason, and the day until which it is waived (ISO 8601, or empty). If
-    all metrics are `same` and the machine changed, the reason is the machine, so that it is shown.
-    """
+    """Return the status, its reason, and the day until which it is waived (ISO 8601, or empty)."""
     if whole:
         return whole.status, whole.reason, ""
     worst = worst_of(metrics)
     assert worst is not None
-    moved = (m.reason for m in metrics if m.gated and m.joins is Joins.MACHINE)
-    reason = next(moved, worst.reason) if worst.status is Status.SAME else worst.reason
     # ISO 8601 days sort as text.
     until = min((metric.waived_until for metric in metrics if metric.waived_until), default="")
-    return worst.status, reason, until if worst.waived_until else ""
+    return worst.status, worst.reason, until if worst.waived_until else ""

@@ -1,239 +1,493 @@
-"""The guard: may this run count? It is one list of conditions, for two callers (doors). Pure.
+"""The guard: may this run count? One list of conditions on the run's document. Pure.
 
-* pytest asks about its own strict run: before it measures, by what is known then, and at its end.
-* The command ``gate`` asks about the document that such a run wrote. It runs the base branch's
-  code.
-
-Each door describes the run (judge/guarded_run.py), and a condition looks only at this description.
-Conditions on options, tree and environment are in guard_options.py, conditions on cases are here.
-
-The base's recordings say what is expected: which cases, with which parameters, gates and margins.
-The document does not: a document with fewer cases is refused.
+pytest asks at the end of its own strict run. The command ``gate`` asks elsewhere, with the code of
+the base branch, since the document was written where the change's own code ran. So what the base
+knows is not taken from the document: which cases exist, what each gates, what judges it, what is
+waived. A case that is not shown to pass fails.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
 
 from stepguard.core.baseline import Entry
-from stepguard.core.permission import Effect
-from stepguard.core.run_document import End, Problem, ProblemCode, State
-from stepguard.core.shared_sentences import TREE_CHANGED, wider_margins
-from stepguard.core.verdict import Verdict
-from stepguard.judge import guard_options
-from stepguard.judge.guard_options import EXPECTS_ALL
-from stepguard.judge.guarded_run import Condition, Door, Problems, Run, RunCase
+from stepguard.core.device import is_gpu
+from stepguard.core.margins import BUDGET_MIN, margins_of
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.permission import Effect, Permission
+from stepguard.core.run_document import (
+    CaseState,
+    End,
+    Problem,
+    ProblemCode,
+    ResultDocument,
+    RunDocument,
+    State,
+)
+from stepguard.core.shared_sentences import TREE_CHANGED, both_pct, changed_in_pytest, margins_text
+from stepguard.core.status import Status
+from stepguard.core.text import revision, short_hash
 from stepguard.judge.waiver_rules import effect_of
 
-
-def _no_tests(run: Run) -> Problems:
-    if run.no_tests:
-        yield Problem(ProblemCode.NO_CASES, run.no_tests)
-
-
-def _nothing_collected(run: Run) -> Problems:
-    if run.ending and run.ending.passes and not run.ending.knows_cases:
-        text = "no case was collected in this process, so that nothing is guarded: run without -n "
-        text += "(xdist), and let nothing end the run before its tests (pytest.exit)"
-        yield Problem(ProblemCode.NO_CASES, text)
-
-
-def _nothing_expected(run: Run) -> Problems:
-    if not run.expected:
-        text = f"the base has no recording for {run.machine or 'an unknown machine'}"
-        yield Problem(ProblemCode.NO_CASES, f"{text}, so that nothing is expected")
-
-
+# Options that change what judges. Settings may have them left over from another day.
+_JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
+_BUDGET = "--perf-budget"
+_RECORDING = ("--perf-update", "--perf-update-new")
+_NONE = "no variable that steers"
+_DIFFERENCES = tuple(name for name, metric in METRICS.items() if metric.kind == "difference")
 _MENDS = {
     State.ABSENT: "bring its test back, or remove it from {file}",
-    State.DESELECTED: "to leave cases out on purpose: --perf-select=CASES",
+    State.DESELECTED: "to leave cases out on purpose, name files or tests",
     State.SKIPPED: "let it run, or remove it together with its recording",
     State.UNMEASURED: "run it to its end",
 }
 
 
-def _place(run: Run, case_id: str) -> tuple[str, int]:
-    state = run.states.get(case_id)
-    return (state.file, state.line) if state else ("", 0)
+@dataclass(frozen=True)
+class Base:
+    """What the asker knows without the document: from the base branch, and from its command."""
+
+    commit: str  # the full hash of the commit that should have been measured
+    gpus: int  # the least number of GPUs of the machine that should have measured it
+    # The baselines that should have judged, by machine and case.
+    recorded: Mapping[str, Mapping[str, Entry]]
+    today: date
+    against: str = ""  # the full hash of the commit that a run in pairs may have used
+    # The base's waivers, and those that the measured commit adds.
+    permissions: Sequence[Permission] = ()
+    # Whether each recorded case must have been measured. pytest knows what its command selects: it
+    # expects the cases that its document calls guarded, and none of them may be recorded yet.
+    whole: bool = True
 
 
-def _missing(run: Run) -> Problems:
-    measured = {case.id for case in run.cases if case.result}
-    reported = {problem.case for problem in run.problems}
-    for name in run.must_measure:
-        state = run.states.get(name)
-        # Before the end of the run a case is certainly missing only in these two states.
-        gone = state and state.state in (State.DESELECTED, State.ABSENT)
-        later = state and state.state is State.ABSENT and run.open
-        if name in measured or name in reported or not (run.ending or gone and not later):
-            continue
-        why = (state.why or state.state.value) if state else "not in the document"
-        mend = _MENDS.get(state.state, "") if state else ""
-        mend = mend or "measure all that the base has recorded"
-        mend = mend.format(file=run.file_of(name))
-        text = f"guarded, but not measured: {why}; {mend}"
-        yield Problem(ProblemCode.CASE_MISSING, text, name, *_place(run, name))
+Words = dict[str, str]  # of a condition's sentence, by name; also "case" and "file", of its problem
 
 
-def _expected_to_fail(run: Run) -> Problems:
-    for case in run.cases:
-        if case.may_fail:
-            text = "its mark xfail would let it fail without limit; remove the mark, and let a "
-            text += f"known regression pass with: {case.waive}"
-            yield Problem(ProblemCode.EXPECTED_TO_FAIL, text, case.id, *_place(run, case.id))
+@dataclass(frozen=True)
+class Condition:
+    """A condition that a run must meet to count. ``breaks`` yields the words of each sentence that
+    says where the run does not meet it.
+    """
+
+    name: str
+    code: ProblemCode
+    sentence: str
+    mend: str
+    breaks: Callable[[RunDocument, Base], Iterator[Words]]
+
+    def problems(self, document: RunDocument, base: Base) -> Iterator[Problem]:
+        """Yield why a run does not meet the condition."""
+        states = _states(document)
+        text = "; ".join(filter(None, (self.sentence, self.mend)))
+        for words in self.breaks(document, base):
+            state = states.get(case := words.get("case", ""))
+            place = (state.file, state.line) if state else (words.get("file", ""), 0)
+            yield Problem(self.code, text.format(**words), case, *place)
 
 
-def _known(run: Run) -> Iterator[tuple[RunCase, Entry]]:
-    for case in run.cases:
-        if entry := run.expected.get(case.id):
-            yield case, entry
+def guard(document: RunDocument, base: Base) -> list[Problem]:
+    """Return why a run does not count; empty if it does. The document's own problems are first."""
+    found = [one for condition in CONDITIONS for one in condition.problems(document, base)]
+    return list(dict.fromkeys([*document.problems, *found]))
 
 
-def _fewer_gates(run: Run) -> Problems:
-    for case, entry in _known(run):
-        if missing := entry.lacking((*case.gates, *case.covered), case.device, case.ranks):
-            text = f"gates less than {run.recording_of(case.id)} has, no {', '.join(missing)}; "
-            text += "gate it again, or record the case without it"
-            yield Problem(ProblemCode.FEWER_GATES, text, case.id)
+def expected(document: RunDocument, base: Base) -> list[str]:
+    """Return the cases that the run must have measured: those that it guards itself and, for a
+    whole run, those that the base recorded on such a machine. Extended cases are left out.
+    """
+    recorded = _known(document, base).items() if base.whole else ()
+    core = [name for name, entry in recorded if not entry.extended]
+    guarded = [state.case or state.test for state in document.cases if state.guarded]
+    return list(dict.fromkeys([*core, *guarded]))
 
 
-def _wider_margins(run: Run) -> Problems:
-    for case, entry in _known(run):
-        if case.margins.wider(entry.margins):
-            text = wider_margins(case.margins, entry.margins, run.recording_of(case.id))
-            text += f": {case.record}" if case.record else ""
-            yield Problem(ProblemCode.FEWER_GATES, text, case.id)
+def _known(document: RunDocument, base: Base) -> dict[str, Entry]:
+    """Return the baselines, by case, that the base recorded on such a machine, for at most as many
+    GPUs as it has. For a new kind of GPU they are those of all recorded GPUs. Cases of several
+    nodes are left out.
+    """
+    gpus = max(base.gpus, len(document.gpus))
+    known = dict(base.recorded.get(document.machine, {}))
+    if not known and document.gpus:
+        others = [entry for cases in base.recorded.values() for entry in cases.items()]
+        known = {name: entry for name, entry in others if is_gpu(entry.case["device"])}
+    return {
+        name: entry
+        for name, entry in known.items()
+        if entry.case.get("nodes", 1) == 1
+        and (not is_gpu(entry.case["device"]) or entry.case["world_size"] <= gpus)
+    }
 
 
-def _other_parameters(run: Run) -> Problems:
-    # Against recordings pytest lets such a case be measured: it is NOT COMPARABLE, and its evidence
-    # can be accepted as a new level. In pairs nothing else would notice it: both sides run the
-    # tree's own case.
-    if run.door is Door.PYTEST and not run.against:
-        return
-    for case, entry in _known(run):
-        was, now = ({"nodes": 1, **parameters} for parameters in (entry.case, case.parameters))
-        if moved := sorted(key for key in was | now if was.get(key) != now.get(key)):
-            text = f"is another case than {run.recording_of(case.id)}, by its "
-            text += f"{' and '.join(moved)}: give it another id, or record it with these first"
-            yield Problem(ProblemCode.OTHER_CASE, text, case.id)
+def _recorded(document: RunDocument, base: Base) -> Iterator[tuple[ResultDocument, Entry, Words]]:
+    """Yield each result whose case is recorded, its baseline, and the words of both."""
+    known, of = _known(document, base), _of_branch(document)
+    for result in document.results:
+        if entry := known.get(result.case):
+            recording = f"its recording in {result.baseline}{of}"
+            yield result, entry, {"case": result.case, "recording": recording}
 
 
-def _not_as_declared(run: Run) -> Problems:
-    for case in run.cases:
-        if not case.as_declared:
-            text = "its test measures another case than it declares, though of the same id"
-            yield Problem(ProblemCode.OTHER_CASE, text, case.id)
+def _of_branch(document: RunDocument) -> str:
+    return f" of {document.base}" if document.base else ""
 
 
-def _changed_tree(run: Run) -> Problems:
-    for case in run.cases:
-        if result := case.result:
-            if result.tree_changed or (result.commit, tuple(result.dirty)) != run.began:
-                yield Problem(ProblemCode.TREE_CHANGED, TREE_CHANGED, case.id)
+def _states(document: RunDocument) -> dict[str, CaseState]:
+    return {state.case or state.test: state for state in document.cases}
 
 
-def _other_recording(run: Run) -> Problems:
-    for case, entry in _known(run):
-        result = case.result
-        # A case that does not pass fails the run by itself.
-        if result is None or result.verdict.outcome != "passed" or result.judged_by is None:
-            continue
-        if not run.against and result.judged_by != entry.digest:
-            text = "was judged by another recording than the run began with: leave the files alone"
-            if run.door is Door.GATE:
-                text = "was judged by another recording than the base has: measure with --perf-base"
-            yield Problem(ProblemCode.OTHER_BASELINE, text, case.id)
+def _passes(result: ResultDocument) -> bool:
+    return result.verdict.outcome == "passed"
 
 
-def _hidden_failure(run: Run) -> Problems:
-    failing = [case.id for case, verdict, _ in _verdicts(run) if verdict.outcome != "passed"]
-    if run.ending and run.ending.passes and failing:
-        text = "does not pass, though the run would: let no test end it (pytest.exit)"
-        yield Problem(ProblemCode.NOT_FINISHED, text, failing[0])
+def _no_tests(document: RunDocument, base: Base) -> Iterator[Words]:
+    collected = document.results or any(state.test for state in document.cases)
+    if document.end is End.FINISHED and not collected:
+        yield {"why": "".join(f"; {module}" for module in document.uncollected)}
 
 
-def _not_finished(run: Run) -> Problems:
-    assert run.ending is not None
-    if run.ending.end is not End.FINISHED and not run.problems:
-        text = f"the run did not finish: {run.ending.end.value}"
-        yield Problem(ProblemCode.NOT_FINISHED, text)
+def _nothing_recorded(document: RunDocument, base: Base) -> Iterator[Words]:
+    if base.whole and not any(not entry.extended for entry in _known(document, base).values()):
+        yield {"machine": document.machine or "an unknown machine"}
 
 
-def _not_passed(run: Run) -> Problems:
-    assert run.ending is not None
-    # If no case failed either, a test that measures no case failed, or a plugin did.
-    failed = any(verdict.outcome != "passed" for _, verdict, _ in _verdicts(run))
-    if not (run.ending.passes or run.problems or failed):
-        yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
+def _missing(document: RunDocument, base: Base) -> Iterator[Words]:
+    states, measured = _states(document), {result.case for result in document.results}
+    for name in expected(document, base):
+        if name not in measured:
+            state = states.get(name)
+            why = (state.why or state.state.value) if state else "not in the document"
+            mend = _MENDS.get(state.state, "") if state else ""
+            file = f"{document.baselines}{_of_branch(document)}"
+            mend = (mend or "measure all that the base has recorded").format(file=file)
+            yield {"case": name, "why": why, "mend": mend}
 
 
-def _verdicts(run: Run) -> Iterator[tuple[RunCase, Verdict, str]]:
-    """Yield each case that has a verdict, with the verdict and its first line."""
-    for case in run.cases:
-        if case.result:
-            yield case, case.result.verdict, case.result.headline
+def _from_settings(document: RunDocument, names: Sequence[str]) -> Iterator[Words]:
+    typed = {argument.partition("=")[0] for argument in document.options.arguments}
+    for name, value in document.options.perf.items():
+        if name in names and name not in typed:
+            yield {"option": name if value is True else f"{name}={value}"}
 
 
-def _gate_without_verdict(run: Run) -> Problems:
-    for case, verdict, _ in _verdicts(run):
-        judged = {metric.metric for metric in verdict.metrics if metric.gated}
+def _judges_by_settings(document: RunDocument, base: Base) -> Iterator[Words]:
+    minutes = document.options.perf.get(_BUDGET)
+    less = isinstance(minutes, (int, float)) and minutes < BUDGET_MIN
+    yield from _from_settings(document, (*_JUDGING, _BUDGET) if less else _JUDGING)
+
+
+def _against_itself(document: RunDocument, base: Base) -> Iterator[Words]:
+    if document.against and document.results and document.base_commit in ("", document.commit):
+        yield {"against": document.against}
+
+
+def _against_another(document: RunDocument, base: Base) -> Iterator[Words]:
+    commit = document.base_commit
+    if document.against and commit not in ("", document.commit, base.against):
+        yield {"against": revision(document.against, commit)}
+
+
+def _asked_to_record(document: RunDocument, base: Base) -> Iterator[Words]:
+    yield from ({"option": name} for name in _RECORDING if document.options.perf.get(name))
+
+
+def _was_recorded(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result in document.results:
+        # With --perf-append a case that is `same` adds a recording, and still passes.
+        if result.verdict.recorded and result.verdict.status is not Status.SAME:
+            yield {"case": result.case}
+
+
+def _not_strict(document: RunDocument, base: Base) -> Iterator[Words]:
+    if not document.strict:
+        yield {}
+
+
+def _no_commit(document: RunDocument, base: Base) -> Iterator[Words]:
+    if not document.commit:
+        yield {}
+
+
+def _foreign_commit(document: RunDocument, base: Base) -> Iterator[Words]:
+    if document.commit and document.commit != base.commit:
+        yield {"measured": short_hash(document.commit), "wanted": short_hash(base.commit)}
+
+
+def _dirty(document: RunDocument, base: Base) -> Iterator[Words]:
+    yield from ({"file": path} for path in document.dirty)
+
+
+def _baselines_dirty(document: RunDocument, base: Base) -> Iterator[Words]:
+    for path in document.baselines_dirty:
+        yield {"file": path, "folder": path.rpartition("/")[0] or "."}
+
+
+def _changed(document: RunDocument, base: Base) -> Iterator[Words]:
+    yield from ({"change": change} for change in document.changed)
+
+
+def _other_variables(document: RunDocument, base: Base) -> Iterator[Words]:
+    # Code of the tree, or the command, may set a variable for both sides of a pair. A comparison of
+    # the two sides does not show that.
+    for result, entry, words in _recorded(document, base):
+        was = entry.newest.software.get("environment", "")
+        if result.environment is not None and result.environment != was:
+            yield words | {"now": result.environment or _NONE, "was": was or _NONE}
+
+
+def _fewer_gpus(document: RunDocument, base: Base) -> Iterator[Words]:
+    if len(document.gpus) < base.gpus:
+        yield {"gpus": str(len(document.gpus)), "wanted": str(base.gpus)}
+
+
+def _other_parameters(document: RunDocument, base: Base) -> Iterator[Words]:
+    # Beside a recording such a case is NOT COMPARABLE. In pairs nothing else would notice it: both
+    # sides run the tree's own case.
+    for result, entry, words in _recorded(document, base):
+        was, now = ({"nodes": 1, **parameters} for parameters in (entry.case, result.parameters))
+        moved = sorted(key for key in was | now if was.get(key) != now.get(key))
+        if moved and _passes(result):
+            yield words | {"moved": " and ".join(moved)}
+
+
+def _fewer_gates(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result, entry, words in _recorded(document, base):
+        # Pairs do not measure differences. The step time stands for them (``judged()``).
+        stands = document.against and JUDGED_TIME in result.gates
+        gates = (*result.gates, *(_DIFFERENCES if stands else ()))
+        if missing := entry.lacking(gates, entry.case["device"], entry.case["world_size"]):
+            yield words | {"gates": ", ".join(missing)}
+
+
+def _wider_margins(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result, entry, words in _recorded(document, base):
+        own = margins_of(result.margins_pct, entry.case["device"])
+        if own.wider(entry.margins):
+            yield words | {"own": margins_text(own), "recorded": both_pct(entry.margins)}
+
+
+def _no_verdict(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result in document.results:
+        judged = {metric.metric for metric in result.verdict.metrics if metric.gated}
+        absent = [gate for gate in result.gates if gate not in judged]
         # A case that does not pass fails by itself.
-        asked = list(case.gates)
-        absent = [gate for gate in asked if gate not in judged]
-        if absent and verdict.status.outcome == "passed":
-            text = f"its verdict says nothing of {', '.join(absent)}"
-            yield Problem(ProblemCode.FEWER_GATES, text, case.id)
+        if absent and result.verdict.status.outcome == "passed":
+            yield {"case": result.case, "gates": ", ".join(absent)}
 
 
-def _failed(run: Run) -> Problems:
-    assert run.base is not None
-    for case, verdict, headline in _verdicts(run):
-        judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
-        failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
-        # The run used the same rule: a waiver that is too wide for it is too wide here.
-        waived = {
-            waiver.metric
-            for waiver in run.base.permissions
-            if waiver.case == case.id
-            and effect_of(waiver, judged.get(waiver.metric), run.base.today) is Effect.ALLOWED
-        }
-        unwaived = [metric.metric for metric in failing if metric.metric not in waived]
-        if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
-            yield Problem(ProblemCode.FAILED, headline)  # which names the case
-        elif unwaived:
-            text = f"passes though {', '.join(unwaived)} does not, and no waiver covers it"
-            yield Problem(ProblemCode.FAILED, text, case.id)
+def _changed_tree(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result in document.results:
+        began = (result.commit, result.dirty) == (document.commit, document.dirty)
+        if result.tree_changed or not began:
+            yield {"case": result.case}
 
 
-_IS_JUDGE = "pytest made the verdicts itself"
-_READS_RUN = "pytest says it of any run, strict or not"
+def _other_recording(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result, entry, words in _recorded(document, base):
+        # A case that does not pass fails the run by itself.
+        if _passes(result) and not document.against and result.judged_by != entry.digest:
+            yield words
 
+
+def _failed(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result in document.results:
+        verdict = result.verdict
+        if not _passes(result) or verdict.status.outcome != "passed" and _unwaived(result, base):
+            yield {"headline": result.text.headline}  # which names the case
+
+
+def _passes_unwaived(document: RunDocument, base: Base) -> Iterator[Words]:
+    for result in document.results:
+        if result.verdict.status.outcome == "passed" and (unwaived := _unwaived(result, base)):
+            yield {"case": result.case, "metrics": ", ".join(unwaived)}
+
+
+def _unwaived(result: ResultDocument, base: Base) -> list[str]:
+    """Return the gated metrics that do not pass, and that no waiver of the base covers. The run
+    used the same rule: a waiver that is too wide for it is too wide here.
+    """
+    judged = {metric.metric: metric for metric in result.verdict.metrics if metric.gated}
+    waived = {
+        waiver.metric
+        for waiver in base.permissions
+        if waiver.case == result.case
+        and effect_of(waiver, judged.get(waiver.metric), base.today) is Effect.ALLOWED
+    }
+    failing = [name for name, metric in judged.items() if metric.status.outcome != "passed"]
+    return [name for name in failing if name not in waived]
+
+
+def _not_finished(document: RunDocument, base: Base) -> Iterator[Words]:
+    if document.end is not End.FINISHED and not document.problems:
+        yield {"end": document.end.value}
+
+
+def _not_passed(document: RunDocument, base: Base) -> Iterator[Words]:
+    # If no case failed either, a test that measures no case failed, or a plugin did.
+    if not document.passed and not document.problems and all(map(_passes, document.results)):
+        yield {}
+
+
+_C = ProblemCode
 CONDITIONS = (
-    *guard_options.CONDITIONS,
-    # Conditions on which cases there are.
-    Condition(_no_tests, Door.PYTEST, EXPECTS_ALL),
-    Condition(_nothing_collected, Door.PYTEST, EXPECTS_ALL),
-    Condition(_nothing_expected, Door.GATE, "a first run by pytest has nothing recorded yet"),
-    Condition(_missing),
-    # Conditions on how each case is guarded.
-    Condition(_other_parameters),
-    Condition(_fewer_gates),
-    Condition(_wider_margins),
-    Condition(_not_as_declared, Door.PYTEST, "the gate compares with the recording alone"),
-    Condition(_expected_to_fail, Door.PYTEST, "a document has verdicts, which no mark changes"),
-    # Conditions on the result.
-    Condition(_changed_tree),
-    Condition(_other_recording),
-    Condition(_hidden_failure, Door.PYTEST, "the gate fails for every verdict that fails"),
-    Condition(_gate_without_verdict, Door.GATE, _IS_JUDGE),
-    Condition(_failed, Door.GATE, _IS_JUDGE),
-    Condition(_not_finished, Door.GATE, _READS_RUN),
-    Condition(_not_passed, Door.GATE, _READS_RUN),
+    Condition(
+        "a performance test was collected",
+        _C.NO_CASES,
+        "no performance test was collected in this process, so that nothing is guarded{why}",
+        "start pytest in the folder that has them, without -n (xdist), and let nothing end the run "
+        "before its tests (pytest.exit)",
+        _no_tests,
+    ),
+    Condition(
+        "the base has recordings for this machine",
+        _C.NO_CASES,
+        "the base has no recording for {machine}, so that nothing is expected",
+        "",
+        _nothing_recorded,
+    ),
+    Condition(
+        "each guarded case was measured",
+        _C.CASE_MISSING,
+        "guarded, but not measured: {why}",
+        "{mend}",
+        _missing,
+    ),
+    Condition(
+        "the command says what judges",
+        _C.OTHER_BASELINE,
+        "{option} comes from settings or PYTEST_ADDOPTS, and changes what judges",
+        "say it in the command itself",
+        _judges_by_settings,
+    ),
+    Condition(
+        "another revision judges, in pairs",
+        _C.OTHER_BASELINE,
+        "--perf-against={against} judges the tree against itself, which is always the same",
+        "name the commit that it is merged into",
+        _against_itself,
+    ),
+    Condition(
+        "the base judges, in pairs",
+        _C.OTHER_BASELINE,
+        "judged against {against}, which may be of the branch itself",
+        "if it is the base, say so by gate --against COMMIT",
+        _against_another,
+    ),
+    Condition(
+        "the run records nothing",
+        _C.RECORDS,
+        "{option} passes what it records",
+        "record in a run of its own",
+        _asked_to_record,
+    ),
+    Condition(
+        "no verdict was recorded",
+        _C.RECORDS,
+        "its verdict is that it was recorded",
+        "record in a run of its own",
+        _was_recorded,
+    ),
+    Condition(
+        "the run was strict", _C.NOT_STRICT, "the run was not strict", "--perf-strict", _not_strict
+    ),
+    Condition(
+        "what was measured has a commit",
+        _C.DIRTY,
+        "the measured code has no commit",
+        "git status says why; else: git add -A && git commit",
+        _no_commit,
+    ),
+    Condition(
+        "the commit was measured",
+        _C.FOREIGN_COMMIT,
+        "{measured} was measured, and not {wanted}",
+        "",
+        _foreign_commit,
+    ),
+    Condition(
+        "the tree is the commit's",
+        _C.DIRTY,
+        "{file} differs from the commit",
+        "commit it, or add an output to .gitignore",
+        _dirty,
+    ),
+    Condition(
+        "the baselines are the commit's",
+        _C.DIRTY,
+        "{file} differs from the commit, is a link, is ignored by git, or is left out of a sparse "
+        "checkout",
+        "commit it, or: git sparse-checkout add {folder}",
+        _baselines_dirty,
+    ),
+    Condition(
+        "launches inherit what pytest was started with",
+        _C.OTHER_ENVIRONMENT,
+        changed_in_pytest("{change}"),
+        "",
+        _changed,
+    ),
+    Condition(
+        "pairs ran in the environment that is recorded",
+        _C.OTHER_ENVIRONMENT,
+        "both sides were measured with {now}, {recording} with {was}",
+        "run the command with the variables of the recording, or record with the new ones first",
+        _other_variables,
+    ),
+    Condition(
+        "as many GPUs measured as should",
+        _C.FEWER_GPUS,
+        "{gpus} GPUs measured, {wanted} should have",
+        "",
+        _fewer_gpus,
+    ),
+    Condition(
+        "each case is the recorded one",
+        _C.OTHER_CASE,
+        "is another case than {recording}, by its {moved}",
+        "give it another id, or record it with these first",
+        _other_parameters,
+    ),
+    Condition(
+        "each case gates what is recorded",
+        _C.FEWER_GATES,
+        "gates less than {recording} has, no {gates}",
+        "gate it again, or record the case without it",
+        _fewer_gates,
+    ),
+    Condition(
+        "no margins are wider than recorded",
+        _C.FEWER_GATES,
+        "has {own}, wider than the {recorded} of {recording}",
+        "narrow them again, or record the case with them",
+        _wider_margins,
+    ),
+    Condition(
+        "each gate has a verdict",
+        _C.FEWER_GATES,
+        "its verdict says nothing of {gates}",
+        "",
+        _no_verdict,
+    ),
+    Condition(
+        "the tree stayed as it was", _C.TREE_CHANGED, TREE_CHANGED, "leave it alone", _changed_tree
+    ),
+    Condition(
+        "the base's recordings judged",
+        _C.OTHER_BASELINE,
+        "was judged by another recording than the base has, or than the run began with",
+        "measure with --perf-base, and leave the files alone",
+        _other_recording,
+    ),
+    Condition("each verdict passes", _C.FAILED, "{headline}", "", _failed),
+    Condition(
+        "each metric passes, or is waived",
+        _C.FAILED,
+        "passes though {metrics} does not, and no waiver covers it",
+        "",
+        _passes_unwaived,
+    ),
+    Condition(
+        "the run finished", _C.NOT_FINISHED, "the run did not finish: {end}", "", _not_finished
+    ),
+    Condition("pytest passed", _C.NOT_PASSED, "pytest failed, see its log", "", _not_passed),
 )
-
-
-def guard(run: Run) -> list[Problem]:
-    """Return why the run does not count, by what is known so far; empty if nothing is wrong."""
-    asked = (condition for condition in CONDITIONS if condition.alone in (None, run.door))
-    # A document may name a problem that the gate also sees itself.
-    problems = (problem for condition in asked for problem in condition.problems(run))
-    return list(dict.fromkeys(problems))

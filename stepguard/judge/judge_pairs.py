@@ -29,16 +29,16 @@ from stepguard.core.metrics import FLOPS, JUDGED_TIME, METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.reason_sentences import (
     Failed,
-    OtherWork,
-    OtherWorkOfRanks,
-    UnknownWork,
-    Unpaired,
+    Missing,
+    SlowSteps,
+    WorkMoved,
 )
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.explain.causes import explain
 from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
@@ -46,17 +46,10 @@ from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
-from stepguard.judge.rules import decision, mean_on_cpu
+from stepguard.judge.rules import decision, on_cpu
 from stepguard.judge.rules.changed_kernels import judged_kernels, margins_of
-from stepguard.judge.rules.identical_step import not_enough
-from stepguard.judge.rules.mean_of_pairs import explanation
+from stepguard.judge.rules.same_step import not_enough
 from stepguard.judge.sequential_plan import MOST_PAIRS
-from stepguard.judge.slow_step_patterns import (
-    REASONS,
-    of_head_alone,
-    of_launches,
-    of_pairs,
-)
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -71,6 +64,7 @@ _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 WORK = ("tokens_per_step", FLOPS)
 # A first pair below this log-ratio may be of a FASTER step, which pays for a price that rose.
 MAY_PAY = math.log1p(-0.5 / 100)
+MOST_NAMED = 8  # slow steps
 
 
 def judge_ab(
@@ -104,8 +98,8 @@ def refusal(comparison: Comparison) -> Refusal | None:
 def pairs_finding(comparison: Comparison, decided: Decision) -> PairsFinding:
     """Return the decision with all that it is based on, for a verdict."""
     ended = decided.final and not comparison.out_of_time
-    few = comparison.glance and decided.pairs <= mean_on_cpu.DOUBTED_PAIRS
-    most = 0 if ended else mean_on_cpu.DOUBTED_PAIRS if few else MOST_PAIRS
+    gated = JUDGED_TIME in comparison.head.gates
+    most = 0 if ended else MOST_PAIRS if gated else on_cpu.SLOWER_PAIRS
     moved = decided.status in (Status.SLOWER, Status.FASTER)
     return PairsFinding(
         decided,
@@ -161,9 +155,9 @@ def _time_explains(comparison: Comparison) -> bool:
 
 def wants_every_pair(comparison: Comparison) -> bool:
     """Tell whether another pair of a commit with itself should be measured: all of the plan, since
-    each says more about the machine's noise. A CPU's case that gates no time ends as usual.
+    each says more about the machine's noise. A case that gates no time ends as usual.
     """
-    if not comparison.pairs or comparison.glance:
+    if not comparison.pairs or JUDGED_TIME not in comparison.head.gates:
         return wants_another_pair(comparison)
     return decision(comparison) is not None and refusal(comparison) is None
 
@@ -190,7 +184,9 @@ def _unsound(comparison: Comparison) -> Refusal | None:
     head, base = len(comparison.head.launches), len(comparison.base.launches)
     if head == base:
         return None
-    unpaired = Unpaired(head=head, base=base, other=comparison.named)
+    sides = f"HEAD has {head} launches, {comparison.named} {base}"
+    found, needed = min(head, base), max(head, base)
+    unpaired = Missing(what="pairs of launches", found=found, needed=needed, why=sides)
     return Refusal(Status.BROKEN, Reason.NOTHING_MEASURED, unpaired)
 
 
@@ -207,16 +203,17 @@ def _other_work(comparison: Comparison) -> Refusal | None:
     """Refuse unequal tokens or FLOPs: a step that does less is another step, not a faster one."""
     head, base = on_same_steps(summarise(comparison.head), summarise(comparison.base))
     now, then = head.values(), base.values()
+    old: tuple[float, ...]
+    new: tuple[float, ...]
     for name in WORK:
-        work: OtherWork | OtherWorkOfRanks
         if name not in now or name not in then:
             continue
         if now[name] != then[name]:
-            work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
-            return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
-        new, old = (tuple(side.differing_ranks().get(name, ())) for side in (head, base))
-        if new != old:  # the busiest rank does as much as before, another rank does not
-            work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
+            old, new = (then[name],), (now[name],)
+        else:  # the busiest rank may do as much as before, and another rank not
+            old, new = (tuple(side.differing_ranks().get(name, ())) for side in (base, head))
+        if new != old:
+            work = WorkMoved(metric=name, other=comparison.named, old=old, new=new)
             return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
     return None
 
@@ -230,8 +227,8 @@ def _unknown_work(comparison: Comparison) -> Refusal | None:
         needed = WORK if says_tokens(evidence.case) else WORK[1:]
         for name in (name for name in needed if name not in values):
             why = evidence.counted.unstable.get(name, "")
-            unknown = UnknownWork(metric=name, whose=whose, why=why)
-            return Refusal(Status.BROKEN, Reason.METRIC_MISSING, unknown)
+            unknown = Missing(what=f"values of {name} of {whose}", why=why)
+            return Refusal(Status.BROKEN, Reason.NOTHING_MEASURED, unknown)
     return None
 
 
@@ -267,7 +264,8 @@ def _known(comparison: Comparison) -> tuple[MetricVerdict, ...]:
     now, then, decided = summarise(head), summarise(base), decision(comparison)
     judged_time = Status.INCONCLUSIVE if _time_explains(comparison) else None
     moved = moved_counters(now, [then], head.gates)
-    beside = (beside_time(one, judged_time) for one in moved if timed or one.decides)
+    beside = (beside_time(one, judged_time) for one in moved)
+    beside = (one for one in beside if timed or one.status is Status.CHANGED)
     undecided_time = decided and decided.status is Status.INCONCLUSIVE
     time = [_time(comparison, decided, now, then)] if undecided_time else []
     # If both sides are undecided, HEAD's reason is shown.
@@ -320,8 +318,10 @@ def why(comparison: Comparison, decided: Decision | None = None) -> dict[str, An
     # Ranks are compared only if the same rank ran the same case on the same card.
     other = comparable(conditions_of(base), conditions_of(head), (Tag.CASE, Tag.MACHINE, Tag.CARD))
     ranks = base.counted.parts_by_rank, head.counted.parts_by_rank
+    before, after = base.counted.profile, head.counted.profile
+    judged = judged_kernels(comparison, decided)
     return {
-        "explanation": explanation(comparison, judged_kernels(comparison, decided)),
+        "explanation": explain(before, after, judged) if before and after else None,
         "straggler": None if other else straggler(*ranks),
     }
 
@@ -333,10 +333,8 @@ def beside_time(metric: MetricVerdict, time: Status | None) -> MetricVerdict:
     """
     if time is None or metric.status is not Status.CHANGED:
         return metric
-    if metric.role == "amount":
+    if metric.role == "amount" or metric.role == "price" and time is Status.FASTER:
         return replace(metric, status=Status.SAME, reason=Reason.TIME_DECIDES)
-    if metric.role == "price" and time is Status.FASTER:
-        return replace(metric, status=Status.SAME, reason=Reason.PAID_FOR)
     return metric
 
 
@@ -363,40 +361,37 @@ def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]
     """
     if decided.status not in (Status.SLOWER, Status.INCONCLUSIVE) or decided.estimate_pct <= 0:
         return ()
-    # What makes some steps slow may be one line in the others, for example an ``if``.
-    some_steps = decided.reason in REASONS.values()
-    sides = comparison.head.counted, comparison.base.counted
-    return risen_python(*sides, any_number=some_steps)
+    return risen_python(comparison.head.counted, comparison.base.counted)
 
 
 def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
     """Return what a decision says of the step time. The old time follows from HEAD's time and the
-    pairs' ratio. Slow steps within launches may add more to a step than the blocks timed: then the
-    new time is the old one with them. If the time is `same` although such steps are slower, for
-    example on both sides, the reason names them.
+    pairs' ratio.
     """
-    margins, reason, pct = margins_of(comparison, decided), decided.reason, decided.estimate_pct
-    known = of_pairs(comparison) or of_head_alone(comparison)
-    slow = known if decided.status is Status.SLOWER else None
-    pattern = known or of_launches(comparison.head.launches)
-    new_ms = summarise(comparison.head).values()[JUDGED_TIME]  # of a late one's slow steps alone
-    old_ms = new_ms / (1 + pct / 100)
-    if slow:
-        pct = max(pct, 100 * math.expm1(slow.adds))
-        if slow.kind == "late":
-            old_ms = new_ms / (1 + pct / 100)
-        else:
-            new_ms = old_ms * (1 + pct / 100)
-    elif pattern and decided.status is Status.SAME:
-        reason = REASONS[pattern.kind]
+    margins, pct = margins_of(comparison, decided), decided.estimate_pct
+    new_ms = summarise(comparison.head).values()[JUDGED_TIME]
     return MetricVerdict(
         JUDGED_TIME,
         decided.status,
-        reason,
-        old=old_ms,
+        decided.reason,
+        old=new_ms / (1 + pct / 100),
         new=new_ms,
         change_pct=pct,
         # `same` says that the change is below the matter margin, so that is the limit.
         limit_pct=margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct,
-        slow_steps=pattern.figures() if pattern else None,
+        figures=_slow_steps(comparison),
     )
+
+
+def _slow_steps(comparison: Comparison) -> SlowSteps | None:
+    """Return which steps of HEAD counted for less than they took, if their plain mean moved by more
+    than what is ignored beyond what the pairs say; else None.
+    """
+    pairs = comparison.paired_launches()
+    plain = [math.log(head.plain_step_ms / base.plain_step_ms) for head, base in pairs]
+    hidden = fmean(plain) - fmean(comparison.log_ratios())
+    if abs(hidden) <= comparison.margins.ignore:
+        return None
+    steps = tuple(sorted({step for head, _ in pairs for step in head.slow_steps}))
+    pct = 100 * math.expm1(fmean(plain))
+    return SlowSteps(steps=steps[:MOST_NAMED], slow=len(steps), plain_pct=pct)

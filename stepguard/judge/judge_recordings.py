@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Difference, Evidence
 from stepguard.core.metrics import JUDGED_TIME, METRICS
-from stepguard.core.reason_sentences import NotRecorded, OfCase, OtherTokens, SlowSteps
+from stepguard.core.reason_sentences import NotRecorded, OfCase, WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, without_labels
 from stepguard.core.status import Status
@@ -28,17 +28,11 @@ from stepguard.judge.comparable import (
     conditions_of,
     conditions_recorded,
 )
-from stepguard.judge.compare_metric import compare, recorded_difference_pct, screen_of
+from stepguard.judge.compare_metric import compare, recorded_difference_pct
 from stepguard.judge.compare_profiles import against_recordings
 from stepguard.judge.fallen import with_fallen
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.judge.noise_limits import (
-    DIFFERENCE_LIMIT_PCT,
-    LEVEL_LIMIT_PCT,
-    Screen,
-    paired,
-)
-from stepguard.judge.slow_step_patterns import REASONS, of_launches
+from stepguard.judge.limits import paired
 from stepguard.judge.soundness import (
     Refusal,
     measurement_problem,
@@ -47,12 +41,10 @@ from stepguard.judge.soundness import (
 )
 from stepguard.judge.summarise_evidence import summarise
 
-DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # points that a difference may move within an epoch
-
 
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
-    """Return what the recordings alone say of a case: a time that moved is an alarm without an
-    answer. ``entry`` is the case's baseline; None if it has none.
+    """Return what the recordings alone say of a case: a time that moved is SLOWER or FASTER, an
+    alarm that no pairs have answered. ``entry`` is the case's baseline; None if it has none.
     """
     return verdict_of(screen(evidence, entry))
 
@@ -73,11 +65,9 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
         return _refused(evidence, refused, now)
     values = now.values()
     why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
-    pattern = of_launches(evidence.launches)
-    slow_steps = pattern.figures() if pattern else None
     compared = [compare(name, now, past, gates, True) for name in METRICS if name in values]
     metrics = tuple(
-        _noted_time(metric, slow_steps, kernels_moved) if metric.metric == JUDGED_TIME else metric
+        _with_kernels(metric) if kernels_moved and metric.metric == JUDGED_TIME else metric
         for metric in with_fallen(compared)
     )
     return Findings(
@@ -101,19 +91,11 @@ def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Finding
     return Findings(evidence.case_id, shown, why)
 
 
-def _noted_time(
-    metric: MetricVerdict, slow_steps: SlowSteps | None, kernels_moved: bool
-) -> MetricVerdict:
-    """Return the step time with the steps that are slower within launches. If the time is `same`,
-    such steps, or kernels that take longer, are its reason. If there are both, it is the kernels,
-    since they are an alarm.
-    """
-    reason = metric.reason
-    if metric.status is Status.SAME and slow_steps:
-        reason = REASONS[slow_steps.kind]
-    if metric.status is Status.SAME and metric.gated and kernels_moved:
-        reason = Reason.KERNELS_MOVED
-    return replace(metric, reason=reason, slow_steps=slow_steps)
+def _with_kernels(time: MetricVerdict) -> MetricVerdict:
+    """Return the step time as an alarm if its kernels take longer although it is `same`."""
+    if not time.gated or time.status is not Status.SAME:
+        return time
+    return replace(time, status=Status.SLOWER, reason=Reason.KERNELS_MOVED)
 
 
 def _past(
@@ -125,17 +107,19 @@ def _past(
     conditions = conditions_of(evidence)
     if entry.case != evidence.case:
         other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
-        return [], _other(Reason.OTHER_PARAMETERS, changed(other))
+        return [], _other(Reason.OTHER_CONDITIONS, changed(other))
     # Only the last epoch counts: earlier epochs are from before a change that was accepted.
     past = alike(entry.level, evidence)
     if not past:
         other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
-        return [], _other(Reason.OTHER_SOFTWARE, changed(other))
+        return [], _other(Reason.OTHER_CONDITIONS, changed(other))
     # The case's parameters are equal, so the workload itself changed. Times of other work cannot be
     # compared.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
-        return [], _other(Reason.WORK_MOVED, OtherTokens(old=tokens, new=now.tokens_per_step))
+        name, old, new = "tokens_per_step", (tokens,), (now.tokens_per_step,)
+        moved = WorkMoved(metric=name, other="the recording", old=old, new=new)
+        return [], _other(Reason.WORK_MOVED, moved)
     return past, None
 
 
@@ -175,47 +159,22 @@ def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
     ]
 
 
-def _screen_of_time(evidence: Evidence, entry: Entry) -> Screen | None:
-    return screen_of(summarise(evidence), alike(entry.level, evidence))
-
-
-def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
-    """Tell whether one more launch could change what recordings say of the step time. False if the
-    evidence is not sound.
-    """
-    # Counters need no more launches: they are exact, and are counted once.
-    if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
-        return False
-    screened = _screen_of_time(evidence, entry)
-    return screened is not None and (screened.close or screened.noisy)
-
-
 def enough_launches(evidence: Evidence, entry: Entry) -> bool:
     """Tell whether the timed launches so far are enough, although fewer than are planned. They are
-    if the case is `same` and its time is certainly inside the limit, or if its time is only shown.
-
-    Of the launches in baselines/, none that raises an alarm with a second launch was enough alone
-    (studies/detection).
+    if the case is `same` and its time is not halfway to an alarm, or if its time is only shown.
     """
     if JUDGED_TIME not in evidence.gates:
         return True
-    # It is not known how far the launches of a CPU differ.
-    if not evidence.on_gpu:
-        return False
-    verdict = verdict_of(screen(evidence, entry))
-    times = [metric for metric in verdict.metrics if metric.metric == JUDGED_TIME]
-    # If kernels take longer, another launch has to show it, too.
-    if verdict.status is not Status.SAME or times[0].reason is not Reason.WITHIN_LIMIT:
-        return False
-    # If some steps are slow, only a second launch shows whether the same ones are slow again.
-    if of_launches(evidence.launches * 2):
+    verdict = judge(evidence, entry)
+    time = next((metric for metric in verdict.metrics if metric.metric == JUDGED_TIME), None)
+    if verdict.status is not Status.SAME or time is None:
         return False
     # If clocks disagree in a block, another launch may have such a block, too. Events then miss
     # work, and the case is BROKEN.
     if any(block.clock_gap() for launch in evidence.launches for block in launch.discarded):
         return False
-    screened = _screen_of_time(evidence, entry)
-    return screened is not None and screened.certain
+    assert time.change_pct is not None and time.limit_pct is not None
+    return abs(time.change_pct) <= time.limit_pct / 2
 
 
 def enough_pairs(evidence: Evidence, difference: Difference, entry: Entry) -> bool:
@@ -227,21 +186,3 @@ def enough_pairs(evidence: Evidence, difference: Difference, entry: Entry) -> bo
     if then_pct is None or difference.bad_times():
         return False
     return paired(difference.pairs_ms).certain(then_pct)
-
-
-def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:
-    """Return why evidence that is `same` must not join the epoch: a metric that is too far from the
-    epoch's first recording, and by how much, in percent or in points of a step. None if the
-    evidence may join.
-    """
-    # Only the first recording counts. A mean over all recordings would follow many small changes.
-    now, first = summarise(evidence), past[:1]
-    screened = screen_of(now, first) if JUDGED_TIME in evidence.gates else None
-    if screened is not None and abs(screened.change_pct) > LEVEL_LIMIT_PCT:
-        return JUDGED_TIME, screened.change_pct
-    for name in (name for name in evidence.gates if METRICS[name].kind == "difference"):
-        then, difference = past[0].differences_pct.get(name), now.differences_pct.get(name)
-        moved = difference.mean - then.mean if difference and then else 0.0
-        if abs(moved) > DRIFT_POINTS:
-            return name, moved
-    return None

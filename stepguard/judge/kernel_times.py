@@ -36,12 +36,6 @@ LEAST_SHARE = 0.02
 # Prior.moderated() then trusts them alone. A class that is not in the table has the largest share,
 # that of reductions, since only short kernels of it were measured, or none.
 SCATTER_SHARES = {"Triton": 0.006, "GEMM": 0.007, "attention": 0.007, OTHER: 0.011}
-# The same if ranks exchange: an exchange takes multiprocessors and bandwidth from the kernels that
-# it runs beside. Twelve launches of a train step on two H100s (2026-11-27) were profiled once each,
-# six of the base and six of HEAD. Their equal kernels have root mean squares of 0.86 (Triton), 1.59
-# (GEMM; one product has 3.8), 0.72 (attention), 0.95 (reduction) and 0.88 (optimizer). The rule is
-# the same, and no class scatters by less than without an exchange.
-SHARES_BESIDE_EXCHANGE = {"Triton": 0.012, "GEMM": 0.025, "attention": 0.008, OTHER: 0.011}
 # What is added to the scatter of even the shortest kernels, in percent of a step. 95 % of 351
 # kernels scatter by less than the two together. The one with the largest excess scatters by 1.4
 # times as much in its first profile; one scatters by 2.5 times as much in its second. With profiles
@@ -86,9 +80,9 @@ class Matched:
         """Return the class of each match's kernels."""
         return np.array([one.rows[0].kind for one in self.matches], np.str_)
 
-    def times(self, base_us: Floats, head_us: Floats, *, exchange: bool = False) -> "Times":
+    def times(self, base_us: Floats, head_us: Floats) -> "Times":
         """Return the times of the matches. The last axis of both arrays is that of a side's
-        kernels, in their order. ``exchange``: ranks exchange beside some of them.
+        kernels, in their order.
         """
         sides = []
         for rows, us, of_match in (
@@ -98,7 +92,7 @@ class Matched:
             places = {id(row): at for at, row in enumerate(rows)}
             sums = [us[..., [places[id(row)] for row in its]].sum(axis=-1) for its in of_match]
             sides.append(np.stack(sums, axis=-1))
-        return Times(self.kinds, sides[0], sides[1], exchange)
+        return Times(self.kinds, sides[0], sides[1])
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,6 @@ class Times:
     kinds: NDArray[np.str_]
     base_us: Floats
     head_us: Floats
-    exchange: bool = False  # ranks exchange beside some of the kernels
 
     def longer_us(self, mine: Mask, equal: Mask) -> Floats:
         """Return for each profile by how many us a step the head's kernels ``mine`` take longer, at
@@ -150,8 +143,8 @@ class Times:
 
     def _shares(self) -> Floats:
         """Return the scatter of each match's kernels, as a share of their time."""
-        shares = SHARES_BESIDE_EXCHANGE if self.exchange else SCATTER_SHARES
-        return np.array([shares.get(kind, shares[OTHER]) for kind in self.kinds.tolist()])
+        usual = SCATTER_SHARES[OTHER]
+        return np.array([SCATTER_SHARES.get(kind, usual) for kind in self.kinds.tolist()])
 
     def _by_class(self, mine: Mask, equal: Mask) -> Iterator[tuple[Mask, Mask]]:
         """Yield the kernels ``mine`` of each class, with the kernels that show their pace."""

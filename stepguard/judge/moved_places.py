@@ -298,10 +298,9 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
     return tuple(map(_former, ordered) if fell else ordered)
 
 
-def risen_python(now: Counts, past: Counts, *, any_number: bool = False) -> tuple[Site, ...]:
+def risen_python(now: Counts, past: Counts) -> tuple[Site, ...]:
     """Return the functions that run more lines of Python than in the past, the most first. None are
-    returned if all these lines together are too few to make a step slower. With ``any_number`` a
-    single line is enough.
+    returned if all these lines together are too few to make a step slower.
 
     Both sides list only the functions that run most lines. A function that the past does not list
     is assumed to have run as many lines as the last one in its list.
@@ -318,7 +317,7 @@ def risen_python(now: Counts, past: Counts, *, any_number: bool = False) -> tupl
     ]
     risen = sorted((site for site in more if site.count > 0), key=lambda site: -site.count)
     enough = sum(site.count for site in risen) >= max(LEAST_LINES, LEAST_LINES_SHARE * total)
-    return tuple(risen) if enough or any_number else ()
+    return tuple(risen) if enough else ()
 
 
 def _line(site: Site) -> tuple[str, str, str]:

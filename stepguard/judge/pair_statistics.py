@@ -189,14 +189,13 @@ def figures(
     margins: Margins = MARGINS,
     *,
     replaced: Sequence[float] = (),
-    fewest: int = MIN_PAIRS,
     alpha: float = ALPHA,
 ) -> Figures:
     """Return the figures of the pairs so far. A log-ratio is log(head / base) of a time; their
-    order does not matter. ``replaced`` are those of pairs that were replaced. SLOWER and FASTER
-    need ``fewest`` pairs. Raises ValueError as bounds() does.
+    order does not matter. ``replaced`` are those of pairs that were replaced. Raises ValueError as
+    bounds() does.
     """
-    known = bounds(log_ratios, fewest=fewest, alpha=alpha)
+    known = bounds(log_ratios, alpha=alpha)
     smallest = smallest_detectable_pct(MOST_PAIRS, 100 * known.sd, margins, alpha=alpha)
     all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
     return Figures(known, margins, smallest, all_pct)
@@ -208,20 +207,10 @@ def decide(measured: Figures, *, last: bool = False) -> Decision:
     Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the ``last`` because the
     time is up. The time limit must not depend on the pairs. The last pairs use up the error of the
     next analysis, and have the levels of the analysis before.
-
-    If HEAD is slower by more than the matter margin when the replaced pairs count, too, nothing
-    passes: something may disturb only HEAD, in one pair after another.
     """
     count, status = measured.bounds.pairs, Status.INCONCLUSIVE
     if may_decide(count, last):
         status = measured.bounds.status(measured.margins)
-    all_pct = measured.with_replaced_pct
-    if (
-        all_pct is not None
-        and all_pct > measured.margins.matter_pct
-        and status is not Status.SLOWER
-    ):
-        status = Status.INCONCLUSIVE
     return measured.say(
         status, final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS
     )

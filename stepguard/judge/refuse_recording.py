@@ -5,29 +5,16 @@ nothing is wrong.
 """
 
 import re
-from collections.abc import Sequence
 
-from stepguard.core.baseline import Entry
 from stepguard.core.evidence import Evidence
-from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.shared_sentences import uncommitted
-from stepguard.core.status import Status
-from stepguard.core.text import counted
-from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.judge_recordings import alike
-from stepguard.judge.noise_limits import (
-    DIFFERENCE_LIMIT_PCT,
-    launch_spread_limit_pct,
-    launch_spread_pct,
-    paired,
-)
+from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.soundness import measurement_problem
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
 MIN_TIMED_LAUNCHES = 2  # for a time on a GPU: one launch does not show how launches differ
-MIN_TOGETHER = 3  # cases; if only two move alike, the cause may well be in the code
-ALIKE = 2.0  # moves are alike if the largest is at most this many times the smallest
 
 
 def unfit_to_record(evidence: Evidence) -> str:
@@ -94,62 +81,3 @@ def _vague(evidence: Evidence) -> str:
                 f"{DIFFERENCE_LIMIT_PCT} %; measure again"
             )
     return ""
-
-
-def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
-    """Return why the launches differ too much to be a level; empty if they do not. The limit is how
-    much the launches of the last epoch's recordings under this software differ. Without such
-    recordings it is how much launches usually differ.
-    """
-    if JUDGED_TIME not in evidence.gates:
-        return ""
-    recordings = alike(entry.level, evidence) if entry else []
-    now = [launch.step_ms for launch in evidence.launches]
-    past = [
-        recording.times_ms[JUDGED_TIME]
-        for recording in recordings
-        if recording.times_ms.get(JUDGED_TIME)
-    ]
-    spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)
-    if spread <= limit:
-        return ""
-    times = ", ".join(f"{ms:.3f}" for ms in now)
-    known = counted(len(past), "recording")
-    return (
-        f"{JUDGED_TIME} of its launches is {times} ms, a standard deviation of {spread:.2f} %; "
-        f"with {known} at most {limit:.2f} % is plausible; measure again on a quiet machine"
-    )
-
-
-def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
-    """Return why nothing of this run should be recorded: all cases that can be compared became
-    slower, or all faster, by a similar amount, with equal counters. The cause is then likely the
-    machine. Empty if the run may be recorded.
-
-    A case whose counters moved is left out, since its code did change. ``accept`` is the command
-    that records the run all the same.
-    """
-    times = [metric for verdict in verdicts if (metric := _plain_time(verdict))]
-    moves = [metric.change_pct for metric in times if metric.change_pct is not None]
-    kinds = {metric.status for metric in times}
-    # If one case is `same`, the machine is not the cause: that case would have moved, too.
-    if len(moves) < MIN_TOGETHER or kinds not in ({Status.SLOWER}, {Status.FASTER}):
-        return ""
-    least, most = min(moves, key=abs), max(moves, key=abs)
-    if abs(most) > ALIKE * abs(least):
-        return ""
-    return (
-        f"all {len(moves)} cases that can be compared moved together, {JUDGED_TIME} by "
-        f"{least:+.2f} to {most:+.2f} % with equal counters: that is the machine rather than the "
-        "code; measure again on the machine that recorded, or, if the code did it: "
-        f"{accept} --reason '...'"
-    )
-
-
-def _plain_time(verdict: Verdict) -> MetricVerdict | None:
-    """Return the step time of a case that was compared and whose counters are equal; else None."""
-    gated = [metric for metric in verdict.metrics if metric.gated]
-    counters = [metric for metric in gated if METRICS[metric.metric].kind == "counter"]
-    if any(metric.status is not Status.SAME for metric in counters):
-        return None
-    return next((m for m in gated if m.metric == JUDGED_TIME and m.limit_pct is not None), None)

@@ -17,14 +17,10 @@ from msgspec import structs
 from stepguard.core.evidence import Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import (
-    BelowFloor,
+    ClockGap,
     Failed,
-    NoGates,
-    NoneMeasured,
-    NotMeasured,
+    Missing,
     OfCase,
-    RepeatedGap,
-    TooFewLaunches,
     Undecided,
     Unstable,
 )
@@ -55,10 +51,10 @@ def measurement_problem(evidence: Evidence) -> Refusal | None:
         failed = Failed(launch=launch, message=fault.message, site=fault.site)
         return Refusal(status, fault.code, failed, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
-        return _broken(Reason.NOTHING_MEASURED, NoneMeasured(what="launch"))
+        return _broken(Reason.NOTHING_MEASURED, Missing(what="launches"))
     count, planned = len(evidence.launches), evidence.planned_launches
-    if count < planned and not _unsteady(evidence):  # no launch follows an unsteady one
-        few = TooFewLaunches(launches=count, planned=planned)
+    if count < planned and not unsteady_launch(evidence):  # no launch follows an unsteady one
+        few = Missing(what="launches", found=count, needed=planned)
         return _broken(Reason.NOTHING_MEASURED, few)
     return _contradiction(evidence) or _undecided(evidence)
 
@@ -75,15 +71,12 @@ def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
 def _contradiction(evidence: Evidence) -> Refusal | None:
     for label, launch in _labelled(evidence):
         if not launch.blocks:
-            return _broken(Reason.NOTHING_MEASURED, NoneMeasured(launch=label, what="block"))
+            return _broken(Reason.NOTHING_MEASURED, Missing(launch=label, what="blocks"))
         for block in launch.blocks:
             if bad := block.bad_times():
                 return _broken(Reason.NOTHING_MEASURED, structs.replace(bad, launch=label))
             if gap := block.clock_gap():
                 return _broken(Reason.CLOCKS_DISAGREE, structs.replace(gap, launch=label))
-        for block in launch.untimed:
-            if bad := block.bad_times():
-                return _broken(Reason.NOTHING_MEASURED, structs.replace(bad, launch=label))
     if gaps := _repeated_clock_gap([launch for _, launch in _labelled(evidence)]):
         return _broken(Reason.CLOCKS_DISAGREE, gaps)
     for difference in evidence.differences:
@@ -92,12 +85,13 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
     # The next check needs a step time, so it comes after the checks of blocks and their times.
     floor, step_ms = evidence.floor_ms(), summarise(evidence).values()[JUDGED_TIME]
     if floor is not None and step_ms < floor:
-        below = BelowFloor(step_ms=step_ms, floor_ms=floor)
-        return _broken(Reason.FASTER_THAN_PHYSICS, below)
+        least = "the GPU's peak allows no less than"
+        below = ClockGap(clock="the step", clock_ms=step_ms, other=least, other_ms=floor)
+        return _broken(Reason.CLOCKS_DISAGREE, below)
     return None
 
 
-def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
+def _repeated_clock_gap(launches: Sequence[Launch]) -> ClockGap | None:
     """Return the first clock gap if too many blocks were measured again because of one; else None.
 
     A host that stalls causes a gap once in some 300 blocks. Work that the events miss, for example
@@ -106,21 +100,21 @@ def _repeated_clock_gap(launches: Sequence[Launch]) -> RepeatedGap | None:
     gaps = [gap for launch in launches for block in launch.discarded if (gap := block.clock_gap())]
     if len(gaps) <= max(1, len(launches) // 3):
         return None
-    return RepeatedGap(blocks=len(gaps), launches=len(launches), first=gaps[0])
+    return structs.replace(gaps[0], blocks=len(gaps), launches=len(launches))
 
 
 def _undecided(evidence: Evidence) -> Refusal | None:
-    if launch := _unsteady(evidence):
+    if launch := unsteady_launch(evidence):
         unsteady = Undecided(launch=f"launch {launch.index}", why=launch.steady)
         return Refusal(Status.INCONCLUSIVE, Reason.NOT_STEADY, unsteady)
     if not evidence.gates:  # the file was edited, since a case always gates something
-        return _broken(Reason.METRIC_MISSING, NoGates())
+        return _broken(Reason.NOTHING_MEASURED, Missing(what="gated metrics"))
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
     values = summarise(evidence).values()
     # A gated metric that is missing must not be skipped: it would pass unseen.
     for name in evidence.gates:
         if name not in values and name not in unstable:
-            return _broken(Reason.METRIC_MISSING, NotMeasured(metric=name))
+            return _broken(Reason.NOTHING_MEASURED, Missing(what=f"values of {name}"))
     # A metric with a known place comes first.
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
         where = tuple(sites.get(name, ()))
@@ -129,7 +123,7 @@ def _undecided(evidence: Evidence) -> Refusal | None:
     return None
 
 
-def _unsteady(evidence: Evidence) -> Launch | None:
+def unsteady_launch(evidence: Evidence) -> Launch | None:
     """Return the first launch that never got steady; None if there is none, or if the step time is
     not gated: counters do not depend on the clocks.
     """

@@ -9,10 +9,9 @@ from stepguard.core.evidence import Counts, Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
 from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.core.site import Site
+from stepguard.judge.limits import Paired, paired
 from stepguard.judge.moved_places import without_lines
-from stepguard.judge.noise_limits import Paired, paired
 from stepguard.judge.recorded_profile import recorded
-from stepguard.judge.slow_step_patterns import lasting_ms, of_launches
 
 
 def summarise(evidence: Evidence) -> Recording:
@@ -74,9 +73,6 @@ def _times(launches: tuple[Launch, ...]) -> list[float]:
     """
     if not launches or not all(launch.has_times() for launch in launches):
         return []
-    pattern = of_launches(launches)
-    if pattern and pattern.kind == "late":  # the level from the pattern's begin on counts
-        return [lasting_ms(launch, pattern.begin) for launch in launches]
     return [launch.step_ms for launch in launches]
 
 

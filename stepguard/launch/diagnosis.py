@@ -121,12 +121,11 @@ def no_answer(scene: Scene) -> Fault:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR2)  # faulthandler writes all stacks to stderr
     _wait_until_written(logs, before, pids)
-    code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     positions = "; ".join(f"rank {rank} in {scene.position(rank)}" for rank in scene.ranks)
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions}"
     if any(scene.position(rank) == "prepare" for rank in scene.ranks):
         message += LONG_PREPARATION
-    return Fault(code, message, _stacks(scene) or scene.agent_log(), scene.during)
+    return Fault(Reason.NO_ANSWER, message, _stacks(scene) or scene.agent_log(), scene.during)
 
 
 def _sizes(logs: Sequence[Path]) -> list[int]:
@@ -174,7 +173,7 @@ def lost_worker(scene: Scene) -> Fault:
     if not scene.pids:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
         detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
-        return Fault(Reason.NOT_STARTED, message, detail, scene.during)
+        return Fault(Reason.KILLED, message, detail, scene.during)
     if dead and not cause and scene.agent.poll() is None:  # the agent has not noted how it ended
         cause = dead[0], "ended"
     if not cause:

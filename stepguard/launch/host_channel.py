@@ -32,7 +32,7 @@ class _ClosedPeer(LostWorker):
     """A read or a write found the socket closed."""
 
 
-class NoAnswer(Exception):
+class Overdue(Exception):
     """A deadline has passed."""
 
 
@@ -49,7 +49,7 @@ class Control:
         self._buffer = b""
 
     def accept(self, deadline_s: float, poll: Poll) -> Message:
-        """Wait for rank 0's hello and return it. Raises NoAnswer after ``deadline_s`` seconds."""
+        """Wait for rank 0's hello and return it. Raises Overdue after ``deadline_s`` seconds."""
         until = time.monotonic() + deadline_s
         while True:
             self._wait(self._listener, until, poll)
@@ -82,7 +82,7 @@ class Control:
         """Send a command and return all ranks' answers, in rank order. If the ranks said that they
         began, each answer has ``outside_ms``: how many ms the host measured from then on.
 
-        Raises NoAnswer after ``deadline_s`` seconds, and LostWorker if rank 0 is gone.
+        Raises Overdue after ``deadline_s`` seconds, and LostWorker if rank 0 is gone.
         """
         assert self._peer is not None
         until = time.monotonic() + deadline_s
@@ -127,7 +127,7 @@ class Control:
         while not select.select([readable], [], [], POLL_S)[0]:
             poll()
             if time.monotonic() > until:
-                raise NoAnswer
+                raise Overdue
 
 
 def _peer_uid(peer: socket.socket) -> int:

@@ -13,10 +13,10 @@ folders that belong to no tree. A file belongs to the deepest of these folders t
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
+from stepguard.core.replies import Sources
 from stepguard.core.text import listed
 from stepguard.launch.callers_engine import ENGINE
 from stepguard.launch.diagnosis import LaunchFailed
@@ -61,7 +61,7 @@ def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[st
 
 def check(
     spec: LaunchSpec,
-    ranks: Sequence[Mapping[str, Any]],
+    ranks: Sequence[Sources],
     during: str,
     top: Path,
     package: str,
@@ -80,7 +80,7 @@ def check(
 
 
 def _problem(
-    spec: LaunchSpec, answer: Mapping[str, Any], top: Path, package: str, changed: frozenset[str]
+    spec: LaunchSpec, answer: Sources, top: Path, package: str, changed: frozenset[str]
 ) -> str:
     """Return which modules of a rank came from another place, and what mends it; empty if
     none did.
@@ -90,7 +90,7 @@ def _problem(
     # tree.
     neutral = [folder.resolve() for folder in (spec.cache, spec.folder)]
     forbidden = [folder.resolve() for folder in spec.forbidden]
-    sources = answer["sources"]
+    sources = answer.sources
     if forbidden and (modules := strays(sources, own, forbidden, neutral)):
         return (
             f"{_came(modules, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
@@ -108,9 +108,9 @@ def _problem(
     return ""
 
 
-def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
+def of_the_tree(ranks: Sequence[Sources], top: Path) -> set[Path]:
     """Return the sources of the tree at ``top`` that the ranks imported."""
-    files = {file for answer in ranks for file in answer["sources"].values()}
+    files = {file for answer in ranks for file in answer.sources.values()}
     below = os.path.join(top, "")
     return {Path(file) for file in files if _is_source(file, below)}
 
@@ -123,7 +123,7 @@ def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
 
 
 def others(
-    answer: Mapping[str, Any], top: Path, root: Path, changed: frozenset[str] = frozenset()
+    answer: Sources, top: Path, root: Path, changed: frozenset[str] = frozenset()
 ) -> list[Module]:
     """Return the modules from outside of the tree at ``top`` that are ``changed``, or that the tree
     also has, with another text. The tree has a module if it is in the ranks' working folder or in
@@ -134,7 +134,7 @@ def others(
     here.discard(ENGINE.name)
     return [
         (name, file)
-        for name, file in _outside({**answer["installed"], **answer["sources"]}, top)
+        for name, file in _outside({**answer.installed, **answer.sources}, top)
         if name in changed or name.partition(".")[0] in here and _differs(name, file, folders)
     ]
 

@@ -15,10 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepguard.core.evidence import Fault
+from stepguard.core.replies import REPLIES
 from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed, Scene, lost_worker, no_answer
-from stepguard.launch.host_channel import Control, LostWorker, Message, NoAnswer, Poll
+from stepguard.launch.host_channel import Control, LostWorker, Message, Overdue, Poll
 from stepguard.launch.nodes import scheduler
 from stepguard.launch.nodes.run_launcher import end_launcher
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
@@ -121,7 +124,7 @@ class WorkerGroup:
         """Raise LaunchFailed if the import takes longer than HELLO_LIMIT_S, or a process ended."""
         with self._faults("start", lambda: None):
             if not imported and time.monotonic() - self.began > HELLO_LIMIT_S:
-                raise NoAnswer
+                raise Overdue
             self._watch()
 
     def request(
@@ -132,22 +135,25 @@ class WorkerGroup:
         poll: Poll,
         progress: Callable[[str], None],
         **args: Any,
-    ) -> list[Message]:
-        """Return all ranks' answers to a command, in rank order. Raises LaunchFailed with the cause
-        if a process ends, or if no answer comes within ``limit_s`` or the launch's time limit.
+    ) -> list[Any]:
+        """Return all ranks' answers to a command, in rank order, of the command's type in REPLIES.
+        Raises LaunchFailed with the cause if a process ends, or if no answer comes within
+        ``limit_s`` or the launch's time limit.
         """
         left = self.began + self.spec.time_limit_s - time.monotonic()
         with self._faults(command, poll), self._mark.during():
-            return self._control.request(
-                command, args, max(1.0, min(limit_s, left)), self._watch, progress
+            limit_s = max(1.0, min(limit_s, left))
+            ranks: list[Message] = self._control.request(
+                command, args, limit_s, self._watch, progress
             )
+            return [msgspec.convert(rank, REPLIES[command]) for rank in ranks]
 
     @contextlib.contextmanager
     def _faults(self, command: str, poll: Poll) -> Iterator[None]:
         self._poll = poll
         try:
             yield
-        except (LostWorker, NoAnswer) as error:
+        except (LostWorker, Overdue) as error:
             raise LaunchFailed(self._diagnose(command, error)) from None
 
     def _watch(self) -> None:
@@ -170,7 +176,7 @@ class WorkerGroup:
             during=f"{self.spec.label}, {command}",
             waited_s=time.monotonic() - self.began,
         )
-        return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
+        return no_answer(scene) if isinstance(error, Overdue) else lost_worker(scene)
 
     def let_exit(self) -> None:
         """Let the ranks exit by themselves, without waiting for it."""

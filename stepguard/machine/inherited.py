@@ -47,12 +47,8 @@ class Inherited:
 
     def changes(self, now: "Inherited") -> tuple[str, ...]:
         """Return what differs ``now``, each as "name old -> new". Values of secrets are hidden."""
-        return (*self.changed_variables(now), *_differ(self.limits, now.limits))
-
-    def changed_variables(self, now: "Inherited") -> tuple[str, ...]:
-        """Return the environment's part of changes()."""
-        sides = [_of_somebody(side.variables) for side in (self, now)]
-        return tuple(_differ(*sides))
+        variables = [_of_somebody(side.variables) for side in (self, now)]
+        return (*_differ(*variables), *_differ(self.limits, now.limits))
 
 
 def inherited_now() -> Inherited:

@@ -11,9 +11,8 @@ from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.question import Answer
 from stepguard.core.reasons import Reason
-from stepguard.judge.alarm import Answer, alarm_of
-from stepguard.judge.findings import Findings, Permits
 from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
@@ -50,9 +49,7 @@ def compare_with(
 ) -> Comparison:
     """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them."""
     share(tree, bench.root, case.data)
-    files = wanted.files
-    if files is None:  # nobody has asked git yet
-        files = differing(tree.base, tree.commit, tree.base / "baselines")
+    files = differing(tree.base, tree.commit, tree.base / "baselines")
     if files is None:  # git does not say: all may differ
         files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
     bench = replace(bench, changed=changed_modules((tree.base, tree.top), files))
@@ -71,29 +68,23 @@ def compare_with(
 def confirm(
     case: Case,
     bench: Bench,
-    findings: Findings,
-    permits: Permits,
     evidence: Evidence,
     recorded: tuple[str, str],
     progress: Progress,
     wanted_beside: Callable[[Case], PairsWanted],
-) -> tuple[Answer | None, Comparison | None]:
+) -> tuple[Answer, Comparison | None]:
     """Measure the recording's commit beside HEAD to answer an alarm. Return the answer, and the
-    pairs that were kept. The answer is None if there is no alarm; the pairs are None if there are
-    none.
+    pairs that were kept, if there are any.
 
     ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
-    branch). ``wanted_beside(case)`` returns which pairs to measure. The pairs time the
-    steps that ``evidence`` timed, so that they include a slowdown in late steps.
+    branch). ``wanted_beside(case)`` returns which pairs to measure.
     """
-    if alarm_of(findings, permits) is None:
-        return None, None
     chosen = commit_for_confirmation(bench.root, *recorded)
     if answer := _without_pairs(bench, evidence, chosen):
         return answer, None
     # FLOPs are counted as well: times of trees that do other work are not compared.
-    times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
-    wanted = replace(wanted_beside(times), steps=steps)
+    times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+    wanted = wanted_beside(times)
     try:
         pairs = _beside(times, bench, chosen.commit, progress, wanted)
     except TreeError as error:

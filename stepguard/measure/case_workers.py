@@ -41,7 +41,7 @@ from stepguard.measure.compiled_steps import CompiledStep
 from stepguard.measure.start_ahead import Ahead
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
-# torch would keep records of only its newest 64 compilations (worker/count/compiler.py).
+# torch would keep records of only its newest 64 compilations (worker/counters/compiler.py).
 COMPILER = ("torch._dynamo", "torch._inductor")
 TICK_S = 0.5
 
@@ -87,7 +87,6 @@ class Bench:
     revision: Revision
     command: str
     launcher: Launcher | None = None  # its nodes share a case of several ranks
-    more_launches: int = 3  # the most beyond the planned ones, if the comparison is close
     own: Path | None = None  # the whole tree that contains root; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
     # Names of the modules whose files differ between the two trees of a comparison.
@@ -228,7 +227,7 @@ class CaseWorkers:
             refuse_other_gpus(ranks, self._monitor.gpus)
         refuse_differing_ranks(ranks)
         self._ranks = ranks
-        self._compiled = self._compiled or self._compiled_step(ranks[0]["fingerprint"])
+        self._compiled = self._compiled or self._compiled_step(ranks[0].fingerprint)
         if not self._first_reserved_bytes:
             self._first_reserved_bytes = self._compiled.reserved_bytes
 
@@ -303,7 +302,7 @@ class CaseWorkers:
     @property
     def gpu_memory_bytes(self) -> int:
         """Return the memory of the smallest GPU; 0 if unknown."""
-        return min((rank.get("memory_bytes", 0) for rank in self._ranks), default=0)
+        return min((rank.memory_bytes for rank in self._ranks), default=0)
 
     def note_end(self, interrupt: KeyboardInterrupt) -> None:
         """Note as a fault that somebody ended the run: by which signal, when, and in which stage.
@@ -319,9 +318,9 @@ class CaseWorkers:
             first = self._ranks[0]
             measured |= {
                 "fingerprint": fingerprint_of(first, self._bench.gpus),
-                "tokens_per_step": sum(rank["tokens_per_step"] for rank in self._ranks),
-                "flops_per_step": sum(rank["flops_per_step"] for rank in self._ranks),
-                "floor_flops_per_step": first.get("floor_flops_per_step", 0.0),
+                "tokens_per_step": sum(rank.tokens_per_step for rank in self._ranks),
+                "flops_per_step": sum(rank.flops_per_step for rank in self._ranks),
+                "floor_flops_per_step": first.floor_flops_per_step,
             }
         return Evidence(
             case_id=self.case.id,

@@ -9,30 +9,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from stepguard.core.evidence import Counts, Fault
 from stepguard.core.fingerprint import Fingerprint, steers
-from stepguard.core.metrics import GROWING_LINES, METRICS, OPERATORS, PEAK, SYNCS
+from stepguard.core.metrics import METRICS, OPERATORS, PEAK, SYNCS
 from stepguard.core.profile import Profile, StepIdentity, over_ranks
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import of_steps
+from stepguard.core.replies import Prepared
 from stepguard.core.site import Site, merge
 from stepguard.judge.comparable import Conditions, Tag, comparable
+from stepguard.judge.count_again import with_count
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
 
-Answers = list[dict[str, Any]]  # of every rank, in rank order
-
-# What only the second part of the counting pass counts.
-_EAGER = ("flops_per_step", OPERATORS, GROWING_LINES, "sync_candidates_per_step")
+Answers = list[Any]  # of every rank, in rank order: one of core/replies.py
 
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
     """Raise LaunchFailed if a rank runs on another GPU than the one that is monitored for it."""
     for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=True)):
-        uuid = answer["fingerprint"]["device_uuid"]
+        uuid = answer.fingerprint["device_uuid"]
         if uuid != gpu.uuid:
             message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"
             raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE, message))
@@ -44,14 +41,14 @@ def refuse_differing_ranks(ranks: Answers) -> None:
     for rank, answer in enumerate(ranks):
         if odd := comparable(first, _platform(answer)):
             has = ", ".join(f"{difference.key} {difference.new or 'none'}" for difference in odd)
-            torch = ranks[0]["fingerprint"]["torch"]
+            torch = ranks[0].fingerprint["torch"]
             message = f"rank {rank} has {has}, rank 0 does not (torch {torch})"
             raise LaunchFailed(Fault(Reason.RANKS_DIFFER, message))
 
 
-def _platform(answer: dict[str, Any]) -> Conditions:
+def _platform(answer: Prepared) -> Conditions:
     """Return the conditions that must be equal on all ranks of a launch. Their cards may differ."""
-    known = answer["fingerprint"]
+    known = answer.fingerprint
     software = ("torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
     steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
     return {
@@ -61,13 +58,13 @@ def _platform(answer: dict[str, Any]) -> Conditions:
     }
 
 
-def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
+def fingerprint_of(answer: Prepared, gpus: Sequence[Gpu]) -> Fingerprint:
     """Return rank 0's fingerprint. On a GPU it has the driver and the peaks of rank 0's GPU."""
-    known = dict(answer["fingerprint"])
+    known = dict(answer.fingerprint)
     capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
     if not known.get("cuda"):  # a CPU, whatever GPUs the machine has
         return Fingerprint(**known)
-    gpu, precision = gpus[0], answer["precision"]
+    gpu, precision = gpus[0], answer.precision
     return Fingerprint(
         **known,
         driver=gpu.driver,
@@ -83,7 +80,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
     Values and parts are those of the rank that counted most, sites those of all ranks. What is
     unstable on one rank is unstable. Information is rank 0's, the profile the mean over ranks.
     """
-    counted = [msgspec.convert(rank, Counts) for rank in ranks]
+    counted: list[Counts] = [rank.counts for rank in ranks]
     unstable: dict[str, str] = {}
     for rank, counts in enumerate(counted):
         for name, reason in counts.unstable.items():
@@ -132,34 +129,16 @@ def _on_same_steps(counted: Sequence[Counts]) -> list[Counts]:
 
 
 def with_eager(first: Counts, both: Counts) -> Counts:
-    """Return the counts of the whole counting pass. ``both`` is of its second part, which answers
-    with the counts of the ``first`` one, too.
+    """Return the counts of ``both`` parts of the counting pass, with what only this process knows
+    of the ``first`` one.
     """
-    return replace(
-        first,
-        values=first.values | both.values,
-        lists=first.lists | both.lists,
-        unstable=both.unstable | first.unstable,
-        detail=first.detail | both.detail,
-        sites=first.sites | both.sites,
-        callers=both.callers,
-        by_rank=first.by_rank | both.by_rank,
-        information=first.information | both.information,
-        wall_s=first.wall_s + both.wall_s,
-    )
+    known = first.information | both.information
+    return replace(both, information=known, wall_s=first.wall_s + both.wall_s)
 
 
 def with_lines(counts: Counts, ranks: Answers) -> Counts:
     """Return the counts with those of host syncs that ``ranks`` answer, with their lines."""
-    found = counts_of(ranks, 0.0)
-    rest = {name: of for name, of in counts.by_rank.items() if name != SYNCS}
-    return replace(
-        counts,
-        values=counts.values | found.values,
-        lists={name: of for name, of in counts.lists.items() if name != SYNCS} | found.lists,
-        sites=counts.sites | found.sites,
-        by_rank=rest | found.by_rank,
-    )
+    return with_count(counts, SYNCS, counts_of(ranks, 0.0))
 
 
 def with_profiles(counts: Counts, profiles: Sequence[Profile]) -> Counts:
@@ -170,7 +149,7 @@ def with_profiles(counts: Counts, profiles: Sequence[Profile]) -> Counts:
 
 def without_eager(first: Counts, device: str, world_size: int) -> Counts:
     """Return the counts if the second part of the counting pass did not fit into memory."""
-    lost = [name for name in _EAGER if METRICS[name].exists(device, world_size)]
+    lost = [name for name, row in METRICS.items() if row.eager and row.exists(device, world_size)]
     reasons = dict.fromkeys(lost, "the eager step does not fit into memory")
     return replace(first, unstable=first.unstable | reasons)
 

@@ -3,7 +3,6 @@ variants alternate.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from stepguard.core.evidence import Block, Difference
@@ -13,18 +12,7 @@ from stepguard.measure.running_launch import RunningLaunch
 
 LIMIT_S = 120.0  # in addition to three times the expected time of the segments
 FEW_PAIRS = 4  # of a first series that may be enough; an even number
-
-
-@dataclass(frozen=True)
-class Variants:
-    """The two variants that a difference compares, as a worker names them."""
-
-    words: str  # shown during the measurement
-    plain: str
-    other: str
-
-
-DIFFERENCES = {"sync_overhead": Variants("sync overhead", "pipelined", "synced")}
+DIFFERENCES = ("sync_overhead",)
 
 
 def measure_difference(
@@ -43,7 +31,7 @@ def measure_difference(
     A series in which the machine was disturbed is repeated. Raises LaunchFailed if that happens
     more often than the protocol's ``retries``.
     """
-    variants, protocol, step_s = DIFFERENCES[name], launch.protocol, launch.warmup.step_s
+    words, protocol, step_s = name.replace("_", " "), launch.protocol, launch.warmup.step_s
     steps = max(4, round(protocol.segment_s / step_s))
     if pairs_wanted > protocol.pairs_in_a_series:
         enough = None
@@ -55,9 +43,9 @@ def measure_difference(
             in_a_series = min(FEW_PAIRS, left + left % 2)
         lead, order = _order(protocol, in_a_series, not pairs)
         left_s = -(-left // in_a_series) * len(order) * steps * step_s
-        launch.show(f"{variants.words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
-        measure = partial(_series, variants, launch, order, steps)
-        _, ranks = launch.undisturbed(measure, discarded, variants.words)
+        launch.show(f"{words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
+        measure = partial(_series, launch, order, steps)
+        _, ranks = launch.undisturbed(measure, discarded, words)
         pairs += pairs_of(ranks, order, lead)
         difference = Difference(name, tuple(pairs))
         if enough is not None and enough(difference):
@@ -74,17 +62,14 @@ def _order(protocol: Protocol, pairs: int, first: bool) -> tuple[int, list[int]]
     return lead, [0] * lead + [0, 1, 1, 0] * (pairs // 2)
 
 
-def _series(
-    variants: Variants, launch: RunningLaunch, order: Sequence[int], steps: int
-) -> tuple[Block, Answers]:
+def _series(launch: RunningLaunch, order: Sequence[int], steps: int) -> tuple[Block, Answers]:
     """Run the segments of one series. Return the block that spans them, and the ranks' answers. The
     block only shows whether the machine was disturbed and whether the clocks agree.
     """
     seconds = len(order) * steps * launch.warmup.step_s
-    names, limit_s = [variants.plain, variants.other], LIMIT_S + 3 * seconds
-    ranks = launch.ask("alternate", limit_s=limit_s, variants=names, order=order, steps=steps)
-    wall_ms = tuple(sum(rank["segments_ms"]) * steps for rank in ranks)
-    outside_ms = ranks[0]["outside_ms"]
+    ranks = launch.ask("alternate", limit_s=LIMIT_S + 3 * seconds, order=order, steps=steps)
+    wall_ms = tuple(sum(rank.segments_ms) * steps for rank in ranks)
+    outside_ms = ranks[0].outside_ms
     return Block(len(order) * steps, wall_ms, wall_ms, (), outside_ms=outside_ms), ranks
 
 
@@ -92,7 +77,7 @@ def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[
     """Return (plain, other) step times in ms for each two neighbouring segments, of the slowest
     rank. The segments' ``order`` is 0 1 1 0 ..., after ``lead`` segments that do not count.
     """
-    slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
+    slowest = [max(times) for times in zip(*(rank.segments_ms for rank in ranks), strict=True)]
     pairs = []
     for first in range(lead, len(order), 2):
         times = {order[index]: slowest[index] for index in (first, first + 1)}

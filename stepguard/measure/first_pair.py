@@ -56,13 +56,6 @@ class FirstPair(Pair):
         self.launches[1 - index].group.grant(time.monotonic() - began)  # which waits meanwhile
 
     @property
-    def has_other_graphs(self) -> bool:
-        """Tell of a pair that may be timed whether the base compiled graphs, although the cache had
-        all of HEAD's.
-        """
-        return self.launches[BASE].missed_graphs > 0
-
-    @property
     def may_be_timed(self) -> bool:
         """Tell whether the two can be a pair that is timed. They cannot if one of them compiled
         beside the other, since equal kernels may then run in other forms.

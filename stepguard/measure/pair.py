@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from stepguard.core.device import CPU, GPU, is_gpu
-from stepguard.judge.count_again import counted_again
+from stepguard.judge.count_again import counted_again, not_counted_again
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
@@ -24,10 +24,6 @@ SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
-# Only two pairs also time late steps: two launches of each side show whether a late slowdown
-# repeats. Late steps of all pairs would take as long as all the rest.
-LATE_PAIRS = 2
-REACH_STEPS = 320
 
 
 @dataclass(frozen=True)
@@ -39,11 +35,6 @@ class PairTiming:
     # Short, since both sides run in turns and drift alike: the drift need not be over.
     warmup: Protocol
     ahead: int = 2  # how many pairs import while one is built; on few cores one is enough
-    steps: range = range(0)  # the steps that blocks must time; empty: any
-    # The second blocks of the first pairs end after so many seconds of load: as late as the blocks
-    # of a launch that recordings judge. If step REACH_STEPS comes later, but within twice these
-    # seconds, they end there.
-    reach_s: float = 0.0
 
 
 # On an H200 at its power cap the steps scatter, not the launches, so only timed seconds help. More
@@ -51,10 +42,8 @@ class PairTiming:
 # which 8 s are timed: 8 pairs take two minutes of GPU time, 22 take five.
 # A profile of a launch takes 5 s more.
 PAIR_TIMINGS = {
-    GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
-    CPU: PairTiming(
-        0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1, reach_s=2.0
-    ),
+    GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
+    CPU: PairTiming(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),
 }
 
 
@@ -64,25 +53,12 @@ class _Blocks:
 
     lead: int  # untimed, before each block
     timed: int  # in each block
-    begins: tuple[int, int]  # the earliest begin of the first and of the second block
 
 
-def _blocks(timing: PairTiming, number: int, late: bool, *launches: RunningLaunch) -> _Blocks:
+def _blocks(timing: PairTiming, *launches: RunningLaunch) -> _Blocks:
     # The faster side needs more steps for its seconds. All of ``launches`` have warmed up.
     step_s = min(launch.warmup.step_s for launch in launches)
-    lead = max(1, round(timing.lead_s / step_s))
-    timed = max(block_steps(timing.block_s, step_s), (len(timing.steps) + 1) // BLOCKS)
-    # Between its two blocks a pair has ``lead`` untimed steps. Every second pair begins that many
-    # steps earlier, so it times the steps that the other pairs leave out.
-    first = timing.steps.start - (lead if number % 2 == 0 else 0)
-    second = _reach(timing, step_s) - timed if late and not timing.steps else 0
-    return _Blocks(lead, timed, (first, second))
-
-
-def _reach(timing: PairTiming, step_s: float) -> int:
-    """Return the step, counted from the first, at which a pair that times late steps ends."""
-    usual = round(timing.reach_s / step_s)
-    return max(usual, REACH_STEPS) if REACH_STEPS <= 2 * usual else usual
+    return _Blocks(max(1, round(timing.lead_s / step_s)), block_steps(timing.block_s, step_s))
 
 
 class Pair:
@@ -146,14 +122,11 @@ class Pair:
         for future in futures:
             future.result()
 
-    def run(self, order: Sequence[int], nobody_imports: Callable[[], bool], late: bool) -> None:
-        """Warm up, wait until ``nobody_imports``, then run blocks in ``order``. With ``late`` the
-        second blocks end as late as those of launches that recordings judge.
-        """
+    def run(self, order: Sequence[int], nobody_imports: Callable[[], bool]) -> None:
+        """Warm up, wait until ``nobody_imports``, then run blocks in ``order``."""
         first, second = self.launches[order[0]], self.launches[order[1]]
-        most = self._timing.steps.start // 2
         # The launch whose block comes first warms up last, so it need not be parked.
-        second.warm_up(most=most)
+        second.warm_up()
         second.park()
         # Imports of the next pairs may disturb the warm-up above, but nothing below.
         self._ticker(f"pair {self._number}: wait until nobody imports")
@@ -161,8 +134,8 @@ class Pair:
         self._wait(nobody_imports)
         for launch in self.launches:
             launch.group.grant(time.monotonic() - began)
-        first.warm_up(windows=second.warmup.windows, most=most)
-        blocks = _blocks(self._timing, self._number, late, first, second)
+        first.warm_up(windows=second.warmup.windows)
+        blocks = _blocks(self._timing, first, second)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self.launches[before].park()
@@ -232,7 +205,6 @@ def one_after_the_other(
     sides: Sequence[CaseWorkers],
     order: Sequence[int],
     timing: PairTiming,
-    late: bool,
 ) -> list[RunningLaunch]:
     """Run a launch of each side, one after the other, since they do not fit on the card together.
     Return the launches in the order of ``sides``.
@@ -245,8 +217,8 @@ def one_after_the_other(
         launch, other = RunningLaunch(sides[index], label, timing.warmup), done.get(1 - index)
         build_alone(launch)
         windows = other.warmup.windows if other else ()
-        launch.warm_up(windows=windows, most=timing.steps.start // 2)
-        blocks = blocks or _blocks(timing, number, late, launch)
+        launch.warm_up(windows=windows)
+        blocks = blocks or _blocks(timing, launch)
         for _ in range(BLOCKS):
             _block(launch, other, blocks)
         launch.leave()
@@ -266,9 +238,14 @@ def count_once_more(
 ) -> None:
     """Count these counters in one more launch, which has the GPUs to itself. Keep what both say."""
     first = workers.counts
-    count_alone(workers, protocol, label)
-    if first and workers.counts:
-        workers.counts = counted_again(first, workers.counts, names)
+    assert first is not None, "only what was counted is counted again"
+    try:
+        count_alone(workers, protocol, label)
+    except BaseException:
+        workers.counts = not_counted_again(first, names, f"the {label} did not end")
+        raise
+    assert workers.counts is not None, "a launch that counts leaves its counts"
+    workers.counts = counted_again(first, workers.counts, names)
 
 
 def count_alone(workers: CaseWorkers, protocol: Protocol, label: str) -> None:
@@ -298,12 +275,10 @@ def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) 
     number, both time the same steps.
     """
     number = len(launch.blocks)
-    begin = max(launch.ran + blocks.lead, blocks.begins[number])
+    begin = launch.ran + blocks.lead
     if other and len(other.blocks) > number:
         begin = max(begin, other.blocks[number].ran or 0)
     elif other:
         begin = max(begin, other.ran + blocks.lead)
-    if begin - launch.ran > blocks.timed:
-        launch.show(f"{begin - launch.ran} steps that are not timed")
-    launch.run_untimed(begin, blocks.timed)
+    launch.run(begin - launch.ran)
     launch.timed_block(blocks.timed, of=BLOCKS)

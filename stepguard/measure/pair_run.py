@@ -16,26 +16,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison, LaunchPair, judged, judges_ungated_time
+from stepguard.core.comparison import Comparison, LaunchPair, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.margins import ALPHA
-from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
-from stepguard.core.text import printable
-from stepguard.judge.count_again import doubtful, doubtful_of_other
-from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.pair_statistics import out_of_line
-from stepguard.judge.rules import changed_kernels, decision, mean_on_cpu
-from stepguard.judge.rules.identical_step import enough, why_not_identical
+from stepguard.judge.rule_book import Need, need
+from stepguard.judge.rules import decision
 from stepguard.judge.sequential_plan import MOST_PAIRS
-from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.measure.first_pair import FIRST, FirstPair
 from stepguard.measure.following_pairs import FollowingPairs
 from stepguard.measure.pair import (
     BASE,
     HEAD,
-    LATE_PAIRS,
     ORDERS,
     PAIR_TIMINGS,
     both_fit,
@@ -49,17 +44,17 @@ COUNTING = "counting launch"  # has the GPUs to itself
 MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
 
 
+def _need(pairs: Comparison) -> Need:
+    return need(Question(pairs=pairs))
+
+
 @dataclass(frozen=True)
 class PairsWanted:
-    """How many pairs to measure, which steps they time, and at which level they are judged."""
+    """How many pairs to measure, and at which level they are judged."""
 
     budget_s: float  # for all pairs; no pair begins after it, except for the first
-    wants_another: Callable[[Comparison], bool] = wants_another_pair
+    need: Callable[[Comparison], Need] = _need  # what the judge needs next
     alpha: float = ALPHA  # the case's level, given the number of cases in its run
-    steps: range = range(0)  # the steps that blocks must time, counted from the first; empty: any
-    # Files in which the trees differ; None: not known. If they are known, few pairs are enough for
-    # a step that is the same.
-    files: tuple[str, ...] | None = None
     # Stores the comparison after each pair, so that a run that is ended early leaves its pairs.
     # Returns the comparison, marked if its tree changed.
     keep: Callable[[Comparison], Comparison] = lambda so_far: so_far
@@ -95,13 +90,8 @@ class _PairRun:
         self, case: Case, sides: Sequence[CaseWorkers], against: str, wanted: PairsWanted
     ) -> None:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
-        files = wanted.files
-        self.files = None if files is None else tuple(map(printable, files))
-        self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
+        self.timing = PAIR_TIMINGS[case.device]
         self.together, self.out_of_time = True, False
-        # Pairs before those that also time late steps. If the base compiled graphs of its own, the
-        # kernels of the first pair may show enough.
-        self.pairs_before_late = 0
         self.replaced: list[LaunchPair] = []
         self.waiting: LaunchPair | None = None  # a disturbed pair; the next pair says if it counts
         self.following = FollowingPairs(sides, self.timing)
@@ -111,22 +101,23 @@ class _PairRun:
         run is ended meanwhile, stop as well, and note it on both sides.
         """
         try:
-            first = self._first_launches()
-            self._count_again()
-            if first:
+            number = 1
+            if first := self._first_launches():
+                number += 1
                 self._take(first)
                 self._keep()
-            for number in range(2 if first else 1, 1 + MOST_PAIRS + MOST_REPLACED):
-                if len(self.sides[HEAD].launches) == MOST_PAIRS:
-                    return
-                if not self._wanted():
-                    return
+            while need := self._need():
+                if need.counters:
+                    side = self.sides[BASE if need.of_base else HEAD]
+                    count_once_more(side, self.timing.warmup, need.counters, COUNTING)
+                    continue
                 took_s = time.monotonic() - self.sides[HEAD].began
                 if number > 1 and took_s > self.wanted.budget_s:
                     self.out_of_time = True
                     return
-                self._take(self._pair(number))
+                self._take(self._pair(number, need))
                 self._keep()
+                number += 1
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
         except KeyboardInterrupt as interrupt:
@@ -154,7 +145,6 @@ class _PairRun:
             if failed.fault.code != Reason.OUT_OF_MEMORY:
                 raise
         self.following.close(pair)  # each of them fits alone
-        self.pairs_before_late = 0
         self._count_alone()
         return None
 
@@ -170,15 +160,14 @@ class _PairRun:
             pair.leave()
             self._count_alone()
             return None
-        if not (pair.may_be_timed and self._wanted()):
+        need = self._need()  # counters that are not settled end no case
+        if not (pair.may_be_timed and need):
             pair.locate()
             pair.leave()
             return None
-        alike = not why_not_identical(self.comparison())
-        self.pairs_before_late = int(pair.has_other_graphs and not alike)
-        self._start_following(1)
-        pair.run(order, self.following.nobody_imports, self._times_late())
-        if changed_kernels.wants_profiles(self.comparison()):
+        self._start_following(1, need)
+        pair.run(order, self.following.nobody_imports)
+        if need.profiled:
             pair.profile(order)
         pair.locate()
         pair.leave()
@@ -189,23 +178,12 @@ class _PairRun:
         for side in self.sides:
             count_alone(side, self.timing.warmup, COUNTING)
 
-    def _count_again(self) -> None:
-        """Count in one more launch of a tree what the first ones do not settle."""
-        evidence = self.comparison()
-        if evidence.head.counts is None or evidence.base.counts is None:
-            return
-        head, base = self.sides
-        if names := doubtful(evidence.head, summarise(evidence.base)):
-            count_once_more(head, self.timing.warmup, names, COUNTING)
-        if names := doubtful_of_other(evidence.base, self.comparison().head):
-            count_once_more(base, self.timing.warmup, names, COUNTING)
-
-    def _pair(self, number: int) -> LaunchPair:
+    def _pair(self, number: int, need: Need) -> LaunchPair:
         """Measure a pair. Raises WorkersFailed."""
         order = ORDERS[(number - 1) % 2]
         if self.together:
             try:
-                both = self._pair_at_once(number, order)
+                both = self._pair_at_once(number, order, need)
             except WorkersFailed as failed:
                 # Only the first pair may find that the two trees do not fit together. Each of them
                 # fitted alone when it was counted.
@@ -213,7 +191,7 @@ class _PairRun:
                     raise
                 self.together = False
         if not self.together:
-            both = one_after_the_other(number, self.sides, order, self.timing, self._times_late())
+            both = one_after_the_other(number, self.sides, order, self.timing)
         return self._measured(number, both)
 
     def _measured(self, number: int, both: Sequence[RunningLaunch]) -> LaunchPair:
@@ -222,12 +200,8 @@ class _PairRun:
         head, base = (replace(launch.measured(number), steady="") for launch in both)
         return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
-    def _wanted(self) -> bool:
-        return self.wanted.wants_another(self.comparison())
-
-    def _times_late(self) -> bool:
-        """Tell whether the next pair times late steps, too, as LATE_PAIRS of them do."""
-        return 0 <= len(self.sides[HEAD].launches) - self.pairs_before_late < LATE_PAIRS
+    def _need(self) -> Need:
+        return self.wanted.need(self.comparison())
 
     def _take(self, pair: LaunchPair) -> None:
         """Count a pair, or let it wait for the next one. It waits if one side compiled in a timed
@@ -237,8 +211,7 @@ class _PairRun:
         """
         disturbed = self.waiting
         odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base)
-        # If blocks must time certain steps, a slow block may be the slowdown that is searched for.
-        may_wait = odd and not self.timing.steps and len(self.replaced) < MOST_REPLACED
+        may_wait = odd and len(self.replaced) < MOST_REPLACED
         if disturbed is None and may_wait:
             self.waiting = pair
             return
@@ -262,15 +235,15 @@ class _PairRun:
             for workers, launch in zip(self.sides, (pair.head, pair.base), strict=True):
                 workers.launches.append(replace(launch, index=index))
 
-    def _pair_at_once(self, number: int, order: tuple[int, ...]) -> list[RunningLaunch]:
+    def _pair_at_once(self, number: int, order: tuple[int, ...], need: Need) -> list[RunningLaunch]:
         pair = self.following.take(number)
         try:
             for launch in pair.launches:
                 launch.hello()
-            self._start_following(number)
+            self._start_following(number, need)
             pair.build(both_fit(self.sides))
-            pair.run(order, self.following.nobody_imports, self._times_late())
-            if self.waiting is None and changed_kernels.wants_profiles(self.comparison()):
+            pair.run(order, self.following.nobody_imports)
+            if self.waiting is None and need.profiled:
                 pair.profile(order)
             pair.leave()
         except WorkersFailed:
@@ -280,26 +253,14 @@ class _PairRun:
             raise
         return pair.launches
 
-    def _start_following(self, number: int) -> None:
+    def _start_following(self, number: int, need: Need) -> None:
         """Start the pairs after ``number``. If that is likely the last one, start the next case's
         first launches instead.
         """
-        if self._hardly_another():
+        if need.last:
             self.sides[HEAD].start_ahead(FIRST, self.sides[BASE])
             return
         self.following.start(number, MOST_PAIRS + len(self.replaced))
-
-    def _hardly_another(self) -> bool:
-        """Tell whether this pair is likely the last. It is if no time is judged, if it is enough
-        for a step that is the same, or if the rule for kernels that differ, or for a CPU, can end
-        the case after it.
-        """
-        comparison = self.comparison()
-        ends = comparison.glance and comparison.pairs == mean_on_cpu.LEAST_PAIRS - 1
-        untimed = JUDGED_TIME not in judged(self.case)
-        alike = comparison.pairs == enough(comparison) - 1 and not why_not_identical(comparison)
-        few = comparison.pairs == changed_kernels.LEAST_PAIRS - 1
-        return untimed or alike or ends or few and changed_kernels.wants_profiles(comparison)
 
     def comparison(self) -> Comparison:
         """Return what is known so far."""
@@ -313,7 +274,5 @@ class _PairRun:
             alpha=self.wanted.alpha,
             together=self.together,
             out_of_time=self.out_of_time,
-            files=self.files,
             again=tuple(self.replaced),
-            glance=judges_ungated_time(self.case),
         )

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import msgspec
-
 from stepguard.core.evidence import Block, Disturbance, Fault, Launch
 from stepguard.core.metrics import SYNCS
-from stepguard.core.profile import Profile
 from stepguard.core.reasons import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
@@ -74,7 +71,6 @@ class RunningLaunch:
         self.ran = 0  # steps after the first one
         self.blocks: list[Block] = []
         self._discarded: list[Block] = []
-        self._untimed: list[Block] = []
         self._kernels_us: tuple[float, ...] = ()
         self._counted = False  # its ranks know the steps whose host syncs they counted
         self.ended = False  # it had too little memory for the second part of the counting pass
@@ -152,29 +148,25 @@ class RunningLaunch:
     def first_step(self, quietly: bool) -> None:
         """Run the first step, which compiles."""
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
-        self._compile_s = max(rank["compile_s"] for rank in first)
-        self.compiled_afresh = any(rank["compiled_afresh"] for rank in first)
+        self._compile_s = max(rank.compile_s for rank in first)
+        self.compiled_afresh = any(rank.compiled_afresh for rank in first)
         self._first_compiled = self.compiled_afresh
-        self.missed_graphs = sum(rank["missed_graphs"] for rank in first)
-        reserved_bytes = max(rank["reserved_bytes"] for rank in first)
-        kept = all(rank["kept"] for rank in first)
+        self.missed_graphs = sum(rank.missed_graphs for rank in first)
+        reserved_bytes = max(rank.reserved_bytes for rank in first)
+        kept = all(rank.kept for rank in first)
         self.workers.take_reserved(reserved_bytes, self.group.spec, kept)
 
     def warm_up(
-        self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = (), most: int = 0
+        self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = ()
     ) -> None:
         """Run windows of steps, first those of ``windows``, until the launch is steady or at its
-        cap, and ``until`` is true. With ``most`` other than 0 run at most so many steps.
+        cap, and ``until`` is true.
 
         ``until`` can keep the card busy while the next launch imports: a pause would cool it.
         """
         self.warmup, given = WarmUp(self.protocol), [*windows]
         while given or not self.warmup.done() or not until():
             steps = given.pop(0) if given else self.warmup.next_steps()
-            if most:
-                if self.warmup.steps >= most:
-                    break
-                steps = min(steps, most - self.warmup.steps)
             self.show("warm-up")
             self.warmup.add(self.run(steps))
 
@@ -183,20 +175,9 @@ class RunningLaunch:
         limit_s = COMMAND_LIMIT_S + 10 * steps * self.warmup.step_s
         answers = self.ask("block", steps=steps, limit_s=limit_s)
         self.ran += steps
-        self.compiled_afresh = any(rank["compiled_afresh"] for rank in answers)
-        self._graphs = sum(rank["compiled_graphs"] for rank in answers)
+        self.compiled_afresh = any(rank.compiled_afresh for rank in answers)
+        self._graphs = sum(rank.compiled_graphs for rank in answers)
         return answers
-
-    def run_untimed(self, begin: int, block: int) -> None:
-        """Run steps up to step ``begin``, in blocks of so many. All but the first SETTLING_STEPS
-        are kept as untimed. The last block takes what would be fewer than MIN_STEPS, too: among
-        these no step is seen to be slower than the others.
-        """
-        self.run(min(SETTLING_STEPS, begin - self.ran))
-        while self.ran < begin:
-            ran, left = self.ran, begin - self.ran
-            steps = left if left < block + MIN_STEPS else block
-            self._untimed.append(_block_of(self.run(steps), steps, ran))
 
     def timed_block(self, steps: int, of: int) -> None:
         """Time a block of so many steps. Repeat it if the machine was disturbed. The launch has
@@ -301,10 +282,9 @@ class RunningLaunch:
         """Read what profile() took on all ranks. Keep the kernels' times if the kernels are those
         of the case's profile. It asks quietly, so both launches of a pair can do so at once.
         """
-        each = [rank["profile"] for rank in self.ask("kernels", quietly=True)]
+        each = [rank.profile for rank in self.ask("kernels", quietly=True)]
         if all(each):
-            profiles = [msgspec.convert(one, Profile) for one in each]
-            self._kernels_us = self.workers.take_profiles(profiles)
+            self._kernels_us = self.workers.take_profiles(each)
 
     def park(self, quietly: bool = False) -> None:
         """Give the cached memory back, and idle until the next command."""
@@ -342,7 +322,6 @@ class RunningLaunch:
             steady=self.warmup.problem or self._compiled_late,
             wall_s=time.monotonic() - self._began,
             discarded=tuple(self._discarded),
-            untimed=tuple(self._untimed),
             kernels_us=self._kernels_us,
             cold=self.missed_graphs > 0,
         )
@@ -361,17 +340,17 @@ def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
     """Return all ranks' reports of a block as one. Times of single steps are those of the slowest
     rank.
     """
-    slowest = max(ranks, key=lambda rank: rank["wall_ms"])
-    enqueue_ms = [rank["enqueue_ms"] for rank in ranks]
+    slowest = max(ranks, key=lambda rank: rank.wall_ms)
+    enqueue_ms = [rank.enqueue_ms for rank in ranks]
     return Block(
         steps=steps,
-        wall_ms=tuple(rank["wall_ms"] for rank in ranks),
-        events_ms=tuple(rank["events_ms"] for rank in ranks),
-        step_ms=tuple(slowest["step_ms"]),
+        wall_ms=tuple(rank.wall_ms for rank in ranks),
+        events_ms=tuple(rank.events_ms for rank in ranks),
+        step_ms=tuple(slowest.step_ms),
         # A rank whose host is late makes all ranks wait.
         enqueue_ms=None if None in enqueue_ms else max(enqueue_ms),
         ran=ran,
-        outside_ms=ranks[0]["outside_ms"],
+        outside_ms=ranks[0].outside_ms,
     )
 
 

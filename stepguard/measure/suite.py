@@ -14,35 +14,25 @@ from typing import Any
 
 from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
-from stepguard.core.comparison import Comparison, judged, judges_ungated_time
+from stepguard.core.comparison import Comparison, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Fault
 from stepguard.core.margins import ALPHA, BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
-from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
-from stepguard.judge.alarm import settled
-from stepguard.judge.count_again import doubtful_of
-from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.judge_pairs import judge_ab, wants_another_pair, wants_every_pair
-from stepguard.judge.judge_recordings import (
-    alike,
-    enough_launches,
-    enough_pairs,
-    judge,
-    screen,
-    wants_another_launch,
-)
+from stepguard.judge.judge_recordings import enough_pairs
+from stepguard.judge.rule_book import judge, need
 from stepguard.launch.nodes.scheduler import Launcher, identity
-from stepguard.machine.git.revision import Revision, current, differing
+from stepguard.machine.git.revision import Revision, current
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.beside_base import Budget, compare_with, confirm
 from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.combine_ranks import Answers
-from stepguard.measure.launches import Enough, ask_ranks, measure_launches
+from stepguard.measure.launches import ask_ranks, measure_launches
 from stepguard.measure.pair_run import PairsWanted
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.compile_cache import CompileCache
@@ -91,7 +81,6 @@ class Suite:
     # What is measured may be recorded. So all that is planned is measured, also once it is certain
     # that nothing moved.
     records: bool = True
-    confirms: bool = True  # measure pairs if a baseline calls a time SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case in place of the baselines
     launcher: Launcher | None = None
     base: str = ""  # the branch that HEAD is merged into; empty: the main branch
@@ -128,9 +117,9 @@ class Suite:
         self._bench.ahead.expect(following)
         began_ns = time.time_ns()
         result = self._measure(case, progress)
-        texts = _failures(result)
+        texts = [] if result.ended else _failures(result)
         if file := next(filter(None, (self._cache.older_file(t, began_ns) for t in texts)), ""):
-            result = self._without_cache(case, progress, file)
+            result = self._without_cache(result, progress, file)
         self.results.append(result)
         if result.ended:
             raise Ended(result)
@@ -141,14 +130,23 @@ class Suite:
             return self._screen(case, progress)
         return self._compare(case, self.tree, progress)
 
-    def _without_cache(self, case: Case, progress: Progress, file: str) -> Result:
+    def _without_cache(self, failed: Result, progress: Progress, file: str) -> Result:
         """Set the compile cache aside, since a failure names ``file`` of it, and measure the case
-        once more. If that fails, too, the cache was not the cause: put it back.
+        twice: what the first pass writes into a new cache has to serve the second one. If that
+        fails, too, the cache was not the cause: put it back.
         """
+        case = failed.case
         self._bench.ahead.close()  # these launches may be reading it
-        aside = self._cache.set_aside()
-        self.budget.cases += 1  # the case is charged twice
-        result = self._measure(case, progress)
+        try:
+            aside = self._cache.set_aside()
+        except OSError as error:
+            self.notices.append(f"{case.id}: the compile cache could not be set aside: {error}")
+            return failed
+        for _ in range(2):
+            self.budget.cases += 1  # the case is charged for each pass
+            result = self._measure(case, progress)
+            if _failures(result) or result.ended:
+                break
         if _failures(result):
             self._bench.ahead.close()
             self._cache.put_back()
@@ -176,55 +174,44 @@ class Suite:
         """Return how many seconds a case may take if its pairs go on until they decide. None if the
         budget does not limit the case.
         """
-        in_pairs = (
-            self.tree is not None and JUDGED_TIME in judged(case) and not judges_ungated_time(case)
-        )
+        in_pairs = self.tree is not None and JUDGED_TIME in judged(case)
         return self.budget.share_s() if in_pairs else None
 
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline. A time that moved is confirmed in pairs."""
         path, entry = self._known(case)
-        evidence = self._checked(self._measured(case, entry, progress))
+        own = baseline.load(path) if self.base_baselines else None
+        asked = Question(
+            entry=entry,
+            path=self._named(path),
+            own=own.cases.get(case.id) if own else None,
+            permissions=self.permissions,
+            today=today(),
+            everything=self.records,
+        )
+        certain = None if self.records or entry is None else partial(enough_pairs, entry=entry)
+        evidence = self._checked(
+            measure_launches(
+                case,
+                self._bench,
+                progress,
+                lambda so_far: need(replace(asked, now=so_far)),
+                certain,
+            )
+        )
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
-        findings = screen(evidence, entry, self._named(path))
-        permits = Permits.of(findings, self.permissions, today())
-        answer, comparison = None, None
-        # Also if nothing is confirmed: then the others get this case's share of the budget.
+        asked, comparison = replace(asked, now=evidence), None
+        # Also if there is no alarm: then the others get this case's share of the budget.
         with self.budget.charged():
-            if self.confirms and entry is not None and evidence.fingerprint is not None:
-                # Pairs compare with the epoch's first recording. Later ones joined because they lay
-                # within its limit, so their commits may already be a little slower.
-                recordings = alike(entry.epochs[-1], evidence)
-                recorded = recordings[0].commit if recordings else ""
+            if commit := need(asked).beside:
                 answer, comparison = confirm(
-                    case,
-                    self._bench,
-                    findings,
-                    permits,
-                    evidence,
-                    (recorded, self.base),
-                    progress,
-                    self._wanted,
+                    case, self._bench, evidence, (commit, self.base), progress, self._wanted
                 )
-        ended = settled(findings, permits, answer, evidence.timed_steps)
+                asked = replace(asked, answer=answer)
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
-        own = baseline.load(path) if self.base_baselines else None
-        by_own = judge(evidence, own.cases.get(case.id)) if own else None
-        accepted = by_own is not None and by_own.status is Status.SAME
-        verdict = verdict_of(ended, permits, accepted=accepted)
         judged_by = entry.digest if entry else ""
-        return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
-
-    def _measured(self, case: Case, entry: Entry | None, progress: Progress) -> Evidence:
-        """Measure a case. Its baseline says when enough is measured; there may be none."""
-        enough = None
-        if entry is not None and not self.records:
-            asked = partial(enough_launches, entry=entry), partial(enough_pairs, entry=entry)
-            enough = Enough(*asked)
-        wants_another = partial(wants_another_launch, entry=entry)
-        again = partial(doubtful_of, entry=entry)
-        return measure_launches(case, self._bench, progress, wants_another, enough, again)
+        return Result(case, evidence, judge(asked), evidence_path, path, comparison, judged_by)
 
     def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
         """Judge a case by pairs with the other revision's tree. No stored baseline counts."""
@@ -232,23 +219,27 @@ class Suite:
         revision = self._bench.revision
         with_itself = tree.commit == revision.commit and not revision.dirty
         with self.budget.charged():
-            if with_itself:  # all pairs are wanted, since they show the machine's noise
-                wanted = PairsWanted(self.budget.share_s(), wants_every_pair)
-            else:
-                wanted = self._wanted(case)
-            files = differing(tree.base, tree.commit, self.baselines)
-            wanted = replace(wanted, files=files, alpha=self.alpha)
+            # Of a commit with itself all pairs are wanted: they show the machine's noise.
+            wanted = replace(self._wanted(case, everything=with_itself), alpha=self.alpha)
             comparison = compare_with(case, self._bench, tree, progress, wanted)
         comparison, kept = self._keep_pairs(case, comparison)
-        verdict = judge_ab(comparison, self.permissions, today())
+        verdict = judge(self._asked(comparison))
         return Result(case, comparison.head, verdict, kept, path, comparison)
 
-    def _wanted(self, case: Case) -> PairsWanted:
+    def _wanted(self, case: Case, everything: bool = False) -> PairsWanted:
         """Return which pairs of a case to measure."""
         return PairsWanted(
             self.budget.share_s(),
-            partial(wants_another_pair, permissions=self.permissions, today=today()),
+            lambda so_far: need(self._asked(so_far, everything)),
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],
+        )
+
+    def _asked(self, pairs: Comparison, everything: bool = False) -> Question:
+        return Question(
+            pairs=pairs,
+            permissions=self.permissions,
+            today=today(),
+            everything=everything,
         )
 
     def _keep_pairs(self, case: Case, comparison: Comparison) -> tuple[Comparison, Path]:

@@ -8,8 +8,8 @@ would measure a slope.
 import math
 from collections.abc import Sequence
 from statistics import fmean, median
-from typing import Any
 
+from stepguard.core.replies import TimedBlock
 from stepguard.measure.launch_durations import Protocol
 
 # So many windows after the least load in which something was compiled or allocated end the warm-up:
@@ -40,18 +40,18 @@ class WarmUp:
         """Return the steps of the next window: one at first, then as many as fill ``window_s``."""
         return max(1, round(self.protocol.window_s / self.step_s)) if self.step_s else 1
 
-    def add(self, ranks: Sequence[dict[str, Any]]) -> None:
+    def add(self, ranks: Sequence[TimedBlock]) -> None:
         """Add the ranks' answers for one window. If the step compiled or took memory from the
         device in it, all windows so far are dropped.
         """
-        steps = len(ranks[0]["step_ms"])
-        wall_s = max(rank["wall_ms"] for rank in ranks) / 1e3
+        steps = len(ranks[0].step_ms)
+        wall_s = max(rank.wall_ms for rank in ranks) / 1e3
         self.windows.append(steps)
         self.seconds += wall_s
         self.step_s = wall_s / steps
         settled = (
-            sum(rank["compiled_graphs"] for rank in ranks),
-            sum(rank.get("device_allocations", 0) for rank in ranks),
+            sum(rank.compiled_graphs for rank in ranks),
+            sum(rank.device_allocations for rank in ranks),
         )
         if settled != self._settled:
             # This window does not count either: its times include that compilation or allocation.
@@ -59,10 +59,10 @@ class WarmUp:
             self._settled = settled
             self._window_ms, self._window_s = [], []
             return
-        slowest = max(ranks, key=lambda rank: rank["wall_ms"])
+        slowest = max(ranks, key=lambda rank: rank.wall_ms)
         # Medians count on a CPU and in pairs, so that one slow step in ten is no drift.
         middle = fmean if self.protocol.of_means else median
-        self._window_ms.append(middle(slowest["step_ms"]))
+        self._window_ms.append(middle(slowest.step_ms))
         self._window_s.append(wall_s)
 
     def done(self) -> bool:

@@ -8,7 +8,7 @@ pytest loads this module in every project of the environment, so it imports next
 engine and hooks.py are imported when they are needed, usually when pytest has collected a case.
 """
 
-import copy
+import contextlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ import stepguard.machine.inherited  # noqa: F401
 from stepguard.core.case import Case
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.declared_cases import Collected, cases, lacks_perf
-from stepguard.plugin.options import add_options, begins_at_once, is_strict, is_typed
+from stepguard.plugin.options import add_options, asked_documents, begins_at_once
 from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink, WithBenchmark, WithoutBenchmark
 
 __all__ = ["cases"]
@@ -33,29 +33,21 @@ MARKERS = (
 )
 _BRIDGE = pytest.StashKey[Bridge]()
 _COLLECTION = pytest.StashKey[Collected]()
-_ENDED = pytest.StashKey[pytest.Session]()  # sessions that came to their end
 _HOOKS = "stepguard-hooks"
-_WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest that need no session
-# Options of pytest that show something instead of running tests, as on the command line.
-_SHOWS = ("--help", "-h", "--version", "-V", "--markers", "--cache-show")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options, all prefixed."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Add the options, all prefixed. Remove the documents of the run before: pytest calls this
+    first, so a conftest that ends the process leaves none.
+    """
     add_options(parser.getgroup("stepguard", "performance regression gate"))
+    started = pluginmanager.getplugin("pytestconfig").invocation_params
+    paths = asked_documents(started.args)
+    with contextlib.suppress(ModuleNotFoundError):  # _hooks() says which
+        if paths:
+            from stepguard.plugin.run_documents import forget_documents
 
-
-# A conftest's sys.exit() ends the process before there is a session that could fail.
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
-    """Fail a strict run if a conftest exits with status 0 when it is imported."""
-    try:
-        return (yield)
-    except SystemExit as left:
-        early_config.option = early_config.known_args_namespace  # pytest parses no others
-        if not left.code and begins_at_once(early_config.option):
-            _refuse_left(early_config, "a conftest left the run by sys.exit()")
-        raise
+            forget_documents(started.dir, paths)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,77 +62,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_COLLECTION] = Collected()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """Fail a strict run that ends without a session, or with another status than its session's.
-    Settings that only show something can cause that, and so can a conftest with its own main. A
-    command line that itself asks to show something does not fail.
-    """
-    # With --help in the settings pytest stops parsing before the command line: parse that here.
-    if config.option.help:
-        arguments = map(str, config.invocation_params.args)
-        # Before pytest 9 its parser raises at these.
-        typed = [argument for argument in arguments if argument not in ("-h", "--help")]
-        config.option = config._parser.parse_known_args(typed, copy.copy(config.option))
-    try:
-        status = yield
-    except SystemExit as left:
-        if not left.code and _guards(config):
-            _refuse_left(config, "a hook left the run by sys.exit()")
-        raise
-    if status != pytest.ExitCode.OK or not is_strict(config):
-        return status
-    session = config.stash.get(_ENDED, None)
-    if session is not None and _guards(config):
-        return session.exitstatus
-    nothing = session is None or not session.testscollected
-    # If only CI makes the run strict, it may be another suite's, in a project without recordings.
-    ours = _guards(config) or (config.rootpath / "baselines").is_dir()
-    if nothing and ours and not any(is_typed(name, config) for name in _SHOWS):
-        _refuse_left(config, "settings or a hook ended the run before it began")
-    return status
-
-
-def _guards(config: pytest.Config) -> bool:
-    """Tell whether the run has cases, or must report or fail even without one."""
-    return begins_at_once(config.option) or config.pluginmanager.hasplugin(_HOOKS)
-
-
-# First: if another hook ends the run here, the documents of the run before are already removed.
-@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Begin at once if the run must report or fail even without a case."""
     if begins_at_once(session.config.option):
         _hooks(session.config)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
-    """Note that the session came to its end."""
-    yield
-    session.config.stash[_ENDED] = session
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Fail a strict run whose session a hook left by pytest.exit(), whatever its status."""
-    shows = any(getattr(config.option, name, 0) for name in _WITHOUT_SESSION)
-    # An exception that is being raised has its own status.
-    if shows or not _guards(config) or _ENDED in config.stash or sys.exc_info()[0] is not None:
-        return
-    _refuse_left(config, "a hook left the run by pytest.exit()")
-
-
-def _refuse_left(config: pytest.Config, how: str) -> None:
-    """Raise UsageError if the run is strict. ``how`` says what ended it before its session."""
-    if is_strict(config):
-        from stepguard.plugin.run_documents import forget_documents
-
-        forget_documents(config)
-        raise pytest.UsageError(
-            f"{how}, so that nothing is known to be guarded: let a conftest skip tests instead, or "
-            "add --perf-no-strict"
-        ) from None
 
 
 @pytest.hookimpl(tryfirst=True)

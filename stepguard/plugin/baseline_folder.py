@@ -20,7 +20,7 @@ from stepguard.plugin.declared_cases import Collected
 from stepguard.report.baseline_changes import changes
 from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described, of_waivers
-from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
+from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, load, recorded
 from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.waiver_file import declared, load_waivers, today, unknown
 
@@ -141,32 +141,19 @@ def former_lines(folder: Path, collection: Collected) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class Recorded:
-    """A case's baseline, and the file that it is in."""
-
-    path: Path
-    entry: Entry
-
-
-def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
+def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Entry]:
     """Return, by case, the baselines of this kind of machine. Cases that need more than ``gpus``
     are left out.
 
     Raises FileError if a file cannot be trusted.
     """
-    machine = gpus[0].name if gpus else CPU_MACHINE
-    by_case: dict[str, Recorded] = {}
-    for path in files(folder):
-        content = load(path)
-        if content is None or content.machine != machine:
-            continue
-        for case_id, entry in judged_by(path, content).items():
-            # Cases on several nodes do not belong to this machine.
-            fits = not gpus or entry.case["world_size"] <= len(gpus)
-            if fits and entry.case.get("nodes", 1) == 1:
-                by_case[case_id] = Recorded(path, entry)
-    return by_case
+    entries = recorded(folder).get(gpus[0].name if gpus else CPU_MACHINE, {})
+    return {
+        case_id: entry
+        for case_id, entry in entries.items()
+        # Cases on several nodes do not belong to this machine.
+        if entry.case.get("nodes", 1) == 1 and (not gpus or entry.case["world_size"] <= len(gpus))
+    }
 
 
 def waiver_lines(
@@ -192,9 +179,8 @@ def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Com
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
         for case_id in sorted(set(content.cases) - set(cases) if content else ()):
-            gone = (
-                f"{case_id} has a baseline but no case{meant(case_id, new, 'was it renamed to')}: "
-            )
-            gone += f"if it is gone for good, {commands.prune(case_id)}"
+            renamed = meant(case_id, new, "was it renamed to")
+            gone = f"{case_id} has a baseline but no case{renamed}: "
+            gone += "if it is gone for good, take its entry out of the file"
             lines.append(f"{commands.relative(path)}: {gone}")
     return lines

@@ -26,14 +26,13 @@ from stepguard.plugin.declared_cases import (
     refuse_without_perf,
 )
 from stepguard.plugin.pytest_benchmark_bridge import Bridge, Sink
-from stepguard.plugin.pytest_terminal import VerdictText, write_summary
-from stepguard.plugin.refuse_options import Refused
+from stepguard.plugin.pytest_terminal import FailureText, write_summary
 from stepguard.plugin.run_documents import forget_documents
-from stepguard.plugin.session import Session
+from stepguard.plugin.session import PerfSession
 from stepguard.report.document_json import benchmark_info
 from stepguard.storage.json_file import FileError
 
-_SESSION = pytest.StashKey[Session]()
+_SESSION = pytest.StashKey[PerfSession]()
 _RESULT = pytest.StashKey[Result]()
 _REFUSED = pytest.StashKey[str]()  # why nothing was measured, e.g. a baseline file is damaged
 _PASSED = pytest.StashKey[bool]()
@@ -45,10 +44,13 @@ def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     stack = contextlib.ExitStack()
     config.add_cleanup(stack.close)
     stack.enter_context(ends_as_interrupts())
-    session = config.stash[_SESSION] = Session(config, bridge, collection)
+    session = config.stash[_SESSION] = PerfSession(config, bridge, collection)
     config.pluginmanager.register(session)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
-    forget_documents(config)
+    # Those that settings name. A listing replaces none.
+    if not (hasattr(config, "workerinput") or config.option.collectonly):
+        named = filter(None, (config.option.perf_json, config.option.perf_report))
+        forget_documents(config.invocation_params.dir, named)
 
 
 def check(config: pytest.Config, items: list[pytest.Item], all_collected: bool) -> None:
@@ -112,16 +114,14 @@ def measuring(
         pytest.fail(NOTHING_MEASURED, pytrace=False)
 
 
-def _measured(node: pytest.Item, session: Session, case: Case, before: Result | None) -> Result:
+def _measured(node: pytest.Item, session: PerfSession, case: Case, before: Result | None) -> Result:
     """Return the result of the test's case. Fails the test if the case cannot be measured."""
     own = case_of(node)
     if own is not None and own.id != case.id:
         raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
     try:
-        session.guard.refuse_case(own, case)
+        session.guard.note_changes()
         return session.repeated(before) if before else session.measure(node, case)
-    except Refused as error:
-        refused = printable(error)
     except (FileError, TreeError) as error:
         refused = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
     # Failed outside of the except blocks: inside them pytest would print that exception as well.
@@ -181,9 +181,9 @@ def pytest_runtest_makereport(
         vars(report).pop("wasxfail", None)
     block = session.block(result) if result else refused
     if shown.overridden or why == block:
-        report.longrepr = VerdictText(block)  # type: ignore[assignment]
+        report.longrepr = FailureText(block)  # type: ignore[assignment]
     if result is not None and shown.names_verdict:
-        report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
+        report.perf_status = result.verdict.word  # type: ignore[attr-defined]
     if shown.error:
         # pytest and JUnit call a failing call a failure, and a failing set-up an error.
         report.when = "setup"
@@ -204,20 +204,12 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None]:
     """Record the results that waited, and write the documents. Fail a run that may not pass, see
-    Session.finish(). No later hook can make a failing strict run pass.
+    PerfSession.finish().
     """
     run = session.config.stash[_SESSION]
     # Any other status stays, since it says more: an interrupt, or tests that failed.
     if not run.finish(exitstatus) and exitstatus == pytest.ExitCode.OK:
-        exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    def keep() -> None:
-        if run.guard.strict and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = exitstatus
-
-    # A clean-up runs after all hooks. The hook of a folder's conftest could still change the
-    # status: the conftest is registered later, so its hook wraps this one.
-    session.config.add_cleanup(keep)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
     yield
 
 

@@ -2,6 +2,9 @@
 imports little.
 """
 
+import argparse
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from stepguard.core import former
@@ -12,7 +15,6 @@ FLAGS = {
     "--perf-update": "record what is measured now: every valid result, changed levels included",
     "--perf-update-new": "record only the cases that have no baseline",
     "--perf-append": "add a recording for every case that is `same`; no new level",
-    "--perf-no-confirm": "do not measure the baseline's commit when a time moved",
     "--perf-strict": "fail for whatever leaves a case unguarded; the default where CI is set",
     "--perf-no-strict": "do not fail for unguarded cases, also where CI is set",
 }
@@ -31,15 +33,6 @@ TEXTS = {
         "REV",
         "judge against this branch, tag or commit, measured beside the tree as it is",
     ),
-    "--perf-launcher": (
-        "CMD",
-        "put CMD in front of every launch of several ranks; CMD starts the launch once on each "
-        "node, as srun --nodes=2 --ntasks-per-node=1 does",
-    ),
-    "--perf-select": (
-        "CASES",
-        "measure only these cases: ids, separated by commas; * stands for any characters",
-    ),
     "--perf-json": ("PATH", "write the run as one JSON document"),
     "--perf-report": (
         "PATH",
@@ -53,12 +46,41 @@ def add_options(group: Any) -> None:
     for name, text in FLAGS.items():
         group.addoption(name, action="store_true", help=text)
     for name, (metavar, text) in TEXTS.items():
-        group.addoption(name, metavar=metavar, help=text)
+        kind = _reason if name == "--perf-reason" else _named
+        group.addoption(name, metavar=metavar, type=kind, help=text)
     former.add_options("pytest", group.addoption)
     text = "refuse to run with fewer GPUs than this, instead of skipping (%(default)s)"
-    group.addoption("--perf-require-gpus", metavar="N", type=int, default=0, help=text)
+    group.addoption("--perf-require-gpus", metavar="N", type=_count, default=0, help=text)
     text = "minutes that a run may spend on pairs with another revision (%(default)g)"
-    group.addoption("--perf-budget", metavar="MIN", type=float, default=BUDGET_MIN, help=text)
+    group.addoption("--perf-budget", metavar="MIN", type=_minutes, default=BUDGET_MIN, help=text)
+
+
+def _reason(text: str) -> str:
+    from stepguard.core.text import has_words  # only here: projects without cases do not pay
+
+    if not (has_words(text) and text.isprintable()):
+        raise argparse.ArgumentTypeError(f"{text!r}: write a line of words")
+    return text
+
+
+def _named(text: str) -> str:
+    # An empty value would quietly change the gate: after --perf-against= the baseline judges.
+    if not text.strip():
+        raise argparse.ArgumentTypeError("empty; is a variable not set?")
+    return text
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: give 0 or more")
+    return int(text)
+
+
+def _minutes(text: str) -> float:
+    minutes = float(text)
+    if not 0 < minutes < 1e6:  # written this way so that NaN is refused, too
+        raise argparse.ArgumentTypeError(f"{text}: minutes, above 0 and below 1,000,000")
+    return minutes
 
 
 # How CI services name the branch that a change will be merged into.
@@ -72,9 +94,19 @@ CI_BASES = (
 )
 
 
-def value_of(name: str, config: Any) -> Any:
-    """Return the value of an option, which is named as on the command line: "--perf-json"."""
-    return getattr(config.option, name[2:].replace("-", "_"))
+def asked_documents(arguments: Sequence[str]) -> list[str]:
+    """Return the paths of the documents that a command asks for, before pytest reads it; none for a
+    listing.
+    """
+    words = [*map(str, arguments), ""]
+    if not {"--collect-only", "--collectonly", "--co"}.isdisjoint(words):
+        return []
+    paths = []
+    for word, following in pairwise(words):
+        name, equals, value = word.partition("=")
+        if name in ("--perf-json", "--perf-report"):
+            paths.append(value if equals else following)
+    return list(filter(None, paths))
 
 
 def begins_at_once(option: Any) -> bool:

@@ -88,7 +88,7 @@ def interrupted_lines(cases: Sequence[Case], results: Sequence[Result]) -> list[
     return [*lines, *([f"interrupted: {what}: {listed(left, 3)}"] if left else [])]
 
 
-class VerdictText:
+class FailureText:
     """A verdict as pytest prints it among its failures. With a string or a crash in its place,
     pytest's summary would repeat the first words.
     """
@@ -104,7 +104,7 @@ class VerdictText:
         writer.line(self._text)
 
 
-def write_summary(reporter: pytest.TerminalReporter, run: terminal_summary.Run) -> None:
+def write_summary(reporter: pytest.TerminalReporter, run: terminal_summary.ShownRun) -> None:
     """Write the table, and what to do about each case that did not pass."""
     reporter.section("performance")
     width = reporter._tw.fullwidth if reporter.isatty else 0  # 0: a log may have any width

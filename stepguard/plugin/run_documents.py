@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -120,15 +120,11 @@ def _options(config: pytest.Config) -> Options:
     )
 
 
-def forget_documents(config: pytest.Config) -> None:
-    """Remove the documents of the run before. If this run is killed, nobody can take them for its
-    own.
+def forget_documents(folder: Path, paths: Iterable[str]) -> None:
+    """Remove the documents of the run before. If this run ends before it writes its own, nobody can
+    take the old ones for them.
     """
-    option = config.option
-    if option.collectonly or hasattr(config, "workerinput"):
-        return
-    for name in filter(None, (option.perf_json, option.perf_report)):
-        path = Path(config.invocation_params.dir, name)
+    for path in (folder / path for path in paths):
         with contextlib.suppress(OSError):  # a path that will be refused
             if not output_files.kept_from(path):
                 path.unlink(missing_ok=True)

@@ -1,33 +1,21 @@
 """What a pytest run selects, and what became of every case: measured, or why not."""
 
 import os
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.run_document import CaseState, State
-from stepguard.core.text import listed, meant
-from stepguard.plugin.baseline_folder import Recorded, folders_alone
+from stepguard.core.text import listed
+from stepguard.plugin.baseline_folder import folders_alone
 from stepguard.plugin.declared_cases import Collected, CollectedTest
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"
-
-
-class Wanted:
-    """The cases that --perf-select names; all cases without the option."""
-
-    def __init__(self, text: str | None) -> None:
-        self.text = text
-        self.names = [name.strip() for name in (text or "").split(",") if name.strip()]
-
-    def __contains__(self, case_id: str) -> bool:
-        patterns = (re.escape(name).replace(r"\*", ".*") for name in self.names)
-        return self.text is None or any(re.fullmatch(pattern, case_id) for pattern in patterns)
 
 
 class Selection:
@@ -35,27 +23,11 @@ class Selection:
 
     def __init__(self, config: pytest.Config, collection: Collected) -> None:
         self._config, self._option, self.collection = config, config.option, collection
-        self.wanted = Wanted(config.option.perf_select)
         self._kept: set[str] = set()  # left after deselection, by node id
         self._unsuited: dict[str, str] = {}  # why this machine is not for a test, by node id
         self._skipped: dict[str, str] = {}
         self._ran: set[str] = set()
         self._measured: dict[str, Case] = {}
-
-    @property
-    def undeclared(self) -> bool:
-        """Tell whether a remaining test declares no case, and so may measure any."""
-        return any(self.collection.tests[node].case is None for node in self._kept)
-
-    def refuse_unknown(self, recorded: Collection[str]) -> None:
-        """Raise UsageError if --perf-select names a case that is neither collected nor
-        ``recorded``.
-        """
-        known = sorted({*self.collection.cases, *recorded})
-        for name in self.wanted.names:
-            if not any(case_id in Wanted(name) for case_id in known):
-                has = meant(name, known) or f"; there is: {listed(known, 10)}"
-                raise pytest.UsageError(f"--perf-select={name}: no such case{has}")
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
         """Note the tests that are left after deselection."""
@@ -87,36 +59,33 @@ class Selection:
         return Counter(self._skipped.values())
 
     def states(
-        self, recorded: Mapping[str, Recorded], unsuited: Callable[[Case], str]
+        self, recorded: Mapping[str, Entry], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
         """Return what became of every case that is collected, or ``recorded`` for this machine.
         ``unsuited`` returns why the machine is not for a case; empty if it is.
 
         The recorded cases and the new ones that suit this machine are guarded, unless they are
-        extended. With --perf-select only the named cases are guarded.
+        extended.
         """
-        core = {name for name, known in recorded.items() if not known.entry.extended}
+        core = {name for name, entry in recorded.items() if not entry.extended}
         whole = self._whole(self._typed())
         states = []
         for node, test in self.collection.tests.items():
             case = self._measured.get(node, test.case)
             new = case is not None and case.id not in recorded and not case.extended
-            core_case = case is not None and (case.id in core or new and not unsuited(case))
-            named = case is not None and self.wanted.text is not None and case.id in self.wanted
-            guarded = named if self.wanted.text is not None else core_case
+            guarded = case is not None and (case.id in core or new and not unsuited(case))
             states.append(self._state(node, test, case, guarded))
         modules = self.collection.modules
         unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
         missing = "; ".join(["no test of it was collected", *unsaid, *modules])
         for case_id in sorted(set(recorded) - {state.case for state in states}):
-            absent = whole and case_id in self.wanted
             states.append(
                 CaseState(
-                    state=State.ABSENT if absent else State.LEFT_OUT,
+                    state=State.ABSENT if whole else State.LEFT_OUT,
                     case=case_id,
-                    why=missing if absent else self._left_out_by(),
-                    extended=recorded[case_id].entry.extended,
-                    guarded=absent and (case_id in core or self.wanted.text is not None),
+                    why=missing if whole else f"the arguments {listed(self._config.args)}",
+                    extended=recorded[case_id].extended,
+                    guarded=whole and case_id in core,
                 )
             )
         return states
@@ -145,11 +114,6 @@ class Selection:
         named = listed(sorted({*self._config.args} - {*self._typed()}))
         return f"settings or PYTEST_ADDOPTS name {named}, the command line does not"
 
-    def _left_out_by(self) -> str:
-        if self.wanted.text is not None:
-            return f"--perf-select={listed(self.wanted.names)}"
-        return f"the arguments {listed(self._config.args)}"
-
     def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
         state, why = self._became(node, case)
         return CaseState(
@@ -168,8 +132,6 @@ class Selection:
     def _became(self, node: str, case: Case | None) -> tuple[State, str]:
         if node in self._measured:
             return State.MEASURED, ""
-        if case is not None and case.id not in self.wanted:
-            return State.LEFT_OUT, self._left_out_by()
         if node not in self._kept:
             return State.DESELECTED, self._why_deselected(node)
         if node in self._skipped:

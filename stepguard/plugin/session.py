@@ -1,6 +1,6 @@
 """One pytest run: what is selected, measured and recorded, and what the summary says of it.
 
-The hooks call a Session. It starts the engine for the first case that is measured, so that
+The hooks call a PerfSession. It starts the engine for the first case that is measured, so that
 collecting tests costs nothing.
 """
 
@@ -14,21 +14,30 @@ from itertools import dropwhile, islice
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import judged
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
-from stepguard.core.run_document import CaseState, Problem, ProblemCode
-from stepguard.core.text import listed
+from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument
+from stepguard.core.shared_sentences import no_folder, uncommitted
+from stepguard.core.text import listed, printable
 from stepguard.judge.sequential_plan import level_of
-from stepguard.launch.nodes.scheduler import Launcher, spread, survey
+from stepguard.launch.nodes.scheduler import (
+    LAUNCHER,
+    Launcher,
+    LauncherError,
+    named_launcher,
+    spread,
+    survey,
+)
 from stepguard.machine import inherited
-from stepguard.machine.git.resolve import TreeError, left_behind
-from stepguard.machine.git.revision import current
+from stepguard.machine.git.resolve import TreeError, left_behind, resolve
+from stepguard.machine.git.revision import current, no_commit
 from stepguard.machine.git.worktree import Tree, tree_of
-from stepguard.machine.gpu.nvml import Gpu, visible_gpus
-from stepguard.machine.interpreter import interpreter
+from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gpus
+from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.requirements import require_torch
 from stepguard.measure.beside_base import Budget
 from stepguard.measure.suite import Ended, Result, Suite
@@ -46,26 +55,32 @@ from stepguard.plugin.options import base_branch
 from stepguard.plugin.perf_update import Recorder
 from stepguard.plugin.pytest_benchmark_bridge import Bridge
 from stepguard.plugin.pytest_terminal import interrupted_lines, machine_and_judge, progress_line
-from stepguard.plugin.refuse_options import (
-    Refused,
-    refuse_bad_options,
-    refuse_unmeasured,
-    usage_errors,
-)
 from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
-from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
+from stepguard.plugin.strict_run import NO_GATE, SAID_BEFORE, StrictRun, left_out_line, unsuited
 from stepguard.report import verdict_text
 from stepguard.report.next_steps import Commands, commit_first
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.slower_than_last_run import several_times_slower
-from stepguard.report.terminal_summary import Run
+from stepguard.report.terminal_summary import ShownRun
 from stepguard.report.verdict_text import ReportedCauses
+from stepguard.storage import output_files
 from stepguard.storage.baseline_files import refuse_calibrations
+from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import Store
 
 
-class Session:
+@contextlib.contextmanager
+def usage_errors(front: str = "") -> Iterator[None]:
+    """Turn errors of options, files and the machine into UsageError, which ends the run before it
+    measures. ``front`` is put before the text.
+    """
+    try:
+        yield
+    except (FileError, LauncherError, MachineError, TreeError) as error:
+        raise pytest.UsageError(printable(f"{front}{error}")) from None
+
+
+class PerfSession:
     """The state of one pytest run. Methods raise UsageError for what would switch the gate off."""
 
     def __init__(self, config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
@@ -78,11 +93,11 @@ class Session:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        parts = self._baselines, self._commands, self.selection
-        self.guard = StrictRun(config, *parts, self._unsuited)
+        self.guard = StrictRun(config, self._baselines, self.selection, self._unsuited)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # closed at the end
-        self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
+        self._refused: list[Problem] = []  # the usage error that ended the run
+        self._missed: list[Problem] = []  # what only the run's summary says
         self._checked = False  # whether check() passed; pytest calls plan() also if it did not
         self._whole = False  # all cases are known
         self._base: BaseBranch | None = None
@@ -110,9 +125,7 @@ class Session:
         try:
             yield
         except pytest.UsageError as error:
-            why = error.__cause__
-            problem = Problem(ProblemCode.REFUSED, str(error))
-            self._refused = why.problems if isinstance(why, Refused) else (problem,)
+            self._refused = [Problem(ProblemCode.REFUSED, str(error))]
             raise
 
     def header(self) -> list[str]:
@@ -132,7 +145,7 @@ class Session:
     @usage_errors()
     def check(self, items: list[pytest.Item], all_collected: bool) -> None:
         """Check tests, options and baselines before anything is deselected. Give each test its
-        timer for pytest-benchmark, and deselect cases that --perf-select does not name.
+        timer for pytest-benchmark.
         """
         ours = [item for item in items if asks_for_perf(item)]
         # xdist hides a worker's usage errors: there each test is refused when it begins.
@@ -142,14 +155,9 @@ class Session:
             self._check_folder(all_collected)
         for item in ours:
             self._bridge.prepare(item)
-        wanted = self.selection.wanted
-        left_out = [item for item in ours if (case := case_of(item)) and case.id not in wanted]
-        if left_out:
-            items[:] = [item for item in items if item not in left_out]
-            self._config.hook.pytest_deselected(items=left_out)
 
     def _check_folder(self, all_collected: bool) -> None:
-        refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
+        self._refuse_options()
         self._whole = all_collected and whole_folders(self._config)
         if (named := base_branch(self._config))[0]:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="stepguard-"))
@@ -163,13 +171,43 @@ class Session:
         if self._base:
             head = current(self._root, None).commit
             self._waivers = with_own_waivers(self._waivers, self._baselines, head)
-        self.guard.begin(self._gpus, judges, self._option.perf_base or "")
+        self.guard.begin(self._gpus, judges)
         # Last, so that plan() starts a launcher only after all checks passed.
         self._checked = True
 
+    def _refuse_options(self) -> None:
+        """Raise UsageError for options that would waste the run: its end could not obey them."""
+        option = self._option
+        required, gpus = option.perf_require_gpus, len(self._gpus)
+        known = known_gpus() if required else 0
+        if gpus < max(required, known):
+            why = f"--perf-require-gpus={required}: this machine shows {gpus}"
+            # Cases that need more would be skipped.
+            why += f" of {known}, look at CUDA_VISIBLE_DEVICES" if gpus < known else ""
+            raise pytest.UsageError(f"{why}; see: {as_typed('stepguard doctor')}")
+        if option.perf_baselines and not self._baselines.is_dir():
+            missing = no_folder(str(self._baselines))
+            raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: {missing}")
+        if rev := option.perf_against:
+            with usage_errors(f"--perf-against={rev}: "):
+                resolve(self._root, rev)
+        for name, path in self._documents.items():
+            if problem := output_files.unwritable(self._commands.folder / path):
+                raise pytest.UsageError(printable(f"{name}={path}: {problem}"))
+        if option.perf_update or option.perf_update_new or option.perf_append:
+            if option.perf_against or base_branch(self._config)[0]:
+                raise pytest.UsageError(
+                    "a run that records is judged by its own baselines: record without "
+                    "--perf-against, and without --perf-base or a base that CI names"
+                )
+            dirty = current(self._root, self._baselines).dirty
+            if problem := no_commit(self._root) or uncommitted(dirty):
+                raise pytest.UsageError(printable(f"nothing can be recorded: {problem}"))
+
     @property
-    def _documents(self) -> list[str]:
-        return [path for path in (self._option.perf_json, self._option.perf_report) if path]
+    def _documents(self) -> dict[str, str]:
+        given = {"--perf-json": self._option.perf_json, "--perf-report": self._option.perf_report}
+        return {name: path for name, path in given.items() if path}
 
     def _unsuited(self, case: Case) -> str:
         return unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
@@ -179,18 +217,15 @@ class Session:
         """Note the tests that are left after deselection. Skip those not for this machine."""
         # Tests that are skipped below count as selected: a run that skips all cases must fail.
         self.selection.kept(items)
-        if not hasattr(self._config, "workerinput"):
-            self.guard.plan(items, needed=bool(self._documents))
-            refuse_unmeasured(self._config, [item for item in items if asks_for_perf(item)])
         ours = [(item, case) for item in items if (case := case_of(item))]
         ids = Counter(case.id for _, case in ours)
         if twice := sorted(case_id for case_id, count in ids.items() if count > 1):
             why = "ids are baseline keys; rename one of them"
             raise pytest.UsageError(f"two cases are called {twice[0]}: {why}")
-        text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
+        text, several = named_launcher(), any(case.world_size > 1 for _, case in ours)
         # A launcher starts processes on every node. A listing and cases of one rank need none.
-        if text and several and self._checked and not self._option.collectonly:
-            with usage_errors(f"--perf-launcher={text}: "):
+        if text is not None and several and self._checked and not self._option.collectonly:
+            with usage_errors(f"{LAUNCHER}={text}: "):
                 self._launcher = survey(text, self._root)
         for item, case in ours:
             if reason := self._unsuited(case):
@@ -212,7 +247,6 @@ class Session:
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
-        last = None if self._tree else Store(self._root).last_evidence(case)
         with line.case(case.id, suite.longest_s(case)):
             try:
                 result = suite.run(case, line.stage, self._after(case))
@@ -221,8 +255,6 @@ class Session:
                 item.session.shouldstop = str(ended)
         if not result.evidence.faults:  # a faulty case ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
-        if text := several_times_slower(result.evidence, last):
-            self._notices.append(f"{case.id}: {text}")
         self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)
@@ -260,7 +292,6 @@ class Session:
                 permissions=self._waivers,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 records=option.perf_update or option.perf_update_new or option.perf_append,
-                confirms=not option.perf_no_confirm,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,
@@ -304,8 +335,8 @@ class Session:
             self._settle(self._suite)
         if exitstatus == pytest.ExitCode.INTERRUPTED and self._cases:
             self._notices += interrupted_lines(self._cases, self._results())
-        # A listing measures nothing. In a strict run it was refused.
-        if self._option.collectonly and not self._refused:
+        # A listing measures nothing: a strict run fails for it.
+        if self._option.collectonly and not self._refused and not self.guard.strict:
             return True
         results = self._results()
         self._notices += [*self.guard.notices, *self.recorder.notices]
@@ -316,56 +347,64 @@ class Session:
         with contextlib.suppress(pytest.UsageError):  # of a machine that cannot be read
             states = self.guard.states()
         self._notices += left_out_line(states)
-        if not self._refused:
-            passes = exitstatus == pytest.ExitCode.OK
-            self.guard.finish(states, results, self._checked, passes)
         nothing = self.selection.asked and not results
-        problems = list(self._refused) or problems_of(exitstatus, self.recorder.refused, nothing)
-        problems += self.guard.problems
-        unwritten = self._write(exitstatus, results, problems, states)
+        own = self._refused or problems_of(exitstatus, self.recorder.refused, nothing)
+        if hasattr(self._config, "workerinput") or not (self._documents or self.guard.strict):
+            return not own
+        document = self._document(exitstatus, results, own, states)
+        # A usage error says why nothing was measured.
+        found = [] if self._refused else self.guard.missed(document, self._waivers)
+        self._missed = [problem for problem in found if problem.code not in SAID_BEFORE]
+        if self._missed and not self._option.perf_strict:
+            self._notices.append(NO_GATE)
+        document = structs.replace(
+            document, problems=[*own, *self._missed], passed=document.passed and not found
+        )
+        unwritten = write(self._option, self._commands.folder, document, self._root)
         self._notices += unwritten
         # If a document could not be written, a reader would find an older one.
-        return not problems and not unwritten
+        return not (own or found or unwritten)
 
     def _settle(self, suite: Suite) -> None:
-        """Note and record what only all results together decide."""
+        """Note what all results together say."""
         said: dict[str, list[str]] = {}
         for result in suite.results:
             for text in verdict_text.remarks(result.evidence):
                 said.setdefault(text, []).append(result.case.id)
         self._notices += suite.notices + [f"{listed(ids, 3)}: {it}" for it, ids in said.items()]
-        self.recorder.record_waiting([result.verdict for result in suite.results])
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []
         return [self.recorder.marked(result) for result in results]
 
-    def _write(
+    def _document(
         self,
         exitstatus: int,
         results: list[Result],
         problems: list[Problem],
         states: list[CaseState],
-    ) -> list[str]:
-        """Write the documents that were asked for. Return why one could not be written."""
-        if not self._documents or hasattr(self._config, "workerinput"):
-            return []
+    ) -> RunDocument:
+        """Return the run as its document. ``problems`` are those that pytest and recording have."""
         gpus: tuple[Gpu, ...] | None = None
         # If the GPUs cannot be read, the document is written without them.
         with contextlib.suppress(pytest.UsageError):
             gpus = self._gpus
-        document = run_document(
+        revision = self.guard.began or (self._suite.revision if self._suite else None)
+        return run_document(
             self._config,
             exitstatus,
             self._commands,
             began=self._began,
-            revision=self._suite.revision if self._suite else current(self._root, self._baselines),
+            revision=revision or current(self._root, self._baselines),
             gpus=gpus,
             baselines=self._baselines,
             against=self._option.perf_against or "",
             base_commit=self._tree.commit if self._tree else "",
             base=self._base.name if self._base else "",
             base_changes=list(self._base.changes) if self._base else [],
+            baselines_dirty=self.guard.baselines_dirty,
+            uncollected=self._collection.modules,
+            changed=list(self.guard.changed),
             strict=self.guard.strict,
             cases=states,
             results=results,
@@ -373,25 +412,23 @@ class Session:
             notices=self._notices,
             waivers=self._waivers,
         )
-        return write(self._option, self._commands.folder, document, self._root)
 
-    def summary(self, lists_skips: bool) -> Run | None:
+    def summary(self, lists_skips: bool) -> ShownRun | None:
         """Return the run for its summary. None if it measured nothing and had nothing to measure,
         or if a usage error says more. ``lists_skips`` tells whether pytest lists skipped tests, as
         with -ra.
         """
         results = self._results()
-        began = self._ran or self.guard.missed
-        known = self.selection.asked or results or self.guard.missed
-        if self._option.collectonly or not began or not known:
+        known = self.selection.asked or results
+        if not self._missed and (self._option.collectonly or not self._ran or not known):
             return None
         first = self._base.lines() if self._base else ()
-        return Run(
+        return ShownRun(
             results,
             self._commands,
             first,
             self._notices,
             self._option.tbstyle != "no",
             {} if results and lists_skips else self.selection.skips,
-            problems=self.guard.missed,
+            problems=self._missed,
         )

@@ -1,201 +1,108 @@
-"""Describe the run of this process to the guard. Refuse a strict run for what the guard finds."""
+"""A strict run: what it guards, what it notes meanwhile, and what the guard says at its end."""
 
-import shlex
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec import structs
 
+from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
-from stepguard.core.run_document import CaseState, Problem, State
+from stepguard.core.permission import Permission
+from stepguard.core.run_document import CaseState, Problem, ProblemCode, RunDocument, State
 from stepguard.core.shared_sentences import changed_in_pytest
 from stepguard.core.text import counted, listed
-from stepguard.judge.comparable import conditions_of
-from stepguard.judge.guard import guard
-from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
+from stepguard.judge.guard import Base, guard
 from stepguard.launch.nodes.scheduler import Launcher, spread
 from stepguard.machine import inherited
-from stepguard.machine.git.revision import Revision, checkout
+from stepguard.machine.git.revision import Revision, checkout, tracked_files, untracked
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.machine.interpreter import as_typed
-from stepguard.measure.suite import Result
-from stepguard.plugin.baseline_folder import Recorded, former_lines, recorded_here
-from stepguard.plugin.declared_cases import case_of
+from stepguard.plugin.baseline_folder import former_lines, recorded_here
 from stepguard.plugin.options import is_strict
-from stepguard.plugin.refuse_options import (
-    NO_GATE,
-    Refused,
-    guarding_options,
-    tree_beside_commit,
-)
 from stepguard.plugin.selection import Selection
-from stepguard.report.next_steps import Commands
+from stepguard.storage.waiver_file import today
+
+NO_GATE = "the run is strict since CI is set; if it is no gate, add --perf-no-strict"
+SAID_BEFORE = (ProblemCode.FAILED, ProblemCode.NOT_PASSED)  # by a test, or by pytest itself
 
 
 class StrictRun:
-    """The run of this process, as the guard sees it.
-
-    A strict run is refused for problems that are known before it measures, and fails for those that
-    are found later. A run that is not strict has no such problems. ``unsuited`` returns why this
-    machine is not for a case; empty if it is.
+    """The run of this process. If it is strict, it fails for what the guard finds in its document.
+    ``unsuited`` returns why this machine is not for a case; empty if it is.
     """
 
     def __init__(
         self,
         config: pytest.Config,
         baselines: Path,
-        commands: Commands,
         selection: Selection,
         unsuited: Callable[[Case], str],
     ) -> None:
         self.strict = is_strict(config)
-        self.missed: list[Problem] = []  # found at the end of the run
-        self.notices: dict[str, None] = {}  # each once
-        self._refused: list[Problem] = []  # problems that a failing test already reports
-        self._config, self._option = config, config.option
-        self._baselines, self._commands = baselines, commands
+        self.began: Revision | None = None  # when a strict run began
+        self.baselines_dirty: list[str] = []  # then: its baselines that are not the commit's
+        self.changed: dict[str, None] = {}  # what launches inherit and what changed, each once
+        self.notices: list[str] = []
+        self._root, self._baselines = config.rootpath, baselines
         self._selection, self._unsuited = selection, unsuited
-        self._expected: dict[str, Recorded] = {}  # by case: the baselines that judge here
+        self._expected: dict[str, Entry] = {}  # by case: the baselines that judge here
         # The same, and this tree's own baselines of cases that have no other.
         self._recorded = self._expected
-        self._branch = ""  # whose baselines judge; empty: this tree's own, or named by CI
-        self._began = Revision()  # at the beginning of a strict run
 
-    def begin(self, gpus: Sequence[Gpu], judges: Path, branch: str) -> None:
+    def begin(self, gpus: Sequence[Gpu], judges: Path) -> None:
         """Read the baselines for this machine: this tree's, and those in ``judges``, which judge.
-        ``branch`` is what --perf-base named, or empty. Raises Refused if a strict run has options
-        or a tree that the guard does not accept. Also raises UsageError and FileError.
+        Raises UsageError and FileError.
         """
-        self._expected, self._branch = recorded_here(judges, gpus), branch
+        self._expected = recorded_here(judges, gpus)
         self._recorded = recorded_here(self._baselines, gpus) | self._expected
-        self.notices |= dict.fromkeys(former_lines(judges, self._selection.collection))
-        self._selection.refuse_unknown(self._recorded)
+        self.notices += former_lines(judges, self._selection.collection)
         if self.strict:
-            root = self._config.rootpath
-            seen = checkout(root)
-            self._began = seen.revision(self._baselines)
-            tree = tree_beside_commit(root, self._baselines, seen.revision(None))
-            options = guarding_options(self._config)
-            self._refuse(replace(self._run(), options=options, tree=tree))
+            seen = checkout(self._root)
+            self.began = seen.revision(self._baselines)
+            if self.began.commit:
+                differ = {*seen.revision(None).dirty} - {*self.began.dirty}
+                self.baselines_dirty = sorted(differ | self._not_in_git())
 
-    def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
-        """Refuse a strict run if it is known before it measures that it leaves a case unguarded. If
-        a case is ``needed``, refuse a run without any. Raises Refused.
+    def _not_in_git(self) -> set[str]:
+        """Return the baselines and waivers that git has not, or only a link to, and those that it
+        has and that are not here.
         """
-        if not self.strict:
-            return
-        collection = self._selection.collection
-        if not collection.tests:
-            if self._option.perf_strict or needed:
-                text = "there is no performance test, so that nothing would be guarded"
-                text = "; ".join([text, *collection.modules])
-                self._refuse(replace(self._run(), no_tests=text))
-            return
-        cases = [
-            replace(self._case(case), may_fail=item.get_closest_marker("xfail") is not None)
-            for item in items
-            if (case := case_of(item))
-        ]
-        undeclared = self._selection.undeclared
-        self._refuse(replace(self._run(self.states()), cases=cases, open=undeclared))
+        here = self._baselines.rglob("*.json")
+        tracked = tracked_files(self._root, self._baselines)
+        new = {os.path.relpath(path, self._root) for path in untracked(self._root, here, tracked)}
+        return new.union(path for path in tracked if not (self._root / path).exists())
 
-    def refuse_case(self, own: Case | None, case: Case) -> None:
-        """Refuse a case of a strict run that guards less than it should. ``own`` is the case that
-        the test declares. Raises Refused.
+    def note_changes(self) -> None:
+        """Note what launches would inherit and what has changed since pytest was started. A test
+        may set it back later.
         """
+        now = inherited.STARTED.changes(inherited.inherited_now())
+        new = [change for change in now if change not in self.changed]
+        self.changed |= dict.fromkeys(new)
         if not self.strict:
-            self.notices |= dict.fromkeys(map(changed_in_pytest, _changed()))
-            return
-        measured = replace(self._case(case), as_declared=own in (None, case))
-        run = replace(self._run(), cases=[measured])
-        self._refused += [structs.replace(problem, case=case.id) for problem in guard(run)]
-        self._refuse(run)
-
-    def finish(
-        self, states: Sequence[CaseState], results: Sequence[Result], collected: bool, passes: bool
-    ) -> None:
-        """Add the problems that only the end of a strict run shows: a case without a result, a
-        failing verdict, a tree that changed. ``collected`` says that the run knows its cases.
-        ``passes`` says that it would end with status 0; if not, pytest itself says why.
-        """
-        if not self.strict:
-            return
-        run = replace(
-            self._run(states),
-            cases=[
-                replace(self._case(result.case), result=self._result_of(result))
-                for result in results
-            ],
-            ending=Ending(passes=passes, knows_cases=collected),
-            problems=tuple(self._refused),
-        )
-        known = {problem.text for problem in self._refused}
-        self.missed += [problem for problem in guard(run) if problem.text not in known]
-
-    def _run(self, states: Sequence[CaseState] = ()) -> Run:
-        """Return the run as it is known by now."""
-        return Run(
-            door=Door.PYTEST,
-            expected={name: known.entry for name, known in self._expected.items()},
-            files={
-                name: self._commands.relative(self._baselines / known.path.name)
-                for name, known in self._recorded.items()
-            },
-            branch=self._branch,
-            states={state.case or state.test: state for state in states},
-            must_measure=[state.case or state.test for state in states if state.guarded],
-            began=(self._began.commit, self._began.dirty),
-            against=self._option.perf_against or "",
-            changed=_changed(),
-        )
-
-    def _case(self, case: Case) -> RunCase:
-        name = shlex.quote(case.id)
-        return RunCase(
-            id=case.id,
-            parameters=case.as_dict(),
-            device=case.device,
-            ranks=case.world_size,
-            gates=case.gates,
-            margins=case.margins,
-            record=as_typed(f"pytest perf_tests --perf-update --perf-select={name}"),
-            waive=as_typed(f"stepguard waive {name} METRIC"),
-        )
-
-    def _result_of(self, result: Result) -> CaseResult:
-        evidence = result.evidence
-        recorded = self._expected.get(result.case.id)
-        here = recorded is not None and recorded.path.name == result.baseline_path.name
-        base = result.comparison.base if result.comparison and here else None
-        return CaseResult(
-            commit=evidence.commit,
-            dirty=evidence.dirty,
-            tree_changed=evidence.tree_changed,
-            verdict=result.verdict,
-            judged_by=result.judged_by if here else None,
-            base=conditions_of(base) if base else None,
-        )
-
-    @property
-    def problems(self) -> list[Problem]:
-        """Return why a strict run does not pass."""
-        return [*self._refused, *self.missed]
+            self.notices += map(changed_in_pytest, new)
 
     def states(self) -> list[CaseState]:
         """Return what has become of every case so far."""
         return self._selection.states(self._recorded, self._unsuited)
 
-    def _refuse(self, run: Run) -> None:
-        if problems := guard(run):
-            raise Refused(problems, *([] if self._option.perf_strict else [NO_GATE]))
-
-
-def _changed() -> tuple[str, ...]:
-    """Return all that launches would inherit and that has changed since pytest was started."""
-    return inherited.STARTED.changes(inherited.inherited_now())
+    def missed(self, document: RunDocument, waivers: Sequence[Permission]) -> list[Problem]:
+        """Return what the guard finds in the document of a strict run, beside the document's own
+        problems; empty if the run is not strict.
+        """
+        if not self.strict:
+            return []
+        base = Base(
+            commit=document.commit,
+            gpus=0,
+            recorded={document.machine: self._expected},
+            today=today(),
+            against=document.base_commit,
+            permissions=waivers,
+            whole=False,
+        )
+        return [one for one in guard(document, base) if one not in document.problems]
 
 
 def left_out_line(states: Sequence[CaseState]) -> list[str]:

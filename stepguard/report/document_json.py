@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from stepguard.core.comparison import Comparison
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import (
@@ -73,7 +74,17 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
         disturbed=evidence.disturbances,
         margins_pct=evidence.margins_pct,
         judged_by=result.judged_by,
+        environment=_environment(result.comparison),
     )
+
+
+def _environment(comparison: Comparison | None) -> str | None:
+    """Return the variables that change what torch does, the same on both sides of a comparison;
+    None without a comparison.
+    """
+    if comparison is None or comparison.base.fingerprint is None:
+        return None
+    return comparison.base.software_key().get("environment", "")
 
 
 def waiver_documents(

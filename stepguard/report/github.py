@@ -130,8 +130,9 @@ def _commands(document: RunDocument, run_id: str) -> str:
     if document.against and any(not verdict.whole for verdict in failed):
         lines += [
             "",
-            "If it is meant: the pull request adds a waiver, with `python -m stepguard waive`. "
-            "Whoever owns `baselines/` approves that, too.",
+            "If it is meant: the pull request adds a waiver, with `python -m stepguard waive CASE "
+            "--evidence evidence/runs --reason '...' --days N`. Whoever owns `baselines/` approves "
+            "that, too.",
         ]
     has = {result.verdict.status for result in document.results}
     until = next((words for status, words in _UNTIL_ACCEPTED.items() if status in has), "")

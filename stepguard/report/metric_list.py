@@ -1,43 +1,28 @@
-"""The metrics of one case, for a reader: those that a run measured, and those of a baseline."""
+"""The metrics of one case, for a reader: those that a run measured, and those that it records."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from statistics import geometric_mean
 
-from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import (
-    JUDGED_TIME,
     METRICS,
     OPERATORS,
     UNWANTED,
     format_value,
 )
-from stepguard.core.recording import Recording
 from stepguard.core.text import first, listed
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
 from stepguard.report.metric_notes import happens, operator_move
 from stepguard.report.next_steps import Commands
-from stepguard.report.table import aligned, figure
+from stepguard.report.table import figure
 from stepguard.report.verdict_text import change
 from stepguard.storage.accept_recording import Accepted, Action
 
 MOVES = 9  # lines of a case; ten with accepted_line() above them
 PARTS = 8  # a counter with more kinds of parts shows only its sum; the evidence has all of them
 PLACES = 3  # of a metric that is recorded as normal, or only informs
-LISTED = ("case", "level", "recordings", "newest", "step [ms]")
-COLUMNS = (
-    "recorded",
-    "commit",
-    "GPU",
-    "torch",
-    "launches",
-    "step\n[ms]",
-    "median\n[ms]",
-    "to\nfirst",
-)
 
 
 def figures(result: Result) -> Iterator[str]:
@@ -97,54 +82,3 @@ def _normal(metric: MetricVerdict) -> str:
     where = f" ({listed(at, PLACES)})" if at else ""
     recorded = UNWANTED[metric.metric].format(amount(metric.new))
     return f"  Recorded as normal: {recorded}{where}. More will fail."
-
-
-def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
-    """Yield a table of cases' baselines: the number of the level, and its newest recording."""
-    rows = []
-    for case_id, entry in cases.items():
-        level, count = str(len(entry.epochs)), str(len(entry.level.recordings))
-        times = _figure(entry.newest, JUDGED_TIME)
-        rows.append((case_id, level, count, entry.newest.date[:10], times))
-    yield from (f"  {text}" for text in aligned([LISTED, *rows]))
-
-
-def lines(entry: Entry) -> Iterator[str]:
-    """Yield all epochs with their recordings, oldest first; then the newest recording's
-    counters.
-    """
-    for number, epoch in enumerate(entry.epochs, start=1):
-        yield f"  level {number}: {epoch.reason}"
-        rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
-        yield from (f"  {text}" for text in aligned(rows, left=range(4)))
-    newest = entry.newest
-    yield "  counted in the newest:"
-    width, values = max((len(name) for name in newest.counters), default=0), newest.values()
-    for name in (name for name in METRICS if name in newest.counters):
-        yield f"    {figure(name, values[name], width)}"
-    for name, difference in newest.differences_pct.items():
-        mean, half = difference.mean, difference.half_width
-        yield f"    {name} {mean:+.2f} +- {half:.2f} {METRICS[name].unit}"
-
-
-def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
-    times = recording.times_ms.get(JUDGED_TIME, [])
-    # The change is that from the epoch's first recording: a level may creep in small steps, each
-    # within the limit.
-    first = epoch.recordings[0].times_ms.get(JUDGED_TIME, [])
-    change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
-    return (
-        recording.date[:10],
-        recording.commit[:7],
-        recording.device_uuid.removeprefix("GPU-")[:8],
-        recording.software.get("torch", ""),
-        str(len(times) or ""),
-        _figure(recording, JUDGED_TIME),
-        _figure(recording, "step_ms_median"),
-        "" if change is None else f"{100 * change:+.2f} %",
-    )
-
-
-def _figure(recording: Recording, name: str) -> str:
-    value = recording.values().get(name)
-    return "" if value is None else format_value(name, value)  # an empty column is left out

@@ -16,7 +16,7 @@ from stepguard.core.metrics import (
     format_value,
     setting_of,
 )
-from stepguard.core.reason_sentences import OverSteps
+from stepguard.core.reason_sentences import OverSteps, SlowSteps
 from stepguard.core.reasons import Reason
 from stepguard.core.shared_sentences import margins_text
 from stepguard.core.site import Site
@@ -36,14 +36,14 @@ PLACES_SHOWN = 5  # of operators and of bytes
 
 def note(metric: MetricVerdict) -> str:
     """Return the note on a metric: parts and ranks that moved, what pairs said."""
-    within = f"{metric.slow_steps.text}; " if metric.slow_steps else ""
+    slow = metric.figures if isinstance(metric.figures, SlowSteps) else None
+    within = f"{slow.text}; " if slow else ""
     if metric.confirmed:
         return within + _confirmation(metric.confirmed)
     if metric.reason is Reason.IDENTICAL_STEP:
         within += "the same kernels, generated code, operands and settings, bound by the GPU; "
-    if metric.pairs and metric.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
-        # A few pairs outside the plan decided. The plan's interval and smallest detectable slowdown
-        # did not, so they are left out.
+    if metric.pairs and metric.reason is Reason.NO_SLOWDOWN:
+        # The plan's interval and smallest detectable slowdown did not decide, so they are left out.
         mean = f"{metric.pairs.decision.estimate_pct:+.1f} % on average"
         return f"{within}{metric.reason.phrase}: {mean} {_over(metric.pairs)}"
     if metric.pairs and metric.reason is Reason.CHANGED_KERNELS:  # nor did these decide here
@@ -52,8 +52,7 @@ def note(metric: MetricVerdict) -> str:
     if metric.pairs:
         return within + pairs_text(metric.pairs)
     if metric.figures and not isinstance(metric.figures, OverSteps):
-        each = f"{metric.slow_steps.text}, in each launch; " if metric.slow_steps else ""
-        return each + metric.figures.sentence
+        return metric.figures.sentence
     # Beside figures that moved change() says it.
     over = metric.figures.sentence if metric.figures and metric.new == metric.old else ""
     return ", ".join(filter(None, (on_ranks(metric.ranks), parts(metric), over)))
@@ -130,9 +129,9 @@ def _confirmation(how: Confirmed) -> str:
         hidden = ", not FASTER" if how.hidden else ""
         return f"confirmed, the code is {how.step.decision.status.value}{hidden}: {beside}"
     if outcome is Confirmation.STEP_SAME:
-        return f"no slower step by pairs; {beside}"
+        return f"not the code: as fast as its level's first commit; {beside}"
     if outcome is Confirmation.MACHINE:
-        return "the machine changed" + (f"; {beside}" if beside else f": HEAD is {how.commit}")
+        return f"not the code: HEAD is {how.commit}"
     return "unconfirmed: " + ", ".join(filter(None, (_unconfirmed(how), beside or how.commit)))
 
 
@@ -140,9 +139,7 @@ def _unconfirmed(how: Confirmed) -> str:
     """Return why an alarm is not confirmed: why there were no pairs, or what they did not show."""
     if how.why:
         return how.why.text
-    if how.outcome is Confirmation.UNDECIDED:
-        return "the pairs do not decide"
-    return "the pairs do not exclude what the baseline says"
+    return "the pairs do not decide" if how.outcome is Confirmation.UNDECIDED else ""
 
 
 def happens(site: Site, unit: str = "") -> str:

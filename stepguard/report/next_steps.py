@@ -6,7 +6,7 @@ from pathlib import Path
 
 from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
-from stepguard.core.reason_sentences import STEPS_DIFFER, Unstable
+from stepguard.core.reason_sentences import STEPS_DIFFER, Undecided, Unstable
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.text import listed
@@ -20,6 +20,7 @@ ENDED = (
     "measure again; if a job's time limit ended the run: a longer limit, or a smaller --perf-budget"
 )
 NEW_LEVEL = " --reason '...'"
+_STAY_UNDECIDED = (Reason.COUNT_UNSTABLE, Reason.NOT_STEADY)
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,6 @@ class Commands:
         named = f"{shlex.quote(waiver.case)} {waiver.metric}{self.in_folder()}"
         return self.called(f"stepguard waive {named} --remove")
 
-    def prune(self, case_id: str) -> str:
-        """Return the command that removes the recordings of a case that is gone."""
-        named = f"{shlex.quote(case_id)}{self.in_folder()}"
-        return self.called(f"stepguard baselines prune {named}")
-
     @property
     def doctor(self) -> str:
         """Return the next step that checks the machine."""
@@ -103,10 +99,10 @@ def next_steps(
 
 def commit_first(evidence: Evidence) -> str:
     """Return what comes before the command that accepts the evidence; empty if nothing does.
-    Evidence of a tree with uncommitted changes cannot be accepted.
+    Evidence of a tree with uncommitted changes, or of a run that was ended, cannot be accepted.
     """
     if not evidence.of_no_commit:
-        return ""
+        return "measure again, then " if evidence.faults else ""  # the run was ended
     named = f" {listed(evidence.dirty, 2)}" if evidence.dirty else ""
     # A script may have written them: each run of it would change them again.
     or_ignore = ", or add it to .gitignore" if named and evidence.tree_changed else ""
@@ -124,7 +120,11 @@ def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str
     if verdict.accepted:
         return ["this tree's baseline accepts it: review that diff, it judges once it is merged"]
     accept = commit + commands.accept(verdict.case_id)
+    if verdict.reason in (Reason.UNCONFIRMED, Reason.KERNELS_MOVED):  # an alarm without an answer
+        return [commands.doctor, f"accept: {accept}{NEW_LEVEL}"]
     if verdict.status in (Status.SLOWER, Status.CHANGED):
+        if first := _decide_first(verdict):
+            return first
         waive = commands.waive(verdict)
         return [f"accept: {accept}{NEW_LEVEL}", *([f"or for some days: {waive}"] if waive else [])]
     if verdict.status is Status.NOT_COMPARABLE:
@@ -133,10 +133,9 @@ def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str
         return [f"keep the gain: {accept}{NEW_LEVEL}"]
     if verdict.status is Status.NO_BASELINE:
         # A case with recordings gets a new level, which accept() takes only with a reason.
-        lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
-        return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
+        return [f"accept: {accept}" + ("" if verdict.whole else NEW_LEVEL)]
     if verdict.reason is Reason.COUNT_UNSTABLE:
-        return _what_makes_launches_alike(verdict)
+        return _what_makes_launches_alike(verdict.figures)
     if verdict.status is Status.BROKEN:
         return []  # a workload that raises is no reason to check the machine
     return [commands.doctor]
@@ -149,6 +148,8 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
         if verdict.waived_until:
             return []
+        if first := _decide_first(verdict):
+            return first
         waive = commands.waive(verdict)
         measure = commands.measure
         accept = commands.accept(verdict.case_id) + NEW_LEVEL
@@ -165,11 +166,27 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     return [commands.doctor] if verdict.status is Status.UNFIT else []
 
 
-def _what_makes_launches_alike(verdict: Verdict) -> list[str]:
-    """Return how to make the same steps of launches alike; empty if no launches disagree."""
-    figures = verdict.figures
-    if not isinstance(figures, Unstable) or not figures.why.startswith(STEPS_DIFFER):
-        return []  # counts are missing for another reason
+def _decide_first(verdict: Verdict) -> list[str]:
+    """Return what to do about metrics that stay undecided however often this tree is measured;
+    empty if there are none. Such a run is not recorded, and no waiver applies to it.
+    """
+    left = [metric for metric in verdict.moved if metric.reason in _STAY_UNDECIDED]
+    if not left:
+        return []
+    names = listed([metric.metric for metric in left], 2)
+    return [
+        *_what_makes_launches_alike(*(metric.figures for metric in left)),
+        f"while this is undecided, nothing is recorded and no waiver applies: {names}",
+    ]
+
+
+def _what_makes_launches_alike(*figures: object) -> list[str]:
+    """Return how to make the same steps of launches alike; empty if no launches disagree. Counts
+    may be missing for another reason.
+    """
+    known = (one.why for one in figures if isinstance(one, Unstable | Undecided))
+    if not any(why.startswith(STEPS_DIFFER) for why in known):
+        return []
     return ["let the same steps do the same in each launch: fix seeds, let no clock decide"]
 
 

@@ -2,7 +2,7 @@
 
 from stepguard.core.metrics import METRICS, format_value
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
-from stepguard.core.verdict import Joins, MetricVerdict, Verdict
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.waiver_rules import largest_value, uncovered_count
 from stepguard.report.next_steps import Commands
 
@@ -52,8 +52,8 @@ def _effect(
     if metric is None or effect is Effect.NOT_GATED:
         return f"not judged{against}" if against else f"stale, the case does not gate it{remove}"
     if effect is Effect.NOT_NEEDED:
-        if metric.joins is Joins.MACHINE:
-            return "not needed, the machine changed and not the code"
+        if metric.confirmed and metric.has_notice:
+            return "not needed, not the code moved it"
         word = f"not needed{against}" if against else "stale"
         return f"{word}, {waiver.metric} is {metric.status.value}{remove}"
     if effect is Effect.TOO_WIDE:

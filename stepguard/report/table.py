@@ -10,7 +10,6 @@ from stepguard.core.status import Outcome, Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 
 # Reasons of counters that moved and pass, since a time shows their cost.
-_OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR)
 
 COLUMNS = (
     "case",
@@ -74,7 +73,7 @@ def _counters(verdict: Verdict) -> str:
     moved = [
         m
         for m in counters
-        if m.status in (Status.CHANGED, Status.FASTER) or m.reason in _OUTWEIGHED
+        if m.status in (Status.CHANGED, Status.FASTER) or m.reason is Reason.TIME_DECIDES
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"

@@ -19,7 +19,7 @@ Markup = dict[str, bool]  # keywords of pytest's terminal writer
 
 
 @dataclass(frozen=True)
-class Run:
+class ShownRun:
     """A run that is over."""
 
     results: Sequence[Result]
@@ -32,7 +32,7 @@ class Run:
     problems: Sequence[Problem] = ()  # that fail the run, whatever its verdicts are
 
 
-def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
+def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
     """Yield the summary, each line with its colour. Table and headlines fit into ``width``; 0 is
     any width.
     """
@@ -60,7 +60,7 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
             yield from _headline(run, result, width)
 
 
-def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Markup]]:
+def _headline(run: ShownRun, result: Result, width: int) -> Iterator[tuple[str, Markup]]:
     """Yield a result's headline, and below it what pytest shows nowhere else."""
     verdict = result.verdict
     markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)

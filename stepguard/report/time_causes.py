@@ -54,7 +54,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
         time = next((one for one in times if one.status is not Status.FASTER), None)
     if time is None or verdict.whole or time.metric != JUDGED_TIME or not time.old or not time.new:
         return None
-    if time.reason is Reason.KERNELS_MOVED and time.status is Status.SAME:
+    if time.reason is Reason.KERNELS_MOVED:
         return _main_cause(verdict, 0.0)
     low_pct = time.pairs.decision.low_pct if time.pairs else 0.0
     undecided = time.status is Status.INCONCLUSIVE and low_pct > 0

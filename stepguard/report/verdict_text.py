@@ -21,12 +21,12 @@ from stepguard.core.metrics import (
     unit_behind,
 )
 from stepguard.core.reason_sentences import Failed, OverSteps, Unstable
-from stepguard.core.reasons import NOTICES, Reason
+from stepguard.core.reasons import Reason
 from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.text import counted, cut, listed, printable, shortened
-from stepguard.core.verdict import Joins, MetricVerdict, Verdict, worst_first
+from stepguard.core.verdict import MetricVerdict, Verdict, worst_first
 from stepguard.report import time_causes
 from stepguard.report.metric_notes import (
     note,
@@ -153,11 +153,8 @@ def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
 
 
 def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
-    """Return texts of a time with slow steps, or of one that pairs leave undecided; else none."""
+    """Return texts of a time that pairs leave undecided; else none."""
     where = f" {worst.place.place}" if worst.place else ""
-    if worst.slow_steps and worst.reason not in (Reason.BEYOND_MARGIN, Reason.CHANGED_KERNELS):
-        within, figures = f"{worst.metric} {worst.slow_steps.text}", moved.partition(" ")[2]
-        return [f"{within}, {figures}{where}", f"{within}, {figures}", within]
     if worst.pairs and worst.reason is Reason.UNDECIDED:
         after = f"undecided after {counted(worst.pairs.decision.pairs, 'pair')}"
         return [f"{moved}, {after}{where}", f"{moved}{where}", moved]
@@ -316,15 +313,13 @@ def users_frames(traceback: str) -> str:
 
 
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
-    # Of a case that was judged as a whole, only the metrics that were compared. If the machine
-    # moved, the times are `same`, and their notes say how that is known.
-    moved_machine = verdict.status is Status.SAME and verdict.joins is Joins.MACHINE
+    # Of a case that was judged as a whole, only the metrics that were compared.
     gated = [
         m
         for m in verdict.metrics
         if m.gated
         and (m.old is not None or not verdict.whole)
-        and (m.status is not Status.SAME or m.reason in NOTICES or moved_machine and note(m))
+        and (m.status is not Status.SAME or m.has_notice)
     ]
     return worst_first(gated)
 

@@ -15,18 +15,17 @@ import msgspec
 from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Evidence
 from stepguard.core.margins import margins_of
-from stepguard.core.metrics import JUDGED_TIME, METRICS, UNWANTED, format_value
-from stepguard.core.reason_sentences import OwnLimit
+from stepguard.core.metrics import JUDGED_TIME, UNWANTED, format_value
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import Joins, MetricVerdict, Verdict
-from stepguard.judge.alarm import Answer, settled
-from stepguard.judge.findings import NO_PERMITS, verdict_of
-from stepguard.judge.judge_recordings import alike, drifted, judge, screen
-from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.refuse_recording import spread_too_far, too_few_launches, unfit_to_record
+from stepguard.judge.judge_recordings import alike
+from stepguard.judge.limits import OTHER_CARD_PCT
+from stepguard.judge.refuse_recording import too_few_launches, unfit_to_record
+from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.machine.git.revision import is_tracked
 from stepguard.machine.interpreter import as_typed
@@ -34,7 +33,7 @@ from stepguard.storage.baseline_files import load_for, machine_of, save
 from stepguard.storage.json_file import FileError, one_at_a_time, restore
 
 
-class Refused(FileError):
+class Declined(FileError):
     """Evidence that must not become a recording."""
 
 
@@ -65,11 +64,11 @@ class Accepted:
 
 
 def recording_of(evidence: Evidence) -> Recording:
-    """Return the evidence as a recording. Raises Refused, with the reason, if it must not be
+    """Return the evidence as a recording. Raises Declined, with the reason, if it must not be
     one.
     """
     if problem := unfit_to_record(evidence):
-        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+        raise Declined(f"{evidence.case_id}: not recorded, {problem}")
     return stored(evidence)
 
 
@@ -80,7 +79,7 @@ def accept(
     reason: str,
     dry: bool = False,
     where: str = "",
-    joins: Joins = Joins.ITSELF,
+    verdict: Verdict | None = None,
 ) -> Accepted:
     """Make the evidence a recording of its case in ``path``. Return what was done.
 
@@ -89,20 +88,18 @@ def accept(
     new epoch, and needs a ``reason``.
 
     ``dry`` changes no file. ``where`` is the option for the folder of baselines, for the command in
-    an error. ``joins`` is what the run's pairs say. Raises Refused or FileError; the file is then
-    unchanged.
+    an error. ``verdict`` is the run's, which may be by pairs; None: recordings alone judge.
+    Raises Declined or FileError; the file is then unchanged.
     """
     if _is_same_by_one_launch(path, evidence):
         return Accepted(evidence.case_id, Action.ONE_LAUNCH, path)
     recording, machine = recording_of(evidence), machine_of(evidence)
     content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
-    if problem := spread_too_far(evidence, entry):
-        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
-    verdict = _verdict(evidence, entry, joins)
+    verdict = verdict or judge(Question(evidence, entry))
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
-    if guards and verdict.status is Status.SAME and _adds_nothing(recording, entry):
+    if guards and verdict.joins is Joins.ITSELF and _adds_nothing(recording, entry):
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The entry has the newest parameters, since a run is compared only with the last epoch.
@@ -122,7 +119,7 @@ def _is_same_by_one_launch(path: Path, evidence: Evidence) -> bool:
         return False
     content = load_for(path, machine_of(evidence))
     entry = content.cases.get(evidence.case_id) if content else None
-    return judge(evidence, entry).status is Status.SAME
+    return judge(Question(evidence, entry)).joins is Joins.ITSELF
 
 
 def _adds_nothing(recording: Recording, entry: Entry | None) -> bool:
@@ -141,23 +138,6 @@ def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
         return metric
     sites = (site for site in recording.sites.get(metric.metric, ()) if not site.allowed)
     return msgspec.structs.replace(metric, sites=tuple(sites))
-
-
-def _verdict(evidence: Evidence, entry: Entry | None, joins: Joins) -> Verdict:
-    """Return the verdict by the recordings alone. A time that the machine moved counts as `same`,
-    unless it moved on a card that has a recording.
-    """
-    verdict = judge(evidence, entry)
-    # A recording that is far from the others of its own card would widen their limit. It needs a
-    # reason and opens a level of its own.
-    if joins is Joins.MACHINE and not any(_is_of_own_card(metric) for metric in verdict.moved):
-        answer = Answer(evidence.commit, same_code=True)
-        return verdict_of(settled(screen(evidence, entry), NO_PERMITS, answer))
-    return verdict
-
-
-def _is_of_own_card(metric: MetricVerdict) -> bool:
-    return isinstance(metric.figures, OwnLimit) and metric.figures.own_card
 
 
 def _content(path: Path, machine: str) -> BaselineFile:
@@ -198,10 +178,10 @@ def _place(
     _refuse_doubtful(recording, entry, verdict)
     last = entry.level
     known = alike(last, evidence)
-    drift = _drift(evidence, known) if known else _other_software(recording, last)
+    drift = "" if known else _other_software(recording, last)
     # New metrics alone open no level: the times belong to one that other cards and days confirmed.
     more = has_words(reason) and _only_adds_metrics(verdict, last)
-    joins = verdict.status is Status.SAME or not known or more
+    joins = verdict.joins is Joins.ITSELF or not known or more
     if entry.case == evidence.case and joins and not drift:
         # Places and parts are only compared with the newest recording, so older ones lose them.
         software = recording.software
@@ -216,7 +196,7 @@ def _place(
             f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'"
         )
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
-        raise Refused(f"{why}; a new level needs a reason: {command}")
+        raise Declined(f"{why}; a new level needs a reason: {command}")
     # No run is compared with an older epoch, so its recordings lose places and parts.
     older = [_without_detail(r) for r in last.recordings]
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
@@ -228,12 +208,17 @@ def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> No
     # Accepted twice, one run would count as two recordings that agree perfectly.
     known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
     if (recording.date, recording.commit, recording.device_uuid) in known:
-        raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
+        raise Declined(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
     # Each metric is checked: a case that is SLOWER or CHANGED may have an undecided metric, too.
-    undecided = [m.metric for m in verdict.moved if m.status is Status.INCONCLUSIVE]
+    alarms = (Reason.UNCONFIRMED, Reason.KERNELS_MOVED)  # they open a level, with a reason
+    undecided = [
+        metric.metric
+        for metric in verdict.moved
+        if metric.status is Status.INCONCLUSIVE and metric.reason not in alarms
+    ]
     if undecided:
         what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
-        raise Refused(f"{verdict.case_id}: not recorded, {what}: measure again")
+        raise Declined(f"{verdict.case_id}: not recorded, {what}: measure again")
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
@@ -241,7 +226,7 @@ def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
     has the new ones. All recordings are checked, since the newest may lack a metric that an older
     one has at another value.
     """
-    new = {m.reason for m in verdict.moved} == {Reason.METRIC_NOT_RECORDED}
+    new = {m.status for m in verdict.moved} == {Status.NO_BASELINE}
     return new and not _recorded(epoch).intersection(m.metric for m in verdict.moved)
 
 
@@ -268,7 +253,7 @@ def _moved(verdict: Verdict) -> str:
 def _kept(older: list[Recording]) -> list[Recording]:
     """Return the recordings that stay when one is appended, oldest first.
 
-    The first one of each software stays, since drift is measured from it.
+    The first one of each software stays, since alarms are answered beside its commit.
     """
     software = [recording.software for recording in older]
     first = {software.index(name) for name in software}
@@ -276,17 +261,6 @@ def _kept(older: list[Recording]) -> list[Recording]:
     room = max(KEPT_RECORDINGS - 1 - len(first), 0)
     stay = first.union(others[max(len(others) - room, 0) :])
     return [older[number] for number in sorted(stay)]
-
-
-def _drift(evidence: Evidence, known: list[Recording]) -> str:
-    """Return how far the evidence is from the epoch's first recording; empty unless that is too
-    far.
-    """
-    drift = drifted(evidence, known)
-    if drift is None:
-        return ""
-    unit = "%" if METRICS[drift[0]].kind == "time" else "points"
-    return f"{drift[0]} is {drift[1]:+.2f} {unit} from the first recording of its level"
 
 
 def _other_software(recording: Recording, last: Epoch) -> str:
@@ -312,7 +286,7 @@ def _other_software(recording: Recording, last: Epoch) -> str:
         if old is not None and new is not None and new > old
     ]
     old_ms, ms = (r.times_ms.get(JUDGED_TIME) for r in (older, recording))
-    if old_ms and ms and (change := 100 * (fmean(ms) / fmean(old_ms) - 1)) > LEVEL_LIMIT_PCT:
+    if old_ms and ms and (change := 100 * (fmean(ms) / fmean(old_ms) - 1)) > OTHER_CARD_PCT:
         moves.append(f"{JUDGED_TIME} {change:+.2f} %")
     return f"against the recordings of other software: {', '.join(moves)}" if moves else ""
 

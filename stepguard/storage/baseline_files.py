@@ -16,7 +16,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.recording import Recording
 from stepguard.judge.recorded_profile import restored
 from stepguard.machine.interpreter import as_typed
-from stepguard.storage.json_file import FileError, aside, one_at_a_time, read, restore
+from stepguard.storage.json_file import FileError, aside, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
@@ -68,6 +68,17 @@ def refuse_calibrations(folder: Path) -> None:
             f"{path}: calibrations no longer count: a noisy case has its own margins_pct instead; "
             f"put the folder aside: {aside(path, os.path.relpath(path))}"
         )
+
+
+def recorded(folder: Path) -> dict[str, dict[str, Entry]]:
+    """Return what is recorded in a folder, by machine and case. Raises FileError if a file cannot
+    be trusted.
+    """
+    by_machine: dict[str, dict[str, Entry]] = {}
+    for path in files(folder):
+        if content := load(path):
+            by_machine.setdefault(content.machine, {}).update(judged_by(path, content))
+    return by_machine
 
 
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
@@ -158,14 +169,6 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
             yield f"by_rank has {name!r}, which counters has not"
         elif len(counts) != ranks:
             yield f"by_rank of {name!r} has {len(counts)} counts for {ranks} ranks"
-
-
-@one_at_a_time
-def remove(path: Path, case_id: str) -> None:
-    """Remove a case from a baseline file. Raises FileError, and leaves the file, if that fails."""
-    if content := load(path):
-        cases = {name: entry for name, entry in content.cases.items() if name != case_id}
-        save(path, msgspec.structs.replace(content, cases=cases))
 
 
 def save(path: Path, content: BaselineFile) -> None:

@@ -112,8 +112,11 @@ class CompileCache:
 
     def older_file(self, text: str, ns: int) -> str:
         """Return the last file in a text, where a traceback has its message, that the cache has had
-        since before ``ns``, in nanoseconds since 1970; "" if there is none.
+        since before ``ns``, in nanoseconds since 1970; "" if there is none, or if other runs may
+        use the cache, too: no run may empty that.
         """
+        if self._lock < 0:
+            return ""
         names = re.findall(re.escape(f"{self.folder}/") + r"[\w./+@,-]+", text, re.ASCII)
         for name in reversed(names):
             with contextlib.suppress(OSError):

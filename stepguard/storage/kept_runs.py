@@ -147,13 +147,6 @@ class Store:
             return "", run
         return next((pairs.against for pairs in _pairs_alone(run)), ""), run
 
-    def last_evidence(self, case: Case) -> Evidence | None:
-        """Return the newest complete evidence of a case with the same parameters; None if there is
-        none.
-        """
-        sound = (_sound(run / case.slug, case) for run in reversed(self._runs()))
-        return next(filter(None, sound), None)
-
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return how long each of these cases took last time, in seconds, alone or in ``pairs``."""
         runs, took_s = self._runs()[::-1], {}

@@ -13,14 +13,14 @@ from stepguard.machine.git.revision import is_tracked
 from stepguard.storage.json_file import FileError, contents, replace_file
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """A kind of file that an option writes. It tells an earlier such file from the user's files."""
 
     suffixes: tuple[str, ...]
     begins: bytes = b""  # the beginning of each such file
 
 
-DOCUMENT = Kind(SUFFIXES)
+DOCUMENT = FileKind(SUFFIXES)
 HTML = ".html"
 _HTML_BEGINS = f"<!DOCTYPE html>\n{PAGE_MARK}".encode()
 # Keys of each kind of document, in all versions.
@@ -45,7 +45,7 @@ def put(path: Path, text: str) -> str:
     return ""
 
 
-def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
+def kept_from(path: Path, kind: FileKind = DOCUMENT) -> str:
     """Return why a document may not replace the file at a path; empty if it may. It may replace an
     empty file and an earlier document. It may not replace a device such as /dev/null, a link, or
     any other file.
@@ -100,7 +100,7 @@ def _begins(path: Path, data: bytes) -> bool:
         return False
 
 
-def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
+def unwritable(path: Path, kind: FileKind = DOCUMENT) -> str:
     """Make the folder of a document. Return why it cannot be written there; empty if it can."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

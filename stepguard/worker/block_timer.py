@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from stepguard.core.replies import TimedBlock
 from stepguard.worker.torch_device import TimingEvent, on_gpu, synchronize
 
 Step = Callable[[], object]
@@ -87,7 +88,7 @@ class Clock:
         steps: int,
         before_step: Callable[[int], None],
         line_up: Callable[[], None] = lambda: None,
-    ) -> dict[str, Any]:
+    ) -> TimedBlock:
         """Run ``steps`` steps. Return their times in ms, by events and by the host's clock."""
         while len(self._events) < steps + 1:
             self._events.append(TimingEvent() if self._gpu else HostEvent())
@@ -109,12 +110,12 @@ class Clock:
             synchronize(self._device)
             ended = perf_counter_ns()
         wall_ms = (ended - began) / 1e6
-        return {
-            "began_ns": began,
-            "ended_ns": ended,
-            "wall_ms": wall_ms,
+        return TimedBlock(
+            began_ns=began,
+            ended_ns=ended,
+            wall_ms=wall_ms,
             # On a CPU both are one clock, which cannot disagree with itself.
-            "events_ms": events[0].elapsed_time(events[-1]) if self._gpu else wall_ms,
-            "step_ms": [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)],
-            "enqueue_ms": (first_enqueued - began) / 1e6 if self._gpu else None,
-        }
+            events_ms=events[0].elapsed_time(events[-1]) if self._gpu else wall_ms,
+            step_ms=[a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)],
+            enqueue_ms=(first_enqueued - began) / 1e6 if self._gpu else None,
+        )

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from stepguard.worker.count.changed_settings import flags
+from stepguard.worker.counters.changed_settings import flags
 
 AUTOCAST = ("cpu", "cuda")
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from stepguard.core.fingerprint import LIBRARIES, STEERING
+from stepguard.core.replies import Sources
 from stepguard.worker.torch_device import properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
@@ -33,7 +34,7 @@ _READ_ONCE = (
 def fingerprint(device: torch.device) -> dict[str, Any]:
     """Return the fields of evidence.Fingerprint that only torch knows, and the SM count."""
     return properties(device) | {
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # of a class of its own, which the wire does not know
         "triton": _version("triton"),
         "python": platform.python_version(),
         "arch": platform.machine(),
@@ -65,7 +66,7 @@ def _version(package: str) -> str:
         return ""
 
 
-def modules(package: str) -> dict[str, dict[str, str]]:
+def modules(package: str) -> Sources:
     """Return the files that code was loaded from, by module name, with links resolved.
 
     "installed": modules in folders of packages. "sources": all other modules, all modules of
@@ -88,7 +89,7 @@ def modules(package: str) -> dict[str, dict[str, str]]:
     known = {*sources.values()}
     libraries = (path for path in _libraries() if not path.startswith(with_python))
     sources |= {f"library {path}": path for path in libraries if path not in known}
-    return {"sources": sources, "installed": installed}
+    return Sources(sources=sources, installed=installed)
 
 
 def _loaded() -> Iterator[tuple[str, str]]:

@@ -1,19 +1,5 @@
 """A rank's session. It keeps a workload, and runs the commands that the measuring process sends,
-one at a time.
-
-    prepare     build the workload: import and call a factory, or run a loop's first steps
-    first_step  run one step and wait for it: compilation
-    block       run n timed steps
-    alternate   run segments of variants of the step
-    count       the counting pass, with the step as it runs
-    count_eager the rest of it, without the compiler
-    locate      the lines of the host syncs that were counted
-    profile     profile a few steps
-    kernels     the kernels' times in the steps that were profiled
-    call        call another package's function, such as one that writes a trace of a few steps
-    sources     the files that the modules came from, those imported late included
-    park        give cached memory back to the driver
-    exit
+one at a time, until ``exit``: each is a method ``do_NAME``. core/replies.py has their answers.
 
 An exception ends the launch.
 """
@@ -30,8 +16,8 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
+from stepguard.core import replies
 from stepguard.core.case import from_dict
-from stepguard.trace.host_steps import StepCalls
 from stepguard.worker import torch_device
 from stepguard.worker.block_timer import Clock
 from stepguard.worker.compile_caches import (
@@ -40,25 +26,25 @@ from stepguard.worker.compile_caches import (
     take_kept_headers,
     trace_own_code_anew,
 )
-from stepguard.worker.count import compiler
-from stepguard.worker.count.changed_settings import everywhere
-from stepguard.worker.count.collector import note_frozen
-from stepguard.worker.count.counting import count_compiled, count_without_compiler
-from stepguard.worker.count.one_profiler import unprofiled
-from stepguard.worker.count.profiled_steps import (
+from stepguard.worker.counters import compiler
+from stepguard.worker.counters.changed_settings import everywhere
+from stepguard.worker.counters.collector import note_frozen
+from stepguard.worker.counters.counting import count_compiled, count_without_compiler
+from stepguard.worker.counters.one_profiler import unprofiled
+from stepguard.worker.counters.profiled_steps import (
     PROFILED_STEPS,
     TakenProfile,
-    locate_syncs,
     take_profile,
 )
-from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.count.tensor_devices import Placement
+from stepguard.worker.counters.syncs import locate_syncs
+from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.counters.tensor_devices import Placement
 from stepguard.worker.loops.looped import workload_of
 from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
 from stepguard.worker.rank_position import Note, Phases
 from stepguard.worker.rendezvous import join_process_group
-from stepguard.worker.step_variants import VARIANTS, alternate
+from stepguard.worker.step_variants import alternate, synced
 from stepguard.worker.workload import BadWorkload
 
 
@@ -72,17 +58,17 @@ class MachineSamples:
         self._path = os.environ.get("STEPGUARD_SAMPLES", "") if first else ""
         self._read_bytes = 0
 
-    def since(self) -> dict[str, Any]:
-        """Return what was written since the last call, as part of an answer."""
+    def since(self) -> list[Any]:
+        """Return what was written since the last call."""
         if not self._path:
-            return {}
+            return []
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             file.seek(self._read_bytes)
             # A line that is still being written is left for the next call.
             whole = file.read().rpartition(b"\n")
             self._read_bytes += len(whole[0]) + len(whole[1])
-            return {"samples": [json.loads(line) for line in whole[0].splitlines()]}
-        return {}  # a block without samples does not count
+            return [json.loads(line) for line in whole[0].splitlines()]
+        return []  # a block without samples does not count
 
 
 class Session:
@@ -107,8 +93,7 @@ class Session:
         self.placement = Placement()
         self.workload: Any = None
         self._taken: TakenProfile | None = None  # the last profile, until it is read
-        self._tally = Tally()  # what the first part of the counting pass counted
-        self._calls: list[StepCalls] = []  # of the steps whose syncs it counted
+        self._tally = Tally()  # what the counting pass has counted
         self.package = ""  # of the workload's factory
         self.in_group = False  # torchrun's variables lead a script to make one
 
@@ -120,16 +105,18 @@ class Session:
             self.note.command(name.replace("_", " "))
             if name == "exit":
                 break
-            handler: Callable[..., Any] = getattr(self, f"do_{name}")
-            replies = self.channel.gather(handler(**message) | self.machine.since())
-            self.channel.reply({"reply": name, "ranks": replies})
+            handler: Callable[..., replies.Reply] = getattr(self, f"do_{name}")
+            reply = handler(**message)
+            reply.samples = self.machine.since()
+            ranks = self.channel.gather(msgspec.to_builtins(reply))
+            self.channel.reply({"reply": name, "ranks": ranks})
             self.note.command("idle")
         if dist.is_initialized():  # each rank leaves the group, so that none waits for another
             dist.destroy_process_group()
         if has_compiler():
             keep_headers()
 
-    def do_prepare(self, case: dict[str, Any], timed_s: float = 0.0) -> dict[str, Any]:
+    def do_prepare(self, case: dict[str, Any], timed_s: float = 0.0) -> replies.Prepared:
         """Build the workload. Return its description, and what this rank runs on."""
         wanted = from_dict(case)
         # Not earlier: a launch on standby must not have a GPU context.
@@ -149,26 +136,24 @@ class Session:
         compiler.install()  # once more: the workload may have been the first to import the compiler
         if hasattr(self.workload, "on_phase"):
             self.workload.on_phase = self.phases
-        return {
-            "tokens_per_step": int(self.workload.tokens_per_step),
-            "flops_per_step": float(getattr(self.workload, "flops_per_step", 0.0)),
-            "floor_flops_per_step": float(getattr(self.workload, "floor_flops_per_step", 0.0)),
-            "precision": str(getattr(self.workload, "precision", "")),
-            "fingerprint": fingerprint(self.device),
-            "memory_bytes": torch_device.usable_bytes(self.device),
-            **self.do_sources(),
-        }
+        loaded = modules(self.package)
+        return replies.Prepared(
+            tokens_per_step=int(self.workload.tokens_per_step),
+            flops_per_step=float(getattr(self.workload, "flops_per_step", 0.0)),
+            floor_flops_per_step=float(getattr(self.workload, "floor_flops_per_step", 0.0)),
+            precision=str(getattr(self.workload, "precision", "")),
+            fingerprint=fingerprint(self.device),
+            memory_bytes=torch_device.usable_bytes(self.device),
+            sources=loaded.sources,
+            installed=loaded.installed,
+        )
 
-    def do_sources(self) -> dict[str, Any]:
+    def do_sources(self) -> replies.Sources:
         """Return the files that this rank's modules came from, and which of them are installed."""
         return modules(self.package)
 
-    def do_first_step(self) -> dict[str, Any]:
-        """Run the first step, with its compilation, until the device is done. Return its seconds,
-        with those that a loop has taken so far, whether something was compiled that no cache had,
-        how many graphs the cache lacked, whether it has all now, and the GPU memory that all of
-        this took.
-        """
+    def do_first_step(self) -> replies.FirstStep:
+        """Run the first step, with its compilation, until the device is done."""
         torch_device.synchronize(self.device)
         began = perf_counter()
         self.workload.step()
@@ -176,23 +161,21 @@ class Session:
         took_s = perf_counter() - began + getattr(self.workload, "first_border_s", 0.0)
         compiler.install()  # a step may have been the first to use the compiler
         reserved = torch_device.peak_bytes(torch_device.RESERVED) if self.on_gpu else 0
-        return {
-            "compile_s": took_s,
-            "compiled_afresh": compiler.compiled_afresh(),
-            "missed_graphs": compiler.missed_graphs(),
-            "kept": compiler.is_kept(),
-            "reserved_bytes": reserved,
-        }
+        return replies.FirstStep(
+            compile_s=took_s,
+            compiled_afresh=compiler.compiled_afresh(),
+            missed_graphs=compiler.missed_graphs(),
+            kept=compiler.is_kept(),
+            reserved_bytes=reserved,
+        )
 
-    def do_block(self, steps: int) -> dict[str, Any]:
-        """Time one block. Return its times, and the rank's graphs and device allocations so far:
-        if they grew, the block was not steady.
-        """
+    def do_block(self, steps: int) -> replies.TimedBlock:
+        """Time one block."""
         block = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
-        block["compiled_graphs"] = compiler.unique_graphs()
-        block["compiled_afresh"] = compiler.compiled_afresh()
+        block.compiled_graphs = compiler.unique_graphs()
+        block.compiled_afresh = compiler.compiled_afresh()
         if self.on_gpu:
-            block["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
+            block.device_allocations = torch_device.allocator_calls()["cudaMalloc"]
         return block
 
     def _line_up(self) -> None:
@@ -201,48 +184,45 @@ class Session:
         self.channel.begin()
         self.channel.barrier()
 
-    def do_alternate(self, variants: list[str], order: list[int], steps: int) -> dict[str, Any]:
-        """Time segments of the named variants. ``order`` has the index of each one's variant."""
-        try:
-            chosen = [VARIANTS[name](self.workload, self.device) for name in variants]
-        except ValueError as error:
-            raise BadWorkload(str(error)) from None
+    def do_alternate(self, order: list[int], steps: int) -> replies.TimedSegments:
+        """Time segments of two variants: the step (0), and with a synchronization behind it (1)."""
+        step = self.workload.step
+        chosen = (step, synced(step, self.device))
         self.channel.begin()
         began_ns = perf_counter_ns()
         line_up, collector = self.channel.barrier, self.clock.collector
         segments_ms = alternate(chosen, order, steps, self.device, line_up, collector)
         ended_ns = perf_counter_ns()
-        return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
+        return replies.TimedSegments(segments_ms=segments_ms, began_ns=began_ns, ended_ns=ended_ns)
 
-    def do_count(self) -> dict[str, Any]:
+    def do_count(self) -> replies.Counted:
         """Run the first part of the counting pass. Return its counts."""
-        self._tally, self._calls = count_compiled(self._step(), self._progress)
-        return self._tally.as_dict()
+        self._tally = count_compiled(self._step(), self._progress)
+        return replies.Counted(counts=self._tally.counts())
 
-    def do_count_eager(self) -> dict[str, Any]:
+    def do_count_eager(self) -> replies.Counted:
         """Run the second part. Return the counts of both."""
-        return count_without_compiler(self._step(), self._progress, self._tally)
+        count_without_compiler(self._step(), self._progress, self._tally)
+        return replies.Counted(counts=self._tally.counts())
 
-    def do_locate(self) -> dict[str, Any]:
+    def do_locate(self) -> replies.Counted:
         """Return the count of host syncs with their lines. Nothing is timed after it."""
         tally = Tally()
-        locate_syncs(tally, self._step(), self._calls)
-        return tally.as_dict()
+        locate_syncs(tally, self._step(), self._tally.calls)
+        return replies.Counted(counts=tally.counts())
 
-    def do_profile(self) -> dict[str, Any]:
+    def do_profile(self) -> replies.Reply:
         """Profile a few steps. do_kernels() reads the profile."""
         self._taken = take_profile(self._step(), PROFILED_STEPS)
-        return {}
+        return replies.Reply()
 
-    def do_kernels(self) -> dict[str, Any]:
-        """Read the profile that do_profile() took, without a step. Return it, None on a CPU, and
-        why there is none on a GPU.
-        """
+    def do_kernels(self) -> replies.Kernels:
+        """Read the profile that do_profile() took, without a step. On a CPU there is none."""
         taken, self._taken = self._taken, None
         if taken is None:
             raise RuntimeError("kernels: no profile was taken before")
         profile, problem = taken.kernels()
-        return {"profile": msgspec.to_builtins(profile), "problem": problem}
+        return replies.Kernels(profile=profile, problem=problem)
 
     def _step(self) -> RankStep:
         ranks = self.channel
@@ -262,24 +242,22 @@ class Session:
         self.note.command(text)
         self.channel.reply({"progress": text})
 
-    def do_call(self, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def do_call(self, function: str, arguments: dict[str, Any]) -> replies.Called:
         """Call "module:function" with the step, this rank's number, a function that shows progress,
         and the arguments. Return what it returns.
         """
         module, _, name = function.partition(":")
         self.note.command(name.replace("_", " "))
         called = getattr(importlib.import_module(module), name)
-        returned: dict[str, Any] = called(
-            self._step(), self.channel.rank, self._progress, **arguments
-        )
-        return returned
+        returned = called(self._step(), self.channel.rank, self._progress, **arguments)
+        return replies.Called(returned=returned)
 
-    def do_park(self) -> dict[str, Any]:
+    def do_park(self) -> replies.Reply:
         """Give cached memory back to the driver."""
         torch_device.synchronize(self.device)
         if self.on_gpu:
             torch_device.empty_cache()
-        return {}
+        return replies.Reply()
 
 
 def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None:

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent
-from stepguard.worker.count.locate import raised_at
+from stepguard.worker.counters.locate import raised_at
 from stepguard.worker.output_limit import Printed, open_to_append
 from stepguard.worker.rank_endings import Ending, Endings
 from stepguard.worker.rank_position import Note

@@ -1,13 +1,9 @@
-"""Variants of a step, by name. The difference of two variants' times is the cost of what only one
-of them does.
-
-pipelined  the step as it is
-synced     the host waits for the device after every step
+"""Variants of a step that take turns. The difference of their times is the cost of what only one of
+them does.
 """
 
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
-from typing import Any
 
 import torch
 
@@ -43,16 +39,11 @@ def alternate(
     return segments_ms
 
 
-def _synced(workload: Any, device: torch.device) -> Step:
+def synced(step: Step, device: torch.device) -> Step:
+    """Return the variant of a step whose host waits for the device after it."""
+
     def run() -> None:
-        workload.step()
+        step()
         synchronize(device)
 
     return run
-
-
-# Each makes, from a workload, a function that runs one step. Raises ValueError if it cannot.
-VARIANTS: dict[str, Callable[[Any, torch.device], Step]] = {
-    "pipelined": lambda workload, device: workload.step,
-    "synced": _synced,
-}

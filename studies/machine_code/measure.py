@@ -168,7 +168,7 @@ def _codes() -> tuple[dict[str, tuple[int, ...]], float]:
     """Return the figures of each kernel that ran, and the seconds that they took."""
     from dataclasses import astuple
 
-    from stepguard.worker.count.generated_kernels import _machine_codes, launched
+    from stepguard.worker.counters.generated_kernels import _machine_codes, launched
 
     began = time.perf_counter()
     codes = _machine_codes(list(launched()))
@@ -194,22 +194,13 @@ def verdict() -> dict[str, Any]:
     import torch
     from torch._inductor.codecache import PyCodeCache
 
-    from stepguard.core.profile import Profile
     from stepguard.explain.causes import explain
     from stepguard.report.cause_text import machine_code, named
-    from stepguard.worker.count import counting
-    from stepguard.worker.count.tally import RankStep
+    from stepguard.worker.counters import counting
+    from stepguard.worker.counters.tally import RankStep
     from stepguard.worker.rank_position import Phases
 
-    kept: list[Profile] = []
-    real = counting.count_machine_code
-
-    def count_and_keep(tally: Any) -> None:
-        real(tally)
-        kept.append(tally.profile)
-
-    counting.count_machine_code = count_and_keep
-    passes = []
+    passes, kept = [], []
     for plant in (-1, 7):
         PyCodeCache.modules = []
         phases, run = Phases(), _step(plant)
@@ -220,9 +211,10 @@ def verdict() -> dict[str, Any]:
 
         step()
         began = time.perf_counter()
-        tally, _ = counting.count_compiled(
+        tally = counting.count_compiled(
             RankStep(step, torch.device("cuda", 0), phases), lambda text: None
         )
+        kept.append(tally.profile)
         seconds = round(time.perf_counter() - began, 2)
         passes.append({"count_s": seconds, "values": tally.values})
     found = explain(*kept)

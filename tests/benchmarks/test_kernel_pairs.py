@@ -237,11 +237,13 @@ def test_single_pairs_are_all_pairs_of_equal_code(rated):
     assert rows["two", "one"]["low_end_pct"] < 0.1 < rows["two", "one"]["of_1000_pct"] < 0.5
     shares = [rows["one", kind]["largest_pct"] for kind in ("one", "10 %", "50 %")]
     assert shares[0] < shares[2] > shares[1] and all(0 < share < 3 for share in shares)
+    assert not any(row["red"] for row in rows.values())
     slow = [longer_by(one, "triton_per_fused_norm_10", 0.01 * STEP_US) for one in launches]
     moved = {(row["gpus"], row["kernels"]): row for row in single_pairs(alike | {first: slow})}
     assert moved["two", "one"]["largest_pct"] == pytest.approx(1.0, abs=0.2)
     assert moved["two", "one"]["low_end_pct"] == pytest.approx(0.45, abs=0.1)
     assert moved["one", "one"]["largest_pct"] < 0.3
+    assert moved["two", "one"]["red"] > 0 == moved["one", "one"]["red"]
     other = longer_by(launches[0], "triton_per_fused_norm_10", 0.05 * STEP_US, code="other")
     cold = single_pairs({first: [other, *launches[1:]], second: alike[second]})
     assert cold[0]["values"] == (14 * 13 + 15 * 14) * len(STEP) and cold[0]["largest_pct"] < 0.3

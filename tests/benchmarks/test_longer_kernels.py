@@ -21,7 +21,7 @@ from benchmarks.shared import GPT as PATH
 from benchmarks.shared import ROOT
 from model.config import GPTConfig
 from model.gpt import GPT
-from stepguard.worker.count.eager import OperatorCounter
+from stepguard.worker.counters.operators import OperatorCounter
 
 CONFIG = GPTConfig(vocab_size=64, block_size=16, n_layer=3, n_head=2, n_embd=32)
 TOKENS = torch.arange(4 * 17).remainder(61).view(4, 17)

@@ -7,7 +7,7 @@ import pytest
 from builders import replace
 from git_repositories import commit, git
 
-from stepguard.core.evidence import Block, Counts, Launch, to_json
+from stepguard.core.evidence import Counts, to_json
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.machine.interpreter import as_typed
 
@@ -434,36 +434,3 @@ def test_judge_does_not_compare_with_another_machine(shell):
     done = shell("judge")
     assert done.status == 1
     assert "holds figures of 'NVIDIA H100', not of 'CPU'; put it aside (git does " in done.err
-
-
-def moved_together(shell):
-    """Kept evidence of a run in which three GPU cases are 5 to 6 % slower than their baselines."""
-    gates = ("step_ms",)
-
-    def made(name, ms, second):
-        case = shell.made(name).case | {"device": "cuda"}
-        wall = (4 * ms,)
-        launches = tuple(
-            Launch(n, (Block(4, wall, wall, (ms,) * 4),), 1.0, 5.0, 9, "", 9.0) for n in (1, 2)
-        )
-        date = f"2030-01-01T00:00:{second:02d}+00:00"
-        known = {"case": case, "gates": gates, "launches": launches, "date": date}
-        return shell.made(name, **known, fingerprint=Fingerprint("NVIDIA H200", "GPU-1", "2.13.0"))
-
-    shell.keep(*[made(name, 10.0, 0) for name in "abc"])
-    assert shell("accept").status == 0
-    shell.keep(*[made(name, ms, 1) for name, ms in zip("abc", (10.5, 10.55, 10.6), strict=True)])
-
-
-def test_cases_that_moved_together_need_a_reason(shell):
-    """Also when one of them is named: the others of its run are looked at."""
-    moved_together(shell)
-    before = (shell.path / "baselines/h200x1.json").read_bytes()
-    for wanted in ((), ("linear[b]",), ("--reason", "...")):
-        done = shell("accept", *wanted)
-        assert done.status == 1
-        assert "all 3 cases that can be compared moved together, step_ms by +5.00" in done.err
-    assert (shell.path / "baselines/h200x1.json").read_bytes() == before
-    assert shell("accept", "--reason", "a slower kernel, on purpose").status == 0
-    listed = [line.split() for line in shell("baselines", "list").out.splitlines()[2:]]
-    assert {level for _, level, *_ in listed} == {"2"}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.cli import doctor
-from stepguard.machine import requirements
+from stepguard.machine import inherited, requirements
 from stepguard.machine.gpu.nvml import Gpu, MachineError
 from stepguard.machine.interpreter import as_typed
 
@@ -244,12 +244,15 @@ def test_the_tree(machine):
 def test_a_launchers_nodes_are_examined(machine, monkeypatch):
     """Each is described; what keeps them from measuring is an error."""
     machine()
-    done = machine.shell("doctor", "--launcher", f"{sys.executable} {START_TWICE}")
+    launchers = {"STEPGUARD_LAUNCHER": f"{sys.executable} {START_TWICE}"}
+    monkeypatch.setattr(inherited, "STARTED", inherited.Inherited(launchers, {}))
+    done = machine.shell("doctor")
     assert done.status == 0, done.out
     assert "ok     node 1, " in done.out and "2 nodes can share a case's ranks" in done.out
     monkeypatch.setenv("STEPGUARD_NODES", "2")
     monkeypatch.setenv("STEPGUARD_NODE_RANK", "0")
-    done = machine.shell("doctor", "--launcher", "env")
+    launchers["STEPGUARD_LAUNCHER"] = "env"
+    done = machine.shell("doctor")
     assert done.status == 1
     assert errors(done) == ["ERROR  1 of 2 nodes answered; give the launcher all of them"]
 

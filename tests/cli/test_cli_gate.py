@@ -31,7 +31,7 @@ def test_a_sound_run_passes(base, tmp_path):
     told = gate(base, tmp_path, SOUND)
     assert (told.status, told.err) == (0, "")
     assert told.out == (
-        "the gate passes: 1 case, all that the base has for NVIDIA H200, "
+        "the gate passes: 1 case, all that NVIDIA H200 has to measure, "
         "measured at aaaaaaaaaaaa: 1 same\n"
     )
 
@@ -50,7 +50,7 @@ def test_each_problem_is_a_line(base, tmp_path):
     told = gate(base, tmp_path, run_document(slower, dirty=["\n::error::x\x1b[2J"]))
     assert told.status == 1 and told.err == "stepguard: the gate fails, 3 problems:\n"
     dirty, moved, failed, last = told.out.splitlines()
-    assert dirty.startswith("DIRTY: \\n: :error::x\\x1b[2J differs from the commit: commit it")
+    assert dirty.startswith("DIRTY: \\n: :error::x\\x1b[2J differs from the commit; commit it")
     assert moved.startswith("TREE_CHANGED: train_step[124m-bf16]: ")  # its result has no such file
     assert failed.startswith(
         "FAILED: train_step[124m-bf16]: SLOWER: step_ms 250.000 -> 275.000 (+10.0 %, "

@@ -1,12 +1,15 @@
-"""--help of every command, in a terminal of 80 columns."""
+"""--help of every command, in a terminal of 80 columns; and the arguments that are refused."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from stepguard.cli import main as cli
-from stepguard.cli.main import every_command
+from stepguard.cli.main import COMMANDS, every_command
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHERS = """
@@ -30,6 +33,10 @@ def test_help_fits_a_terminal(shell, monkeypatch):
     for name, page in pages.items():
         assert page.startswith("usage: python -m stepguard"), name
         assert [line for line in page.splitlines() if len(line) > 80] == [], name
+    for module in COMMANDS:  # what the command does, and a line that can be typed
+        name = module.__name__.rpartition(".")[2].replace("_", "-")
+        assert re.match(r"[a-z].{20}", pages[name].partition("\n\n")[2]), name
+        assert re.search(rf"^ *python -m stepguard {name}\b", pages[name], re.MULTILINE), name
 
 
 def test_no_command_lists_them_all(shell):
@@ -37,6 +44,24 @@ def test_no_command_lists_them_all(shell):
     done = shell()
     assert done.status == 2 and not done.out
     assert "\n    doctor " in done.err and "\n    waive " in done.err
+
+
+@pytest.mark.parametrize("arguments", [("unknown",), ("run",), ("waive",), ("--nope",)])
+def test_bad_usage_is_2(shell, arguments):
+    """What argparse does not know has status 2 and a usage line."""
+    done = shell(*arguments)
+    assert done.status == 2
+    assert "usage: python -m stepguard" in done.err
+
+
+def test_a_reader_that_has_seen_enough_is_no_crash():
+    """As with `| head -1`: no trace is printed, and the status is not 0."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "stepguard", "explain-code"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_parameters_may_be_left_out(shell):
@@ -47,11 +72,12 @@ def test_parameters_may_be_left_out(shell):
 
 
 def test_a_package_adds_commands_by_entry_points(shell, monkeypatch):
-    """One module may have several; none takes the place of a command of the gate."""
+    """One module may have several; none takes the place of a command that the gate has or had."""
     installed = shell.path / "others-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
-    points = [f"{name} = commands_of_others" for name in ("first", "judge-more", "gate")]
+    names = "first", "judge-more", "gate", "schema"
+    points = [f"{name} = commands_of_others" for name in names]
     (installed / "entry_points.txt").write_text("\n".join(["[stepguard.commands]", *points]))
     (shell.path / "commands_of_others.py").write_text(OTHERS)
     monkeypatch.syspath_prepend(shell.path)

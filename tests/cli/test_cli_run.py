@@ -111,7 +111,7 @@ def test_a_traceback_begins_with_the_factory(real):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nofactory",), "'nofactory' has no baseline; what has: "),
+        (("nofactory",), "'nofactory' has no baseline; a factory is package.module:function"),
         (("a.b:",), "write 'package.module:function'"),
         (("a.b:c", "batch"), "'batch': write key=value"),
         (("a.b:c", "n=1", "n=2"), "n is given twice"),

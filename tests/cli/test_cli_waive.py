@@ -169,7 +169,7 @@ def test_what_was_waived_at_once_is_removed_at_once(changed):
         (("linear[a]", "host_syncs_per_step", "--value", "5", *WHY), "does not gate host_syncs"),
         (
             ("linear[a]", "step_ms", "--limit-pct", "2", *WHY),
-            "it does not gate step_ms, but flops_per_step, ",
+            "it does not gate step_ms, but sync_candidates_per_step, ",
         ),
         (("linear[a]", *SIZE, *WHY[:2], "--days", "91"), "1 to 90"),
         (("linear[a]", *SIZE, *WHY[:2], "--days", "0"), "1 to 90"),

@@ -33,8 +33,8 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def two_nodes(gate_run):
     """Starts a run on two nodes: two_nodes(cases) -> the run."""
-    launcher = f"--perf-launcher={sys.executable} {START_TWICE}"
-    return lambda cases, **how: gate_run(cases, launcher, **how)
+    launcher = f"{sys.executable} {START_TWICE}"
+    return lambda cases, **how: gate_run(cases, STEPGUARD_LAUNCHER=launcher, **how)
 
 
 @pytest.fixture(scope="module")

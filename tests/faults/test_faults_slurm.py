@@ -14,7 +14,7 @@ from leftovers import processes
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "scripts" / "slurm_two_nodes.sh"
 LAUNCHER = "srun --overlap --nodes=2 --ntasks-per-node=1"
-RUN = f"{sys.executable} -m quick_stepguard run --gpus 2 --launcher '{LAUNCHER}'"
+RUN = f"{sys.executable} -m quick_stepguard run --gpus 2"
 LONG_S = 900
 HAS_SLURM = all(map(shutil.which, ("slurmctld", "slurmd", "srun", "munged"))) and os.getuid() == 0
 
@@ -34,6 +34,7 @@ def test_srun_starts_an_agent_on_each_node(tmp_path):
         port = free.getsockname()[1]
     env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TMPDIR": str(tmp_path / "tmp")}
     env |= {"SLURM_TWO_NODES_PORT": str(port), "CUDA_VISIBLE_DEVICES": ""}
+    env |= {"STEPGUARD_LAUNCHER": LAUNCHER}
     command = [str(CLUSTER), "sh", "both.sh"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run(command, cwd=tmp_path, env=env, timeout=LONG_S, **pipes)

@@ -104,7 +104,7 @@ def test_an_agent_that_dies_is_a_lost_worker(standby):
 
 @pytest.mark.parametrize("released", [False, True])
 def test_nobody_waits_for_ever(standby, released, monkeypatch):
-    """Past the limit it is NOT_STARTED; a launch that is released has the limit from then on."""
+    """Past the limit it is NO_ANSWER; a launch that is released has the limit from then on."""
     monkeypatch.setattr(launch, "HELLO_LIMIT_S", BUSY_LIMIT_S)
     standby.began -= BUSY_LIMIT_S
     if released:
@@ -113,7 +113,7 @@ def test_nobody_waits_for_ever(standby, released, monkeypatch):
         standby.began -= BUSY_LIMIT_S
     with pytest.raises(LaunchFailed) as caught:
         standby.ready() if released else standby.imported()
-    assert caught.value.fault.code == "NOT_STARTED"
+    assert caught.value.fault.code == "NO_ANSWER"
 
 
 def test_it_ends_with_its_caller(tmp_path):

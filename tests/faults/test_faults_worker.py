@@ -56,7 +56,7 @@ OTHERS = {
         "NO_ANSWER",
         r"rank 0 in block, step \d+, phase all_reduce; rank 1 in block, step \d+, phase backward",
     ),
-    "import-hang": ("NOT_STARTED", r"no answer \d+ s into the launch: rank 0 in start"),
+    "import-hang": ("NO_ANSWER", r"no answer \d+ s into the launch: rank 0 in start"),
 }
 EXPECTED = {
     f"{how}-{place}": (CODE[how], MESSAGE[how].format(WHERE[place]))

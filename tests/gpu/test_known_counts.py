@@ -10,7 +10,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from whole_pass import count
 
 from stepguard import allow_sync
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.counters.tally import RankStep
 from stepguard.worker.rank_position import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -6,6 +6,7 @@ import pynvml
 import pytest
 from builders import block
 
+from stepguard.core.replies import Timed
 from stepguard.machine.gpu import nvml as machine
 from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, known_gpus, visible_gpus
 
@@ -288,7 +289,7 @@ def annotated(monitor, clock, during=lambda number: None, seconds=2.0, count=Non
 
 def ranks(began, clock, monitor, count=None):
     """What the ranks on the monitor's GPUs say of a block that ends now."""
-    answer = {"began_ns": began, "ended_ns": clock.perf_counter_ns()}
+    answer = Timed(began_ns=began, ended_ns=clock.perf_counter_ns())
     return [answer] * (count or len(monitor.gpus))
 
 

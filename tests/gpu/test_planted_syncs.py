@@ -15,10 +15,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a G
 ROOT = Path(__file__).resolve().parents[2]
 ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
-import json, torch
-from stepguard.worker.count.counting import count_compiled
-from stepguard.worker.count.profiled_steps import locate_syncs
-from stepguard.worker.count.tally import RankStep
+import json, msgspec, torch
+from stepguard.worker.counters.counting import count_compiled
+from stepguard.worker.counters.syncs import locate_syncs
+from stepguard.worker.counters.tally import RankStep
 from stepguard.worker.workload import build
 from stepguard.worker.rank_position import Phases
 
@@ -28,9 +28,9 @@ workload = build("model.workloads:train_step", params, "cuda")
 workload.on_phase = phases
 workload.step()
 counted = RankStep(workload.step, torch.device("cuda", 0), phases)
-tally, calls = count_compiled(counted, lambda text: None)
-locate_syncs(tally, counted, calls)
-print("COUNTED " + json.dumps(tally.as_dict()))
+tally = count_compiled(counted, lambda text: None)
+locate_syncs(tally, counted, tally.calls)
+print("COUNTED " + json.dumps(msgspec.to_builtins(tally.counts())))
 """
 PLANTS = {
     "item": ("loss.item()", ".item()"),

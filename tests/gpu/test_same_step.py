@@ -12,12 +12,12 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from stepguard.judge.kernel_times import times_as_counted
-from stepguard.worker.count.profiled_steps import (
+from stepguard.worker.counters.profiled_steps import (
     PROFILED_STEPS,
-    count_profiled,
     take_profile,
+    trace_steps,
 )
-from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZE = 1024
@@ -44,7 +44,7 @@ def tally(step):
     found = Tally()
     for _ in range(3):
         step()
-    count_profiled(found, RankStep(step, torch.device("cuda")))
+    trace_steps(found, RankStep(step, torch.device("cuda")))
     return found
 
 

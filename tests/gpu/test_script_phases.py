@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from stepguard.worker.count.profiled_steps import profile_steps
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.counters.profiled_steps import trace_steps
+from stepguard.worker.counters.tally import RankStep, Tally
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,8 +39,9 @@ def test_kernels_of_a_script_have_the_phase_that_launched_them(compiled):
 
     for _ in range(3):
         step()
-    found = profile_steps(RankStep(step, torch.device("cuda", 0)))
-    assert found.profile is not None, found.problem
+    found = Tally()
+    trace_steps(found, RankStep(step, torch.device("cuda", 0)))
+    assert found.profile is not None, found.profile_problem
     by_phase: dict[str, list[str]] = {}
     for row in found.profile.kernels:
         assert min(row.calls) == max(row.calls)

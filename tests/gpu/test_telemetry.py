@@ -1,11 +1,12 @@
 """Telemetry of a block that ran on two nodes: every node's samples, cut by its own clock."""
 
-import json
 from dataclasses import asdict
 
 import pytest
 from builders import block
+from msgspec import structs
 
+from stepguard.core.replies import Timed
 from stepguard.launch.nodes import on_node
 from stepguard.machine.gpu.telemetry import Sample, annotate
 from stepguard.worker.rank_session import MachineSamples
@@ -27,10 +28,10 @@ def polls(first_ns, pids, **changes):
 
 def annotated(there, local=None, expected=EXPECTED):
     """A second on both nodes; the second node's clock began long before."""
-    here = {"began_ns": 0, "ended_ns": 10**9}
-    elsewhere = {"began_ns": 10**15, "ended_ns": 10**15 + 10**9}
+    here = Timed(began_ns=0, ended_ns=10**9)
+    elsewhere = Timed(began_ns=10**15, ended_ns=10**15 + 10**9)
     carried = [[asdict(sample) for sample in poll] for poll in there]
-    ranks = [here, here, elsewhere | {"samples": carried}, elsewhere]
+    ranks = [here, here, structs.replace(elsewhere, samples=carried), elsewhere]
     return annotate(block(), ranks, local or polls(0, ((11,), (12,))), expected, per_node=2)
 
 
@@ -64,8 +65,8 @@ def test_what_disturbs_another_node_disturbs_the_block(there, words, reason):
 
 def test_what_cannot_be_read_is_nothing():
     """Samples of another form are none."""
-    ranks = [{"began_ns": 0, "ended_ns": 10**9}] * 2
-    ranks[1] = ranks[1] | {"samples": [[{"at_ns": "x"}]]}
+    ranks = [Timed(began_ns=0, ended_ns=10**9)]
+    ranks.append(structs.replace(ranks[0], samples=[[{"at_ns": "x"}]]))
     found = annotate(block(), ranks, polls(0, ((11,),)), ((11, 21),), per_node=1)
     assert "no telemetry of rank 1" in found.disturbance.text
 
@@ -91,7 +92,8 @@ def test_what_a_node_samples_reaches_the_block(tmp_path, monkeypatch):
     with (tmp_path / "samples").open("ab", buffering=0) as file:
         for _ in range(30):
             on_node._sample(Driver(), file)
-    elsewhere = {"began_ns": 10**15, "ended_ns": 10**15 + 10**9} | carried.since()
-    ranks = [{"began_ns": 0, "ended_ns": 10**9}, json.loads(json.dumps(elsewhere))]
+    began = 10**15
+    elsewhere = Timed(began_ns=began, ended_ns=began + 10**9, samples=carried.since())
+    ranks = [Timed(began_ns=0, ended_ns=10**9), elsewhere]
     found = annotate(block(), ranks, polls(0, ((11,),)), ((11, 22),), per_node=1)
     assert found.disturbance is None and found.energy_j == pytest.approx(2 * 700.0)

@@ -1,7 +1,5 @@
 """Removing a wait is a gain, with the operators that only it called; doing less work is none."""
 
-from collections import Counter
-
 import pytest
 from builders import cpu_evidence, entry_of, evidence, metric, replace, two_rank_evidence
 
@@ -165,82 +163,3 @@ def test_work_of_another_rank_is_not_explained():
     calls = sum(EAGER.values())
     now = step(made, *GONE, by_rank={OPERATORS: (calls - 2, calls - 12)}, **{SYNCS: 0})
     assert verdict(now, then).status is Status.CHANGED
-
-
-SEARCH = {  # counted in two ranks' step of 40 parameters and two passes: what a search adds
-    OPERATORS: {
-        "aten.select.int": 120,
-        "aten.copy_.default": 1,
-        "aten.fill_.Scalar": 81,
-        "aten.clone.default": 2,
-        READ: 40,
-        "c10d.allreduce_.default": 1,
-    },
-    COMPILED: {
-        "aten::select": 120,
-        "aten::copy_": 3,
-        "aten::item": 40,
-        "aten::_local_scalar_dense": 40,
-        "aten::empty_strided": 2,
-        "aten::fill_": 81,
-        "aten::clone": 2,
-        "aten::as_strided": 120,
-    },
-    "collectives_per_step": {"allreduce 160 B": 1},
-    "collective_bytes_per_step": {"allreduce": 160},
-}
-# Without it DistributedDataParallel makes its buckets anew after the first step.
-BUCKETS = {"allreduce 6074880 B": 1, "allreduce 1056768 B": 1, "allreduce 4 B": 1}
-FORMER = {"allreduce 4227072 B": 1, "allreduce 2904576 B": 1, "allreduce 4 B": 1}
-
-
-def ranks(searches, less=None):
-    """Two ranks' step on a CPU, with or without a search; ``less``: calls that it has fewer."""
-    found = two_rank_evidence(case=cpu_evidence().case | {"world_size": 2})
-    parts = {
-        OPERATORS: Counter(EAGER) + Counter({"aten.fill_.Scalar": 1, "aten.clone.default": 4}),
-        COMPILED: Counter(PROFILED) + Counter({"aten::fill_": 34, "aten::clone": 4}),
-        "collectives_per_step": Counter(FORMER if searches else BUCKETS),
-        "collective_bytes_per_step": Counter({"allreduce": 7_131_652}),
-    }
-    if searches:
-        parts = {name: parts[name] + Counter(SEARCH[name]) for name in parts}
-    for name, calls in (less or {}).items():
-        parts[name] = parts[name] - Counter(calls)
-    totals = {name: calls.total() for name, calls in parts.items()}
-    detail = found.counts.detail | {name: dict(calls) for name, calls in parts.items()}
-    counts = replace(found.counts, values=found.counts.values | totals, detail=detail)
-    return replace(found, counts=counts)
-
-
-def test_a_search_for_unused_parameters_that_is_gone_is_faster():
-    """find_unused_parameters=False: a collective and its bytes, and 245 operators less."""
-    found = verdict(ranks(searches=False), ranks(searches=True))
-    assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
-    moved = {one.metric: one.status for one in found.moved}
-    assert moved == dict.fromkeys(SEARCH, Status.FASTER)
-
-
-@pytest.mark.parametrize(
-    "less",
-    [
-        {OPERATORS: {"aten.fill_.Scalar": 1}},
-        {OPERATORS: {READ: 1}},
-        {OPERATORS: {"aten.mm.default": 1}},
-        {OPERATORS: {"aten.clone.default": 1}},
-        {COMPILED: {"aten::fill_": 1}},
-        {"collective_bytes_per_step": {"allreduce": 4}},
-    ],
-)
-def test_a_search_explains_no_other_work(less):
-    """A fill, a read, a product, a copy or exchanged bytes go at the same time."""
-    found = verdict(ranks(searches=False, less=less), ranks(searches=True))
-    assert found.status is Status.CHANGED
-
-
-def test_a_small_exchange_that_is_gone_is_no_search():
-    """As many bytes, and no operators of a search: gradients that are no longer exchanged."""
-    then = ranks(searches=True)
-    names = ("collectives_per_step", "collective_bytes_per_step")
-    less = {name: SEARCH[name] for name in names} | {OPERATORS: {"c10d.allreduce_.default": 1}}
-    assert verdict(ranks(searches=True, less=less), then).status is Status.CHANGED

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from builders import (
     CASE,
@@ -14,7 +13,6 @@ from builders import (
     SOFTWARE,
     TOKENS,
     block,
-    block_of,
     cpu_evidence,
     entry,
     entry_of,
@@ -41,12 +39,11 @@ from stepguard.judge.judge_recordings import (
     enough_pairs,
     judge,
     measurement_problem,
-    wants_another_launch,
 )
 from stepguard.report.metric_notes import note
 from stepguard.report.verdict_text import evidence_lines
 
-FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
+FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))
 COUNTERS = [name for name, metric in METRICS.items() if metric.kind == "counter"]
 WORK = [name for name in COUNTERS if METRICS[name].exact]
 COST = [name for name in COUNTERS if not METRICS[name].exact]
@@ -85,22 +82,22 @@ def test_equal_evidence_is_same():
 
 
 def test_slower_and_faster_beyond_the_limit():
-    """0.6 % beyond five agreeing recordings is SLOWER or FASTER, 0.4 % is same."""
-    slower, faster = judge(evidence((251.6,) * 3), FIVE), judge(evidence((248.4,) * 3), FIVE)
+    """0.8 % beyond the recordings of this card is SLOWER or FASTER, 0.6 % is same."""
+    slower, faster = judge(evidence((252.0,) * 3), FIVE), judge(evidence((248.0,) * 3), FIVE)
     assert decided(slower) == (Status.SLOWER, Reason.BEYOND_LIMIT)
     assert decided(faster) == (Status.FASTER, Reason.BEYOND_LIMIT)
-    assert judge(evidence((250.9,) * 3), FIVE).status is Status.SAME
-    assert judge(evidence((249.1,) * 3), FIVE).status is Status.SAME
+    assert judge(evidence((251.5,) * 3), FIVE).status is Status.SAME
+    assert judge(evidence((248.5,) * 3), FIVE).status is Status.SAME
     worst = slower.worst
-    assert (worst.metric, worst.new) == ("step_ms", pytest.approx(251.6))
+    assert (worst.metric, worst.new) == ("step_ms", pytest.approx(252.0))
     assert worst.old == pytest.approx(250.0, rel=1e-6)
-    assert worst.change_pct == pytest.approx(0.64, abs=1e-3)
-    assert worst.limit_pct == 0.5
+    assert worst.change_pct == pytest.approx(0.8, abs=1e-3)
+    assert worst.limit_pct == 0.7
 
 
-@pytest.mark.parametrize(("card", "limit_pct"), [("GPU-1234", 0.98), ("GPU-other", 2.39)])
+@pytest.mark.parametrize(("card", "limit_pct"), [("GPU-1234", 0.7), ("GPU-other", 2.0)])
 def test_one_recording_flags_by_whose_card_it_is(card, limit_pct):
-    """With a single recording of this card 1 % is SLOWER; on another one 2.4 %."""
+    """Beyond 0.7 % of this card's recordings it is SLOWER; on another card beyond 2 %."""
     for ratio, status in ((0.99, Status.SAME), (1.01, Status.SLOWER)):
         ms = 250.0 * (1 + ratio * limit_pct / 100)
         found = judge(evidence((ms,) * 3), one_recording(device_uuid=card))
@@ -109,19 +106,14 @@ def test_one_recording_flags_by_whose_card_it_is(card, limit_pct):
         assert own in note(metric(found, "step_ms"))
 
 
-def test_launches_that_disagree_are_inconclusive():
-    """Launches at 240 and 260 ms cannot say anything to 0.5 %: too noisy, not same."""
-    verdict = judge(evidence((240.0, 260.0, 250.0)), FIVE)
-    assert decided(verdict) == (Status.INCONCLUSIVE, Reason.TOO_NOISY)
-
-
-def test_the_mean_judges_and_the_median_is_shown():
-    """One step in ten 20 % slower is SLOWER, though the median is equal."""
-    steps = (250.0,) * 9 + (300.0,)
-    odd = block(wall_ms=(2550.0,), events_ms=(2550.0,), step_ms=steps)
-    verdict = judge(with_launches(*[launch(blocks=(odd,) * 3)] * 3), FIVE)
+def test_the_capped_mean_judges_and_the_median_is_shown():
+    """One step in ten 40 % slower counts as 25 %: SLOWER, though the median is equal."""
+    for odd_ms, change_pct in ((310.0, 2.4), (315.0, 2.5), (350.0, 2.5)):
+        steps = (250.0,) * 9 + (odd_ms,)
+        odd = block(wall_ms=(sum(steps),), events_ms=(sum(steps),), step_ms=steps)
+        verdict = judge(with_launches(*[launch(blocks=(odd,) * 3)] * 3), FIVE)
+        assert metric(verdict, "step_ms").change_pct == pytest.approx(change_pct, abs=1e-3)
     assert metric(verdict, "step_ms").status is Status.SLOWER
-    assert metric(verdict, "step_ms").change_pct == pytest.approx(2.0, abs=1e-3)
     assert metric(verdict, "step_ms_median").new == pytest.approx(250.0)
     assert not metric(verdict, "step_ms_median").gated
     assert verdict.status is Status.SLOWER
@@ -345,7 +337,7 @@ POISONS = {
     ),
     "faster than physics": (
         lambda e: replace(e, floor_flops_per_step=2.6e14),
-        (Status.BROKEN, Reason.FASTER_THAN_PHYSICS),
+        (Status.BROKEN, Reason.CLOCKS_DISAGREE),
     ),
     "not steady": (
         lambda e: replace(
@@ -359,15 +351,15 @@ POISONS = {
     ),
     "missing counter": (
         lambda e: without(e, "unique_graphs"),
-        (Status.BROKEN, Reason.METRIC_MISSING),
+        (Status.BROKEN, Reason.NOTHING_MEASURED),
     ),
     "other parameters": (
         lambda e: replace(e, case=same_but(batch=32)),
-        (Status.NOT_COMPARABLE, Reason.OTHER_PARAMETERS),
+        (Status.NOT_COMPARABLE, Reason.OTHER_CONDITIONS),
     ),
     "other software": (
         lambda e: replace(e, fingerprint=replace(FINGERPRINT, torch="2.12.0+cu130")),
-        (Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE),
+        (Status.NOT_COMPARABLE, Reason.OTHER_CONDITIONS),
     ),
     "other tokens": (
         lambda e: replace(e, tokens_per_step=TOKENS // 2),
@@ -455,7 +447,6 @@ def test_any_fault_is_an_error(reason):
         (Reason.OUT_OF_MEMORY, Status.BROKEN),
         (Reason.KILLED, Status.BROKEN),
         (Reason.NO_ANSWER, Status.BROKEN),
-        (Reason.NOT_STARTED, Status.BROKEN),
     ],
 )
 def test_machine_faults_are_unfit_and_others_broken(reason, status):
@@ -519,7 +510,7 @@ def test_clocks_that_disagree_again_and_again_are_no_stall(launches, stalls, bro
     verdict = judge(with_launches(*(launch(discarded=one) for one in lost)), FIVE)
     assert (verdict.reason is Reason.CLOCKS_DISAGREE) is broken
     if broken:
-        told = "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
+        told = "rank 0: wall clock 2012.000 ms, events 2000.000 ms"
         assert verdict.message == f"{stalls} blocks in {launches} launches, {told}"
 
 
@@ -555,13 +546,13 @@ def test_every_gated_metric_must_be_there(name):
     poisoned = replace(sound, tokens_per_step=0) if tokens else without(sound, name)
     for gates in (poisoned.gates, (name,)):
         verdict = judge(replace(poisoned, gates=gates), entry_of(sound))
-        assert decided(verdict) == (Status.BROKEN, Reason.METRIC_MISSING)
+        assert decided(verdict) == (Status.BROKEN, Reason.NOTHING_MEASURED)
         assert name in verdict.message
 
 
 def test_no_counting_pass_is_broken():
     """Without any counts the gated counters are missing."""
-    assert judge(evidence(counts=None), FIVE).reason is Reason.METRIC_MISSING
+    assert judge(evidence(counts=None), FIVE).reason is Reason.NOTHING_MEASURED
 
 
 def test_no_gates_is_broken():
@@ -593,7 +584,7 @@ def test_a_metric_that_was_not_recorded_is_no_baseline():
     ):
         assert decided(judge(evidence(), lacking)) == (
             Status.NO_BASELINE,
-            Reason.METRIC_NOT_RECORDED,
+            Reason.NOT_RECORDED,
         )
 
 
@@ -608,12 +599,12 @@ def test_a_counter_newer_than_every_recording_is_counted_and_not_compared(name):
     found = metric(verdict, name)
     assert (found.status, found.reason, found.old) == (
         Status.SAME,
-        Reason.METRIC_NOT_RECORDED,
+        Reason.NOT_RECORDED,
         None,
     )
     both = [recording(number=0, counters=COUNTS), recording(number=1, counters=without)]
     lost = judge(evidence(), entry(epochs=[epoch(recordings=both)]))
-    assert decided(lost) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+    assert decided(lost) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
 
 
 @pytest.mark.parametrize(
@@ -631,7 +622,7 @@ def test_a_counter_newer_than_every_recording_is_counted_and_not_compared(name):
 def test_any_other_parameter_is_not_comparable(recorded, now, said):
     """A case that differs in anything its figures depend on is not compared, and says in what."""
     verdict = judge(evidence(case=now), entry(case=recorded))
-    assert decided(verdict) == (Status.NOT_COMPARABLE, Reason.OTHER_PARAMETERS)
+    assert decided(verdict) == (Status.NOT_COMPARABLE, Reason.OTHER_CONDITIONS)
     assert said in verdict.message
 
 
@@ -640,7 +631,7 @@ def test_any_other_software_is_not_comparable(part):
     """Each part of the software decides, and the message gives both versions."""
     other = one_recording(software=SOFTWARE | {part: "9.9"})
     verdict = judge(evidence(), other)
-    assert decided(verdict) == (Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE)
+    assert decided(verdict) == (Status.NOT_COMPARABLE, Reason.OTHER_CONDITIONS)
     assert verdict.message == f"{part} 9.9 -> {SOFTWARE[part]}"
 
 
@@ -661,46 +652,21 @@ def test_a_local_torch_build_is_the_same_torch():
 # One more launch?
 
 
-def test_more_launches_are_wanted_when_close():
-    """Near the limit of 1 % another launch could turn the answer; far from it none could."""
-    assert wants_another_launch(evidence((252.4,) * 3), entry())
-    assert wants_another_launch(evidence((247.6,) * 3), entry())
-    assert not wants_another_launch(evidence((250.0,) * 3), entry())
-    assert not wants_another_launch(evidence((290.0,) * 3), entry())
-
-
-def test_more_launches_are_wanted_when_noisy():
-    """Launches that disagree by more than the limit allows ask for another."""
-    assert wants_another_launch(evidence((240.0, 260.0, 250.0)), FIVE)
-    assert wants_another_launch(evidence((400.0, 410.0, 420.0)), FIVE)
-
-
-def test_no_more_launches_for_what_they_cannot_help():
-    """Unsound evidence, no baseline, other software, or counters alone: no launch is added."""
-    close = evidence((252.4,) * 3)
-    assert not wants_another_launch(replace(close, faults=(Fault(Reason.RAISED, "x"),)), entry())
-    assert not wants_another_launch(replace(close, gates=("flops_per_step",)), entry())
-    assert not wants_another_launch(close, None)
-    assert not wants_another_launch(close, one_recording(software={"torch": "1.0"}))
-    assert not wants_another_launch(close, one_recording(times_ms={}))
-
-
 def one(ms, **fields):
     """Evidence of a single launch, of three that are planned."""
     return evidence((ms,), planned_launches=1, **fields)
 
 
 def test_one_launch_is_enough_far_inside_the_limit():
-    """By two standard errors, which are half a percent together; on whatever card. Beyond that,
-    either side, the planned launches are measured.
+    """Up to half of the way to an alarm, on whatever card. Beyond that, either side, the planned
+    launches are measured.
     """
-    for card, limit_pct in (("GPU-1234", 0.98), ("GPU-other", 2.39)):
+    for card, limit_pct in (("GPU-1234", 0.7), ("GPU-other", 2.0)):
         known = one_recording(device_uuid=card)
-        for change_pct in (0.0, 0.9 * (limit_pct - 0.5), -0.9 * (limit_pct - 0.5)):
+        for change_pct in (0.0, 0.49 * limit_pct, -0.49 * limit_pct):
             assert enough_launches(one(250.0 * (1 + change_pct / 100)), known)
-        for change_pct in (limit_pct - 0.45, limit_pct + 1.0, 0.45 - limit_pct):
+        for change_pct in (0.51 * limit_pct, 1.1 * limit_pct, -0.51 * limit_pct):
             assert not enough_launches(one(250.0 * (1 + change_pct / 100)), known)
-    assert not enough_launches(one(250.0), FIVE)  # its limit is 0.5 %
 
 
 @pytest.mark.parametrize(
@@ -722,22 +688,6 @@ def test_one_launch_is_not_enough_for_a_case_that_is_not_same(moved, past):
     assert enough_launches(replace(found, gates=("flops_per_step",)), one_recording(**past))
 
 
-@pytest.mark.parametrize("slow", [range(150, 300), range(112, 300, 7)])
-def test_one_launch_is_not_enough_if_some_steps_are_slower(slow):
-    """From some step on, or every n-th, at an equal mean: another launch shows whether it is the
-    code. Steps that only scatter are enough.
-    """
-    draw, known = np.random.default_rng(5), one_recording(device_uuid="GPU-other")
-    for slower in (0.0, 0.08):
-        steps = np.arange(100, 220)
-        ms = np.exp(0.01 * draw.standard_normal(120) + slower * np.isin(steps, slow))
-        thirds = np.split(250 * ms / ms.mean(), 3)
-        blocks = tuple(block_of(part.tolist(), 100 + 40 * n) for n, part in enumerate(thirds))
-        found = one(250.0, launches=(launch(250.0, 1, blocks=blocks),))
-        assert judge(found, known).status is Status.SAME
-        assert enough_launches(found, known) is (slower == 0.0)
-
-
 def test_one_launch_is_not_enough_behind_a_clock_gap():
     """Events that miss work make a gap in each launch. One is a host that stalled; two are not
     believed.
@@ -747,26 +697,6 @@ def test_one_launch_is_not_enough_behind_a_clock_gap():
     assert judge(one(250.0, launches=(first,)), one_recording()).status is Status.SAME
     assert judge(with_launches(first, second), one_recording()).status is Status.BROKEN
     assert not enough_launches(one(250.0, launches=(first,)), one_recording())
-
-
-@pytest.mark.parametrize(("apart_pct", "enough"), [(0.3, True), (3.0, False)])
-def test_one_launch_is_not_enough_if_recorded_launches_differ(apart_pct, enough):
-    """A case that is fast in one launch and slow in the next, as its recordings show."""
-    recorded = {"step_ms": [250.0, 250.0 * (1 + apart_pct / 100)]}
-    known = one_recording(times_ms=recorded, device_uuid="GPU-other")
-    assert judge(one(250.0), known).status is Status.SAME
-    assert enough_launches(one(250.0), known) is enough
-
-
-def test_one_launch_on_a_cpu_is_never_enough():
-    """It is not known how far its launches differ. If its time is not gated, more launches would
-    show nothing.
-    """
-    timed = cpu_evidence(gates=(*cpu_evidence().gates, "step_ms"))
-    known = entry_of(timed, times_ms={"step_ms": [5.0, 5.0]})
-    assert judge(timed, known).status is Status.SAME
-    assert not enough_launches(timed, known)
-    assert enough_launches(cpu_evidence(), known)
 
 
 PAIRS = ((100.0, 100.3), (100.0, 100.5), (100.0, 100.5), (100.0, 100.3))

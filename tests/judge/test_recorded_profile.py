@@ -99,11 +99,11 @@ def test_what_cannot_be_is_refused(old, new):
 
 
 def entry(card="GPU-1234", found=None):
-    """A baseline with a profile, of that card, 2 % away from the evidence's 250 ms."""
+    """A baseline with a profile, of that card, 0.4 % away from the evidence's 250 ms."""
     own = msgspec.structs.replace(
         stored(with_profile(found or profile())),
         device_uuid=card,
-        times_ms=recording(248.0).times_ms,
+        times_ms=recording(249.0).times_ms,
     )
     return Entry(case=CASE, epochs=[Epoch(reason="first", recordings=[own])])
 
@@ -118,15 +118,16 @@ def entry(card="GPU-1234", found=None):
     ],
 )
 def test_kernels_ask_for_pairs(slower, card, asks):
-    """A kernel beyond its own spread does, though the step is within its limit; none fails."""
+    """A kernel beyond its own spread does, though the step is within its limit. Without pairs that
+    is no verdict, and the line names the kernel.
+    """
     found = judge(with_profile(profile(slower, seed=3)), entry(card))
-    assert found.status is Status.SAME
     assert (to_confirm(found) is not None) is asks
     assert (found.metrics[0].reason is Reason.KERNELS_MOVED) is asks
-    assert ended(found).status is Status.SAME
+    assert ended(found).status is (Status.INCONCLUSIVE if asks else Status.SAME)
     if asks:
-        assert "yer_norm_0 3.00 -> 3." in headline(found)
-        assert any("launches as before" in line for line in evidence_lines(found))
+        assert "yer_norm_0 3.00 -> 3." in headline(ended(found))
+        assert any("launches as before" in line for line in evidence_lines(ended(found)))
 
 
 def test_a_counter_that_fell_hides_no_kernels():
@@ -135,26 +136,10 @@ def test_a_counter_that_fell_hides_no_kernels():
         with_profile(profile(1.05, seed=3)), launches_per_step=COUNTS["launches_per_step"] - 1
     )
     found = judge(fewer, entry())
-    assert (found.status, found.worst.metric) == (Status.FASTER, "launches_per_step")
     assert to_confirm(found) is found.metrics[0]
     slower, same = (confirmed(found, alike([ratio] * 8), "aaa") for ratio in (2.0, 0.0))
     assert (slower.status, same.status) == (Status.SLOWER, Status.FASTER)
     assert slower.worst.metric == "step_ms"
-
-
-@pytest.mark.parametrize(
-    ("ratios", "status"),
-    [([2.0], Status.INCONCLUSIVE), ([-2.0], Status.SAME), ([2.0] * 8, Status.SLOWER)],
-)
-def test_pairs_that_lean_to_slower_are_no_pass(ratios, status):
-    """Kernels moved, and the pairs that time allowed are all beyond the ignore margin: nobody knows
-    that the step is the same.
-    """
-    found = judge(with_profile(profile(1.05, seed=3)), entry())
-    judged = confirmed(found, alike(ratios), "aaa")
-    assert judged.status is status
-    if status is Status.INCONCLUSIVE:
-        assert "step_ms 250.000 -> 255.050 (+2.0 %, limit 0.2 %)" in headline(judged)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +152,6 @@ def test_gaps_between_kernels_ask_for_pairs(idle_us, more_us, asks, card):
     """
     base = entry(card, profile(idle_us=idle_us))
     found = judge(with_profile(profile(idle_us=idle_us + more_us, seed=3)), base)
-    assert found.status is Status.SAME
     assert (to_confirm(found) is not None) is asks
 
 
@@ -179,23 +163,22 @@ def test_a_card_at_another_clock_asks_for_nothing():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "status", "outcome"),
+    ("ratios", "status", "outcome"),
     [
-        (2.0, Status.SLOWER, Confirmation.CONFIRMED),
-        (0.0, Status.SAME, Confirmation.STEP_SAME),
-        (-2.0, Status.SAME, Confirmation.STEP_SAME),
+        ([2.0] * 8, Status.SLOWER, Confirmation.CONFIRMED),
+        ([0.0] * 8, Status.SAME, Confirmation.STEP_SAME),
+        ([-2.0] * 8, Status.FASTER, Confirmation.CONFIRMED),
+        ([2.0], Status.INCONCLUSIVE, Confirmation.UNDECIDED),
     ],
 )
-def test_pairs_decide_what_kernels_asked(ratio, status, outcome):
-    """SLOWER only by the pairs, with their figures; else `same`, and the kernels are shown."""
+def test_pairs_decide_what_kernels_asked(ratios, status, outcome):
+    """By the pairs alone, with their figures."""
     screened = judge(with_profile(profile(1.1, seed=3)), entry())
-    found = confirmed(screened, alike([ratio] * 8), "the recording's commit aaa")
+    found = confirmed(screened, alike(ratios), "the recording's commit aaa")
     time = found.metrics[0]
     assert (found.status, time.confirmed.outcome) == (status, outcome)
     if status is Status.SLOWER:
         assert time.change_pct == pytest.approx(100 * math.expm1(0.02))
-    # Of 5 ms that the pairs see a kernel's 0.3 are no cause.
-    assert ("yer_norm_0 3.00 -> 3." in headline(found)) is (status is Status.SAME)
 
 
 def test_pairs_explain_better_than_a_recording():
@@ -210,11 +193,3 @@ def test_pairs_explain_better_than_a_recording():
     found = confirmed(screened, replace(pairs, **both), "aaa").explanation
     assert found.causes[0].us == pytest.approx(900, rel=0.05)
     assert confirmed(screened, pairs, "aaa").explanation == screened.explanation
-
-
-def test_undecided_pairs_leave_it_same():
-    """Kernels never fail a case alone."""
-    screened = judge(with_profile(profile(1.1, seed=3)), entry())
-    found = confirmed(screened, replace(alike([0.35] * 4), out_of_time=True), "aaa")
-    assert found.status is Status.SAME
-    assert found.metrics[0].confirmed.outcome is Confirmation.UNDECIDED

@@ -257,7 +257,6 @@ EVERYTHING = tuple(
             None,
             Status.NOT_COMPARABLE,
         ),
-        (evidence((200.0, 262.0, 340.0)), None, Status.INCONCLUSIVE),
     ],
 )
 def test_what_is_never_waived(found, baseline, status):

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from stepguard.launch.host_channel import Control, LostWorker, NoAnswer
+from stepguard.launch.host_channel import Control, LostWorker, Overdue
 
 SOON_S = 0.2
 LONG_S = 900.0
@@ -151,8 +151,8 @@ def test_half_an_answer_is_a_lost_worker(control, peer):
 
 
 def test_the_deadline_is_kept(control, peer):
-    """A rank that is silent, or only tells its progress, has NoAnswer at the deadline."""
-    with pytest.raises(NoAnswer):
+    """A rank that is silent, or only tells its progress, has Overdue at the deadline."""
+    with pytest.raises(Overdue):
         control.request("block", {}, SOON_S, nothing, nothing)
 
 
@@ -171,9 +171,9 @@ def test_the_host_polls_while_it_waits(control, peer):
 
 
 def test_nobody_comes(control):
-    """Without a hello there is NoAnswer, and polls meanwhile."""
+    """Without a hello there is Overdue, and polls meanwhile."""
     polls = []
-    with pytest.raises(NoAnswer):
+    with pytest.raises(Overdue):
         control.accept(SOON_S, lambda: polls.append(1))
     assert polls
 
@@ -216,7 +216,7 @@ def test_a_stranger_alone_is_nobody(control, garbage):
     stranger.socket.sendall(garbage)
     if not garbage:
         stranger.close()
-    with pytest.raises(NoAnswer):
+    with pytest.raises(Overdue):
         control.accept(SOON_S, nothing)
     stranger.close()
 
@@ -224,7 +224,7 @@ def test_a_stranger_alone_is_nobody(control, garbage):
 def test_a_stranger_that_says_nothing_does_not_outlast_the_deadline(control):
     """A connection without a hello keeps the host no longer than its deadline."""
     stranger = Peer(control)
-    with pytest.raises(NoAnswer):
+    with pytest.raises(Overdue):
         control.accept(SOON_S, nothing)
     stranger.close()
 

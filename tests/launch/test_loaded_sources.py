@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from git_repositories import repository
 
+from stepguard.core.replies import Sources
 from stepguard.launch import callers_engine
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.loaded_sources import changed_modules, check, others, strays, tree_of_root
@@ -21,12 +22,12 @@ from stepguard.worker.rank_fingerprint import modules as modules_of
 
 def sources(package):
     """What a rank tells of its sources."""
-    return modules_of(package)["sources"]
+    return modules_of(package).sources
 
 
 def installed():
     """What a rank tells of what is installed."""
-    return modules_of("x")["installed"]
+    return modules_of("x").installed
 
 
 HEAD = Path("/h")
@@ -82,8 +83,8 @@ def spec(tmp_path):
 def test_the_fault_names_rank_module_and_file(spec, tmp_path):
     """The second rank's stray is found, and what was at work when it was."""
     ranks = [
-        {"sources": {"a": f"{spec.root}/a.py"}, "installed": {}},
-        {"sources": {"b.c": f"{tmp_path}/c.py"}, "installed": {}},
+        Sources(sources={"a": f"{spec.root}/a.py"}, installed={}),
+        Sources(sources={"b.c": f"{tmp_path}/c.py"}, installed={}),
     ]
     with pytest.raises(LaunchFailed) as caught:
         check(spec, ranks, "prepare", tmp_path, "f")
@@ -98,19 +99,19 @@ def test_many_strays_are_counted(spec, tmp_path):
     """Of many the first are named and all are counted."""
     many = {f"m{n}": f"{tmp_path}/m{n}.py" for n in range(5)}
     with pytest.raises(LaunchFailed, match=r"5 modules .*: m0 .*, m1 .*, m2 .* and 2 more; "):
-        check(spec, [{"sources": many, "installed": {}}], "end", tmp_path, "f")
+        check(spec, [Sources(sources=many, installed={})], "end", tmp_path, "f")
 
 
 def test_a_launch_that_forbids_nothing(spec, tmp_path):
     """Without another tree, a module of another package may come from anywhere."""
-    told = [{"sources": {"a": f"{tmp_path}/a.py"}, "installed": {}}]
+    told = [Sources(sources={"a": f"{tmp_path}/a.py"}, installed={})]
     check(replace(spec, forbidden=()), told, "prepare", tmp_path, "f")
 
 
 def test_links_are_followed(spec, tmp_path):
     """A forbidden tree that is named by a link is the folder that the link leads to."""
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-    told = [{"sources": {"a": f"{tmp_path}/a.py"}, "installed": {}}]
+    told = [Sources(sources={"a": f"{tmp_path}/a.py"}, installed={})]
     with pytest.raises(LaunchFailed):
         check(replace(spec, forbidden=(tmp_path / "link",)), told, "prepare", tmp_path, "f")
 
@@ -216,7 +217,7 @@ def test_the_factorys_package_comes_from_the_tree(spec, tree, tmp_path, where, f
     forbidden = (tmp_path / "other",) if forbids else ()
     spec = replace(spec, root=tree / "perf", forbidden=forbidden, label="launch 1")
     ranks = [
-        {"sources": {"kernels.x": str(tmp_path / place), "os": "/usr/lib/os.py"}, "installed": {}}
+        Sources(sources={"kernels.x": str(tmp_path / place), "os": "/usr/lib/os.py"}, installed={})
     ]
     if own:
         check(spec, ranks, "prepare", tree, "kernels")
@@ -233,7 +234,7 @@ def test_other_packages_may_come_from_anywhere(spec, tree, tmp_path):
     """A namesake is none of the factory's package; the engine is always the caller's."""
     spec = replace(spec, root=tree, forbidden=())
     sources = {"kernels2": f"{tmp_path}/k.py", "stepguard.x": f"{tmp_path}/s.py"}
-    ranks = [{"sources": sources, "installed": {}}]
+    ranks = [Sources(sources=sources, installed={})]
     for package in ("kernels", "stepguard"):
         check(spec, ranks, "end", tree, package)
 
@@ -249,7 +250,7 @@ def test_what_changed_is_not_from_outside(spec, tree):
     package may be from there.
     """
     found = {"torch": "/p/torch/__init__.py", "kernels.fast": "/p/kernels/fast.py"}
-    for told in ({"sources": {}, "installed": found}, {"sources": found, "installed": {}}):
+    for told in (Sources(sources={}, installed=found), Sources(sources=found, installed={})):
         check(spec, [told], "prepare", tree, "work", frozenset({"others"}))
         with pytest.raises(LaunchFailed) as caught:
             check(spec, [told], "prepare", tree, "work", frozenset({"others", "kernels.fast"}))
@@ -300,7 +301,7 @@ def test_a_copy_has_the_text_of_its_source(tree, tmp_path, folder):
         path.write_text("FAST = 1")
 
     def found(**modules):
-        return others({"sources": {}, "installed": modules}, tree, tree / "perf")
+        return others(Sources(sources={}, installed=modules), tree, tree / "perf")
 
     name = "kernels.fast"
     assert not found(**{name: str(copy)})

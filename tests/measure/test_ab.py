@@ -10,22 +10,25 @@ import threading
 import msgspec
 import pytest
 from builders import FINGERPRINT, replace
-from recorded_kernels import COLD, FILES, edited, longer, profile
+from recorded_kernels import COLD, edited, longer, profile
 
 import stepguard.measure.case_workers
 import stepguard.measure.first_pair
 import stepguard.measure.launches
 import stepguard.measure.pair_run
 from stepguard import Case, Loop
-from stepguard.core.comparison import from_json
-from stepguard.core.evidence import Disturbance, Fault, to_json
+from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import SYNCS
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
+from stepguard.core.replies import REPLIES
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import judge_ab
 from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import NOTHING, need, next_pair
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
@@ -58,8 +61,6 @@ class World:
         self.slow_agents = {}  # the same of a standby's agent
         self.taints = []  # of the blocks to come, in order
         self.threads = {}
-        self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
-        self.slow_from = math.inf  # HEAD takes 5 % longer from this step on
         self.identities = {}  # of each side's step; none: it is not known
         self.counted = {}  # further counts of each side's step
         self.granted = {}  # label: seconds that it waited for the other launch
@@ -71,7 +72,7 @@ class World:
         self.other_ranks = []  # what they answer if they are asked for kernels
         self.cold = {"head", "base"}  # the sides whose first launch compiles
         self.times_first = False  # else the first launches only count
-        self.modules = {}  # of each side's tree, that no list of FILES has
+        self.modules = {}  # of each side's tree
         self.counts = {}  # label: what it counts beside the peak
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
 
@@ -105,7 +106,7 @@ def fake_group(world):
     class Group:
         def __init__(self, spec, environment):
             self.spec, self.pids, self.closed = spec, {}, False
-            self.token, self.done = "token", 0
+            self.token = "token"
             self.label, self.standby = spec.label, spec.standby
             self.side = "head" if "head" in spec.folder.parts else "base"
             world.groups[self.key] = self
@@ -174,7 +175,10 @@ def fake_group(world):
             world.threads[(self.key, command)] = threading.current_thread()
             self.note(f"{command} {arguments['steps']}" if command == "block" else command)
             others = world.other_ranks if command == "kernels" else []
-            return [getattr(self, command)(**arguments), *others]
+            answers = [getattr(self, command)(**arguments), *others]
+            if command in ("count", "count_eager", "locate"):
+                answers = [{"counts": counts} for counts in answers]
+            return [msgspec.convert(one, REPLIES[command]) for one in answers]
 
         def prepare(self, case, timed_s):
             self.on_gpu = case["device"] == "cuda"
@@ -231,15 +235,10 @@ def fake_group(world):
 
         def block(self, steps):
             ms = world.step_ms[self.side]
-            begin, self.done = self.done, self.done + steps
-            seldom = world.every if self.side == "head" else 0
-            late = sum(seldom > 0 and (n + 1) % seldom == 0 for n in range(begin, self.done))
             self.run = min(getattr(self, "run", 0) + 1, world.compiles.get(self.key, 0))
             ahead_ms = ms / 2 if world.profiles else None
-            slow = [self.side == "head" and n >= world.slow_from for n in range(begin, self.done)]
-            step_ms = [1.05 * ms if each else ms for each in slow]
-            block_ms = sum(step_ms) + 2000.0 * late
-            single = {"step_ms": step_ms, "enqueue_ms": ahead_ms, "began_ns": 1, "ended_ns": 2}
+            block_ms = ms * steps
+            single = {"step_ms": [ms] * steps, "enqueue_ms": ahead_ms, "began_ns": 1, "ended_ns": 2}
             return single | {
                 "wall_ms": block_ms,
                 "events_ms": block_ms,
@@ -262,10 +261,7 @@ def fake_group(world):
 @pytest.fixture
 def world(monkeypatch, tmp_path):
     """What happens."""
-    for tree in (tmp_path, tmp_path / "other"):
-        for file in FILES:
-            (tree / file).parent.mkdir(parents=True)
-            (tree / file).write_text("# differs\n")
+    (tmp_path / "other").mkdir()
     made = World()
     made.monitor = Monitor(made)
     monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", fake_group(made))
@@ -281,17 +277,30 @@ def world(monkeypatch, tmp_path):
     return made
 
 
+def needed(pairs):
+    """Return what needs so many pairs, each as the judge needs it, and counts as the judge does."""
+
+    def needs(found):
+        asked = need(Question(pairs=found))
+        if asked.counters:
+            return asked
+        return next_pair(found) if found.pairs < pairs else NOTHING
+
+    return needs
+
+
 @pytest.fixture
 def measure(world, tmp_path):
-    """Measures so many pairs of a case, or as long as they are wanted; the comparison."""
+    """Measures so many pairs of a case, or as long as the judge needs them; the comparison."""
 
     def measure(pairs=1, case=CPU, budget_s=600.0, base="0" * 40, **changes):
         bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
         other = tmp_path / "other"
         base = replace(bench, root=other, folder=tmp_path / "base", revision=Revision(base))
         world.told = []
-        more = pairs if callable(pairs) else lambda found: found.pairs < pairs
-        wanted = PairsWanted(budget_s, more, **changes)
+        if not callable(pairs):
+            changes["need"] = needed(min(pairs, MOST_PAIRS))
+        wanted = PairsWanted(budget_s, **changes)
         return measure_ab(case, (bench, base), "main", world.told.append, wanted)
 
     return measure
@@ -346,65 +355,6 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
         counts = [int(what[1]) for what in asked if what[0] == "block"]
         begins = {sum(counts[:i]) for i, count in enumerate(counts) if count == steps}
         assert {block.ran for block in launch.blocks} <= begins
-
-
-@pytest.mark.parametrize("base_ms", [250.0, 125.0, 110.0, 100.0, 90.0])
-def test_steps_between_the_blocks_are_kept(world, measure, base_ms):
-    """All but two after each pause, in which the launch's memory is allocated again. No block is so
-    short that a slow step is its usual one.
-    """
-    world.step_ms = {"head": 250.0, "base": base_ms}
-    found = measure(1, GPU)
-    for launch in (*found.head.launches, *found.base.launches):
-        first, second = (block.timed_steps for block in launch.blocks)
-        kept = [step for block in launch.untimed for step in block.timed_steps]
-        assert kept[-1] == second.start - 1 and kept == sorted(set(kept))
-        assert set(range(first.stop + 2, second.start)) <= set(kept)
-        assert not {first.stop, first.stop + 1} & set(kept)
-        between = [block.steps for block in launch.untimed if block.ran >= first.stop]
-        assert min(between) >= 4 and max(between) < len(first) + 4
-
-
-@pytest.mark.parametrize("steps", [range(40, 90), range(30, 200), range(40, 41)])
-def test_blocks_time_the_steps_that_are_asked_for(world, measure, steps):
-    """All of them, on both sides alike, and no block is shorter than it would be otherwise: what
-    lies between a pair's two blocks the next pair times.
-    """
-    found, plain = measure(2, GPU, steps=steps), measure(2, GPU)
-    (usual,) = {block.steps for launch in plain.head.launches for block in launch.blocks}
-    for side in (found.head, found.base):
-        blocks = [block for launch in side.launches for block in launch.blocks]
-        assert set(steps) <= {step for block in blocks for step in block.timed_steps}
-        assert {block.steps for block in blocks} == {max(usual, (len(steps) + 1) // 2)}
-        assert blocks[0].ran == steps.start and blocks[1].timed_steps.stop >= steps.stop
-    for head, base in zip(found.head.launches, found.base.launches, strict=True):
-        assert [b.timed_steps for b in head.blocks] == [b.timed_steps for b in base.blocks]
-    assert found.log_ratios() == pytest.approx(plain.log_ratios())
-
-
-@pytest.mark.parametrize(("step_ms", "reach"), [(250.0, 44), (125.0, 88), (43.0, 320), (20.0, 550)])
-def test_the_first_pairs_reach_as_far_as_launches_beside_a_baseline(world, measure, step_ms, reach):
-    """11 s of load, and step 320 where 22 s are enough for that; the third pair is short again. No
-    block is longer for it, and both sides time the same steps.
-    """
-    world.step_ms = {"head": step_ms, "base": step_ms}
-    found = measure(3, GPU)
-    for side in (found.head, found.base):
-        ends = [one.blocks[-1].timed_steps.stop for one in side.launches]
-        assert ends[:2] == [reach, reach] and ends[2] * step_ms < 8000
-        assert len({block.steps for one in side.launches for block in one.blocks}) == 1
-    for head, base in zip(found.head.launches, found.base.launches, strict=True):
-        assert [b.timed_steps for b in head.blocks] == [b.timed_steps for b in base.blocks]
-
-
-@pytest.mark.parametrize("every", range(24, 46))
-def test_work_of_every_so_many_steps_is_in_pairs_if_it_is_in_the_screen(world, measure, every):
-    """Two seconds of something every few steps, in HEAD alone: wherever the steps that a screen
-    timed hold it, so do those of a pair.
-    """
-    world.every, screen = every, range(21, 45)
-    assert any((step + 1) % every == 0 for step in screen)
-    assert max(measure(2, GPU, steps=screen).log_ratios()) > math.log(2) + 0.1
 
 
 def test_who_is_not_steady_yet_goes_on(world, measure):
@@ -539,7 +489,7 @@ def test_first_launches_are_the_first_pair(warm, measure, differing, cold):
     second pair's. It does not matter what compiled.
     """
     warm.cold = cold
-    found = measure(2, GPU, files=FILES)
+    found = measure(2, GPU)
     assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 2 head", "pair 2 base"}
     for name, side in (("head", found.head), ("base", found.base)):
         assert [one.index for one in side.launches] == [1, 2]
@@ -558,7 +508,7 @@ def test_first_launches_are_the_first_pair(warm, measure, differing, cold):
 @pytest.mark.parametrize("case", [GPU, CPU])
 def test_first_launches_are_not_timed_if_no_pair_is_wanted(warm, measure, case):
     """They only count."""
-    found = measure(0, case, files=FILES)
+    found = measure(0, case)
     assert found.pairs == 0 and found.head.counts and found.base.counts
     assert not any(what.startswith("block") for _, what in warm.events)
 
@@ -571,18 +521,10 @@ def test_the_next_case_imports_while_a_gpus_first_steps_run(warm, measure, monke
     workers = stepguard.measure.case_workers.CaseWorkers
     monkeypatch.setattr(workers, "start_ahead", lambda self, *which: begun.append([*warm.events]))
     warm.cold = cold
-    measure(2, case, files=FILES)
+    measure(2, case)
     early = [events for events in begun if (FIRST[0], "first_step") not in events]
     assert len(early) == (case is GPU)
     assert all((label, "hello") in events for label in FIRST for events in early)
-
-
-def test_a_comparison_can_be_kept_whatever_a_changed_file_is_called(warm, measure, tmp_path):
-    """A name may be no UTF-8."""
-    for tree in (tmp_path, tmp_path / "other"):
-        (tree / "\udcff.py").write_text("# differs\n")
-    found = measure(1, GPU, files=("\udcff.py",))
-    assert found.files and from_json(to_json(found), "kept") == found
 
 
 @pytest.mark.parametrize("case", [GPU, CPU])
@@ -592,70 +534,27 @@ def test_waste_that_rose_ends_a_case_with_the_launches_that_count(warm, measure,
     name = "recompiles"
     warm.times_first = first
     warm.counted = {"head": {name: 1}, "base": {name: 0}}
-    found = measure(wants_another_pair, replace(case, gates=(*case.gates, name)), files=FILES)
+    found = measure(need, replace(case, gates=(*case.gates, name)))
     assert (judge_ab(found).status, found.pairs) == (Status.CHANGED, 0)
     assert not [label for label, what in warm.events if what.startswith("block")]
 
 
 @pytest.mark.parametrize(
-    ("cold", "late"),
-    [
-        ({"head"}, [1, 2]),
-        ({"head", "base"}, [2, 3]),  # the cache had HEAD's graphs, and the base has others
-    ],
+    "squeezed", [(), *((side, what) for side in FIRST for what in ("count", "count_eager"))]
 )
-def test_late_steps_wait_for_the_second_pair(warm, measure, cold, late):
-    """Two pairs time them. The first one does not if its kernels may show enough, since graphs
-    differ.
-    """
-    warm.cold = cold
-    found = measure(4, GPU, files=FILES)
-    ends = [one.blocks[-1].timed_steps.stop for one in found.head.launches]
-    assert [n for n, end in enumerate(ends, 1) if end * 250 >= 11_000] == late
-
-
-@pytest.mark.parametrize("squeezed", [None, *FIRST])
 @pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
-@pytest.mark.parametrize("slow_from", [36, math.inf])
-def test_no_step_is_the_same_before_late_steps_were_timed(warm, measure, cold, slow_from, squeezed):
-    """All that is counted is equal. A slowdown that begins late is found, also if the base compiled
-    graphs of its own, or if the eager step had too little memory at first.
+def test_one_pair_of_the_same_step_is_enough(warm, measure, cold, squeezed):
+    """Also if the base compiled graphs of its own, or if a launch had too little memory to count at
+    first.
     """
     if squeezed:
-        warm.fails_once[squeezed, "count_eager"] = "OUT_OF_MEMORY"
-    warm.cold, warm.slow_from = cold, slow_from
+        warm.fails_once[squeezed] = "OUT_OF_MEMORY"
+    warm.cold = cold
     warm.identities = {"head": "equal", "base": "equal"}
-    found = measure(wants_another_pair, GPU, files=FILES)
+    found = measure(need, GPU)
+    verdict = judge_ab(found)
     expected = (Status.SAME, Reason.IDENTICAL_STEP, 1)
-    if slow_from < math.inf:
-        expected = (Status.SLOWER, Reason.LATE_SLOWDOWN, 2)
-    verdict = judge_ab(found)
     assert (verdict.status, verdict.reason, found.pairs) == expected
-    assert found.head.launches[0].blocks[-1].timed_steps.stop == 44
-
-
-@pytest.mark.parametrize("side", FIRST)
-def test_nor_if_the_first_pair_could_not_be_counted(warm, measure, side):
-    """The pair that replaces it times late steps, too."""
-    warm.cold, warm.slow_from = {"head", "base"}, 36
-    warm.identities = {"head": "equal", "base": "equal"}
-    warm.fails_once[side, "count"] = "OUT_OF_MEMORY"
-    verdict = judge_ab(measure(wants_another_pair, GPU, files=FILES))
-    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.LATE_SLOWDOWN)
-
-
-@pytest.mark.parametrize("slow_from", [36, math.inf])
-def test_kernels_that_differ_are_not_the_same_before_late_steps_were_timed(
-    warm, measure, slow_from
-):
-    """Two pairs are enough for `same`, if the second one has late steps."""
-    warm.cold, warm.slow_from = {"head", "base"}, slow_from
-    warm.profiles["head"] = edited(profile(), GELU)
-    found = measure(wants_another_pair, GPU, files=FILES)
-    verdict = judge_ab(found)
-    if slow_from == math.inf:
-        assert (verdict.reason, found.pairs) == (Reason.CHANGED_KERNELS, 2)
-    assert verdict.status is (Status.SAME if slow_from == math.inf else Status.SLOWER)
 
 
 def first_steps_at_once(world):
@@ -752,7 +651,7 @@ def test_first_steps_at_once_fit_into_memory(warm, measure, gib):
 def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
     """Both first launches are ended before each tree counts by itself."""
     warm.fails_once[("first launch base", "first_step")] = "OUT_OF_MEMORY"
-    found = measure(1, GPU, files=FILES)
+    found = measure(1, GPU)
     assert launched(warm)[:4] == FIRST + COUNTING and found.head.counts and found.base.counts
     told = warm.asked(*FIRST, *COUNTING)
     again = told.index((COUNTING[0], "start"))
@@ -769,7 +668,7 @@ def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
     for which in {FIRST[0]}, {FIRST[1]}, {*FIRST}:
         warm.events.clear()
         warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in which}
-        found = measure(1, GPU, files=FILES)
+        found = measure(1, GPU)
         assert launched(warm)[:4] == FIRST + COUNTING and found.pairs == 1
         assert {*launched(warm)[4:]} == {"pair 1 head", "pair 1 base"}
         for side in (found.head, found.base):
@@ -785,7 +684,7 @@ def test_lines_of_host_syncs_are_found_after_all_that_is_timed(warm, measure):
     """torch reports them as they happen, which slows down what follows in that process."""
     counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
     warm.counts = dict.fromkeys(FIRST, counted)
-    found = measure(1, GPU, files=FILES)
+    found = measure(1, GPU)
     for label, side in zip(FIRST, (found.head, found.base), strict=True):
         last = [what for _, what in warm.asked(label) if what not in ("park", *ENDING)][-1]
         assert last == "locate" and side.counts.values[SYNCS] == 1
@@ -797,7 +696,7 @@ def test_lines_of_host_syncs_are_found_although_the_eager_step_fits_nowhere(warm
     counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
     warm.counts = dict.fromkeys(FIRST + COUNTING, counted)
     warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in FIRST + COUNTING}
-    found = measure(1, GPU, files=FILES)
+    found = measure(1, GPU)
     for side in (found.head, found.base):
         assert side.counts.values == {SYNCS: 1} and not side.faults
 
@@ -825,7 +724,7 @@ def test_steps_that_differ_on_one_side_are_counted_once_more(warm, measure, vari
     warm.counts = {
         label: (STEPS_VARY if label in varies else alike) | other for label in FIRST + COUNTING
     }
-    found = measure(1, case, files=FILES)
+    found = measure(1, case)
     counted = [label for label, what in warm.events if what == "count"]
     assert [label for label in counted if label in COUNTING] == again
     head, base = (side.counts.lists for side in (found.head, found.base))
@@ -838,7 +737,7 @@ def test_an_eager_step_that_fits_nowhere_is_no_fault(warm, measure):
     eager = {"flops_per_step", "operator_calls_per_step", "growing_python_lines_per_step"}
     for label in (*FIRST, *COUNTING):
         warm.fails_once[label, "count_eager"] = "OUT_OF_MEMORY"
-    found = measure(1, GPU, files=FILES)
+    found = measure(1, GPU)
     for side in (found.head, found.base):
         assert not side.faults and side.counts.values == {}
         assert side.counts.unstable.keys() == eager
@@ -849,7 +748,7 @@ def test_an_eager_step_that_fits_nowhere_is_no_fault(warm, measure):
 @pytest.mark.parametrize("which", ["head", "base"])
 def test_ranks_whose_work_one_side_lacks_have_not_moved(warm, measure, which):
     """Nothing is known of that side's FLOPs, so it cannot be said that its ranks are alike now."""
-    found = measure(1, GPU, files=FILES)
+    found = measure(1, GPU)
     counts = replace(found.head.counts, by_rank={"flops_per_step": (7, 5)})
     unknown = replace(counts, values={}, by_rank={}, unstable={"flops_per_step": "too large"})
     of = {"head": counts, "base": counts} | {which: unknown}
@@ -864,14 +763,14 @@ def test_ranks_whose_work_one_side_lacks_have_not_moved(warm, measure, which):
 def test_an_eager_step_that_fails_otherwise_is_a_fault(warm, measure):
     """Only memory is a matter of the step's size."""
     warm.fails[FIRST[1], "count_eager"] = "RAISED"
-    found = measure(1, GPU, files=FILES)
+    found = measure(1, GPU)
     assert [fault.code for fault in found.base.faults] == [Reason.RAISED]
 
 
 def test_two_trees_that_do_not_fit_are_counted_one_after_the_other(warm, measure):
     """By what their first steps reserved: both launches end, and each tree counts alone."""
     warm.reserved_bytes = 64 * GIB
-    measure(1, GPU, files=FILES)
+    measure(1, GPU)
     told = warm.asked(*FIRST, *COUNTING)
     closed = [told.index((label, "close")) for label in FIRST]
     left = told.index((COUNTING[0], "leave"))
@@ -938,11 +837,14 @@ def test_on_a_gpu_two_pairs_import(world, measure):
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_pair_on_standby_is_released_once_it_is_wanted(world, measure, monkeypatch, last):
+def test_a_pair_on_standby_is_released_once_it_is_wanted(world, measure, last):
     """Also if the one before it was thought to be the last: that one waits for the agents alone."""
-    run = stepguard.measure.pair_run._PairRun
-    monkeypatch.setattr(run, "_hardly_another", lambda self: self.comparison().pairs == last - 1)
-    assert measure(4, GPU).pairs == 4
+
+    def needs(found):
+        of = needed(4)(found)
+        return replace(of, last=found.pairs == last - 1) if of else of
+
+    assert measure(need, GPU, need=needs).pairs == 4
     assert [("pair 4 head", what) for what in ("release", "hello")] == [
         event for event in world.asked("pair 4 head") if event[1] in ("release", "hello")
     ]
@@ -1090,7 +992,7 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
     """One of each launch, in the pair's order, after untimed steps, the other launch parked. All
     blocks were timed before. Both are read when no step runs any more.
     """
-    found = measure(6, GPU, files=FILES)
+    found = measure(6, GPU)
     orders = [("base", "head"), ("head", "base")] * 2
     assert profiles(world) == [f"pair {n} {side}" for n, both in enumerate(orders, 1)
                                for side in both]  # fmt: skip
@@ -1111,7 +1013,7 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
 
 def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     """After two, with the verdict; no third pair is built."""
-    found = measure(wants_another_pair, GPU, files=FILES)
+    found = measure(need, GPU)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
     assert found.pairs == 2 and not world.asked("pair 4 head")
@@ -1122,7 +1024,7 @@ def test_one_pair_ends_them_if_a_kernel_takes_much_longer(world, measure, differ
     """By 1 % of the step. The second pair has imported, and builds nothing."""
     world.step_ms["head"] = 250.0 * 1.01
     world.profiles["head"] = longer(edited(profile(), GELU), GELU, 2500.0)
-    found = measure(wants_another_pair, GPU, files=FILES)
+    found = measure(need, GPU)
     assert (judge_ab(found).reason, found.pairs) == (Reason.CHANGED_KERNELS, 1)
     assert judge_ab(found).status is Status.SLOWER
     unused = {what for _, what in world.asked("pair 2 head", "pair 2 base")}
@@ -1130,19 +1032,18 @@ def test_one_pair_ends_them_if_a_kernel_takes_much_longer(world, measure, differ
 
 
 def test_an_unchanged_step_is_not_profiled(world, measure, differing):
-    """Nor a CPU's, nor one that an alarm asks for."""
-    measure(2, GPU, files=None)
+    """Nor a CPU's."""
     world.profiles["head"] = world.profiles["base"]
-    measure(2, GPU, files=FILES)
+    measure(2, GPU)
     world.profiles = {}
-    measure(2, CPU, files=FILES)
+    measure(2, CPU)
     assert not profiles(world)
 
 
 def test_other_kernels_than_counted_end_the_profiles(world, measure, differing):
     """A launch whose compiler chose another grid decides nothing, and no later pair can."""
     world.profiled["pair 2 base"] = profile(COLD)
-    found = measure(4, GPU, files=FILES)
+    found = measure(4, GPU)
     assert [len(one.kernels_us) for one in found.base.launches] == [93, 0, 0, 0]
     assert profiles(world)[-1].startswith("pair 2")
 
@@ -1154,7 +1055,7 @@ def test_a_launch_has_the_mean_of_its_ranks_kernels(world, measure, differing):
     at = next(n for n, row in enumerate(profile().kernels) if row.name == GELU)
     for profiles, wanted in (([slower], us + 50.0), ([slower, None], None)):
         world.other_ranks = [{"profile": msgspec.to_builtins(one)} for one in profiles]
-        (base,) = measure(1, GPU, files=FILES).base.launches
+        (base,) = measure(1, GPU).base.launches
         assert [base.kernels_us[at]] == pytest.approx([wanted]) if wanted else not base.kernels_us
 
 
@@ -1166,7 +1067,7 @@ def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, 
     pairs = [f"pair {n} {side}" for n in range(1, 5) for side in warm]
     world.profiled = {label: warm[label.split()[-1]] for label in pairs}
     world.profiles["base"] = with_code(profile(COLD))
-    found = measure(wants_another_pair, GPU, files=FILES)
+    found = measure(need, GPU)
     assert [len(one.kernels_us) for one in found.base.launches] == [93, 93]
     cold, kept = ({row.key for row in one.kernels} for one in (profile(COLD), warm["base"]))
     assert 80 < len(cold & kept) < len(kept)
@@ -1177,7 +1078,7 @@ def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, 
 def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, differing):
     """It would lack kernels."""
     world.profiled["pair 1 base"] = replace(profile(COLD), lost_share=0.1)
-    found = measure(4, GPU, files=FILES)
+    found = measure(4, GPU)
     assert not any(one.kernels_us for one in found.base.launches)
     assert found.base.counts.profile == profile()
 
@@ -1185,7 +1086,7 @@ def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, diff
 def test_a_pair_after_a_disturbed_one_is_not_profiled(world, measure, differing):
     """It will replace the other, or both count: then the steps have to decide."""
     world.compiles, world.afresh = {"pair 1 base": 1000}, {"pair 1 base"}
-    measure(2, GPU, files=FILES)
+    measure(2, GPU)
     assert {label[:6] for label in profiles(world)} == {"pair 1"}
 
 
@@ -1194,7 +1095,7 @@ def test_a_pair_after_a_disturbed_one_is_not_profiled(world, measure, differing)
 def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side, command):
     """As any other command."""
     world.fails[(f"pair 1 {side}", command)] = "KILLED"
-    found = measure(2, GPU, files=FILES)
+    found = measure(2, GPU)
     assert [len(getattr(found, one).faults) for one in (side, "head", "base")].count(1) == 2
     assert judge_ab(found).reason is Reason.KILLED
 
@@ -1314,6 +1215,18 @@ def test_an_end_is_judged_by_the_pairs_before_it(world, measure, monkeypatch, ra
 # how long
 
 
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [(1.4, (Status.SAME, Reason.NO_SLOWDOWN, 1)), (2.0, (Status.SLOWER, Reason.BEYOND_MARGIN, 3))],
+)
+def test_a_cpus_case_that_gates_no_time_has_one_pair_or_three(world, measure, times, expected):
+    """The first one that shows no slowdown is enough."""
+    world.step_ms = {"head": 125.0 * times, "base": 125.0}
+    found = measure(need, replace(CPU, gates=("flops_per_step",)))
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason, found.pairs) == expected
+
+
 def test_a_spent_budget_ends_it(world, measure):
     """One pair is measured in any case; it says that there were to be more."""
     found = measure(5, budget_s=0.0)
@@ -1384,27 +1297,3 @@ def test_no_launch_follows_one_that_never_got_steady(world, monkeypatch, tmp_pat
     assert not [label for label, what in world.events if what == "hello" and label == "launch 2"]
     world.compiles = {}
     assert len(measure_launches(replace(GPU, launches=3), bench).launches) == 3
-
-
-@pytest.mark.parametrize("wanted", [3, 4, 5])
-def test_a_launch_that_may_be_wanted_imports_meanwhile(world, monkeypatch, tmp_path, wanted):
-    """It starts as the one before it is built, does nothing until that has ended, and is ended
-    itself if it is not wanted after all; what is clear starts none.
-    """
-    monkeypatch.setattr(stepguard.measure.launches, "watch", lambda *rest: (world.monitor, None))
-    bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
-    found = measure_launches(
-        replace(GPU, launches=3), bench, wants_another=lambda one: len(one.launches) < wanted
-    )
-    assert len(found.launches) == wanted and not found.faults
-    labels = [label.partition(" (")[0] for label, what in world.events if what == "start"]
-    ahead = wanted + 1 if wanted > 3 else 3 + (wanted > 2)
-    assert labels[-1] == f"launch {ahead}" and len(labels) == len(set(labels))
-    assert all(group.closed for group in world.groups.values())
-    events = [(label.partition(" (")[0], what) for label, what in world.events]
-    for number in range(4, wanted + 1):
-        before, mine = f"launch {number - 1}", f"launch {number}"
-        assert events.index((mine, "start")) < events.index((before, "prepare"))
-        assert events.index((before, "leave")) < events.index((mine, "prepare"))
-    unused = [what for label, what in events if label == f"launch {wanted + 1}"]
-    assert set(unused) <= {"start", "ready", "close"}

@@ -2,13 +2,16 @@
 
 from dataclasses import replace
 from functools import partial
+from math import nan
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from stepguard import Case
-from stepguard.core.evidence import Disturbance
+from stepguard.core.evidence import Counts, Disturbance
 from stepguard.core.reasons import Reason
+from stepguard.core.replies import Counted, FirstStep, TimedBlock, TimedSegments
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
 from stepguard.measure.differences import measure_difference
@@ -23,11 +26,9 @@ def answers(command, *, steps, order=(), **rest):
     times = {"began_ns": 1, "ended_ns": 2}
     if command == "alternate":
         segments = [100.0 + variant for variant in order]
-        return [times | {"segments_ms": segments, "outside_ms": sum(segments) * steps}]
-    single = {"step_ms": [100.0] * steps, "enqueue_ms": 1.0}
-    single |= {"compiled_graphs": 3, "compiled_afresh": False}
+        return [TimedSegments(**times, segments_ms=segments, outside_ms=sum(segments) * steps)]
     same = dict.fromkeys(("wall_ms", "events_ms", "outside_ms"), 100.0 * steps)
-    return [times | single | same]
+    return [TimedBlock(**times, **same, step_ms=[100.0] * steps, enqueue_ms=1.0, compiled_graphs=3)]
 
 
 STRANGER = Disturbance(Reason.FOREIGN_PROCESS, "process 4711 on the GPU")
@@ -40,7 +41,7 @@ class Machine:
         self.disturbed, self.how, self.asked = disturbed, how, 0
 
     def annotate(self, block, ranks):
-        assert [(rank["began_ns"], rank["ended_ns"]) for rank in ranks] == [(1, 2)]
+        assert [(rank.began_ns, rank.ended_ns) for rank in ranks] == [(1, 2)]
         self.asked += 1
         return replace(block, disturbance=self.how if self.asked <= self.disturbed else None)
 
@@ -130,7 +131,7 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
 
     def answer(command, **rest):
         compiled = {"compiled_graphs": next(graphs), "compiled_afresh": True}
-        return [rank | compiled for rank in answers(command, **rest)]
+        return [structs.replace(rank, **compiled) for rank in answers(command, **rest)]
 
     launch = running(Machine(disturbed), answer)
     launch.run(20)
@@ -143,23 +144,24 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
 @pytest.mark.parametrize("order", [1, -1])
 def test_what_one_rank_compiled_and_reserved_is_the_launchs(order, both):
     """Whichever rank it is. The cache has the step if it has that of all ranks."""
-    idle = {"compile_s": 2.0, "compiled_afresh": False, "missed_graphs": 0, "reserved_bytes": 3}
-    busy = {"compile_s": 9.0, "compiled_afresh": True, "missed_graphs": 1, "reserved_bytes": 5}
-    idle["kept"], busy["kept"] = both, True
+    names = ("compile_s", "compiled_afresh", "missed_graphs", "kept", "reserved_bytes")
+    idle = FirstStep(**dict(zip(names, (2.0, False, 0, both, 3), strict=True)))
+    busy = FirstStep(**dict(zip(names, (9.0, True, 1, True, 5), strict=True)))
     launch, kept = running(answer=lambda command, **rest: [idle, busy][::order]), []
     launch.group.spec, launch.workers.take_reserved = "spec", lambda *given: kept.append(given)
     launch.first_step(quietly=True)
     assert launch.compiled_afresh and launch.missed_graphs == 1
-    assert launch.measured(1).compile_s == 9.0 and kept == [(5, "spec", idle["kept"])]
+    assert launch.measured(1).compile_s == 9.0 and kept == [(5, "spec", both)]
 
 
 @pytest.mark.parametrize(("afresh", "shown"), [(True, {"cold_compile_s": 24.0}), (False, {})])
 def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, shown):
     """That of the launch that counts. A launch with a warm cache has no cold first step."""
-    first = {"compile_s": 24.0, "compiled_afresh": afresh, "missed_graphs": 0, "reserved_bytes": 0}
-    first["kept"] = True
-    said = {"prepare": {}, "first_step": first, "count": {"values": {}}}
-    said |= {"count_eager": {"values": {}}, "sources": {}}
+    first = FirstStep(
+        compile_s=24.0, compiled_afresh=afresh, missed_graphs=0, kept=True, reserved_bytes=0
+    )
+    said = {"prepare": None, "first_step": first, "sources": None}
+    said |= dict.fromkeys(("count", "count_eager"), Counted(counts=Counts({})))
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None
     workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
@@ -181,7 +183,7 @@ class Stalls:
         self.asked += 1
         ranks = answers(command, **arguments)
         late = 12.0 * (self.asked in self.which)
-        return [rank | {"wall_ms": rank["wall_ms"] + late} for rank in ranks]
+        return [structs.replace(rank, wall_ms=rank.wall_ms + late) for rank in ranks]
 
 
 def test_a_block_whose_clocks_disagree_once_is_measured_again():
@@ -190,7 +192,7 @@ def test_a_block_whose_clocks_disagree_once_is_measured_again():
     found = time_blocks(running(answer=stalls))
     assert stalls.asked == GPU.blocks + 1 == len(found.blocks) + 1
     (text,) = (block.disturbance.text for block in found.discarded)
-    assert text == "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
+    assert text == "rank 0: wall clock 2012.000 ms, events 2000.000 ms"
     assert not any(block.clock_gap() for block in found.blocks)
 
 
@@ -203,7 +205,7 @@ def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
     fault = raised.value.fault
     assert stalls.asked == which[1]
     assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", "launch 2, block")
-    assert fault.message.startswith("2 blocks could not be used: rank 0: wall clock 2012.00 ms")
+    assert fault.message.startswith("2 blocks could not be used: rank 0: wall clock 2012.000 ms")
 
 
 def fault_of(launch, measured):
@@ -216,19 +218,22 @@ def fault_of(launch, measured):
     return raised.value.fault
 
 
+@pytest.mark.parametrize("times", [2.8, nan], ids=["longer", "unknown"])
 @pytest.mark.parametrize("measured", ["block", "sync overhead"])
-def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured):
-    """Ranks that say 100 ms a step while the host waits 280 ms: nothing is measured."""
+def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured, times):
+    """Ranks that say 100 ms a step while the host waits 280 ms, or that do not say when they begin:
+    nothing is measured.
+    """
 
     def bent(command, **arguments):
         ranks = answers(command, **arguments)
-        return [rank | {"outside_ms": 2.8 * rank["outside_ms"]} for rank in ranks]
+        return [structs.replace(rank, outside_ms=times * rank.outside_ms) for rank in ranks]
 
     launch = running(answer=bent)
     fault = fault_of(launch, measured)
     assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", f"launch 2, {measured}")
-    if measured == "block":
-        assert fault.message.endswith("the ranks' clock 2000 ms, the host's 5600 ms")
+    if measured == "block" and times == 2.8:
+        assert fault.message.endswith("the ranks' clock 2000.000 ms, the host's 5600.000 ms")
 
 
 @pytest.mark.parametrize(
@@ -274,9 +279,8 @@ def test_the_slowest_host_of_all_ranks_counts():
 
     def ranks(command, **rest):
         [one] = answers(command, **rest)
-        return [one | {"wall_ms": one["wall_ms"] + 1, "events_ms": one["events_ms"] + 1}] + [
-            one | {"enqueue_ms": 90.0}
-        ]
+        slower = structs.replace(one, wall_ms=one.wall_ms + 1, events_ms=one.events_ms + 1)
+        return [slower, structs.replace(one, enqueue_ms=90.0)]
 
     launch = running(answer=ranks)
     launch.timed_block(20, of=1)

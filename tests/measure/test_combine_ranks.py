@@ -1,11 +1,11 @@
 """What ranks say of themselves: they must agree, and each must run on the GPU that is watched."""
 
-import msgspec
 import pytest
 from builders import evidence, replace
 
 from stepguard.core.evidence import Counts
 from stepguard.core.profile import Parts, Profile
+from stepguard.core.replies import Counted, Prepared
 from stepguard.core.site import Site
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.launch.diagnosis import LaunchFailed
@@ -20,7 +20,7 @@ from stepguard.measure.combine_ranks import (
 def rank(**changes):
     """What a rank says of itself."""
     known = {"device_name": "NVIDIA H200", "torch": "2.11.0", "nccl": "2.27", "environment": {}}
-    return {"fingerprint": known | changes}
+    return Prepared(tokens_per_step=0, fingerprint=known | changes, sources={}, installed={})
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_profiles_of_all_ranks_become_one():
     """Their mean, and the parts of each rank's step; a rank without one leaves none, with why."""
     steps = (2.0, 2.0)
     ranks = [Profile("H200", 2, Parts(steps, (us, us), *(steps,) * 3), (), ()) for us in (1.0, 3.0)]
-    answers = [msgspec.to_builtins(Counts({}, profile=one)) for one in ranks]
+    answers = [Counted(counts=Counts({}, profile=one)) for one in ranks]
     found = counts_of(answers, 1.0)
     assert found.profile.parts.compute_us == steps
     assert [parts.compute_us for parts in found.parts_by_rank] == [(1.0, 1.0), (3.0, 3.0)]
-    broken = msgspec.to_builtins(Counts({}, profile_problem="no step is complete"))
+    broken = Counted(counts=Counts({}, profile_problem="no step is complete"))
     found = counts_of([answers[0], broken], 1.0)
     assert found.profile is None and found.profile_problem == "no step is complete"
     assert counts_of(answers[:1], 1.0).parts_by_rank == ()
@@ -62,7 +62,7 @@ def test_sites_of_what_differs_between_steps():
     item, copy = (Site(what, "model/gpt.py", 7, "forward") for what in (".item()", ".cpu()"))
     unstable = Counts({}, unstable={sync: "steps differ: 0, 1"}, sites={sync: (item,)})
     stable = Counts({sync: 1}, sites={sync: (copy,)})
-    found = counts_of([msgspec.to_builtins(one) for one in (stable, unstable)], 1.0)
+    found = counts_of([Counted(counts=one) for one in (stable, unstable)], 1.0)
     assert found.unstable == {sync: "rank 1: steps differ: 0, 1"}
     assert found.values == {} and found.sites == {sync: (item,)}
     assert summarise(replace(evidence(), counts=found)).sites == {}
@@ -77,7 +77,7 @@ def test_a_count_of_ranks_is_of_equally_many_steps():
     varies = Counts({launches: 9, peak: 6}, lists={launches: (4, 5), peak: (5, 6)})
     varies = replace(varies, detail={launches: {"a": 8, "b": 1}}, sites={launches: (item,)})
     steady = Counts({launches: 6, peak: 5}, detail={launches: {"a": 6}}, sites={launches: (copy,)})
-    ranks = [msgspec.to_builtins(one) for one in (varies, steady)]
+    ranks = [Counted(counts=one) for one in (varies, steady)]
     for both, busiest in ((ranks, 0), (ranks[::-1], 1)):
         found = counts_of(both, 1.0)
         assert found.values == {launches: 12, peak: 6}
@@ -90,7 +90,6 @@ def test_a_count_of_ranks_is_of_equally_many_steps():
         }
 
 
-SEEN = Site("aten.mul.Tensor", "model.py", 3)
 FIRST = Counts(
     values={"graph_breaks": 0, "leaked_bytes_per_step": 8},
     unstable={"garbage_objects_per_step": "rank 1: steps differ: 1, 2"},
@@ -102,24 +101,13 @@ FIRST = Counts(
 )
 
 
-def second(flops, **more):
-    """What the ranks answer in the second part, of which the first one's values are part."""
-    ranks = [{"values": {"graph_breaks": 0, "flops_per_step": n}} | more for n in flops]
-    return counts_of(ranks, 1.0)
-
-
 def test_both_parts_of_the_counting_pass_become_one():
-    """Nothing of either is lost, and the first part's reasons stay as they are."""
-    unstable, more = {"garbage_objects_per_step": "steps differ"}, {"python_lines_per_step": 9.0}
-    both = second((7, 5), unstable=unstable, information=more)
-    both = replace(both, sites={"leaked_bytes_per_step": (SEEN,)})
-    found = with_eager(FIRST, both)
-    assert found.values == FIRST.values | {"flops_per_step": 7}
-    assert found.unstable == FIRST.unstable and found.detail == FIRST.detail
-    assert found.by_rank == FIRST.by_rank | {"flops_per_step": (7, 5)}
-    assert found.information == {"peak_reserved_bytes": 5.0, "python_lines_per_step": 9.0}
-    assert found.sites == {"leaked_bytes_per_step": (SEEN,)}
-    assert (found.profile_problem, found.wall_s) == ("why", 3.0)
+    """What the first step took stays beside what the ranks say of both parts."""
+    both = replace(FIRST, information={"python_lines_per_step": 9.0}, wall_s=1.0)
+    first = replace(FIRST, information={"cold_compile_s": 5.0})
+    assert with_eager(first, both) == replace(
+        both, information=first.information | both.information, wall_s=3.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from builders import replace
 from quick_launches import launch_spec
 
 from stepguard import Case
+from stepguard.core.replies import Prepared
 from stepguard.machine.git.revision import Revision
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker
 from stepguard.measure.compiled_steps import CompiledStep
@@ -23,7 +24,7 @@ def built(trees, tree, case=CASE, cache="cache", modules=("work.py",), of=None, 
     own = Bench(root, trees / cache, trees, (), Revision("f" * 40), "pytest", own=root)
     workers = CaseWorkers(case, own, Ticker(print), None, contextlib.ExitStack())
     sources = {name: str(root / name) for name in modules}
-    rank = {"fingerprint": MACHINE | changes, "sources": sources, "installed": {}}
+    rank = Prepared(tokens_per_step=0, fingerprint=MACHINE | changes, sources=sources, installed={})
     workers.take_description([rank], of or launch_spec(root))
     return workers
 
@@ -142,7 +143,7 @@ def test_what_this_run_reserved_is_not_forgotten(trees):
     """A later launch of a case is described, too. It does not say what the cache has."""
     workers = ran(built(trees, "one"), kept=False)
     workers._compiled.note(9)
-    rank = {"fingerprint": MACHINE, "sources": {}, "installed": {}}
+    rank = Prepared(tokens_per_step=0, fingerprint=MACHINE, sources={}, installed={})
     workers.take_description([rank], launch_spec(trees / "one"))
     assert workers.reserved_bytes == 3 * GIB
 
@@ -167,7 +168,7 @@ def test_what_a_step_imports_makes_no_other_step(trees):
     """A later launch of this run knows more modules. Another run's first launch does not."""
     workers, root = ran(built(trees, "one")), trees / "one"
     sources = {name: str(root / name) for name in ("work.py", "part.py")}
-    rank = {"fingerprint": MACHINE, "sources": sources, "installed": {}}
+    rank = Prepared(tokens_per_step=0, fingerprint=MACHINE, sources=sources, installed={})
     workers.check_sources([rank], launch_spec(root), "end")
     workers.take_description([rank], launch_spec(root))
     ran(workers, 5 * GIB)

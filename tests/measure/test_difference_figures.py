@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from stepguard.core.replies import TimedSegments
 from stepguard.measure.differences import measure_difference, pairs_of
 from stepguard.measure.launch_durations import Protocol
 
@@ -19,32 +20,35 @@ def launch(ask):
     )
 
 
+def segments_of(ms, outside_ms=0.0):
+    """A rank's answer."""
+    return TimedSegments(began_ns=0, ended_ns=1, segments_ms=ms, outside_ms=outside_ms)
+
+
 def test_segments_become_pairs_of_the_slowest():
     """Order 0, 0 1 1 0: the first never counts."""
     order = [0, 0, 1, 1, 0]
-    ranks = [{"segments_ms": [99.0, 10, 13, 14, 12]}, {"segments_ms": [99.0, 8, 15, 13, 16]}]
+    ranks = [segments_of([99.0, 10, 13, 14, 12]), segments_of([99.0, 8, 15, 13, 16])]
     assert pairs_of(ranks, order) == [(10, 15), (16, 14)]
 
 
 def test_segments_of_a_longer_lead_never_count():
     """Three that settle the machine, whatever they read, leave pairs as they were."""
     order = [0, 0, 0, 0, 1, 1, 0]
-    ranks = [{"segments_ms": [99.0, 1.0, 50.0, 10, 13, 14, 12]}]
+    ranks = [segments_of([99.0, 1.0, 50.0, 10, 13, 14, 12])]
     assert pairs_of(ranks, order, 3) == [(10, 13), (12, 14)]
 
 
-def test_the_variants_are_asked_for_by_name():
+def test_series_follow_each_other():
     """Two series of two pairs: four pairs."""
-    asked, lengths, levels = [], [], iter((10.0, 20.0))
+    lengths, levels = [], iter((10.0, 20.0))
 
-    def ask(command, limit_s, steps, order, variants):
-        asked.append((command, variants))
+    def ask(command, limit_s, steps, order):
         level, segments = next(levels), len(order)
         lengths.append(segments)
-        told = {"began_ns": 0, "ended_ns": 1, "outside_ms": (level + 1) * segments * steps}
-        return [told | {"segments_ms": [level + rank] * segments} for rank in (0, 1)]
+        outside_ms = (level + 1) * segments * steps
+        return [segments_of([level + rank] * segments, outside_ms) for rank in (0, 1)]
 
     found = measure_difference("sync_overhead", launch(ask), 4)
-    assert asked == [("alternate", ["pipelined", "synced"])] * 2
     assert lengths == [3 + 4, 1 + 4]  # the machine settles before the first series alone
     assert found.pairs_ms == ((11, 11),) * 2 + ((21, 21),) * 2

@@ -11,7 +11,7 @@ from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import decide, figures, out_of_line
-from stepguard.judge.rules.mean_of_pairs import rule as by_plan
+from stepguard.judge.rules import decision
 from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.measure.pair_run import MOST_REPLACED, PairsWanted, _PairRun
 
@@ -35,9 +35,9 @@ def pair(draw, pct=0.0, slow=0.0, by_pct=3.0, own_pct=0.1, block_pct=0.14, base_
 class Run(_PairRun):
     """A run of pairs that only takes what it is given."""
 
-    def __init__(self, case=GPU, steps=range(0)):
+    def __init__(self, case=GPU):
         sides = [SimpleNamespace(launches=[]) for _ in "hb"]
-        super().__init__(case, sides, "main", PairsWanted(600.0, steps=steps))
+        super().__init__(case, sides, "main", PairsWanted(600.0))
 
     def ratios(self):
         """The log-ratios of the pairs that count."""
@@ -46,10 +46,11 @@ class Run(_PairRun):
 
 
 def taken(draw, count, again=True, **how):
-    """A run that has so many pairs."""
-    run = Run(steps=range(0) if again else range(1))
+    """A run that has so many pairs; not ``again``: those out of line count, too."""
+    run = Run()
     while len(run.sides[0].launches) < count:
-        run._take(pair(draw, **how))
+        one = pair(draw, **how)
+        run._take(one) if again else run._count_pair(one)
     return run
 
 
@@ -71,7 +72,7 @@ def judged(draw, **how):
             continue
         sides = replace(empty.head, launches=head), replace(empty.base, launches=base)
         found = replace(empty, head=sides[0], base=sides[1], again=tuple(run.replaced))
-        said = by_plan(found)
+        said = decision(found)
         if said.final:
             return said.status
 
@@ -120,17 +121,16 @@ def test_what_returns_counts():
 
 
 def test_it_is_bounded():
-    """Three pairs are replaced; then all count. On a CPU none is, nor where steps are asked for."""
+    """Three pairs are replaced; then all count. On a CPU none is."""
     run = Run()
     for _ in range(MOST_REPLACED):
         run._take(odd())
         run._take(EVEN)
     run._take(odd())
     assert len(run.replaced) == MOST_REPLACED and len(run.ratios()) == MOST_REPLACED + 1
-    cpu = Case("a", "m:f", device="cpu", launches=1)
-    for other in (Run(cpu), Run(steps=range(3, 9))):
-        other._take(odd())
-        assert len(other.ratios()) == 1
+    cpu = Run(Case("a", "m:f", device="cpu", launches=1))
+    cpu._take(odd())
+    assert len(cpu.ratios()) == 1
 
 
 @pytest.mark.parametrize("pct", [0.0, 0.5])

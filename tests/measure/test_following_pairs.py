@@ -10,6 +10,7 @@ from comparisons import alike, comparison_of
 
 from stepguard.core.case import Case
 from stepguard.core.profile import Parts, Profile, StepIdentity
+from stepguard.judge.rule_book import next_pair
 from stepguard.measure import following_pairs, pair, pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6
@@ -23,7 +24,7 @@ def counted(identity):
     counts = replace(evidence().counts, profile=PROFILE, identity=StepIdentity({"kernels": "a"}))
     head = replace(found.head, counts=counts)
     base = replace(found.base, counts=replace(counts, identity=identity))
-    return replace(found, head=head, base=base, files=("model/gpt.py",))
+    return replace(found, head=head, base=base)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +50,12 @@ def test_a_step_that_one_pair_did_not_decide_has_the_next_ones_ready(monkeypatch
     assert started_beside(monkeypatch, case, 2, replace(same, head=head, base=base)) == [3, 4]
 
 
-@pytest.mark.parametrize("measured", [0, 1, 2])
-def test_the_pair_that_ends_most_cases_of_a_cpu_starts_none_behind_it(monkeypatch, measured):
-    """Two are enough where they show no slowdown; where they did, the third has another ready."""
-    found = replace(alike([0.0] * measured), glance=True)
+def test_a_cpus_case_that_gates_no_time_has_no_pair_ready_behind_the_first(monkeypatch):
+    """One is enough where it shows no slowdown."""
     case = Case("x", "a:b", device="cpu", gates=("graph_breaks",))
-    started = {0: [2], 1: NEXT_CASE, 2: [4]}[measured]
-    assert started_beside(monkeypatch, case, measured + 1, found) == started
+    found = comparison_of([], [])
+    head, base = (replace(side, gates=case.gates) for side in (found.head, found.base))
+    assert started_beside(monkeypatch, case, 1, replace(found, head=head, base=base)) == NEXT_CASE
 
 
 def started_beside(monkeypatch, case, number, found):
@@ -69,8 +69,7 @@ def started_beside(monkeypatch, case, number, found):
     monkeypatch.setattr(following_pairs, "Pair", pair)
     head = SimpleNamespace(start_ahead=lambda label, base: made.append((label, base)))
     run = pair_run._PairRun(case, [head, "base"], "main", pair_run.PairsWanted(60.0))
-    monkeypatch.setattr(run, "comparison", lambda: found)
-    run._start_following(number)
+    run._start_following(number, next_pair(found))
     return made
 
 

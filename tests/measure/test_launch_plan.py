@@ -9,8 +9,10 @@ import stepguard.measure.launches
 import stepguard.measure.pair
 from stepguard import Case
 from stepguard.core.evidence import Difference
+from stepguard.core.question import Question
+from stepguard.judge.rule_book import NOTHING, Need, need
 from stepguard.measure import beside_base
-from stepguard.measure.launches import Enough, _CaseRun
+from stepguard.measure.launches import _CaseRun
 
 GATES = ("step_ms", "graph_breaks", "sync_overhead_pct")
 
@@ -84,6 +86,19 @@ def difference(name, launch, pairs, enough):
     return Difference(name, ((1.0, 1.0),))
 
 
+FIRST = Need(launch=True)
+
+
+def needs_all(found):
+    """What the judge needs of a case that is recorded."""
+    return need(Question(found, everything=True))
+
+
+def certain(found, difference):
+    """A difference is certain at once; it is asked while the newest launch still runs."""
+    return found.launches[-1].index == len(found.launches)
+
+
 @pytest.fixture
 def run(monkeypatch):
     """Measures a case of so many launches on a device; the world, and the evidence."""
@@ -92,10 +107,8 @@ def run(monkeypatch):
         device="cuda",
         launches=2,
         fits=True,
-        more=0,
         imported=True,
-        enough=None,
-        doubtful=lambda found: (),
+        needs=(),
         ends="",
         **changes,
     ):
@@ -105,13 +118,16 @@ def run(monkeypatch):
         monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
         gates = GATES if device == "cuda" else GATES[:2]
         case = Case("one", "work:step", {}, device, gates=gates, launches=launches, **changes)
-        workers = SimpleNamespace(case=case, launches=[], faults=[], counts=None)
+        counts = evidence().counts
+        workers = SimpleNamespace(case=case, launches=[], faults=[], counts=counts)
         workers.note_end = workers.faults.append
         workers.ahead = SimpleNamespace(ready=lambda: imported)
         workers.start_ahead = lambda label: world.ahead.append(world.running())
         workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
-        measured = _CaseRun(workers, 3, enough, doubtful)
-        measured.measure(lambda found: more > 0 and len(found.launches) < launches + more)
+        answers = iter(needs)
+        need = (lambda found: next(answers)) if needs else needs_all
+        measured = _CaseRun(workers, need, certain)
+        measured.measure()
         assert bool(workers.faults) == bool(ends)
         return world, measured.evidence()
 
@@ -145,7 +161,8 @@ def test_a_launch_that_the_eager_step_ended_is_started_anew_and_timed(run):
 
 def test_what_is_in_doubt_is_counted_in_one_more_launch(run):
     """It is not timed."""
-    world, found = run(doubtful=lambda found: ("graph_breaks",))
+    doubt = Need(counters=("graph_breaks",))
+    world, found = run(needs=(FIRST, doubt, Need(launch=True, last=True), NOTHING))
     assert [label for label, asked in world.asked.items() if "count" in asked] == [
         "launch 1",
         "counting launch",
@@ -155,58 +172,26 @@ def test_what_is_in_doubt_is_counted_in_one_more_launch(run):
 
 
 @pytest.mark.parametrize("launches", [2, 3])
-def test_each_further_launch_has_a_name_of_its_own(run, launches):
-    """A number that is used twice would put two launches into one folder. One that imported while
-    the last one ran, and is not wanted, is ended.
-    """
-    world, found = run(launches=launches, more=1)
-    numbers = [int(label.split()[1]) for label in world.asked]
-    assert numbers == list(range(1, len(numbers) + 1))
-    timed = [label for label, asked in world.asked.items() if "block" in asked]
-    assert [f"launch {one.index}" for one in found.launches] == [one[:8] for one in timed]
-    assert len(timed) == launches + 1
-    assert world.closed == [label for label, asked in world.asked.items() if not asked]
-
-
-def enough(*answers):
-    """What is said of one timed launch, then of two, and so on; a difference is always settled."""
-
-    def launches(found):
-        assert found.planned_launches == len(found.launches) and not found.faults
-        return answers[len(found.launches) - 1]
-
-    def pairs(found, difference):  # asked while the newest launch still runs
-        return found.launches[-1].index == len(found.launches)
-
-    return Enough(launches, pairs)
-
-
-@pytest.mark.parametrize("launches", [2, 3])
 def test_the_first_launch_may_be_enough(run, launches):
     """The others are not even started. The next case imports meanwhile."""
-    world, found = run(launches=launches, enough=enough(True))
+    world, found = run(launches=launches, needs=(Need(launch=True, last=True), NOTHING))
     assert {*world.asked} == {"launch 1"}
     assert len(found.launches) == found.planned_launches == 1
     assert world.ahead == ["launch 1"]
 
 
-def test_launches_go_on_until_they_are_enough(run):
-    """One by one; if they never are, all that are planned are timed."""
-    world, found = run(launches=3, enough=enough(False, True, True))
+def test_a_launch_that_imported_for_nothing_is_ended(run):
+    """Two of three were enough."""
+    world, found = run(launches=3, needs=(FIRST, FIRST, NOTHING))
     assert len(found.launches) == found.planned_launches == 2
-    assert world.closed == ["launch 3"]  # it had imported by then
-    world, found = run(launches=3, enough=enough(False, False, False))
-    assert len(found.launches) == found.planned_launches == 3 and not world.closed
+    assert world.closed == ["launch 3"]
 
 
-@pytest.mark.parametrize("more", [0, 1])
 @pytest.mark.parametrize("launches", [2, 3])
-def test_the_next_case_imports_while_the_last_planned_launch_runs(run, launches, more):
-    """Beside one more of this case, too: if that is not wanted, nobody waits for an import."""
-    world, _ = run(launches=launches, more=more)
-    assert world.ahead[0] == f"launch {launches}"
-    assert all(running.endswith("(close, one more)") for running in world.ahead[1:])
-    assert len(world.ahead) == 1 + more
+def test_the_next_case_imports_while_the_last_planned_launch_runs(run, launches):
+    """Nobody waits for an import then."""
+    world, _ = run(launches=launches)
+    assert world.ahead == [f"launch {launches}"]
 
 
 @pytest.mark.parametrize("imported", [False, True])

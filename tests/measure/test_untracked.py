@@ -6,6 +6,7 @@ from git_repositories import commit, repository
 from quick_launches import launch_spec
 
 from stepguard import Case
+from stepguard.core.replies import Sources
 from stepguard.machine.git.revision import current
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker
 from stepguard.report import verdict_text
@@ -29,7 +30,8 @@ def test_an_ignored_module_is_said(tmp_path):
     assert revision.dirty == ()
     bench = Bench(root, tmp_path, tmp_path, (), revision, "pytest")
     workers = CaseWorkers(CASE, bench, Ticker(print), None, contextlib.ExitStack())
-    ranks = [{"sources": {name: str(root / file) for name, file in files.items()}, "installed": {}}]
+    sources = {name: str(root / file) for name, file in files.items()}
+    ranks = [Sources(sources=sources, installed={})]
     workers.check_sources(ranks, launch_spec(root), "end")
     found = workers.evidence(planned_launches=1, gates=("step_ms",))
     assert found.untracked == ("made.py",)

@@ -3,17 +3,23 @@
 import math
 from dataclasses import replace
 
+from stepguard.core.replies import TimedBlock
 from stepguard.measure.launch_durations import PROTOCOLS
 from stepguard.measure.warm_up import WarmUp
 
 PROTOCOL = replace(PROTOCOLS["cpu"], warmup_min_s=1.0, warmup_cap_s=4.0, tolerance=0.1)
 
 
+def block(step_ms, **more):
+    """A rank's answer."""
+    ms = sum(step_ms)
+    return TimedBlock(began_ns=0, ended_ns=1, wall_ms=ms, events_ms=ms, step_ms=step_ms, **more)
+
+
 def window(ms, allocated=0):
     """A second of steps that take ``ms`` each, with so many device allocations up to its end."""
     steps = round(1e3 / ms)
-    times = {"step_ms": [ms] * steps, "wall_ms": ms * steps}
-    return [times | {"compiled_graphs": 0, "device_allocations": allocated}]
+    return [block([ms] * steps, device_allocations=allocated)]
 
 
 def test_a_launch_that_steadies_after_its_time_is_steady():
@@ -66,8 +72,7 @@ def test_a_clock_that_swings_each_second_is_steady_and_one_that_drifts_is_not():
                 slow = 1.2 if (at + offset) % 1.0 < 0.25 else 1.0
                 steps.append(42.0 * slow * (1 + drift * (1 - math.exp(-at / 3))))
                 at += steps[-1] / 1e3
-            times = {"step_ms": steps, "wall_ms": sum(steps)}
-            warmup.add([times | {"compiled_graphs": 0, "device_allocations": 0}])
+            warmup.add([block(steps)])
         assert not warmup.problem
         return warmup.seconds
 

@@ -27,7 +27,6 @@ import stepguard.measure.beside_base
 import stepguard.measure.launches
 import stepguard.measure.suite
 import stepguard.plugin.hooks  # by each run anew, if it were not here already
-import stepguard.plugin.refuse_options
 import stepguard.plugin.session
 from stepguard import Case
 from stepguard.core.comparison import Comparison, judged
@@ -44,7 +43,11 @@ COMMIT = "a" * 40
 # What pytest reads of each plugin that is installed, in every run: read once.
 PLUGINS = [
     SimpleNamespace(
-        metadata=one.metadata, version=one.version, files=one.files, entry_points=one.entry_points
+        metadata=one.metadata,
+        version=one.version,
+        files=one.files,
+        entry_points=one.entry_points,
+        _normalized_name=one._normalized_name,  # importlib's own, of whoever looks for entry points
     )
     for one in importlib.metadata.distributions()
     if any(entry.group == "pytest11" for entry in one.entry_points)
@@ -185,13 +188,15 @@ class Gate:
         counts = replace(made.counts, values=made.counts.values | counters)
         return replace(made, **({"counts": counts} | fields))
 
-    def measure(self, case, bench, progress, wants_another=None, enough=None, *asked) -> Evidence:
+    def measure(self, case, bench, progress, need, *asked) -> Evidence:
         """In place of stepguard.measure.launches.measure_launches."""
         self.measured.append(case.id)
-        self.may_be_enough = enough is not None
         progress("launch 1: start")
         progress("launch 1: block 1 of 3")
         made = self.evidence(case)
+        counts = replace(made.counts, launches=2) if made.counts else None
+        more = replace(made, planned_launches=len(made.launches) + 1, counts=counts)
+        self.may_be_enough = not need(more).launch
         revision = bench.revision
         return replace(made, commit=revision.commit, dirty=revision.dirty)
 
@@ -206,7 +211,6 @@ class Gate:
     def measure_ab(self, case, benches, against, progress, wanted) -> Comparison:
         """In place of stepguard.measure.pair_run.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
-        self.pair_steps = wanted.steps
         progress("pair 1 head: block 1 of 2")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
@@ -234,7 +238,7 @@ class Gate:
         ended = fields.pop("ended", "")
         fields = {"alpha": wanted.alpha} | fields
         found = Comparison(against, **made, **fields)
-        self.wants_another = wanted.wants_another(found)
+        self.wants_another = bool(wanted.need(found))
         wanted.keep(found)
         if ended:
             raise RuntimeError(ended)
@@ -336,7 +340,7 @@ def gate(pytester, monkeypatch):
     """
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
-    monkeypatch.setattr(stepguard.plugin.refuse_options, "known_gpus", made.known_gpus)
+    monkeypatch.setattr(stepguard.plugin.session, "known_gpus", made.known_gpus)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
     monkeypatch.setattr(stepguard.measure.beside_base, "measure_ab", made.measure_ab)
     # Every run would read all that is installed, and ask git for a name that nothing shows.
@@ -357,8 +361,6 @@ def gate(pytester, monkeypatch):
 def lab(gate, monkeypatch, tmp_path_factory):
     """The lab's commands, in processes that the run starts; its own looks up nothing installed."""
     add_lab(monkeypatch, tmp_path_factory.mktemp("installed"))
-    known = {"report": None}
-    monkeypatch.setattr(stepguard.plugin.refuse_options, "commands_of_packages", lambda: known)
 
 
 @pytest.fixture

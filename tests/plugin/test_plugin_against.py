@@ -90,10 +90,10 @@ def test_a_cpu_beside_another_revision(gate):
     gate.suite(case)
     gate.commit(tag="old")
     gate.commit()
-    gate.will_compare(case, 10.0, wider=1000, glance=True, pairs=8)
+    gate.will_compare(case, 10.0, pairs=1)
     result = gate.run(OTHER, passed=1)
     result.says("*linear?nano?: at a guess 1:40 left*")
-    assert str(result.stdout).count("slower on average, but not beyond doubt") == 1
+    assert str(result.stdout).count("no slowdown seen, on a CPU") == 1
 
 
 def test_a_rerun_is_a_rerun(gate, h200):
@@ -188,7 +188,7 @@ RAISES = {
         (
             {"pct": 1.0, "pairs": 2, "out_of_time": True},
             "INCONCLUSIVE",
-            ["*INCONCLUSIVE, the pairs do not decide", "  give it more time: --perf-budget=MIN*"],
+            ["*INCONCLUSIVE, the time is not decided", "  give it more time: --perf-budget=MIN*"],
         ),
         (
             LACKS,
@@ -292,24 +292,17 @@ def test_recording_is_another_run(gate, h200, update):
     a_case(gate, h200)
     result = gate.run(OTHER, update)
     assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.paired == []
-    result.stderr.fnmatch_lines(["ERROR: --perf-against judges against a revision, *"])
+    result.stderr.fnmatch_lines(["ERROR: a run that records is judged by its own baselines: *"])
 
 
-@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e7"])
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "1e7", "long"])
 def test_a_bad_budget_is_a_usage_error(gate, h200, minutes):
     """Also without --perf-against: confirmation spends it too."""
     a_case(gate, h200)
     for against in ([OTHER], []):
         result = gate.run(f"--perf-budget={minutes}", *against)
         assert result.ret == pytest.ExitCode.USAGE_ERROR
-        told = f"ERROR: --perf-budget={float(minutes)}: minutes, above 0 and below 1,000,000"
-        result.stderr.fnmatch_lines([told])
-
-
-def test_a_budget_that_is_no_number_is_refused(gate, h200):
-    """By pytest's own parser."""
-    a_case(gate, h200)
-    assert gate.run("--perf-budget=long").ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines(["*error: argument --perf-budget: *"])
 
 
 def test_the_budget_is_shared_out(gate, h200):
@@ -437,20 +430,4 @@ def test_an_empty_value_is_a_usage_error(gate, h200, option):
     gate.commit()
     result = gate.run(f"--perf-{option}=")
     assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.measured and not gate.paired
-    result.stderr.fnmatch_lines([f"ERROR: --perf-{option}=: empty*"])
-
-
-def test_head_beside_itself_has_to_be_said(gate, h200):
-    """A branch that is HEAD would always be the same; spelled HEAD it is meant; with changes in the
-    tree there is something to judge.
-    """
-    gate.gpus = [h200]
-    gate.suite(gate.cuda())
-    gate.commit()
-    gate.git("branch", "-M", "main")
-    result = gate.run("--perf-against=main")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.paired
-    result.stderr.fnmatch_lines(["ERROR: --perf-against=main: that is HEAD itself*"])
-    gate.run("--perf-against=HEAD", passed=1)
-    (gate.path / "new.py").write_text("")
-    gate.run("--perf-against=main", passed=1)
+    result.stderr.fnmatch_lines([f"*error: argument --perf-{option}: *"])

@@ -1,4 +1,4 @@
-"""What a stored baseline calls SLOWER or FASTER is judged on the spot, unless --perf-no-confirm."""
+"""What a stored baseline calls SLOWER or FASTER is judged on the spot."""
 
 import json
 from datetime import timedelta
@@ -11,11 +11,12 @@ from stepguard.cli.main import main
 from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
+from stepguard.storage.baseline_files import load
 from stepguard.storage.waiver_file import today
 
 MOVED = [
     "linear?124m?: same: step_ms 10.000 -> 11.000 *",
-    "  step_ms: the machine changed*",
+    "  step_ms: not the code: *",
 ]
 
 
@@ -41,8 +42,6 @@ def test_slower_code_is_confirmed(gate, h200):
     result = gate.run("-v", failed=1)
     (commit,) = {commit for _, commit, _ in gate.paired}
     assert commit == gate.git("rev-parse", "HEAD~1").strip()
-    assert gate.pair_steps == gate.evidence(case).timed_steps
-    assert len(gate.pair_steps) > 0
     how = f"the recording's own commit, {commit[:12]} beside it"
     result.says(
         "SLOWER *100%]",
@@ -50,7 +49,7 @@ def test_slower_code_is_confirmed(gate, h200):
         "  compared with 1 recording",
         "  accept: *",
         "1 SLOWER",
-        "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 (+10.0 %, limit 1.0 %)",
+        "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 (+10.0 %, limit 0.7 %)",
     )
 
 
@@ -62,17 +61,8 @@ def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
     result.says("same *100%]", "1 same", *MOVED)
     result.stdout.no_fnmatch_line("*accept:*")
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
-    assert (found["verdict"]["status"], found["verdict"]["reason"]) == ("same", "MACHINE_MOVED")
-    assert "the machine changed" in (gate.path / "run.md").read_text()
-
-
-def test_no_confirm_leaves_the_screens_word(gate, h200):
-    """--perf-no-confirm: SLOWER as the baseline has it, and no second tree is measured."""
-    gate.recorded(h200)
-    result = gate.run("--perf-no-confirm", failed=1)
-    assert gate.paired == []
-    result.says("  accept: *", "1 SLOWER", "linear?124m?: SLOWER: *")
-    result.stdout.no_fnmatch_line("*confirmed*")
+    assert (found["verdict"]["status"], found["verdict"]["reason"]) == ("same", "WITHIN_MARGINS")
+    assert "not the code" in (gate.path / "run.md").read_text()
 
 
 def test_the_recordings_own_code_needs_no_second_look(gate, h200):
@@ -108,7 +98,7 @@ def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     result.says("linear?124m?: FASTER: *", "  step_ms: confirmed, the code is*")
     gate.will_compare(case, 0.0)
     result = gate.run(passed=1)
-    result.says("linear?124m?: same: *", "  step_ms: the machine changed*")
+    result.says("linear?124m?: same: *", "  step_ms: not the code: *")
     result.stdout.no_fnmatch_line("*keep the gain*")
 
 
@@ -124,23 +114,22 @@ FAULT = {"faults": (Fault(Reason.RAISED, "planted", "", "pair 1, block"),), "lau
         ),
         ({"base": FAULT, "head": {"launches": ()}}, "NOT COMPARABLE, * planted"),
         ({"head": FAULT}, "BROKEN, pair 1: planted"),
-        ({"base": {"tokens_per_step": 1}}, "CHANGED, tokens_per_step *"),
     ],
-    ids=["undecided", "base", "head", "tokens"],
+    ids=["undecided", "base", "head"],
 )
-def test_what_cannot_be_confirmed_stays_slower(gate, h200, fields, why):
-    """SLOWER fails, unconfirmed, and says why nobody could tell."""
+def test_what_pairs_do_not_answer_is_inconclusive(gate, h200, fields, why):
+    """It does not pass, and says why nobody could tell."""
     case = gate.recorded(h200)
     gate.will_compare(case, **fields)
-    result = gate.run(failed=1)
-    result.says(f"    unconfirmed: {why}", "1 SLOWER")
+    result = gate.run(errors=1)
+    result.says(f"    unconfirmed: {why}", "1 INCONCLUSIVE")
 
 
-def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch, no_tree):
+def test_a_tree_that_cannot_be_had_answers_nothing(gate, h200, monkeypatch, no_tree):
     """A full disk does not turn it green."""
     gate.recorded(h200)
     monkeypatch.setattr(stepguard.measure.beside_base, "tree_of", no_tree)
-    result = gate.run(failed=1)
+    result = gate.run(errors=1)
     result.says("    unconfirmed: cannot be made: no space left; *")
 
 
@@ -148,7 +137,7 @@ def test_without_a_repository_slower_is_unconfirmed(gate, h200):
     """No git: nothing to run beside it."""
     case = gate.guarded(h200)
     gate.will_measure(case, step_ms=11.0)
-    result = gate.run(failed=1)
+    result = gate.run(errors=1)
     result.says("    unconfirmed: git knows no commit of *")
 
 
@@ -219,26 +208,24 @@ def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
         return measure(*arguments)
 
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", edited)
-    result = gate.run(failed=1)
+    result = gate.run(errors=1)
     assert not gate.paired and case
     result.says("    unconfirmed: the tree changed while it was measured")
-    result.says("*accept: commit*, measure again, then *")
 
 
 def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200):
     """After a squash the merge base may be slow already: to be as slow as it excuses nothing."""
     case = beside_the_merge_base(gate, h200, 12.0)
-    result = gate.run(failed=1)
+    result = gate.run(errors=1)
     result.says("    unconfirmed: the pairs used another commit, which is as slow*merge base*")
     gate.will_compare(case, 10.0)
     result = gate.run(failed=1)
     result.says("    confirmed, the code is SLOWER*")
 
 
-@pytest.mark.parametrize("step_ms", [11.0, 27.1])
-def test_an_edited_hash_does_not_blame_the_machine(gate, h200, step_ms):
-    """A recording that names the slow commit itself: its pairs see no change, and SLOWER stays."""
-    case = gate.recorded(h200, step_ms=step_ms)
+def test_an_edited_hash_does_not_blame_the_machine(gate, h200):
+    """A recording that names the slow commit itself: its pairs see no change, and clear nobody."""
+    case = gate.recorded(h200)
     own = gate.git("rev-parse", "HEAD~1").strip()
     gate.git("checkout", "-q", "-b", "change")
     gate.commit()
@@ -247,24 +234,15 @@ def test_an_edited_hash_does_not_blame_the_machine(gate, h200, step_ms):
     path.write_text(path.read_text().replace(own, slow))
     gate.commit()
     gate.will_compare(case, 0.0)
-    result = gate.run(failed=1)
+    result = gate.run(errors=1)
     result.says("    unconfirmed: the pairs used another commit, *is not on main; in its place*")
-
-
-def test_no_machine_changes_by_so_much(gate, h200):
-    """+171 % with the recording's own code as slow beside it: an error, and nothing to record."""
-    case = gate.recorded(h200, step_ms=27.1)
-    gate.will_compare(case, 0.0)
-    result = gate.run("--perf-update", errors=1)
-    result.says("not recorded, the machine changed, not the code: *")
-    result.says("    unconfirmed: the pairs see no change, but other cards and clocks*")
 
 
 def test_the_epochs_first_recording_is_what_is_confirmed_against(gate, h200):
     """One that joined it since was `same` by the limit alone, and may have crept."""
     case = gate.recorded(h200)
     first = gate.git("rev-parse", "HEAD~1").strip()
-    gate.will_measure(case, step_ms=10.08, commit=gate.git("rev-parse", "HEAD").strip())
+    gate.will_measure(case, step_ms=10.06, commit=gate.git("rev-parse", "HEAD").strip())
     gate.record(case)
     gate.commit()
     gate.will_measure(case, step_ms=11.0)
@@ -272,17 +250,16 @@ def test_the_epochs_first_recording_is_what_is_confirmed_against(gate, h200):
     assert {commit for _, commit, _ in gate.paired} == {first}
 
 
-@pytest.mark.parametrize("counters", [{}, {"generated_kernels": 8}, {"generated_kernels": 6}])
-def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
-    """--perf-update would make the machine's bad day the level of the code, a counter that moved
-    beside it or not.
-    """
-    gate.recorded(h200, counters=counters)
-    before = (gate.baselines / "h200x1.json").read_text()
-    result = gate.run("--perf-update")
-    assert result.ret == 1
-    result.says("not recorded, the machine changed, not the code: linear?124m?: *needs a reason*")
-    assert (gate.baselines / "h200x1.json").read_text() == before
+@pytest.mark.parametrize(
+    ("counters", "recordings"),
+    [({}, [1]), ({"generated_kernels": 8}, [1, 1]), ({"generated_kernels": 6}, [1, 1])],
+)
+def test_what_pairs_cleared_opens_no_level(gate, h200, counters, recordings):
+    """With --perf-update, unless a counter moved beside it: then it is another level."""
+    case = gate.recorded(h200, counters=counters)
+    assert gate.run("--perf-update").ret == (0 if counters else 1)
+    epochs = load(gate.baselines / "h200x1.json").cases[case.id].epochs
+    assert [len(epoch.recordings) for epoch in epochs] == recordings
 
 
 def test_judge_says_what_the_run_said(gate, h200, monkeypatch):
@@ -303,7 +280,7 @@ def test_judge_blames_no_machine_beside_another_commit(gate, h200, monkeypatch):
     """The merge base may have been as slow: the run did not pass, and no more does its evidence."""
     monkeypatch.chdir(gate.path)
     beside_the_merge_base(gate, h200, 11.0)
-    gate.run(failed=1)
+    gate.run(errors=1)
     assert gate.paired and main(["judge"]) == 1
 
 
@@ -311,11 +288,11 @@ def test_a_tree_that_changes_while_pairs_run_clears_nobody(gate, h200):
     """Pairs of which nobody knows the code are no evidence for a slow step, now or in a retry."""
     case = gate.recorded(h200)
     gate.will_compare(case, does=lambda benches: (gate.path / ".gitignore").touch())
-    result = gate.run(failed=1)
+    result = gate.run(errors=1)
     result.says(
         "    unconfirmed: the tree changed while it was measured",
         "*files changed while it was measured*",
-        "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 *",
+        "linear?124m?: INCONCLUSIVE: step_ms 10.000 -> 11.000 *",
     )
     (kept,) = gate.path.glob(".stepguard/runs/*/*/comparison.json")
     assert from_json(kept.read_bytes(), str(kept)).head.tree_changed

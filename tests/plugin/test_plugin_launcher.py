@@ -1,4 +1,4 @@
-"""--perf-launcher: the nodes are asked once and before anything is measured, where it matters."""
+"""STEPGUARD_LAUNCHER: the nodes are asked once, before anything is measured, where it matters."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import stepguard.plugin.session
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, Node
 from stepguard.machine.gpu.nvml import Gpu
 
-SRUN = "--perf-launcher=srun --nodes=2"
+SRUN = "srun --nodes=2"
 
 
 def launcher(count, gpus=0):
@@ -35,15 +35,19 @@ def surveyed(monkeypatch):
 
     Surveyed.asked = []
     monkeypatch.setattr(stepguard.plugin.session, "survey", survey)
+    monkeypatch.setenv("STEPGUARD_LAUNCHER", SRUN)
     return Surveyed
 
 
 @pytest.mark.parametrize(
     ("options", "selected"),
-    [((), "two"), ((SRUN,), "one"), ((SRUN, "--collect-only"), "two")],
+    [(None, "two"), ((), "one"), (("--collect-only",), "two")],
 )
-def test_no_node_is_asked_for_nothing(gate, surveyed, options, selected):
+def test_no_node_is_asked_for_nothing(gate, surveyed, monkeypatch, options, selected):
     """Without a launcher, without a case of several ranks, or where nothing is measured."""
+    if options is None:
+        monkeypatch.delenv("STEPGUARD_LAUNCHER")
+        options = ()
     gate.suite(gate.cpu("one"), gate.cpu("two", world_size=2))
     assert gate.run(*options, "-k", selected).ret == (0 if "--collect-only" in options else 1)
     assert surveyed.asked == []
@@ -52,7 +56,7 @@ def test_no_node_is_asked_for_nothing(gate, surveyed, options, selected):
 def test_the_nodes_are_asked_once(gate, surveyed):
     """Before the first case; cases of one rank and of several are measured."""
     gate.suite(gate.cpu("a", world_size=2), gate.cpu("b", world_size=4), gate.cpu("one"))
-    gate.run(SRUN)
+    gate.run()
     assert surveyed.asked == ["srun --nodes=2"]
     assert gate.measured == ["linear[a]", "linear[b]", "linear[one]"]
 
@@ -61,25 +65,28 @@ def test_nodes_that_will_not_do_are_exit_4(gate, surveyed):
     """The run does not go on with one node as if nobody had asked for two."""
     surveyed.found = LauncherError("host1 has torch 2.8, host0 has 2.11")
     gate.suite(gate.cpu(world_size=2))
-    result = gate.run(SRUN)
+    result = gate.run()
     assert (result.ret, gate.measured) == (4, [])
-    result.stderr.fnmatch_lines(["*--perf-launcher=srun --nodes=2: host1 has torch 2.8*"])
+    result.stderr.fnmatch_lines(["*STEPGUARD_LAUNCHER=srun --nodes=2: host1 has torch 2.8*"])
 
 
-def test_an_empty_launcher_is_exit_4(gate, surveyed):
-    """A variable that is not set, maybe: that must not mean one node."""
+def test_an_empty_launcher_is_exit_4(gate, monkeypatch):
+    """Of another variable that is not set, maybe: that must not mean one node."""
+    monkeypatch.setenv("STEPGUARD_LAUNCHER", "")
     gate.suite(gate.cpu(world_size=2))
-    assert (gate.run("--perf-launcher=").ret, gate.measured, surveyed.asked) == (4, [], [])
+    result = gate.run()
+    assert (result.ret, gate.measured) == (4, [])
+    result.stderr.fnmatch_lines(["*STEPGUARD_LAUNCHER=: '' is no command: *"])
 
 
 def test_a_case_that_cannot_be_shared_out_is_exit_4(gate, surveyed):
     """Named; deselected it is no matter, and one rank never is."""
     surveyed.found = launcher(3)
     gate.suite(gate.cpu("odd", world_size=2), gate.cpu("one"), gate.cpu("even", world_size=3))
-    result = gate.run(SRUN)
+    result = gate.run()
     assert (result.ret, gate.measured) == (4, [])
     result.stderr.fnmatch_lines(["*linear[[]odd[]] has 2 ranks, which 3 nodes cannot share*"])
-    gate.run(SRUN, "-k", "not odd")
+    gate.run("-k", "not odd")
     assert gate.measured == ["linear[one]", "linear[even]"]
 
 
@@ -88,19 +95,21 @@ def test_gpus_are_counted_on_every_node(gate, surveyed, h200):
     gate.gpus = [h200, dataclasses.replace(h200, uuid="GPU-2")]
     gate.suite(gate.cuda("four", world_size=4))
     surveyed.found = launcher(2, gpus=1)
-    result = gate.run(SRUN, "-rs")
+    result = gate.run("-rs")
     assert (result.ret, gate.measured) == (1, [])
     result.says("*needs 4 GPUs, 2 nodes have 1 each*")
     surveyed.found = launcher(2, gpus=2)
-    gate.run(SRUN)
+    gate.run()
     assert gate.measured == ["linear[four]"]
 
 
-def test_the_baseline_of_one_node_is_not_asked(gate, surveyed):
+def test_the_baseline_of_one_node_is_not_asked(gate, surveyed, monkeypatch):
     """A case that has one is NO BASELINE on two nodes."""
+    monkeypatch.delenv("STEPGUARD_LAUNCHER")
     gate.guarded(world_size=2)
     assert gate.run().ret == 0
-    result = gate.run(SRUN, "--perf-json=run.json")
+    monkeypatch.setenv("STEPGUARD_LAUNCHER", SRUN)
+    result = gate.run("--perf-json=run.json")
     assert result.ret == 1
     assert "NOT_RECORDED" in (gate.path / "run.json").read_text()
     assert "cpu-2-nodes.json" in (gate.path / "run.json").read_text()

@@ -1,9 +1,7 @@
 """Every verdict's outcome in pytest: passed, failed or error, its word, and the exit code."""
 
 import pytest
-from builders import replace
 
-from stepguard import Case
 from stepguard.core.evidence import Fault
 from stepguard.core.metrics import METRICS
 from stepguard.core.reasons import Reason
@@ -34,12 +32,9 @@ def test_same_passes(gate, h200):
     result.stdout.fnmatch_lines(["same *100%]", row, "1 same"])
 
 
-@pytest.mark.parametrize(
-    "change", [{"step_ms": 9.0}, {"counters": {"generated_kernels": 6}}], ids=["time", "counter"]
-)
-def test_faster_passes_loudly(gate, h200, change):
+def test_faster_passes_loudly(gate, h200):
     """FASTER is a passed test, with the word and the command that keeps the gain."""
-    result = outcome(gate, h200, change)
+    result = outcome(gate, h200, {"counters": {"generated_kernels": 6}})
     result.assert_outcomes(passed=1)
     assert result.ret == 0
     result.stdout.fnmatch_lines(
@@ -54,7 +49,6 @@ def test_faster_passes_loudly(gate, h200, change):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"step_ms": 11.0}, "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 (+10.*%, limit*"),
         (
             {"counters": {"operator_calls_per_step": 101}},
             "linear?124m?: CHANGED: operator_calls_per_step 100 -> 101*",
@@ -72,10 +66,10 @@ def test_faster_passes_loudly(gate, h200, change):
             "linear?124m?: CHANGED: launches_per_step 200 -> 205*",
         ),
     ],
-    ids=["time", "work rises", "work falls", "one block of memory", "launches"],
+    ids=["work rises", "work falls", "one block of memory", "launches"],
 )
-def test_slower_and_changed_fail(gate, h200, change, line):
-    """SLOWER and CHANGED are failed tests, exit 1; the line names old -> new."""
+def test_changed_fails(gate, h200, change, line):
+    """CHANGED is a failed test, exit 1; the line names old -> new."""
     result = outcome(gate, h200, change)
     result.assert_outcomes(failed=1)
     assert result.ret == 1
@@ -95,6 +89,7 @@ def test_slower_and_changed_fail(gate, h200, change, line):
         ({"launches": ()}, "BROKEN"),
         ({"planned_launches": 4}, "BROKEN"),
         ({"fingerprint": None}, "BROKEN"),
+        ({"step_ms": 11.0}, "INCONCLUSIVE"),
     ],
     ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
 )
@@ -104,26 +99,6 @@ def test_what_could_not_decide_is_an_error(gate, h200, change, word):
     result.assert_outcomes(errors=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"{word} *100%]", f"1 {word}"])
-
-
-def test_not_steady_is_inconclusive(gate, h200):
-    """A warm-up that never became steady is INCONCLUSIVE: an error."""
-    made = gate.evidence(gate.cuda())
-    launches = tuple(replace(launch, steady="not steady after 60 s") for launch in made.launches)
-    result = outcome(gate, h200, {"launches": launches})
-    result.assert_outcomes(errors=1)
-    assert result.ret == 1
-    result.stdout.fnmatch_lines(["linear?124m?: INCONCLUSIVE: launch 1: not steady after 60 s"])
-
-
-def test_unstable_counter_is_inconclusive(gate, h200):
-    """A gated counter that differs between steps is INCONCLUSIVE, never its old value."""
-    counts = gate.evidence(gate.cuda()).counts
-    values = {k: v for k, v in counts.values.items() if k != "flops_per_step"}
-    unstable = replace(counts, values=values, unstable={"flops_per_step": "steps differ: 1, 2"})
-    result = outcome(gate, h200, {"counts": unstable})
-    result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*INCONCLUSIVE: flops_per_step: steps differ: 1, 2"])
 
 
 def test_no_baseline_is_an_error(gate):
@@ -136,15 +111,6 @@ def test_no_baseline_is_an_error(gate):
         "linear?nano?: NO BASELINE: no recording for this machine in baselines/cpu.json",
         "  accept: *-m stepguard accept 'linear?nano?'",
     )
-
-
-def test_other_parameters_are_not_compared(gate):
-    """A baseline recorded with other parameters is NOT COMPARABLE, and the parameter is named."""
-    gate.record(Case("nano", "factories:linear", {"n": 32}, device="cpu", launches=1))
-    gate.suite(Case("nano", "factories:linear", {"n": 16}, device="cpu", launches=1))
-    result = gate.run(errors=1)
-    assert result.ret == 1
-    result.says("linear?nano?: NOT COMPARABLE: n 32 -> 16")
 
 
 def test_time_is_not_gated_on_a_cpu(gate):

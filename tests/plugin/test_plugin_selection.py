@@ -20,17 +20,6 @@ def test_k_selects(recorded):
     assert recorded.measured == ["linear[b]"]
 
 
-def test_k_that_selects_nothing_is_exit_5(recorded):
-    """A -k that matches no case is pytest's exit 5, not a pass."""
-    assert recorded.run("-k", "nothing_like_it").ret == 5
-    assert recorded.measured == []
-
-
-def test_a_mark_that_selects_nothing_is_exit_5(recorded):
-    """-m extended on a suite without extended cases is exit 5."""
-    assert recorded.run("-m", "extended").ret == 5
-
-
 def test_collecting_measures_nothing(recorded):
     """--co lists the cases, measures nothing, prints no table and exits 0."""
     result = recorded.run("--co", "-q")

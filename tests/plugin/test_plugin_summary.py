@@ -8,13 +8,15 @@ from stepguard.core.reasons import Reason
 
 
 def test_the_summary_is_ordered_worst_first(gate, h200):
-    """Table and explanations go from BROKEN over SLOWER and NO BASELINE to FASTER and same."""
+    """Table and explanations go from BROKEN over CHANGED and NO BASELINE to FASTER and same."""
     gate.gpus = [h200]
-    cases = {name: gate.cuda(name) for name in ("a-same", "b-faster", "c-slower", "d-new", "e-bad")}
+    cases = {
+        name: gate.cuda(name) for name in ("a-same", "b-faster", "c-changed", "d-new", "e-bad")
+    }
     gate.suite(*cases.values())
     gate.record(*(case for name, case in cases.items() if name != "d-new"))
-    gate.will_measure(cases["b-faster"], step_ms=8.0)
-    gate.will_measure(cases["c-slower"], step_ms=12.0)
+    gate.will_measure(cases["b-faster"], counters={"generated_kernels": 6})
+    gate.will_measure(cases["c-changed"], counters={"recompiles": 30})
     gate.will_measure(cases["e-bad"], faults=(Fault(Reason.KILLED, "rank 0 was killed"),))
     result = gate.run()
     assert result.ret == 1
@@ -22,13 +24,13 @@ def test_the_summary_is_ordered_worst_first(gate, h200):
         "*= performance =*",
         "case *verdict",
         "linear?e-bad? *BROKEN",
-        "linear?c-slower? *12.000*10.000*+20.00*SLOWER",
+        "linear?c-changed? *10.000*10.000*+0.00*CHANGED",
         "linear?d-new? *NO BASELINE",
         "linear?b-faster? *FASTER",
         "linear?a-same? *same",
-        "1 BROKEN, 1 SLOWER, 1 NO BASELINE, 1 FASTER, 1 same",
+        "1 BROKEN, 1 CHANGED, 1 NO BASELINE, 1 FASTER, 1 same",
         "linear?e-bad?: BROKEN: rank 0 was killed",
-        "linear?c-slower?: SLOWER: *",
+        "linear?c-changed?: CHANGED: *",
         "linear?d-new?: NO BASELINE: *",
         "linear?b-faster?: FASTER: *",
     )
@@ -149,7 +151,7 @@ def test_a_stale_baseline_is_reported(gate):
     assert result.ret == 0
     result.says(
         "baselines/cpu.json: linear?gone? has a baseline but no case: if it is gone for good, "
-        "*python -m stepguard baselines prune 'linear?gone?'"
+        "take its entry out of the file"
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
-from stepguard.core.reason_sentences import OtherWork
+from stepguard.core.reason_sentences import WorkMoved
 from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
 from stepguard.core.status import Status
@@ -121,7 +121,7 @@ def test_a_waiver_is_advised_where_one_passes_the_case(statuses, until):
 
 def test_other_work_is_not_advised_to_be_waived():
     """No waiver covers a case that was judged as a whole; another case may have one."""
-    figures = OtherWork(metric="flops_per_step", other="main", old=1, new=2)
+    figures = WorkMoved(metric="flops_per_step", other="main", old=(1,), new=(2,))
     whole = replace(CHANGED, verdict=replace(CHANGED.verdict, figures=figures))
     text = comment(replace(run_document(whole), against="main"), "1")
     assert "No waiver lets it pass" in text and "adds a waiver" not in text

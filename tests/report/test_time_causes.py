@@ -111,7 +111,7 @@ def test_a_gain_has_a_cause_too():
     gone = replace(SYNC, status=Status.FASTER, old=2, new=0, sites=(), waived_until="")
     found = verdict([cause(3600.0)], gone, time=gain)
     assert "FASTER: host_syncs_per_step 2 -> 0 (-2 syncs); step_ms" in headline(found)
-    paid = replace(EXCHANGES, status=Status.SAME, reason=Reason.PAID_FOR, waived_until="")
+    paid = replace(EXCHANGES, status=Status.SAME, reason=Reason.TIME_DECIDES, waived_until="")
     assert "FASTER: step_ms" in headline(verdict([], paid, time=gain))
 
 

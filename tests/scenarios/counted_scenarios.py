@@ -249,7 +249,7 @@ COUNTED = (
         "counted-after-other-steps",
         "Other steps of the loop were counted when it was recorded.",
         "NOT COMPARABLE",
-        "OTHER_SOFTWARE",
+        "OTHER_CONDITIONS",
         Run(after_steps(5), baseline=recorded_of(evidence(), counted_after_steps=4)),
     ),
     Scenario(

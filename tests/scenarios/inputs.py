@@ -217,11 +217,10 @@ def with_ranks(found, head_us, base_us):
 
 def cpu_pairs(ratios, **changes):
     """Pairs of a case on a CPU that gates no time; log-ratios."""
-    found = pairs(0.0, ratios, cpu_evidence, glance=True)
+    found = pairs(0.0, ratios, cpu_evidence)
     sides = {
         name: replace(
             getattr(found, name),
-            gates=("step_ms", *cpu_evidence().gates),
             floor_flops_per_step=0.0,
         )
         for name in ("head", "base")
@@ -254,7 +253,7 @@ def within(both=None, count=2, **head):
 
 def unchanged(pct=0.0, **changes):
     """One pair of steps that are known to be the same, of which HEAD's takes so much longer."""
-    found = pairs(pct, (0.0,), files=("model/gpt.py",), **changes)
+    found = pairs(pct, (0.0,), **changes)
     sides = {}
     for number, name in enumerate(("head", "base")):
         side = counts_of(getattr(found, name), BUSY, identity=IDENTITY)

@@ -1,6 +1,6 @@
 """Runs that measured another tree in pairs with HEAD: what the times say."""
 
-from builders import block_of, replace
+from builders import replace
 from comparisons import with_margins
 from inputs import (
     BUSY,
@@ -34,22 +34,10 @@ CLONE = (Site(CLONED, "model/gpt.py", 70, "forward", "x.clone()", count=12),)
 
 def six_of(**counts):
     """Six pairs of steps that are the same, of which HEAD's counts differ so."""
-    found = pairs(files=("model/gpt.py",))
+    found = pairs()
     base = counts_of(found.base, BUSY, identity=IDENTITY)
     head = replace(found.head, counts=replace(base.counts, **counts))
     return replace(found, head=head, base=base)
-
-
-def odd_pair(change):
-    """One pair of steps that are the same; ``change`` makes HEAD's times of a step's number."""
-    found, number, blocks = unchanged(out_of_time=True), 0, []
-    (one,) = found.head.launches
-    for each in one.blocks:
-        ms = [change(number + i, time) for i, time in enumerate(each.step_ms)]
-        number += len(ms)
-        blocks.append(replace(block_of(ms, each.ran), enqueue_ms=each.enqueue_ms))
-    head = replace(found.head, launches=(replace(one, blocks=tuple(blocks)),))
-    return replace(found, head=head)
 
 
 def each_slower(profile):
@@ -137,13 +125,6 @@ PAIRED = (
         Run(pairs=with_margins(pairs(2.0), 1.0, 5.0)),
     ),
     Scenario(
-        "pairs-explained-four",
-        "Four pairs of 2 %, which another kernel explains.",
-        "SLOWER",
-        "BEYOND_MARGIN",
-        Run(pairs=profiled(pairs(2.0, QUIET[:4]), step(more_us=5000.0), step())),
-    ),
-    Scenario(
         "pairs-kernel-named",
         "Six pairs of 2 %, and the kernel that takes longer.",
         "SLOWER",
@@ -180,10 +161,10 @@ PAIRED = (
     ),
     Scenario(
         "pairs-changed-kernel-as-long",
-        "Two recorded pairs of the same code, as if gelu's kernel had been edited.",
+        "Recorded pairs of the same code, one of them twice, as if gelu's kernel had been edited.",
         "same",
         "CHANGED_KERNELS",
-        Run(pairs=as_recorded([3, 7], 0, (0.1, -0.1), ("triton_poi_fused_gelu_view",))),
+        Run(pairs=as_recorded([3, 7, 3], 0, (0.1, -0.1, 0.1), ("triton_poi_fused_gelu_view",))),
     ),
     Scenario(
         "pairs-identical-step",
@@ -208,38 +189,24 @@ PAIRED = (
     ),
     Scenario(
         "pairs-late-slowdown",
-        "Two pairs in which HEAD alone is 12 % slower from step 150 on.",
+        "Six pairs in which HEAD is 12 % slower from step 150 on.",
         "SLOWER",
-        "LATE_SLOWDOWN",
-        Run(pairs=within(late=0.12)),
+        "BEYOND_MARGIN",
+        Run(pairs=within(late=0.12, count=6)),
     ),
     Scenario(
         "pairs-periodic-slowdown",
-        "Two pairs in which HEAD alone takes twice as long every sixteenth step.",
+        "HEAD takes twice as long every sixteenth step, which counts 25 % more.",
         "SLOWER",
-        "PERIODIC_SLOWDOWN",
-        Run(pairs=within(every=0.66)),
+        "BEYOND_MARGIN",
+        Run(pairs=within(every=0.66, count=24)),
     ),
     Scenario(
         "pairs-growing-slowdown",
-        "Two pairs in which HEAD's steps take longer and longer.",
+        "Six pairs in which HEAD's steps take longer and longer.",
         "SLOWER",
-        "GROWING_SLOWDOWN",
-        Run(pairs=within(grows=0.6)),
-    ),
-    Scenario(
-        "pairs-growing-on-both-sides",
-        "Both trees' steps take longer and longer: no change, and said once.",
-        "same",
-        "GROWING_SLOWDOWN",
-        Run(pairs=within(both={"grows": 0.6}, count=24)),
-    ),
-    Scenario(
-        "pairs-late-on-both-sides",
-        "Both trees are slower from step 150 on: HEAD did not do it.",
-        "INCONCLUSIVE",
-        "UNDECIDED",
-        Run(pairs=within(both={"late": 0.12})),
+        "BEYOND_MARGIN",
+        Run(pairs=within(grows=0.6, count=6)),
     ),
     Scenario(
         "gpu-pairs-as-a-run-kept-them",
@@ -282,27 +249,6 @@ PAIRED = (
                 detail={PEAK: {"forward": 45 * 10**9, "optimizer": 1004}},
             )
         ),
-    ),
-    Scenario(
-        "pairs-other-data",
-        "Six pairs of steps that are the same, beside files that are no code.",
-        "same",
-        "WITHIN_MARGINS",
-        Run(pairs=replace(six_of(), files=("model/gpt.py", "data.bin"))),
-    ),
-    Scenario(
-        "pairs-some-steps-slower",
-        "One pair of steps that are the same, of which HEAD's slowest are slower.",
-        "INCONCLUSIVE",
-        "UNDECIDED",
-        Run(pairs=odd_pair(lambda number, ms: ms * (1.1 if number % 8 == 7 else 1 / 1.0137))),
-    ),
-    Scenario(
-        "pairs-last-block-slower",
-        "One pair of steps that are the same, of which HEAD's last block is slower.",
-        "INCONCLUSIVE",
-        "UNDECIDED",
-        Run(pairs=odd_pair(lambda number, ms: ms * (1.02 if number >= 16 else 0.98))),
     ),
     Scenario(
         "pairs-of-two-kinds-of-gpu",

@@ -3,7 +3,6 @@
 import math
 
 from builders import block, launch, replace
-from checkpoint_steps import checkpointing
 from inputs import (
     FEWER,
     LOSS,
@@ -233,7 +232,7 @@ PAIRED_WORK = (
         "pairs-work-unknown",
         "The other revision's FLOPs were not counted.",
         "BROKEN",
-        "METRIC_MISSING",
+        "NOTHING_MEASURED",
         Run(
             pairs=replace(
                 pairs(),
@@ -282,32 +281,11 @@ PAIRED_WORK = (
         Run(pairs=cpu_pairs([-0.15, 0.05])),
     ),
     Scenario(
-        "cpu-glance-scattered",
-        "Two pairs on a CPU show no slowdown, but scatter by 79 %, and the time is up.",
-        "INCONCLUSIVE",
-        "UNDECIDED",
-        Run(pairs=cpu_pairs([-0.6, 0.5], out_of_time=True)),
-    ),
-    Scenario(
         "cpu-several-times",
         "Seven times the step, on a CPU: three pairs are enough.",
         "SLOWER",
         "BEYOND_MARGIN",
         Run(pairs=cpu_pairs([math.log(7) + one for one in (0.2, -0.1, 0.05)])),
-    ),
-    Scenario(
-        "cpu-checkpoint-each-eighth-step",
-        "Every eighth step of HEAD writes a checkpoint, on a busy CPU.",
-        "SLOWER",
-        "PERIODIC_SLOWDOWN",
-        Run(pairs=checkpointing()),
-    ),
-    Scenario(
-        "cpu-checkpoint-in-too-few-pairs",
-        "The same in two pairs, and the time is up: it is no pass.",
-        "INCONCLUSIVE",
-        "UNDECIDED",
-        Run(pairs=checkpointing(2, out_of_time=True)),
     ),
     Scenario(
         "cpu-pairs-waits-fell",
@@ -319,20 +297,6 @@ PAIRED_WORK = (
                 counted_in(cpu_pairs([-0.15, 0.05]), **reading(2)), side="base", **reading(4)
             )
         ),
-    ),
-    Scenario(
-        "cpu-ungated-time-in-doubt",
-        "Eight pairs on a busy CPU are slower on average, and not beyond doubt.",
-        "same",
-        "MAYBE_SLOWER",
-        Run(pairs=cpu_pairs([0.3, -0.1] * 4)),
-    ),
-    Scenario(
-        "cpu-ungated-time-too-few",
-        "The time was up after a pair on a CPU.",
-        "INCONCLUSIVE",
-        "UNDECIDED",
-        Run(pairs=cpu_pairs([0.07], out_of_time=True)),
     ),
     Scenario(
         "cpu-ungated-time-slower",

@@ -79,12 +79,12 @@ def test_a_document_is_read_without_its_former_metrics(gone):
         "differences": [{"name": "a_former"}, {"name": "sync_overhead"}],
         "metrics": [verdict, verdict | {"metric": "step_ms"}],
         "permissions": [{"permission": {"commit": "", "metric": "step_ms"}}],
-        "figures": {"type": "NegativeDifference", "mean_pct": -4.0},
+        "figures": {"type": "TooFewLaunches", "launch": "", "launches": 2, "planned": 3},
         "commit": "c" * 40,
     }
-    said = former.FIGURES["NegativeDifference"]
+    said = "launches are missing: launches 2, planned 3"
     assert former.without(raw) == {
-        "figures": {"type": "Said", "message": said},
+        "figures": {"type": "Said", "message": said, "launch": ""},
         "gates": ["step_ms"],
         "differences_pct": {"sync_overhead_pct": {"mean": 2.0}},
         "differences": [{"name": "sync_overhead"}],

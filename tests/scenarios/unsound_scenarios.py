@@ -12,6 +12,8 @@ def of_launch(**changes):
     return evidence((), launches=(launch(**changes),), planned_launches=1)
 
 
+COPIES_UNKNOWN = {k: v for k, v in evidence().counts.values.items() if k != "copies_per_step"}
+
 UNSOUND = (
     Scenario(
         "not-steady",
@@ -41,7 +43,23 @@ UNSOUND = (
         Run(
             evidence(
                 counts=Counts(
-                    {k: v for k, v in evidence().counts.values.items() if k != "copies_per_step"},
+                    COPIES_UNKNOWN,
+                    {"copies_per_step": "steps differ: 4, 5; in another launch: 5, 6"},
+                    evidence().counts.detail,
+                )
+            ),
+            baseline=FIVE,
+        ),
+    ),
+    Scenario(
+        "count-unstable-but-a-cost-rose",
+        "What rose decides. Nothing accepts or waives it while another count is undecided.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            evidence(
+                counts=Counts(
+                    COPIES_UNKNOWN | {"host_syncs_per_step": 11},
                     {"copies_per_step": "steps differ: 4, 5; in another launch: 5, 6"},
                     evidence().counts.detail,
                 )
@@ -67,13 +85,9 @@ UNSOUND = (
         "metric-missing",
         "A gated counter was not counted.",
         "BROKEN",
-        "METRIC_MISSING",
+        "NOTHING_MEASURED",
         Run(
-            evidence(
-                counts=Counts(
-                    {k: v for k, v in evidence().counts.values.items() if k != "copies_per_step"}
-                )
-            ),
+            evidence(counts=Counts(COPIES_UNKNOWN)),
             baseline=FIVE,
         ),
     ),
@@ -81,7 +95,7 @@ UNSOUND = (
         "faster-than-physics",
         "50 ms a step, where the GPU's peak allows no less than 100.",
         "BROKEN",
-        "FASTER_THAN_PHYSICS",
+        "CLOCKS_DISAGREE",
         Run(evidence((50.0,) * 3), baseline=FIVE),
     ),
     Scenario(

@@ -63,8 +63,8 @@ WAIVED = (
     Scenario(
         "waiver-exceeded-time",
         "5 % slower, and 3 % are waived.",
-        "SLOWER",
-        "BEYOND_LIMIT",
+        "INCONCLUSIVE",
+        "UNCONFIRMED",
         waived(at(5.0), waiver(limit_pct=3.0)),
     ),
     Scenario(
@@ -91,8 +91,8 @@ WAIVED = (
     Scenario(
         "waiver-expired",
         "Its last day was yesterday.",
-        "SLOWER",
-        "BEYOND_LIMIT",
+        "INCONCLUSIVE",
+        "UNCONFIRMED",
         waived(at(5.0), waiver(limit_pct=6.0, expires=date(2026, 11, 24))),
     ),
     Scenario(
@@ -126,8 +126,10 @@ WAIVED = (
     Scenario(
         "waiver-on-its-last-day",
         "It ends today, and applies today.",
-        "SLOWER",
-        "BEYOND_LIMIT",
-        waived(at(5.0), waiver(limit_pct=6.0, expires=date(2026, 11, 25))),
+        "CHANGED",
+        "COUNTER_ROSE",
+        waived(
+            counting(at(0.0), **{SYNCS: 11}), waiver(SYNCS, value=11, expires=date(2026, 11, 25))
+        ),
     ),
 )

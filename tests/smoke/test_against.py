@@ -28,14 +28,17 @@ from quick_launches import (
 )
 
 from stepguard import Case
-from stepguard.core.evidence import Block, Evidence, Launch
+from stepguard.core.evidence import Evidence
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.alarm import settled
 from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of
-from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.rule_book import NOTHING, need, next_pair
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.beside_base import compare_with, confirm
@@ -46,7 +49,6 @@ from stepguard.storage.run_document_file import load_document
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01
-LATE = 120
 GATES = ("step_ms", "flops_per_step")
 WORKLOAD = f"""
 import os
@@ -81,20 +83,6 @@ class Waiting(Work):  # hangs in the first step of a pair, and notes that it doe
         if folder.name.startswith("pair"):
             (folder / "waits").touch()
             time.sleep(3600)
-
-
-class Late(Work):  # slow from a step on that is behind all that pairs would time by themselves
-    done = 0
-
-    def step(self):
-        super().step()
-        self.done += 1
-        if self.done > {LATE}:
-            Clock.now_s += {STEP_S} * (FACTOR - 1)
-
-
-def late(*, device):
-    return Late()
 
 
 def waiting(*, device):
@@ -212,11 +200,18 @@ def bench(root, tmp_path):
     return Bench(root, tmp_path / "cache", tmp_path / "runs", (), revision, "pytest")
 
 
-def compared(bench, factory, rev, params=None, more=wants_another_pair, gates=GATES, data=()):
+def compared(bench, factory, rev, params=None, most=MOST_PAIRS, gates=GATES, data=()):
     """HEAD beside a revision."""
     case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=gates, data=data)
     with tree_of(bench.root, rev) as tree:
-        return compare_with(case, bench, tree, lambda text: None, PairsWanted(BUSY_LIMIT_S, more))
+
+        def needs(found):
+            if most == MOST_PAIRS:  # as many as the judge needs
+                return need(Question(pairs=found))
+            return next_pair(found) if found.pairs < most else NOTHING
+
+        wanted = PairsWanted(BUSY_LIMIT_S, needs)
+        return compare_with(case, bench, tree, lambda text: None, wanted)
 
 
 def starting(root, *arguments):
@@ -339,7 +334,7 @@ def test_both_trees_read_what_git_ignores(bench, data):
     """If the case names it; else the other revision says which file it lacks."""
     (bench.root / "data").mkdir(exist_ok=True)
     (bench.root / "data" / "tokens.txt").write_text("7")
-    found = compared(bench, "stored", "old", more=lambda found: False, data=data)
+    found = compared(bench, "stored", "old", most=0, data=data)
     verdict = judge_ab(found)
     if data:
         assert found.base.counts.values == found.head.counts.values and not found.base.faults
@@ -393,32 +388,22 @@ def test_a_run_that_is_ended_says_what_it_knows(root, tmp_path):
     assert_nothing_left(root)
 
 
-def ran_later():
-    """A screen's launch, that timed some steps behind LATE."""
-    steps, ms = 20, 1e3 * STEP_S
-    block = Block(steps, (steps * ms,), (steps * ms,), (ms,) * steps, ran=LATE + 1)
-    return Launch(1, (block,), 0.0, 0.0, LATE, "", 0.0)
-
-
 def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_path):
     """The recording's commit was squashed away: the merge base with main runs beside HEAD. With the
-    budget spent a pair cannot decide, so SLOWER stands, unconfirmed, and names what ran. The pair
-    times the screen's steps: what begins late there is slower here, too.
+    budget spent a pair cannot decide, so it is INCONCLUSIVE, and names what ran.
     """
     work = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(root), str(work))
     git(work, "checkout", "-q", "-b", "topic")
     commit(work, "topic", part="FACTOR = 5\nTOKENS = 2\n")
     here = replace(bench, root=work, revision=current(work, work / "baselines"))
-    case = Case("tiny", "work:late", device="cpu", launches=1, gates=GATES)
-    seen = Evidence(case.id, {}, "", "", (), "", 1, GATES, launches=(ran_later(),))
+    case = Case("tiny", "work:timed", device="cpu", launches=1, gates=GATES)
+    seen = Evidence(case.id, {}, "", "", (), "", 1, GATES)
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
     alarm = Findings(case.id, (moved,), recordings=5)
-    recorded = ("f" * 40,)
+    recorded = ("f" * 40, "")
     pairs = PairsWanted(budget_s=0.0)
-    answer, found = confirm(
-        case, here, alarm, NO_PERMITS, seen, recorded, lambda text: None, lambda *_: pairs
-    )
+    answer, found = confirm(case, here, seen, recorded, lambda text: None, lambda *_: pairs)
     after = verdict_of(settled(alarm, NO_PERMITS, answer))
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3
@@ -426,7 +411,8 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     assert found.base.commit == base and found.head.commit == git(work, "rev-parse", "topic")
     assert found.pairs == 1 and found.out_of_time
     (text,) = (note(metric) for metric in after.metrics)
-    assert after.status is Status.SLOWER and text.startswith("unconfirmed: the pairs do not decide")
+    assert after.status is Status.INCONCLUSIVE
+    assert text.startswith("unconfirmed: the pairs do not decide")
     assert f"commit {recorded[0][:12]} is not in this repository" in text
     assert f"the merge base with origin/HEAD, {base[:12]}" in text
     assert_nothing_left(work)
@@ -436,7 +422,7 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
 def test_equal_code_is_never_slower(bench):
     """HEAD against its own commit ten times, six pairs each, as many as SLOWER needs: not once."""
     for number in range(10):
-        found = compared(bench, "slept", "HEAD", more=lambda found: found.pairs < 6)
+        found = compared(bench, "slept", "HEAD", most=6)
         verdict = judge_ab(found)
         assert found.pairs == 6, verdict
         allowed = (Status.SAME, Status.INCONCLUSIVE, Status.FASTER)

@@ -12,10 +12,11 @@ import factories
 import pytest
 
 from stepguard import Case
+from stepguard.judge.rule_book import NOTHING, Need
 from stepguard.machine.lifeline import alive
 from stepguard.measure import case_workers
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.launches import Enough, measure_launches
+from stepguard.measure.launches import measure_launches
 from stepguard.measure.start_ahead import Ahead
 
 
@@ -51,8 +52,8 @@ def test_the_next_case_takes_what_was_started_for_it(place):
     module, following = place.root / "late.py", case("second", "late:linear")
     module.write_text("def linear(device):\n    raise ValueError('of the case before')\n")
     place.ahead.expect(following)
-    enough = Enough(lambda found: found.counts is not None, lambda found, difference: False)
-    before = measure_launches(case("first", launches=2), place, enough=enough)
+    needs = iter((Need(launch=True, last=True), NOTHING))
+    before = measure_launches(case("first", launches=2), place, need=lambda found: next(needs))
     (held,) = place.ahead._groups
     assert len(before.launches) == before.planned_launches == 1
     assert not before.faults and held.spec.folder.parent.name == following.slug and not held.pids

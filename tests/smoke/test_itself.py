@@ -55,9 +55,9 @@ def test_step(perf, case):
     perf(case)
 """
 FEW = """
-import stepguard.measure.pair_run
+import stepguard.judge.rule_book
 
-stepguard.measure.pair_run.MOST_PAIRS = 6
+stepguard.judge.rule_book.MOST_PAIRS = 6
 """
 
 

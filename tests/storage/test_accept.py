@@ -29,12 +29,12 @@ from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, UNWANTED
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.core.verdict import Joins
+from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.judge_recordings import judge
 from stepguard.report.metric_list import moves
 from stepguard.report.metric_notes import note
 from stepguard.storage import accept_recording as acceptance
-from stepguard.storage.accept_recording import Accepted, Action, Refused, accept, recording_of
+from stepguard.storage.accept_recording import Accepted, Action, Declined, accept, recording_of
 from stepguard.storage.baseline_files import load, save
 from stepguard.storage.json_file import FileError
 
@@ -58,7 +58,7 @@ def epochs(path, case_id=CASE_ID):
 def refused(path, found, reason="", match=""):
     """accept() refuses, and the file is as it was, or still not there."""
     before = path.read_bytes() if path.exists() else None
-    with pytest.raises(Refused, match=match):
+    with pytest.raises(Declined, match=match):
         accept(path, found, reason)
     assert (path.read_bytes() if path.exists() else None) == before
 
@@ -123,43 +123,37 @@ def test_the_newest_twenty_are_kept(path):
     assert dates == [f"run {number:04d}" for number in (0, *range(4, 23))]
 
 
-def test_a_level_does_not_creep(path):
-    """Steps that are each `same` do not add up: an epoch stays near its first recording."""
-    accept(path, run(0, (100.0,) * 3), "")
+@pytest.mark.parametrize(("pct", "most_pct"), [(0.3, 1.2), (0.05, 4.6)])
+def test_a_level_does_not_creep(path, pct, most_pct):
+    """Steps that are each `same` do not add up for ever: the mean of the recordings is compared,
+    and the first of them is kept.
+    """
     ms, number = 100.0, 0
-    with pytest.raises(Refused, match="a new level needs a reason"):
-        for number in range(1, 40):
-            ms *= 1.003
+    with pytest.raises(Declined, match=r"\(limit 0.70 %\); a new level needs a reason"):
+        for number in range(1, 120):
             accept(path, run(number, (ms,) * 3), "")
-    assert 100.0 * 1.03 < ms < 100.0 * 1.06
+            ms *= 1 + pct / 100
+    assert ms == pytest.approx(100.0 + most_pct, abs=0.1)
     assert len(epochs(path)) == 1
 
 
-@pytest.mark.parametrize(("ms", "joins"), [(254.0, True), (262.0, False)])
-def test_another_card_joins_where_pairs_cleared_the_code(path, ms, joins):
-    """Beyond the screen's limit and within a level's; beyond that, it needs a reason as ever."""
+@pytest.mark.parametrize("card", [FINGERPRINT.device_uuid, "GPU-5678"])
+def test_a_moved_time_joins_where_pairs_cleared_the_code(path, card):
+    """Another card joins in this way; by the recordings alone it needs a reason."""
     accept(path, run(1), "")
-    moved = run(2, (ms,) * 3)
-    refused(path, moved, match="a new level needs a reason")
-    card = replace(moved.fingerprint, device_uuid="GPU-5678")
-    another = replace(moved, fingerprint=card)
-    if joins:
-        done = accept(path, another, "", joins=Joins.MACHINE)
-        assert (done.action, done.number) == (Action.APPENDED, 2)
-    else:
-        with pytest.raises(Refused, match="from the first recording of its level"):
-            accept(path, another, "", joins=Joins.MACHINE)
-
-
-def test_a_card_whose_level_moved_does_not_widen_its_own_limit(path):
-    """Pairs found that it was the machine, on the card of the recordings: one that is 1.6 % off
-    must not join them. With a reason it is a level of its own.
-    """
-    accept(path, run(1), "")
-    with pytest.raises(Refused, match="a new level needs a reason"):
-        accept(path, run(2, (254.0,) * 3), "", joins=Joins.MACHINE)
-    done = accept(path, run(2, (254.0,) * 3), "new power limit", joins=Joins.MACHINE)
-    assert done.action is Action.EPOCH_OPENED
+    moved = run(2, (262.0,) * 3, fingerprint=replace(FINGERPRINT, device_uuid=card))
+    limits = {"change_pct": 4.8, "limit_pct": 2.0}
+    for status, reason in (
+        (Status.SAME, Reason.UNCONFIRMED),
+        (Status.SLOWER, Reason.BEYOND_LIMIT),
+    ):
+        time = MetricVerdict("step_ms", status, reason, **limits)
+        by_run = Verdict(moved.case_id, status, reason, metrics=(time,))
+        with pytest.raises(Declined, match="a new level needs a reason"):
+            accept(path, moved, "", verdict=by_run)
+    cleared = Verdict(moved.case_id, Status.SAME, Reason.WITHIN_MARGINS)
+    done = accept(path, moved, "", verdict=cleared)
+    assert (done.action, done.number) == (Action.APPENDED, 2)
 
 
 def test_launches_do_not_creep(path):
@@ -211,22 +205,10 @@ def test_upgrades_do_not_add_up(path):
     accept(path, run(1), "")
     for number in (1, 2):
         newer = replace(FINGERPRINT, torch=f"2.{11 + number}.0+cu130")
-        upgraded = run(1 + number, (250.0 * 1.03**number,) * 3, fingerprint=newer)
+        upgraded = run(1 + number, (250.0 * 1.015**number,) * 3, fingerprint=newer)
         if number == 1:
             accept(path, upgraded, "")
-    refused(path, upgraded, match=r"against the recordings of other software: step_ms \+6.09 %")
-
-
-def test_a_level_does_not_creep_after_an_upgrade(path):
-    """The drift is measured from the first recording under this software, which is kept."""
-    accept(path, run(1), "")
-    newer = replace(FINGERPRINT, torch="2.12.0+cu130")
-    for number in range(2, 43):
-        slower = run(number, (250.0 * 1.001 ** (number - 2),) * 3, fingerprint=newer)
-        if number < 42:
-            accept(path, slower, "")
-    refused(path, slower, match=r"step_ms is \+4.08 % from the first recording of its level")
-    assert len(epochs(path, CASE_ID)[-1].recordings) == KEPT_RECORDINGS
+    refused(path, upgraded, match=r"against the recordings of other software: step_ms \+3.02 %")
 
 
 @pytest.mark.parametrize("kind", [cpu_evidence, evidence])
@@ -266,7 +248,7 @@ def test_a_time_that_was_not_gated_is_no_level(path):
     shown = tuple(launch(ms, steady="not steady after 5 s") for ms in (250.0, 400.0))
     accept(path, run(1, (250.0,) * 2, gates=counters, launches=shown), "")
     found = judge(run(2, (290.0,) * 2), load(path).cases[CASE_ID])
-    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
 
 
 def test_a_vague_difference_is_refused(path):
@@ -337,7 +319,7 @@ def test_other_parameters_need_a_reason(path):
     refused(path, run(2, case=case, fingerprint=newer), match="new level needs a reason")
     accept(path, run(2, case=case), "half the batch")
     assert load(path).cases[CASE_ID].case == case
-    assert judge(run(3), load(path).cases[CASE_ID]).reason is Reason.OTHER_PARAMETERS
+    assert judge(run(3), load(path).cases[CASE_ID]).reason is Reason.OTHER_CONDITIONS
 
 
 def test_the_first_under_other_software_appends(path):
@@ -374,7 +356,7 @@ def test_the_same_evidence_is_recorded_once(path):
         ({"planned_launches": 4}, "BROKEN: 3 of 4 launches"),
         ({"launches": (launch(steady="drifts"),) * 3}, "INCONCLUSIVE: launch 1: drifts"),
         ({"launches": (launch(blocks=(block(events_ms=(1.0,)),)),) * 3}, "BROKEN: launch 1"),
-        ({"counts": None}, "BROKEN: flops_per_step was not measured"),
+        ({"counts": None}, "BROKEN: no values of [a-z_]+ were measured"),
         ({"floor_flops_per_step": 1e18}, "BROKEN.*peak"),
     ],
 )
@@ -386,14 +368,6 @@ def test_unsound_evidence_is_refused(path, changes, match, reason):
     assert not path.exists()
     accept(path, run(0), "")
     refused(path, found, reason, match)
-
-
-def test_a_metric_that_is_not_known_is_refused(path):
-    """A count that changed is no reason to record a time that nobody knows."""
-    accept(path, run(1), "")
-    found = with_counts(run(2, (240.0, 260.0, 250.0)), graph_breaks=2)
-    assert judge(found, load(path).cases[CASE_ID]).status is Status.CHANGED
-    refused(path, found, "why", match="not recorded, step_ms of its launches")
 
 
 def test_times_alone_can_be_recorded(path):
@@ -492,19 +466,17 @@ def test_a_counter_that_no_recording_has_joins_its_level(path):
 
 @pytest.mark.parametrize("gates", [(), evidence().gates])
 def test_a_difference_that_creeps_needs_a_reason(path, gates):
-    """Each step is `same`; a point of a step from the first recording of its level is told."""
+    """Half a point of a step from the mean of the level's recordings is told."""
 
     def creeping(number, pct):
         pairs = ((100.0, 100.0 + pct),) * 6
         found = run(number, differences=(Difference("sync_overhead", pairs),))
         return replace(found, gates=(*gates, "sync_overhead_pct"))
 
-    for number, pct in enumerate((0.2, 0.6, 0.8, 1.0, 1.14), 1):
+    for number, pct in enumerate((0.2, 0.6, 0.8), 1):
         accept(path, creeping(number, pct), "")
-    refused(
-        path, creeping(6, 1.24), match="sync_overhead_pct is .1.04 points from the first recording"
-    )
-    assert accept(path, creeping(6, 1.24), "one more sync is meant").number == 2
+    refused(path, creeping(4, 1.1), match=r"sync_overhead_pct \+0.57 % \(limit 0.50 %\); a new")
+    assert accept(path, creeping(4, 1.1), "one more sync is meant").number == 2
 
 
 def test_what_does_not_know_its_ranks_is_refused(path):

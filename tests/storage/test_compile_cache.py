@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,18 @@ def test_a_cache_that_cannot_be_written_fails_no_run(tmp_path):
             pass
         mark.clean()
         assert cache.older_file(f"{cache.folder}/x.so", 0) == ""
+
+
+def test_a_cache_that_cannot_be_locked_is_not_set_aside(tmp_path, monkeypatch):
+    """Another run may be using it. So no failure names its files."""
+
+    def flock(*arguments):
+        raise OSError("no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    cache = CompileCache(tmp_path / "cache")
+    old = written(cache, "old.so")
+    assert cache.older_file(f"ImportError: {old}: file too short", time.time_ns()) == ""
 
 
 def test_extensions_of_trees_that_are_gone_are_removed(cache):

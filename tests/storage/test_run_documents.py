@@ -11,7 +11,7 @@ from run_documents import measured, run_document
 from stepguard.core import former
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Permission
-from stepguard.judge.gate_decision import Base, gate
+from stepguard.judge.guard import Base, guard
 from stepguard.report.document_json import as_json
 from stepguard.report.github import annotations, comment
 from stepguard.storage.json_file import FileError
@@ -67,11 +67,11 @@ BAD = {
     "half of the margins": (put(*RESULT, "margins_pct", value=[1.0]), "margins_pct (1.0,)"),
     "margins that are none": (put(*RESULT, "margins_pct", value=[3.0, 1.0]), "which are none"),
     "figures of another reason": (
-        put(*RESULT, "verdict", "figures", value={"type": "NoGates"}),
-        "is WITHIN_LIMIT, with the figures of NoGates",
+        put(*RESULT, "verdict", "figures", value={"type": "Missing", "what": "launches"}),
+        "is WITHIN_LIMIT, with the figures of Missing",
     ),
     "an unknown figure": (
-        put(*RESULT, "verdict", "figures", value={"type": "NoGates", "more": 1}),
+        put(*RESULT, "verdict", "figures", value={"type": "Missing", "more": 1}),
         "unknown field `more`",
     ),
     "more causes than a verdict has": (
@@ -154,7 +154,7 @@ def test_a_document_of_schema_2_says_what_it_said_then():
         today=date(2026, 11, 22),
         against="b" * 40,
     )
-    problems = gate(found, base)
+    problems = guard(found, base)
     said = "".join(f"{problem.code.value}: {problem.sentence}\n" for problem in problems)
     assert said == kept("schema-2.gate.txt")
     shown = "\n".join(annotations(found, problems)) + "\n"

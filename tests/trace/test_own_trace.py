@@ -1,7 +1,7 @@
 """The file of a rank's own profile: read whole, or refused in one sentence."""
 
 import pytest
-from kineto import Kineto, steps
+from kineto import WRITTEN_WRONGLY, WRONG_EVENTS, Kineto, steps
 
 from stepguard.trace.chrome_events import CutOffError, TraceError
 from stepguard.trace.chrome_trace import decode_all
@@ -15,11 +15,7 @@ def test_a_file_without_its_end_is_cut_off():
             decode_all(text[:end])
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [(b"traceName", b"trace\x01Name"), (b'"gemm"', b'"ge\nmm"'), (b'"gemm"', b'"ge\xffmm"'),
-     (b'"stream": 7', b'"blocks per SM": inf, "x": -nan, "stream": 7')],
-)  # fmt: skip
+@pytest.mark.parametrize("old, new", WRITTEN_WRONGLY)
 def test_what_kineto_wrote_wrongly_is_mended(old, new):
     """Raw control characters, bytes that are no UTF-8, numbers that JSON does not have."""
     text = steps(3).text().replace(old, new)
@@ -28,15 +24,7 @@ def test_what_kineto_wrote_wrongly_is_mended(old, new):
         decode_all(text[:-9])
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"ts": "soon"}, "Expected `float"),
-        ({"dur": -1.0}, "no begin or no length"),
-        ({"ts": None}, "Expected `float"),
-        ({"args": {"correlation": [1]}}, "correlation"),
-    ],
-)
+@pytest.mark.parametrize("change, words", WRONG_EVENTS)
 def test_a_wrong_event_is_refused(change, words):
     """What cannot be right is not skipped: the figures would be wrong and look right."""
     trace = steps(1)

@@ -10,10 +10,10 @@ import json
 import quick_ranks  # noqa: F401  no profiler imports the compiler
 import torch
 
-from stepguard.worker.count.collector import hides_more, live_objects, note_frozen
-from stepguard.worker.count.leak_steps import LeakSteps
-from stepguard.worker.count.memory_counters import count_memory, live_tensor_bytes
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.collector import hides_more, live_objects, note_frozen
+from stepguard.worker.counters.live_storages import live_tensor_bytes
+from stepguard.worker.counters.memory_counters import count_memory
+from stepguard.worker.counters.tally import RankStep, Tally
 
 
 def leaks(hidden):
@@ -36,7 +36,7 @@ def leaks(hidden):
     found = {}
     for step in (held, frozen):
         tally, counted = Tally(), RankStep(step, torch.device("cpu"), frozen=hidden)
-        count_memory(tally, counted, LeakSteps(counted).run)
+        count_memory(tally, counted)
         found[step.__name__] = tally.values["leaked_bytes_per_step"]
     live_tensor_bytes(hidden)
     # What is frozen is in no generation of the collector's.

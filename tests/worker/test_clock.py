@@ -21,11 +21,11 @@ def test_a_block_runs_its_steps_in_order(steps):
     seen = []
     block = Clock(CPU).block(lambda: seen.append("step"), steps, seen.append)
     assert seen == [item for index in range(steps) for item in (index, "step")]
-    assert len(block["step_ms"]) == steps
-    assert all(ms > 0 for ms in block["step_ms"])
-    assert 0 < sum(block["step_ms"]) <= block["wall_ms"]
-    assert block["wall_ms"] == (block["ended_ns"] - block["began_ns"]) / 1e6
-    assert block["events_ms"] == block["wall_ms"] and block["enqueue_ms"] is None
+    assert len(block.step_ms) == steps
+    assert all(ms > 0 for ms in block.step_ms)
+    assert 0 < sum(block.step_ms) <= block.wall_ms
+    assert block.wall_ms == (block.ended_ns - block.began_ns) / 1e6
+    assert block.events_ms == block.wall_ms and block.enqueue_ms is None
 
 
 class Event:
@@ -51,7 +51,7 @@ def test_a_workload_cannot_replace_the_clock(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", replaced)
     monkeypatch.setattr(torch.cuda, "synchronize", replaced)
     found = Clock(CPU).block(lambda: None, 3, lambda index: None)
-    assert found["wall_ms"] > 0 and len(found["step_ms"]) == 3
+    assert found.wall_ms > 0 and len(found.step_ms) == 3
     assert len(alternate([lambda: None] * 2, [0, 1], 3, CPU, lambda: None, Collector())) == 2
     assert replaced not in bound
 

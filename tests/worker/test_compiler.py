@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepguard.machine.inherited import inherited_now
-from stepguard.worker.count import compiler
-from stepguard.worker.count.compiler import Recompiles, graph_breaks, recompile_limits
-from stepguard.worker.count.counting import Tally, count_compiler
-from stepguard.worker.count.locate import qualified
+from stepguard.worker.counters import compiler
+from stepguard.worker.counters.compiler import Recompiles, graph_breaks, recompile_limits
+from stepguard.worker.counters.locate import qualified
+from stepguard.worker.counters.tally import Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = "tests/worker/broken_graphs.py"
@@ -434,7 +434,7 @@ def nothing_compiled():
     compiler.install()
     tally = Tally()
     with Recompiles() as seen:
-        count_compiler(tally)
+        compiler.COUNTER.count(tally, None)
     names = ("graph_breaks", "unique_graphs", "generated_kernels", "uncached_graphs")
     zeros = dict.fromkeys(names, 0)
     assert tally.values == zeros and not tally.sites and not seen.sites, tally.values
@@ -542,7 +542,7 @@ def test_the_counters_take_it_over(clean):
     """Unique breaks are counted, their reasons told, and the Sites handed on."""
     compiled(broken_graphs.three)(torch.ones(4))
     tally = Tally()
-    count_compiler(tally)
+    compiler.COUNTER.count(tally, None)
     assert tally.values["graph_breaks"] == 3 == len(tally.sites["graph_breaks"])
     assert sum(tally.detail["graph_breaks"].values()) == 3
     assert tally.values["unique_graphs"] == compiler.unique_graphs() > 0

@@ -6,10 +6,21 @@ import pytest
 import torch
 from whole_pass import count
 
-from stepguard.worker.count.counting import SETTLING_STEPS, count_without_compiler
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.core import metrics
+from stepguard.core.metrics import METRICS
+from stepguard.worker.counters.counting import COUNTERS, SETTLING_STEPS, count_without_compiler
+from stepguard.worker.counters.tally import RankStep, Tally
 
 pytestmark = pytest.mark.usefixtures("own_heap")
+
+
+def test_each_row_is_counted_in_one_place_and_part():
+    """But for tokens, which the workload says, and recompiles, those of all the steps of a part."""
+    counted = [name for counter in COUNTERS for name in counter.metrics]
+    assert len({*counted}) == len(counted)
+    assert {*metrics.COUNTERS} - {*counted} == {"tokens_per_step", "recompiles"}
+    for counter in COUNTERS:
+        assert {METRICS[name].eager for name in counter.metrics} == {counter.eager}
 
 
 def test_lines_that_grow_are_counted_in_a_launch_that_ran_no_step():
@@ -24,9 +35,10 @@ def test_lines_that_grow_are_counted_in_a_launch_that_ran_no_step():
             pass
         return torch.ones(4, 4) @ torch.ones(4, 4)
 
-    found = count_without_compiler(RankStep(step, torch.device("cpu")), lambda text: None, Tally())
-    assert found["values"]["growing_python_lines_per_step"] == 2
-    assert found["values"]["flops_per_step"] == 128
+    tally = Tally()
+    count_without_compiler(RankStep(step, torch.device("cpu")), lambda text: None, tally)
+    assert tally.values["growing_python_lines_per_step"] == 2
+    assert tally.values["flops_per_step"] == 128
 
 
 def test_eager_counts_rest_on_two_steps():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.worker.count.cubin import (
+from stepguard.worker.counters.cubin import (
     Cubin,
     CubinError,
     Instructions,

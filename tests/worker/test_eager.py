@@ -21,15 +21,22 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.time_causes import site_of
-from stepguard.worker.count import sync_candidates
-from stepguard.worker.count.eager import OperatorCounter, count_eager
-from stepguard.worker.count.sync_candidates import count_candidates
-from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.count.tensor_devices import Placement
+from stepguard.worker.counters import sync_candidates
+from stepguard.worker.counters.counting import counters_of
+from stepguard.worker.counters.operators import OperatorCounter
+from stepguard.worker.counters.sync_candidates import count_candidates
+from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.counters.tensor_devices import Placement
 from stepguard.worker.rank_position import Phases
 
 CPU = torch.device("cpu")
 METRIC = "sync_candidates_per_step"
+
+
+def count_eager(tally, counted):
+    """Count what the second part of the counting pass counts."""
+    for counter in counters_of(counted, eager=True):
+        counter.count(tally, counted)
 
 
 @pytest.fixture

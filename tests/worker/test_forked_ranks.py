@@ -150,7 +150,7 @@ def test_an_import_that_hangs_is_shown(tmp_path, monkeypatch):
         with pytest.raises(LaunchFailed) as caught:
             group.hello()
     fault = caught.value.fault
-    assert (fault.code, fault.during) == ("NOT_STARTED", "launch 1, start")
+    assert (fault.code, fault.during) == ("NO_ANSWER", "launch 1, start")
     assert fault.message.endswith("rank 0 in before it started")
     assert 'torch.py", line 3 in <module>' in fault.detail
 
@@ -160,5 +160,5 @@ def test_an_import_that_fails_is_shown(tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart is not there')\n")
     with WorkerGroup(launch_spec(tmp_path)) as group, pytest.raises(LaunchFailed) as caught:
         group.hello()
-    assert caught.value.fault.code == "NOT_STARTED"
+    assert caught.value.fault.code == "KILLED"
     assert "ImportError: libcudart is not there" in caught.value.fault.detail

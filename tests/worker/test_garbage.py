@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stepguard.core.metrics import GARBAGE, GRAPH_NODES
-from stepguard.worker.count.garbage import locate_garbage
-from stepguard.worker.count.leak_steps import LeakSteps
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.garbage import locate_garbage
+from stepguard.worker.counters.memory_counters import count_left
+from stepguard.worker.counters.tally import RankStep, Tally
 
 pytestmark = pytest.mark.usefixtures("own_heap")
 
@@ -19,10 +19,8 @@ def counted(step, frozen=-1):
     """A tally of a program's garbage, with its places: (count, what, source)."""
     tally, program = Tally(), RankStep(step, torch.device("cpu"), frozen=frozen)
     step()
-    left = LeakSteps(program)
     program.run_period()
-    left.run()
-    left.add_to(tally)
+    count_left(tally, program)
     tally.values.pop(GRAPH_NODES)
     locate_garbage(tally, program)
     places = [(site.count, site.what, site.text) for site in tally.sites.get(GARBAGE, ())]
@@ -86,9 +84,8 @@ def test_a_training_step_leaves_none():
 
 def test_garbage_of_what_counts_bytes_is_not_the_steps():
     """On a GPU the border's torch.cuda.memory_stats() leaves objects that refer to themselves."""
-    tally, left = Tally(), LeakSteps(RankStep(lambda: None, torch.device("cpu"), frozen=-1))
-    left.run(lambda: load(64))
-    left.add_to(tally)
+    tally, nothing = Tally(), RankStep(lambda: None, torch.device("cpu"), frozen=-1)
+    count_left(tally, nothing, lambda: load(64))
     assert tally.values[GARBAGE] == 0
 
 

@@ -14,15 +14,15 @@ from stepguard.core.machine_code import MachineCode
 from stepguard.core.metrics import FP64, OPERATORS, SPILLS
 from stepguard.core.profile import KernelRow, Parts, Profile
 from stepguard.core.site import Site
-from stepguard.worker.count.cubin import DISASSEMBLER
-from stepguard.worker.count.generated_kernels import (
+from stepguard.worker.counters.cubin import DISASSEMBLER
+from stepguard.worker.counters.generated_kernels import (
     PLACES,
     count_machine_code,
     hash_kernels,
     launched,
     locate_machine_code,
 )
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.counters.tally import Tally
 
 CUBINS = Path(__file__).parent / "cubins"
 NAMES = ("add", "in_double", "histogram", "product", "spilled")  # as in all.sass
@@ -77,7 +77,7 @@ def profile_of(*rows):
 
 def counted(profile=None):
     tally = Tally(profile=profile)
-    count_machine_code(tally)
+    count_machine_code(tally, None)
     return tally
 
 
@@ -184,7 +184,7 @@ def placed(kernel, *operators, metric=FP64):
     """The places of a kernel, given the step's operators: (what, line)."""
     tally = Tally(values={metric: 6}, detail={metric: {kernel: 6}})
     tally.sites[OPERATORS] = operators
-    locate_machine_code(tally)
+    locate_machine_code(tally, None)
     return [(site.what, site.line, site.count) for site in tally.sites[metric]]
 
 

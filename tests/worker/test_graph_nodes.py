@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from stepguard.core.metrics import GRAPH_NODES
-from stepguard.worker.count.graph_nodes import locate_graph_nodes
-from stepguard.worker.count.leak_steps import LeakSteps
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.graph_nodes import locate_graph_nodes
+from stepguard.worker.counters.memory_counters import count_left
+from stepguard.worker.counters.tally import RankStep, Tally
 
 CPU = torch.device("cpu")
 
@@ -22,9 +22,7 @@ def counted(step):
     step()
     program = RankStep(step, CPU)
     program.run_period()
-    left = LeakSteps(program)
-    left.run()
-    left.add_to(tally)
+    count_left(tally, program)
     locate_graph_nodes(tally, program)
     places = [(site.count, site.text) for site in tally.sites.get(GRAPH_NODES, ())]
     return tally.values[GRAPH_NODES], places

@@ -16,9 +16,8 @@ from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import load_waivers, today
 
 ENGINE = Path(module.__file__).parents[1]
-# For readers elsewhere: a pull request's, a workflow's, the page of reasons'; and argparse's usage.
+# For readers elsewhere: a pull request's, a workflow's; and argparse's usage.
 FOR_OTHERS = {"report/github.py", "cli/main.py"}
-FOR_OTHERS |= {"core/reason_help.py", "core/run_document.py"}
 
 
 def test_a_printed_command_runs(tmp_path, monkeypatch):

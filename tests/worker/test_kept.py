@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from stepguard.core.metrics import BETWEEN_STEPS
-from stepguard.worker.count.kept_memory import LEAK, locate_kept
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.core.metrics import BETWEEN_STEPS, LEAK
+from stepguard.worker.counters.kept_memory import locate_kept
+from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.rank_position import Phases
 
 N = 1 << 10  # a tensor of it has 4 KiB

@@ -69,10 +69,10 @@ def test_several_ranks_make_their_own_group(tmp_path):
     with WorkerGroup(launch_spec(tmp_path, world_size=2, shared=OPTIMIZERS)) as group:
         group.hello()
         prepared = ask(group, "prepare", case=case.as_dict())
-        assert [rank["tokens_per_step"] for rank in prepared] == [0, 0]
+        assert [rank.tokens_per_step for rank in prepared] == [0, 0]
         ask(group, "first_step")
         counts = ask(group, "count")
-    assert all(rank["values"]["collectives_per_step"] >= 1 for rank in counts)
+    assert all(rank.counts.values["collectives_per_step"] >= 1 for rank in counts)
 
 
 def test_one_rank_makes_its_own_group_where_that_is_asked_for(tmp_path):
@@ -84,12 +84,12 @@ def test_one_rank_makes_its_own_group_where_that_is_asked_for(tmp_path):
         ask(group, "prepare", case=case.as_dict())
         ask(group, "first_step")
         ask(group, "count")
-        (counts,) = ask(group, "count_eager")
+        (reply,) = ask(group, "count_eager")
         group.leave()
-    assert counts["values"]["operator_calls_per_step"] > 0
+    assert reply.counts.values["operator_calls_per_step"] > 0
     # gloo's threads free tensors, as on several ranks: what is counted is what is gated
-    assert "leaked_bytes_per_step" not in {*counts["values"], *case.gates}
-    assert {*case.gates} - {"step_ms"} <= counts["values"].keys()
+    assert "leaked_bytes_per_step" not in {*reply.counts.values, *case.gates}
+    assert {*case.gates} - {"step_ms"} <= reply.counts.values.keys()
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -117,7 +117,7 @@ def test_the_first_step_of_a_script_takes_all_that_comes_before_it(tmp_path):
         group.hello()
         ask(group, "prepare", case=case.as_dict())
         (first,) = ask(group, "first_step")
-    assert first["compile_s"] > 0.5
+    assert first.compile_s > 0.5
 
 
 def test_a_script_that_ends_early_is_a_bad_workload(tmp_path):

@@ -17,10 +17,10 @@ from whole_pass import count
 
 from stepguard.core.case import Case, Loop
 from stepguard.core.metrics import PYTHON_LINES
-from stepguard.worker.count import sync_candidates
-from stepguard.worker.count.locate import raised_at
-from stepguard.worker.count.sync_candidates import count_candidates
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters import sync_candidates
+from stepguard.worker.counters.locate import raised_at
+from stepguard.worker.counters.sync_candidates import count_candidates
+from stepguard.worker.counters.tally import RankStep, Tally
 from stepguard.worker.loops.looped import LoopedWorkload, workload_of
 from stepguard.worker.loops.step_borders import modes
 from stepguard.worker.workload import BadWorkload

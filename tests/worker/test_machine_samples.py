@@ -25,22 +25,22 @@ def test_each_sample_is_passed_on_once(samples):
     """Whole lines since the last answer; one that is just being written waits for the next."""
     append(samples, "[1]\n[2]\n[3")
     found = MachineSamples()
-    assert found.since() == {"samples": [[1], [2]]}
-    assert found.since() == {"samples": []}
+    assert found.since() == [[1], [2]]
+    assert found.since() == []
     append(samples, "]\n" + json.dumps([None]) + "\n")
-    assert found.since() == {"samples": [[3], [None]]}
+    assert found.since() == [[3], [None]]
 
 
 def test_a_file_that_is_not_there_is_no_sample(samples):
     """The block does not count then; the launch goes on."""
-    assert MachineSamples().since() == {}
+    assert MachineSamples().since() == []
 
 
 def test_only_a_nodes_first_rank_reads(samples, monkeypatch):
     """Nor does any rank beside pytest, which samples for itself."""
     append(samples, "[1]\n")
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert MachineSamples().since() == {}
+    assert MachineSamples().since() == []
     monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.delenv("STEPGUARD_SAMPLES")
-    assert MachineSamples().since() == {}
+    assert MachineSamples().since() == []

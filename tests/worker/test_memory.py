@@ -14,23 +14,18 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.core.metrics import BETWEEN_STEPS as BETWEEN
+from stepguard.core.metrics import DEVICE_ALLOCATIONS, GARBAGE, GRAPH_NODES, LEAK, PEAK
 from stepguard.worker import torch_device
-from stepguard.worker.count.leak_steps import LeakSteps
-from stepguard.worker.count.memory_counters import (
-    _PHASE,
-    count_memory,
-    live_tensor_bytes,
-    running_peaks,
-)
-from stepguard.worker.count.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
+from stepguard.worker.counters.live_storages import live_tensor_bytes
+from stepguard.worker.counters.memory_counters import _PHASE, count_memory, running_peaks
+from stepguard.worker.counters.tally import ACTIVE_STEPS, LEAK_STEPS, PERIOD, RankStep, Tally
 from stepguard.worker.rank_position import Phases
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 N = 1 << 14
 UNIT = 4 * N  # bytes of an empty(N)
-PEAK, LEAK = "peak_allocated_bytes", "leaked_bytes_per_step"
-BETWEEN = "allocated_bytes_between_steps"
 OUTSIDE = "before any phase"
 
 pytestmark = pytest.mark.usefixtures("own_heap")
@@ -39,11 +34,6 @@ pytestmark = pytest.mark.usefixtures("own_heap")
 def empty(units):
     """A tensor of so many UNITs."""
     return torch.empty(units * N)
-
-
-def count_beside_leaks(tally, program):
-    """Count the memory of a program as the counting pass does, in the steps of all leaks."""
-    count_memory(tally, program, LeakSteps(program).run)
 
 
 @pytest.fixture
@@ -58,7 +48,7 @@ def counted():
         tally, phases = Tally(), Phases()
         step = make(phases)
         step()
-        count_beside_leaks(tally, RankStep(step, CPU, phases))
+        count_memory(tally, RankStep(step, CPU, phases))
         assert phases.listener is None
         peak = (tally.values[PEAK] - held) / UNIT if PEAK in tally.values else None
         detail = {name: (peak - held) / UNIT for name, peak in tally.detail.get(PEAK, {}).items()}
@@ -450,7 +440,7 @@ def test_a_failing_step_leaves_no_listener():
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        count_beside_leaks(Tally(), RankStep(step, CPU, phases))
+        count_memory(Tally(), RankStep(step, CPU, phases))
     assert phases.listener is None
 
 
@@ -554,11 +544,12 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
         gpu.mallocs += len(steps) % LEAK_STEPS == 0
         gpu.add(-25)
 
-    count_beside_leaks(tally, RankStep(step, GPU, phases))
-    assert tally.values == {BETWEEN: 100, PEAK: 150, LEAK: 0, "device_allocations_per_step": 1}
+    count_memory(tally, RankStep(step, GPU, phases))
+    left = {GRAPH_NODES: 0, GARBAGE: 0}
+    assert tally.values == {BETWEEN: 100, PEAK: 150, LEAK: 0, DEVICE_ALLOCATIONS: 1} | left
     assert tally.detail[PEAK] == {OUTSIDE: 100, "forward": 150, "backward": 150}
     calls = {"cudaFree": 0, "cudaMalloc": 1, "retries": 0}
-    assert tally.detail["device_allocations_per_step"] == calls
+    assert tally.detail[DEVICE_ALLOCATIONS] == calls
     assert tally.information == {"peak_reserved_bytes": 12345}
 
 
@@ -574,9 +565,9 @@ def test_a_cache_that_a_step_empties_has_its_line(monkeypatch):
         torch._C._cuda_emptyCache()
         gpu.mallocs += 3
 
-    count_beside_leaks(tally, RankStep(step, GPU))
-    assert tally.values["device_allocations_per_step"] == 3
-    sites = tally.sites["device_allocations_per_step"]
+    count_memory(tally, RankStep(step, GPU))
+    assert tally.values[DEVICE_ALLOCATIONS] == 3
+    sites = tally.sites[DEVICE_ALLOCATIONS]
     assert {site.what for site in sites} == {"torch.cuda.empty_cache()"}
     assert [(site.text.split("(")[0], site.count) for site in sites] == [
         ("torch._C._accelerator_emptyCache", 1),
@@ -589,12 +580,14 @@ def test_a_cache_that_a_step_empties_has_its_line(monkeypatch):
 def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     """7 bytes a step are 7, and the peak is the last step's."""
     gpu, tally = FakeGpu(monkeypatch), Tally()
-    count_beside_leaks(tally, RankStep(lambda: gpu.add(7), GPU))
+    count_memory(tally, RankStep(lambda: gpu.add(7), GPU))
     assert tally.values == {
         BETWEEN: 7 * PERIOD,
         PEAK: 7 * (PERIOD + ACTIVE_STEPS),
         LEAK: 7,
-        "device_allocations_per_step": 0,
+        DEVICE_ALLOCATIONS: 0,
+        GRAPH_NODES: 0,
+        GARBAGE: 0,
     }
     assert tally.unstable == {}
 

@@ -13,9 +13,9 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepguard.worker.count.sync_candidates import count_candidates
-from stepguard.worker.count.tally import RankStep, Tally
-from stepguard.worker.count.tensor_devices import Placement
+from stepguard.worker.counters.sync_candidates import count_candidates
+from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.counters.tensor_devices import Placement
 
 DEVICE = "cpu"
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
-from stepguard.worker.count.python_lines import count_python, lines_of
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.counters.python_lines import count_python, lines_of
+from stepguard.worker.counters.tally import Tally
 
 
 def counted(step, steps=5):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stepguard.worker.count.locate import raised_at
+from stepguard.worker.counters.locate import raised_at
 
 SOURCE = """import json
 

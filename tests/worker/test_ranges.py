@@ -1,24 +1,10 @@
 """Ranges of phases that are entered and never left."""
 
-from contextlib import contextmanager
+from range_recorder import recorder
 
 from stepguard.worker.phase_ranges import Ranges
 
 STEP = "micro_step_0 forward backward micro_step_1 forward backward clip_grad optimizer".split()
-
-
-def recorder():
-    """A profiler's ranges: the paths of all, the open ones, and what opens one."""
-    found, opened = [], []
-
-    @contextmanager
-    def entered(name):
-        opened.append(name)
-        found.append("/".join(opened))
-        yield
-        assert opened.pop() == name  # in order: a profiler's ranges are a stack
-
-    return found, opened, entered
 
 
 def paths(step, steps):

@@ -22,9 +22,9 @@ from stepguard.core.status import Status
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.verdict_text import evidence_lines, headline
-from stepguard.worker.count import sync_candidates
-from stepguard.worker.count.tally import RankStep
-from stepguard.worker.count.tensor_devices import Placement
+from stepguard.worker.counters import sync_candidates
+from stepguard.worker.counters.tally import RankStep
+from stepguard.worker.counters.tensor_devices import Placement
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_OF = dict(size="nano", batch=1, seq=16, precision="fp32", compile=False, micro_steps=2)

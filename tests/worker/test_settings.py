@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from stepguard.core.metrics import SETTINGS
-from stepguard.worker.count.changed_settings import count_settings, everywhere, settings
-from stepguard.worker.count.tally import RankStep, Tally
+from stepguard.worker.counters.changed_settings import count_settings, everywhere, settings
+from stepguard.worker.counters.tally import RankStep, Tally
 
 pytestmark = pytest.mark.usefixtures("own_heap")
 

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from stepguard.core.site import Site
 from stepguard.core.source_marks import allow_sync
 from stepguard.trace.host_steps import StepCalls, Sync
-from stepguard.worker.count.profiled_steps import count_device_calls, count_syncs
-from stepguard.worker.count.syncs import SyncListener, by_place, located, what_waits
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.counters.syncs import SyncListener, by_place, count_syncs, located, what_waits
+from stepguard.worker.counters.tally import RankStep, Tally
+from stepguard.worker.counters.traced_calls import count_calls
 from stepguard.worker.rank_position import Phases
 from stepguard.worker.torch_device import SYNC_KINDS
 
 ITEM = ("aten::item", "aten::_local_scalar_dense")
 NODE = "autograd::engine::evaluate_function: "
 KINDS = ("stream", "device", "event")
+GPU = RankStep(lambda: None, torch.device("cuda"))
 
 
 def seen(line, kind="stream", phase="forward", micro_step="", allowed="", text=None):
@@ -153,12 +154,12 @@ def test_steps_with_different_syncs_are_a_list():
 
 def test_share_of_waiting_is_of_both_steps():
     """3 + 1 us of 10 + 10 us in CUDA calls: 20 %, and nothing without any call."""
-    tally = Tally()
     steps = [StepCalls(api_us=10.0, sync_us=3.0), StepCalls(api_us=10.0, sync_us=1.0)]
-    count_device_calls(tally, steps)
+    tally = Tally(calls=steps)
+    count_calls(tally, GPU)
     assert tally.information == {"sync_api_share_pct": 20.0}
-    empty = Tally()
-    count_device_calls(empty, [StepCalls(), StepCalls()])
+    empty = Tally(calls=[StepCalls(), StepCalls()])
+    count_calls(empty, GPU)
     assert empty.information == {}
 
 

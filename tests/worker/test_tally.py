@@ -2,8 +2,9 @@
 
 from msgspec.structs import replace
 
+from stepguard.core.evidence import Counts
 from stepguard.core.site import Site
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.counters.tally import Tally
 
 
 def test_a_count_that_differs_between_steps_is_their_list():
@@ -12,30 +13,20 @@ def test_a_count_that_differs_between_steps_is_their_list():
     tally.add("graph_breaks", [2, 2], {"b": 1, "a": 1})
     tally.add("launches_per_step", [676, 677])
     tally.add("peak_allocated_bytes", [8, 9])
-    assert tally.as_dict() == {
-        "values": {"graph_breaks": 2, "launches_per_step": 1353, "peak_allocated_bytes": 9},
-        "lists": {"launches_per_step": (676, 677), "peak_allocated_bytes": (8, 9)},
-        "unstable": {},
-        "detail": {"graph_breaks": {"a": 1, "b": 1}},
-        "sites": {},
-        "callers": {},
-        "information": {},
-        "profile": None,
-        "profile_problem": "",
-        "after_steps": None,
-        "identity": None,
-    }
+    assert tally.counts() == Counts(
+        values={"graph_breaks": 2, "launches_per_step": 1353, "peak_allocated_bytes": 9},
+        lists={"launches_per_step": (676, 677), "peak_allocated_bytes": (8, 9)},
+        detail={"graph_breaks": {"a": 1, "b": 1}},
+    )
 
 
 def test_places_travel_with_their_count():
-    """What a count is made of goes with it as plain types, and as nothing where it is nowhere."""
+    """What a count is made of goes with it, and as nothing where it is nowhere."""
     tally = Tally()
     sync = [Site(".item()", "model/gpt.py", 7)]
     tally.add("host_syncs_per_step", [1, 1], sites=[sync, sync])
     tally.add("graph_breaks", [0], sites=[[]])
-    sent = tally.as_dict()["sites"]
-    assert list(sent) == ["host_syncs_per_step"]
-    assert Site(**sent["host_syncs_per_step"][0]) == Site(".item()", "model/gpt.py", 7)
+    assert tally.counts().sites == {"host_syncs_per_step": tuple(sync)}
 
 
 def test_a_count_of_several_steps_has_the_places_of_all():

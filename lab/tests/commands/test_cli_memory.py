@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.counters.tally import RankStep
 from stepguard.worker.rank_position import Phases
 from stepguard_lab import memory
 from stepguard_lab.memory import Holder, MemoryTable, memory_page

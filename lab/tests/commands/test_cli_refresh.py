@@ -91,7 +91,6 @@ def test_the_folder_and_the_tests_are_passed_on(machine):
     assert machine.ran[0][3:] == [
         "perf_tests/test_a.py",
         "--perf-no-strict",
-        "--perf-no-confirm",
         "--perf-baselines=mine",
     ]
     assert "git restore mine/cpu.json" in done.out

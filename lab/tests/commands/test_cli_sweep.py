@@ -34,7 +34,7 @@ class Measured:
     def __init__(self, made):
         self.made, self.calls, self.interrupt_at, self.faults = made, [], None, {}
 
-    def __call__(self, case, bench, progress, wants_another=None, *asked):
+    def __call__(self, case, bench, progress, *asked):
         if len(self.calls) == self.interrupt_at:
             self.interrupt_at = None
             raise KeyboardInterrupt

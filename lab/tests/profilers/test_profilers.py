@@ -14,7 +14,7 @@ import torch
 
 from stepguard.trace.kernel_classes import usual_classes
 from stepguard.trace.make_profile import analyse, profile
-from stepguard.worker.count.tally import RankStep
+from stepguard.worker.counters.tally import RankStep
 from stepguard.worker.rank_position import Phases
 from stepguard_lab.chrome_chunks import read_chrome
 from stepguard_lab.memory import memory_table

@@ -1,24 +1,9 @@
 """Ranges around what torch calls for a script."""
 
-from contextlib import contextmanager
-
 import torch
+from range_recorder import recorder
 
 from stepguard_lab.profilers.ranges_of_torch import ranges_of_torch
-
-
-def recorder():
-    """A profiler's ranges: the paths of all, the open ones, and what opens one."""
-    found, opened = [], []
-
-    @contextmanager
-    def entered(name):
-        opened.append(name)
-        found.append("/".join(opened))
-        yield
-        assert opened.pop() == name  # in order: a profiler's ranges are a stack
-
-    return found, opened, entered
 
 
 def test_what_torch_calls_for_a_script_lies_in_ranges():

@@ -13,7 +13,7 @@ import pytest
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto import Kineto, steps
+from kineto import WRITTEN_WRONGLY, WRONG_EVENTS, Kineto, steps
 
 from stepguard.trace.chrome_events import TraceError
 from stepguard.trace.columns import CALL, NONE
@@ -136,26 +136,14 @@ def test_a_list_of_anything_else_is_no_trace(text):
         read_chrome(BytesIO(text))
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [(b"traceName", b"trace\x01Name"), (b'"gemm"', b'"ge\nmm"'), (b'"gemm"', b'"ge\xffmm"'),
-     (b'"stream": 7', b'"blocks per SM": inf, "x": -nan, "stream": 7')],
-)  # fmt: skip
+@pytest.mark.parametrize("old, new", WRITTEN_WRONGLY)
 def test_what_kineto_wrote_wrongly_is_mended(old, new):
     """Raw control characters, bytes that are no UTF-8, numbers that JSON does not have."""
     text = steps(3).text()
     assert len(read(text.replace(old, new)).gpu.kind) == 4
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        ({"ts": "soon"}, "Expected `float"),
-        ({"dur": -1.0}, "length of -1"),
-        ({"ts": None}, "no begin"),
-        ({"args": {"correlation": [1]}}, "correlation"),
-    ],
-)
+@pytest.mark.parametrize("change, words", WRONG_EVENTS)
 def test_a_wrong_event_is_refused(change, words):
     """What cannot be right is not skipped: the figures would be wrong and look right."""
     trace = steps(1)

@@ -1,7 +1,8 @@
 """A launcher: a command that starts its arguments once on each node of a job, such as srun, mpirun
 or a script.
 
-Every launch of a case of several ranks is started through it. On each node it starts on_node.py,
+The variable STEPGUARD_LAUNCHER holds the command. Every launch of a case of several ranks is
+started through it. On each node it starts on_node.py,
 which finds the node's rank in the environment that the scheduler made. Node 0 must be this host,
 since rank 0 talks to this process. The project must be on a file system that all nodes share.
 Before anything is measured, each node describes itself.
@@ -26,6 +27,7 @@ from stepguard.core.fingerprint import steers
 from stepguard.judge.comparable import UNSET, Tag, comparable
 from stepguard.launch import callers_engine
 from stepguard.launch.torchrun import LaunchSpec, spawn
+from stepguard.machine import inherited
 from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
 from stepguard.machine.gpu.nvml import Gpu, MachineError
 
@@ -35,6 +37,7 @@ MARK = "stepguard-node "  # before what a node prints about itself
 PORTS = range(29400, 1 << 16)  # from torchrun's own port on
 # The range from which the kernel assigns ports.
 KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LAUNCHER = "STEPGUARD_LAUNCHER"
 ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
 # Variables with the number of nodes and this node's rank, if the launcher starts one process on
 # each node.
@@ -105,6 +108,11 @@ class Launcher:
     def gpus(self, per_node: int) -> tuple[Gpu, ...]:
         """Return the GPUs in rank order, if each node has ``per_node`` ranks."""
         return tuple(gpu for node in self.nodes for gpu in node.gpus[:per_node])
+
+
+def named_launcher() -> str | None:
+    """Return the launcher's command; None if this process was started without one."""
+    return inherited.STARTED.variables.get(LAUNCHER)
 
 
 def spread(case: Case, launcher: Launcher | None) -> Launcher | None:

@@ -8,12 +8,12 @@ between these two times count.
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import median_high
-from typing import Any
 
 import msgspec
 
 from stepguard.core.evidence import Block, Disturbance
 from stepguard.core.reasons import Reason
+from stepguard.core.replies import Timed
 
 # Bits of nvmlDeviceGetCurrentClocksThrottleReasons (nvml.h). The software power cap, 0x4, does not
 # count as a slowdown: a big GPU runs at its cap all the time, also in the recordings.
@@ -23,7 +23,7 @@ SLOWDOWN_BITS = {
     0x40: "thermal slowdown (hardware)",
     0x80: "power brake",
 }
-Ranks = Sequence[dict[str, Any]]  # the answers of all ranks to one command, in rank order
+Ranks = Sequence[Timed]  # the answers of all ranks to one command, in rank order
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def _disturbance(strangers: Set[str], slowdowns: Set[str]) -> Disturbance | None
 def _gpus_of(
     node: range, ranks: Ranks, polls: Sequence[Poll], expected: Expected, per_node: int
 ) -> list[_Gpu]:
-    began = min(rank["began_ns"] for rank in ranks)
-    ended = max(rank["ended_ns"] for rank in ranks)
+    began = min(rank.began_ns for rank in ranks)
+    ended = max(rank.ended_ns for rank in ranks)
     where = f" of node {node.start // per_node}" if node.start else ""
     gpus = []
     for at in range(len(node)):
@@ -145,10 +145,10 @@ def _gpus_of(
     return gpus
 
 
-def _carried(rank: dict[str, Any]) -> list[Poll]:
+def _carried(rank: Timed) -> list[Poll]:
     """Return what a rank of another node sent along; empty if it could read nothing."""
     try:
-        polls: list[Poll] = msgspec.convert(rank.get("samples", []), list[list[Sample | None]])
+        polls: list[Poll] = msgspec.convert(rank.samples, list[list[Sample | None]])
     except msgspec.ValidationError:
         return []
     return polls

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from stepguard.core.case import Case
-from stepguard.worker.count.locate import keep_tree, raised_at
+from stepguard.worker.counters.locate import keep_tree, raised_at
 from stepguard.worker.loops.resting import RestingLoop
 from stepguard.worker.loops.script import OF_TORCHRUN, forget_torchrun, run_module, run_script
 from stepguard.worker.loops.step_borders import StepBorders, modes

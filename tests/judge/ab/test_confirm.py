@@ -3,9 +3,8 @@
 import math
 
 import pytest
-from alarms import confirmed, ended, same_code, to_confirm, unconfirmed
-from builders import PROPERTY, block, entry, evidence, launch, metric, replace, with_counts
-from comparisons import with_margins
+from alarms import confirmed, same_code, to_confirm, unconfirmed
+from builders import PROPERTY, entry, evidence, metric, one_recording, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,26 +14,30 @@ from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Joins, Verdict
-from stepguard.judge.alarm import MACHINE_LIMIT_PCT
 from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.rules import decision
 from stepguard.report.metric_notes import note
 from stepguard.report.next_steps import Commands, next_steps
-from stepguard.report.verdict_text import evidence_lines, times
+from stepguard.report.verdict_text import times
 
-FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
+FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))
 HOW = "the recording's own commit, 000000000000"
 SPREAD = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)
 GATES = (JUDGED_TIME, "flops_per_step")  # what confirmation measures
 WASTE = next(name for name in evidence().gates if METRICS[name].role == "waste")
 
 
-def screened(pct, **counts):
+def screened(pct, known=FIVE, **counts):
     """The verdict of a baseline on a step that is ``pct`` percent slower than its recordings."""
     ms = 250.0 * (1 + pct / 100)
     found = evidence((ms,) * 3)
-    return judge(with_counts(found, **counts), FIVE)
+    return judge(with_counts(found, **counts), known)
+
+
+def entry_of_another_card():
+    """A baseline that this card has no recording in."""
+    return one_recording(device_uuid="GPU-5678")
 
 
 def beside(pct, head=None, base=None, spread=SPREAD):
@@ -53,36 +56,27 @@ LACKING = {"faults": (Fault(Reason.BAD_WORKLOAD, "no factory", "", "prepare"),),
 
 @pytest.mark.parametrize("screen", [5.0, -5.0])
 @pytest.mark.parametrize(
-    ("judge_says", "status", "words"),
+    ("code_pct", "status", "words"),
     [
-        (beside(2.0), Status.SLOWER, "confirmed, the code is SLOWER"),
-        (beside(0.0), Status.SAME, "the machine changed; "),
+        (2.0, Status.SLOWER, "confirmed, the code is SLOWER"),
+        (0.0, Status.SAME, "not the code: as fast as its level's first commit; "),
+        (-2.0, Status.FASTER, "confirmed, the code is FASTER"),
     ],
-    ids=["SLOWER", "same"],
 )
-def test_the_pairs_decide_about_the_screen(screen, judge_says, status, words):
-    """Whatever the baseline said, slower code is SLOWER, and equal code is the machine's doing."""
-    verdict = confirmed(screened(screen), judge_says, HOW)
-    assert verdict.status is status
-    assert metric(verdict, "step_ms").status is status
+def test_the_pairs_decide(screen, code_pct, status, words):
+    """Whatever the recordings said, the pairs' word counts. Equal code is shown. It may join a
+    level of other cards.
+    """
+    verdict = confirmed(screened(screen), beside(code_pct), HOW)
+    assert verdict.status is metric(verdict, "step_ms").status is status
     text = note(metric(verdict, "step_ms"))
     assert text.startswith(words) and f"{HOW} beside it" in text and "over 6 pairs" in text
-    if status is Status.SLOWER and screen < 0:  # the figures are then those that say so
+    assert verdict.joins is (Joins.UNPROVEN if status is Status.SAME else Joins.ANOTHER)
+    other_card = confirmed(screened(screen, entry_of_another_card()), beside(code_pct), HOW)
+    assert other_card.joins is (Joins.ITSELF if status is Status.SAME else Joins.ANOTHER)
+    assert verdict.has_notice is (status is not Status.SLOWER)
+    if status.value == "SLOWER" and screen < 0:  # the figures are then those that say so
         assert metric(verdict, "step_ms").change_pct == pytest.approx(2.0, abs=0.1)
-
-
-def test_slower_becomes_same_where_the_code_is_faster():
-    """HEAD beats the recording's code on this machine: it was the machine, and it is told."""
-    verdict = confirmed(screened(5.0), beside(-2.0), HOW)
-    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
-    assert verdict.has_notice and verdict.status.outcome == "passed"
-
-
-def test_faster_is_confirmed_by_faster():
-    """The gain is the code's."""
-    verdict = confirmed(screened(-5.0), beside(-2.0), HOW)
-    assert verdict.status is Status.FASTER
-    assert times(verdict)[0].startswith(f"step_ms: confirmed, the code is FASTER: {HOW} beside it:")
 
 
 @pytest.mark.parametrize("screen", [5.0, -5.0])
@@ -96,120 +90,54 @@ def test_faster_is_confirmed_by_faster():
     ],
     ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN", "no time"],
 )
-def test_without_an_answer_the_screens_word_stands(screen, judge_says, why):
-    """SLOWER stays SLOWER, FASTER stays FASTER, and both say that nobody confirmed it, and why."""
-    before = screened(screen)
-    verdict = confirmed(before, judge_says, HOW)
-    assert (verdict.status, verdict.reason) == (before.status, before.reason)
+def test_without_an_answer_nothing_is_proven(screen, judge_says, why):
+    """A longer step is INCONCLUSIVE. A shorter one is `same` with a note, and joins no level."""
+    verdict = confirmed(screened(screen), judge_says, HOW)
+    status = Status.INCONCLUSIVE if screen > 0 else Status.SAME
+    assert (verdict.status, verdict.reason) == (status, Reason.UNCONFIRMED)
     assert note(metric(verdict, "step_ms")).startswith(f"unconfirmed: {why}")
+    assert verdict.joins is (Joins.ANOTHER if screen > 0 else Joins.UNPROVEN)
 
 
+@pytest.mark.parametrize("screen", [5.0, -50.0])
 @pytest.mark.parametrize("name", ["tokens_per_step", "flops_per_step"])
-def test_a_step_that_does_other_work_is_not_faster(name):
-    """FASTER would pass, and what does nothing is fast: CHANGED. SLOWER fails as it is."""
+def test_a_step_that_does_other_work_is_changed(screen, name):
+    """Whatever its time: what does nothing is fast."""
     fewer = {"tokens_per_step": 1}
     if name == "flops_per_step":
         counts = evidence().counts
         fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
-    verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
+    verdict = confirmed(screened(screen), beside(screen, base=fewer), HOW)
     assert verdict.status is Status.CHANGED and verdict.outcome == "failed"
-    assert verdict.message.startswith(
-        f"FASTER, but the step does other work: {name} 1 in 000000000000, now "
-    )
+    assert verdict.message.startswith(f"{name} 1 in 000000000000, now ")
     assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
-    slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
-    assert slower.status is Status.SLOWER
-    assert note(metric(slower, "step_ms")).startswith("unconfirmed: CHANGED")
 
 
-@pytest.mark.parametrize(("screen", "code"), [(6.0, 4.9), (-6.0, -4.9)])
-def test_wide_margins_do_not_call_the_code_the_machine(screen, code):
-    """`same` by margins that hold most of what the baseline says moved: its word stands."""
-    apart = (0.02, -0.02, 0.02, -0.02)
-    pairs = with_margins(beside(code, spread=apart), 5.0, 20.0)
-    assert decision(pairs).status is Status.SAME
-    verdict = confirmed(screened(screen), pairs, HOW)
-    assert verdict.status is screened(screen).status
-    text = note(metric(verdict, "step_ms"))
-    assert text.startswith("unconfirmed: the pairs do not exclude what the baseline says")
-
-
-@pytest.mark.parametrize(
-    ("head", "base", "status"),
-    [
-        (10, 10, Status.SAME),
-        (9, 9, Status.SLOWER),
-        (10, 9, Status.SLOWER),
-        (9, 10, Status.SLOWER),
-    ],
-)
-def test_the_machine_moved_only_where_both_sides_timed_its_steps(head, base, status):
-    """The screen timed steps 3 to 9. A step that one side of the pairs lacks may be the slow one,
-    whichever side that is.
-    """
-    sides = [
-        tuple(launch(250.0, n, blocks=(block(steps=steps, ran=0),)) for n in range(1, 7))
-        for steps in (head, base)
-    ]
-    found = beside(0.0, head={"launches": sides[0]}, base={"launches": sides[1]})
-    after = confirmed(screened(5.0), found, HOW, steps=range(3, 10))
-    assert after.status is status
-    missed = "unconfirmed: the pairs did not time 1 of the steps that the run timed"
-    assert note(metric(after, "step_ms")).startswith(missed) is (status is Status.SLOWER)
-
-
-@pytest.mark.parametrize("pct", [MACHINE_LIMIT_PCT + 1, 171.0, -40.0])
-@pytest.mark.parametrize("how", ["pairs", "commit"])
-def test_no_machine_changes_so_much(pct, how):
-    """Twice as slow with the same code is no other card: a recording that is not of its commit,
-    maybe. Nothing passes, and nothing is recorded.
-    """
-    before = screened(pct)
-    after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
-    assert (after.status, after.reason) == (Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR)
-    assert after.outcome == "error" and after.joins is Joins.MACHINE
-    told = (
-        "unconfirmed: the pairs see no change, but other cards and clocks change a time by 15 % at "
-        f"most, {HOW}"
-    )
-    assert times(after)[0].startswith(f"step_ms: {told}")
-
-
-@pytest.mark.parametrize("pct", [MACHINE_LIMIT_PCT - 1, 9.7, -12.0])
-def test_what_machines_do_is_still_theirs(pct):
-    """Within what cards and clocks were seen to do, and beyond the screen's limit."""
-    after = confirmed(screened(pct), beside(0.0), HOW)
-    assert (after.status, after.reason) == (Status.SAME, Reason.MACHINE_MOVED)
-
-
-def test_the_same_commit_is_the_machine():
+@pytest.mark.parametrize("pct", [5.0, 171.0, -40.0])
+def test_the_same_commit_is_the_machine(pct):
     """The recording is of this very code: `same`, told, without a measurement."""
-    verdict = same_code(screened(5.0), HOW)
-    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
-    assert times(verdict)[0] == f"step_ms: the machine changed: HEAD is {HOW}"
+    verdict = same_code(screened(pct), HOW)
+    assert (verdict.status, verdict.joins) == (Status.SAME, Joins.UNPROVEN)
+    assert times(verdict)[0] == f"step_ms: not the code: HEAD is {HOW}"
     assert verdict.has_notice
 
 
-def test_no_commit_leaves_slower():
-    """Nobody can tell: SLOWER, unconfirmed, with the reason."""
+def test_no_commit_leaves_a_longer_step_undecided():
+    """Nobody can tell: INCONCLUSIVE, with the reason."""
     verdict = unconfirmed(screened(5.0), "no main branch is known")
-    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
+    assert (verdict.status, verdict.outcome) == (Status.INCONCLUSIVE, "error")
     assert times(verdict)[0] == "step_ms: unconfirmed: no main branch is known"
-    assert any("unconfirmed: no main branch" in line for line in evidence_lines(verdict))
-    assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
 
 
 @pytest.mark.parametrize("how", ["pairs", "commit"])
-def test_an_amount_keeps_its_say_when_the_machine_moved(how):
-    """A baseline says SLOWER and CHANGED: if the machine moved, it is CHANGED, which fails."""
+def test_an_amount_keeps_its_say_beside_a_time_that_was_cleared(how):
+    """Recordings say SLOWER and CHANGED: if the code did not move the time, it is CHANGED."""
     name = "memsets_per_step"
-    risen = {name: evidence().counts.values[name] + 1}
-    before = screened(5.0, **risen)
+    before = screened(5.0, **{name: evidence().counts.values[name] + 1})
     assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms"
     after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
     assert (after.status, after.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert metric(after, "step_ms").status is Status.SAME
-    assert after.worst.metric == name and not after.has_notice
 
 
 @pytest.mark.parametrize(
@@ -251,41 +179,12 @@ def test_what_is_confirmed():
     st.sampled_from([3.0, 30.0, -3.0, -30.0]),
     st.lists(st.floats(-0.3, 0.3), min_size=1, max_size=24),
 )
-def test_slower_passes_only_for_pairs_that_exclude_it(screen, ratios):
-    """Any pairs: SLOWER turns to a pass only where they are `same` or FASTER by the rule, and a
-    pass of the screen is never made worse than the pairs say.
+def test_a_longer_step_passes_only_by_its_pairs(screen, ratios):
+    """Any pairs: SLOWER turns to a pass only where they are `same` or FASTER by the rule, and
+    SLOWER pairs are always SLOWER.
     """
     found = beside(0.0, spread=ratios)
     after, said = confirmed(screened(screen), found, HOW), decision(found)
     if screen > 0 and after.status.outcome == "passed":
-        assert said.status in (Status.SAME, Status.FASTER) and after.has_notice
-        assert said.high_pct < screen
-    if said.status is Status.SLOWER:
-        assert after.status is Status.SLOWER
-    if after.status is Status.SLOWER and screen < 0:
-        assert said.status is Status.SLOWER
-
-
-@pytest.mark.parametrize(
-    ("change_pct", "status", "reason"),
-    [
-        (2.0, Status.INCONCLUSIVE, Reason.UNCONFIRMED),
-        (5.0, Status.SLOWER, Reason.BEYOND_LIMIT),
-        (-2.0, Status.SAME, Reason.WITHIN_LEVEL),
-        (-5.0, Status.FASTER, Reason.BEYOND_LIMIT),
-        (0.0, Status.SAME, Reason.WITHIN_LIMIT),
-    ],
-)
-def test_an_alarm_that_no_pairs_confirmed(change_pct, status, reason):
-    """Within 4 % it proves nothing: an error where it is bad, and no gain where it is good."""
-    found = ended(screened(change_pct))
-    assert (found.status, found.reason) == (status, reason)
-    assert unconfirmed(screened(2.0), "gone").outcome == "error"
-
-
-def test_an_alarm_that_pairs_confirmed_remains():
-    """SLOWER by 2 % is SLOWER, and what the machine did is `same` with a notice."""
-    slower = confirmed(screened(2.0), beside(2.0), HOW)
-    assert (slower.status, slower.outcome) == (Status.SLOWER, "failed")
-    machine = confirmed(screened(2.0), beside(0.0), HOW)
-    assert machine.status is Status.SAME and machine.has_notice
+        assert said.status in (Status.SAME, Status.FASTER)
+    assert (after.status is Status.SLOWER) is (said.status is Status.SLOWER)

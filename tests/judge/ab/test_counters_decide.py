@@ -131,7 +131,7 @@ def test_a_price_is_paid_by_a_faster_step_alone(name):
     for pct, status in ((-2.0, Status.FASTER), (0.0, Status.CHANGED), (2.0, Status.CHANGED)):
         verdict = judge_ab(counted(name, *shifted(pct)))
         assert verdict.status is status
-        paid = metric(verdict, name).reason is Reason.PAID_FOR
+        paid = metric(verdict, name).reason is Reason.TIME_DECIDES
         assert paid is (status is Status.FASTER) is verdict.has_notice
     untimed = {"gates": tuple(gate for gate in GATES if gate != "step_ms")}
     for ratios in ((), (-0.02,)):
@@ -170,8 +170,8 @@ def test_a_copy_within_the_gpu_is_an_amount(part, status):
 @pytest.mark.parametrize("name", ["recompiles", "graph_breaks", "operator_calls_per_step"])
 def test_on_a_cpu_no_time_is_waited_for(name):
     """Neither for waste nor for a price; an amount fails behind the time."""
-    cpu = {"case": turns().head.case | {"device": "cpu"}, "gates": ("step_ms", name)}
-    found = counted(name, -0.02, head=cpu, base=cpu, glance=True)
+    cpu = {"case": turns().head.case | {"device": "cpu"}, "gates": (name,)}
+    found = counted(name, 0.5, head=cpu, base=cpu)
     assert judge_ab(found).status is Status.CHANGED
     assert wants_another_pair(found) is (METRICS[name].role == "amount")
 

@@ -1,55 +1,81 @@
-"""The rules for a step time in pairs: one list, in the order of docs/judge.md."""
+"""The rules for a step time in pairs: which is asked first, and what replaced pairs change."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from builders import PROPERTY
-from comparisons import with_margins
+from comparisons import alike, with_margins
 from hypothesis import given
 from hypothesis import strategies as st
-from test_judge_pairs import turns
+from recorded_kernels import as_recorded
+from test_same_step_rule import pairs
 
+from stepguard.core.comparison import LaunchPair
 from stepguard.core.margins import MARGINS_PCT
-from stepguard.judge.rules import RULES, decision
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.judge.rules import changed_kernels, decision, on_cpu, plan, same_step
+from stepguard.judge.sequential_plan import MOST_PAIRS
 
-DOCS = Path(__file__).parents[3] / "docs" / "judge.md"
-LOG_RATIOS = st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=24)
+
+def on_a_cpu(found, **changes):
+    """The comparison, of a case on a CPU."""
+    head, base = (
+        replace(side, case=side.case | {"device": "cpu"}, **changes)
+        for side in (found.head, found.base)
+    )
+    return with_margins(replace(found, head=head, base=base), *MARGINS_PCT["cpu"])
 
 
-def test_the_table_of_the_documentation_is_the_list():
-    """Names, what each may say and how often it errs, in this order."""
-    rows = [
-        f"| {rule.name} | {', '.join(f'`{one.value}`' for one in rule.may_say)} | {rule.errs} |"
-        for rule in RULES
-    ]
-    assert "\n".join(rows) in DOCS.read_text()
+@pytest.mark.parametrize(("found", "rule", "reason"), [
+    (pairs(*(0.0,) * 4), same_step.rule, Reason.IDENTICAL_STEP),  # the plan would pass it, too
+    (pairs(0.5), plan.rule, Reason.UNDECIDED),
+    (as_recorded((1, 4, 5, 8)), changed_kernels.rule, Reason.CHANGED_KERNELS),
+    (alike((0.0,) * 4), plan.rule, Reason.WITHIN_MARGINS),
+    (on_a_cpu(alike((0.0,) * 4)), plan.rule, Reason.WITHIN_MARGINS),  # it gates its time
+    (on_a_cpu(alike((0.0,)), gates=()), on_cpu.rule, Reason.NO_SLOWDOWN),
+])  # fmt: skip
+def test_the_first_rule_that_decides_counts(found, rule, reason):
+    """The same step, kernels that differ, the plan; a CPU whose time is not gated has its own."""
+    assert decision(found) == rule(found) and decision(found).reason is reason
 
 
 @PROPERTY
-@given(LOG_RATIOS, st.booleans(), st.booleans())
-def test_a_rule_says_what_it_may(ratios, out_of_time, on_cpu):
-    """Each alone says nothing or one of its verdicts; the first that says something decides."""
-    found = turns(tuple(ratios), out_of_time=out_of_time, glance=on_cpu)
-    if on_cpu:
-        found = with_margins(found, *MARGINS_PCT["cpu"])
-    said = [rule.decide(found) for rule in RULES]
-    for rule, one in zip(RULES, said, strict=True):
-        assert one is None or one.status in rule.may_say
-    assert decision(found) == next(one for one in said if one is not None)
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=MOST_PAIRS), st.booleans())
+def test_pairs_always_have_a_decision(ratios_pct, out_of_time):
+    """INCONCLUSIVE while more are wanted: no comparison falls through. Time that is up ends it."""
+    for found in (alike(ratios_pct), pairs(*ratios_pct)):
+        decided = decision(replace(found, out_of_time=out_of_time))
+        assert decided.final or decided.status is Status.INCONCLUSIVE
+        assert decided.final or not out_of_time and len(ratios_pct) < MOST_PAIRS
 
 
-def test_the_last_rule_always_says_something():
-    """INCONCLUSIVE while more pairs are wanted: no comparison falls through the list."""
-    for count in (1, 4, 24):
-        assert RULES[-1].decide(turns((0.0,) * count)) is not None
+@pytest.mark.parametrize(("replaced_pct", "compiled", "passes"), [
+    (0.98, False, True), (1.02, False, False), (-9.0, False, True), (9.0, True, True),
+])  # fmt: skip
+def test_with_the_replaced_pairs_head_is_not_slower_by_the_matter_margin(
+    replaced_pct, compiled, passes
+):
+    """Otherwise HEAD itself may disturb its pairs. A pair in which a side compiled tells nothing.
+    The mean of one pair and one that was replaced is half of the replaced one's.
+    """
+    (odd,) = alike((replaced_pct,)).paired_launches()
+    found = replace(pairs(0.0), again=(LaunchPair(*odd, compiled=compiled),))
+    decided = decision(found)
+    assert (decided.status is Status.SAME) is decided.final is passes
+    if not passes:
+        assert (decided.status, decided.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+        assert decision(replace(found, out_of_time=True)).final
+    slower = replace(alike((9.0,) * 6), again=found.again)
+    assert decision(slower).status is Status.SLOWER
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
 def test_a_time_that_is_not_known_is_not_decided(side):
-    """A launch without times, or a case that does not gate it."""
-    found = turns()
+    """No pair, a launch without times, or a case on a GPU that does not gate it."""
+    found = alike((0.0,))
     launches = (replace(getattr(found, side).launches[0], blocks=()),)
-    untimed = replace(getattr(found, side), launches=launches)
-    assert decision(replace(found, **{side: untimed})) is None
+    for other in ((), launches):
+        untimed = replace(getattr(found, side), launches=other)
+        assert decision(replace(found, **{side: untimed})) is None
     assert decision(replace(found, head=replace(found.head, gates=found.head.gates[1:]))) is None

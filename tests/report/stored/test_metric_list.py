@@ -1,41 +1,19 @@
-"""A baseline as a table: times of every recording, and how far from its level's first."""
+"""What is said of evidence that was accepted."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
-from builders import CASE_ID, entry, epoch, recording, replace
+from builders import CASE_ID, replace
 
 from stepguard.core.metrics import METRICS, UNWANTED
 from stepguard.core.reasons import Reason
-from stepguard.core.recording import RecordedDifference
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
-from stepguard.report.metric_list import accepted_line, lines, moves
+from stepguard.report.metric_list import accepted_line, moves
 from stepguard.report.next_steps import Commands
 from stepguard.storage.accept_recording import Accepted, Action
-
-
-def test_times_stand_with_their_distance_from_the_first():
-    """250 ms, then 252.5: +1.00 %. Launches, GPU and torch of each; a median that is known."""
-    known = recording(252.5, 1, information={"step_ms_median": 251.0})
-    told = [text.strip() for text in lines(entry(epochs=[epoch(recordings=[recording(), known])]))]
-    assert told[:5] == [
-        "level 1: first recording",
-        "step   median       to",
-        "recorded    commit   GPU   torch   launches     [ms]     [ms]    first",
-        "2026-10-01  0000000  1234  2.11.0         3  250.000        -  +0.00 %",
-        "2026-10-02  0000000  1234  2.11.0         3  252.500  251.000  +1.00 %",
-    ]
-
-
-def test_a_difference_stands_with_its_interval():
-    """In percent of a step."""
-    found = {"sync_overhead_pct": RecordedDifference(mean=0.31, half_width=0.12)}
-    one = epoch(recordings=[recording(differences_pct=found)])
-    assert list(lines(entry(epochs=[one])))[-1] == "    sync_overhead_pct +0.31 +- 0.12 % of a step"
-    assert CASE_ID not in "".join(lines(entry()))
 
 
 @pytest.mark.parametrize(

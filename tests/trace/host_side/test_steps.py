@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,11 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 from training_runs import run_two_ranks
 
 from model.workloads import train_step
+from stepguard.core.metrics import COMPILED_OPERATORS
+from stepguard.core.replies import Counted
 from stepguard.measure.combine_ranks import counts_of
 from stepguard.trace.api_calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_steps import read_steps
-from stepguard.worker.count import profiled_steps
-from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.counters.profiled_steps import trace_steps
+from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.counters.traced_calls import count_calls
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_S = 900.0
@@ -160,6 +164,14 @@ def test_a_lost_record_is_reported():
     assert (found.copies, found.copy_bytes, found.lost_copies) == ({D2H: 1}, {D2H: 7}, 2)
 
 
+def counted(calls, device, ranks=1):
+    """A tally of traced steps' calls, without the operators."""
+    tally = Tally(calls=calls)
+    count_calls(tally, RankStep(calls.copy, torch.device(device), world_size=ranks))
+    del tally.values[COMPILED_OPERATORS]
+    return tally
+
+
 @pytest.mark.parametrize("size", [None, "many"])
 def test_a_record_without_bytes_is_refused(size):
     """A sum without it would be wrong, and look right."""
@@ -169,10 +181,10 @@ def test_a_record_without_bytes_is_refused(size):
 
 def test_lost_records_leave_the_copies_uncounted():
     """A step with a lost record has no number of copies and no bytes; its launches it has."""
-    trace, tally = Trace(), Tally()
+    trace = Trace()
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8), api("cudaMemsetAsync"))
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8, recorded=False), api("cudaMemsetAsync"))
-    profiled_steps.count_device_calls(tally, trace.steps(2))
+    tally = counted(trace.steps(2), "cuda")
     assert tally.values == {"launches_per_step": 1, "memsets_per_step": 1}
     names = {"copies_per_step", "copied_bytes_per_step", "pageable_copies_per_step"}
     assert tally.unstable.keys() == names
@@ -182,10 +194,10 @@ def test_lost_records_leave_the_copies_uncounted():
 
 def test_device_calls_by_name():
     """2 pageable copies of 5 B and a pinned one of 3 B back: 3 copies, 13 B, 2 pageable."""
-    tally, trace = Tally(), Trace()
+    trace = Trace()
     for _ in range(2):
         trace.step(copy(H2D, 5), copy(H2D, 5), copy(D2H, 3), api("cuLaunchKernel"))
-    profiled_steps.count_device_calls(tally, trace.steps(2))
+    tally = counted(trace.steps(2), "cuda")
     assert tally.values == {
         "launches_per_step": 1,
         "memsets_per_step": 0,
@@ -389,10 +401,10 @@ def test_a_barrier_hands_over_nothing():
 
 def test_unsized_collectives_leave_the_bytes_uncounted():
     """Their number is exact; the bytes are not given as if the others were all."""
-    trace, tally = Trace(), Tally()
+    trace = Trace()
     for _ in range(2):
         trace.step(operator("c10d::allreduce_"), nccl("allreduce_", 10, "Float"))
-    profiled_steps.count_collectives(tally, trace.steps(2))
+    tally = counted(trace.steps(2), "cpu", ranks=2)
     assert tally.values == {"collectives_per_step": 2}
     assert tally.unstable.keys() == {"collective_bytes_per_step"}
     assert "no size of allreduce (" in tally.unstable["collective_bytes_per_step"]
@@ -410,7 +422,8 @@ def test_a_real_trace_has_its_operators(count):
         for _ in range(count):
             x.add_(y)
 
-    found = profiled_steps.profile_steps(RankStep(step, torch.device("cpu")))
+    found = Tally()
+    trace_steps(found, RankStep(step, torch.device("cpu")))
     assert [calls.operators["aten::add_"] for calls in found.calls] == [count] * ACTIVE_STEPS
     assert [calls.operators.total() for calls in found.calls] == [count] * ACTIVE_STEPS
     assert found.profile is None
@@ -450,10 +463,9 @@ def count_of_gloo(rank, folder):
     for step in (plain, data_parallel, two_types, training):
         for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
             step()
-        tally = Tally()
-        counted = RankStep(step, torch.device("cpu"), world_size=2)
-        profiled_steps.count_collectives(tally, profiled_steps.profile_steps(counted).calls)
-        found[step.__name__] = tally.as_dict()
+        traced = Tally()
+        trace_steps(traced, RankStep(step, torch.device("cpu"), world_size=2))
+        found[step.__name__] = msgspec.to_builtins(counted(traced.calls, "cpu", ranks=2).counts())
     Path(folder, f"rank-{rank}").write_text(json.dumps(found))
 
 
@@ -484,7 +496,8 @@ def test_gloo_all_reduces_are_counted(gloo_run):
 
 def test_data_parallel_reduces_each_gradient_once(gloo_run):
     """A Linear(30, 20) in one bucket: one all-reduce of 620 floats, none for the first backward."""
-    counts = counts_of([rank["data_parallel"] for rank in gloo_run], 1.0)
+    ranks = [{"counts": rank["data_parallel"]} for rank in gloo_run]
+    counts = counts_of(msgspec.convert(ranks, list[Counted]), 1.0)
     assert counts.unstable == {}
     assert counts.values == {"collectives_per_step": 1, "collective_bytes_per_step": 4 * 620}
     assert counts.detail["collectives_per_step"] == {"allreduce 2480 B": 1}

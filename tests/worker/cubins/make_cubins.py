@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from stepguard.worker.count.cubin import read_cubin
+from stepguard.worker.counters.cubin import read_cubin
 
 FOLDER = Path(__file__).parent
 FLOATS = "*fp32"

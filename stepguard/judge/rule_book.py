@@ -1,0 +1,128 @@
+"""Judge a case: the two questions that are asked of the judge. Pure.
+
+Whoever measures asks need() until it says nothing, and knows no rule. docs/judge.md is the rule
+book: the order of the rules, and what each of them says.
+"""
+
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.question import Question
+from stepguard.core.verdict import Joins, Verdict
+from stepguard.judge.alarm import alarm_of, settled
+from stepguard.judge.count_again import doubtful, doubtful_of, doubtful_of_other
+from stepguard.judge.findings import Findings, Permits, verdict_of
+from stepguard.judge.judge_pairs import findings_of, wants_another_pair, wants_every_pair
+from stepguard.judge.judge_recordings import alike, enough_launches, screen
+from stepguard.judge.rules import changed_kernels
+from stepguard.judge.rules.same_step import why_not_same
+from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.soundness import unsteady_launch
+from stepguard.judge.summarise_evidence import summarise
+
+
+@dataclass(frozen=True)
+class Need:
+    """What has to be measured next, and whether anything will likely follow it."""
+
+    counters: tuple[str, ...] = ()  # one more launch counts them
+    of_base: bool = False  # that launch is the other tree's
+    launch: bool = False
+    pair: bool = False
+    profiled: bool = False  # the pair ends with a profile of each launch
+    beside: str = ""  # pairs with this commit, to answer an alarm
+    last: bool = False
+
+    def __bool__(self) -> bool:
+        """Tell whether anything has to be measured."""
+        return bool(self.counters or self.launch or self.pair or self.beside)
+
+
+NOTHING = Need()
+
+
+def need(question: Question) -> Need:
+    """Return what has to be measured now."""
+    if question.pairs is not None:
+        return _need_of_pairs(question, question.pairs)
+    now = question.now
+    assert now is not None, "a question without pairs is about evidence"
+    if now.faults:
+        return NOTHING
+    if names := doubtful_of(now, question.entry) if now.counts else ():
+        return Need(counters=names)
+    if not unsteady_launch(now) and _wants_launch(question, now):
+        done, early = len(now.launches), bool(question.entry) and not question.everything
+        return Need(launch=True, last=done + 1 == now.planned_launches or early and not done)
+    return Need(beside=_commit_beside(question, now))
+
+
+def judge(question: Question) -> Verdict:
+    """Return the verdict on what was measured."""
+    findings, permits = _findings(question)
+    verdict = verdict_of(settled(findings, permits, question.answer), permits)
+    if question.now is None or question.own is None:
+        return verdict
+    by_own = judge(Question(question.now, question.own))
+    return structs.replace(verdict, accepted=by_own.joins is Joins.ITSELF and not by_own.whole)
+
+
+def _findings(question: Question) -> tuple[Findings, Permits]:
+    if question.pairs is not None:
+        findings = findings_of(question.pairs)
+    else:
+        assert question.now is not None, "a question without pairs is about evidence"
+        findings = screen(question.now, question.entry, question.path)
+    return findings, Permits.of(findings, question.permissions, question.today)
+
+
+def _wants_launch(question: Question, now: Evidence) -> bool:
+    """Tell whether a further launch is wanted: fewer ran than are planned, and those do not show
+    that nothing moved.
+    """
+    done, entry = len(now.launches), question.entry
+    if not done or done >= now.planned_launches or question.everything or entry is None:
+        return done < now.planned_launches
+    return not enough_launches(replace(now, planned_launches=done), entry)
+
+
+def _commit_beside(question: Question, now: Evidence) -> str:
+    """Return the commit whose pairs answer an alarm: that of the level's first recording. Later
+    ones joined because they lay within its limit, so they may already be a little slower.
+    """
+    entry = question.entry
+    if question.answer is not None or entry is None or now.fingerprint is None:
+        return ""
+    recordings = alike(entry.level, now)
+    return recordings[0].commit if recordings and alarm_of(*_findings(question)) else ""
+
+
+def _need_of_pairs(question: Question, pairs: Comparison) -> Need:
+    head, base = pairs.head, pairs.base
+    if head.counts and base.counts and not (head.faults or base.faults):
+        if names := doubtful(head, summarise(base)):
+            return Need(counters=names)
+        if names := doubtful_of_other(base, head):
+            return Need(counters=names, of_base=True)
+    permitted = question.permissions, question.today
+    wanted = (
+        wants_every_pair(pairs) if question.everything else wants_another_pair(pairs, *permitted)
+    )
+    if not wanted or pairs.pairs >= MOST_PAIRS:
+        return NOTHING
+    following = next_pair(pairs)
+    return replace(following, last=following.last and not question.everything)
+
+
+def next_pair(pairs: Comparison) -> Need:
+    """Return the need of a pair that follows these."""
+    head = pairs.head
+    profiled = changed_kernels.wants_profiles(pairs)
+    few = pairs.pairs == changed_kernels.LEAST_PAIRS - 1
+    alike_steps = pairs.pairs == 0 and not why_not_same(pairs)
+    last = JUDGED_TIME not in head.gates or alike_steps or few and profiled
+    return Need(pair=True, profiled=profiled, last=last)

@@ -1,0 +1,39 @@
+"""The time of a case on a CPU that gates no time: only a slowdown beyond doubt fails.
+
+The fastest block of each side counts: other work on a machine makes blocks slower, never faster.
+"""
+
+import math
+
+from msgspec.structs import replace
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Launch
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Decision
+from stepguard.judge.rules import plan
+
+SLOWER_TIMES = 1.5  # as long as the other tree's fastest block
+SLOWER_PAIRS = 3  # that have to show it, all of them
+
+
+def rule(comparison: Comparison) -> Decision:
+    """Say `same` after the first pair that does not show a slowdown; SLOWER after SLOWER_PAIRS that
+    do. With fewer the pairs do not decide.
+    """
+    ratios = [_fastest_ms(head) / _fastest_ms(base) for head, base in comparison.paired_launches()]
+    said = plan.measured(comparison).say
+    if min(ratios) < SLOWER_TIMES:
+        return said(Status.SAME, Reason.NO_SLOWDOWN)
+    if len(ratios) < SLOWER_PAIRS:
+        return said(Status.INCONCLUSIVE, final=comparison.out_of_time)
+    # Unchanged code looks like this if a disturbance spares a block of the base in each pair and
+    # none of HEAD's: with two blocks of a side at most one time in four a pair, were it even odds.
+    decided = said(Status.SLOWER, p_value=0.25 ** len(ratios))
+    low, high = (100 * math.expm1(math.log(one)) for one in (min(ratios), max(ratios)))
+    return replace(decided, low_pct=low, high_pct=high)
+
+
+def _fastest_ms(launch: Launch) -> float:
+    return min(block.mean_ms for block in launch.blocks)

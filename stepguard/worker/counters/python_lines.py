@@ -1,0 +1,102 @@
+"""Count the lines of Python that a step runs, by function, without those of torch.
+
+No operator, FLOP or byte shows a loop of Python over a list, and on a CPU cases gate no time by
+default. The number of lines was the same in six steps and four processes of three models (on a CPU,
+2026-11-25). But any refactoring changes it, so it is only shown. A number that rises from each step
+to the next is judged: such a step gets slower and slower.
+"""
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from stepguard.core.metrics import GROWING_LINES, PYTHON_LINES
+from stepguard.core.site import Site
+from stepguard.worker.block_timer import Step
+from stepguard.worker.counters.locate import is_machinery, locate, site_at
+from stepguard.worker.counters.tally import LEAK_STEPS, RankStep, StepCounter, Tally
+
+# The functions that run most lines. Pairs explain a slower step by those that run more of them.
+PLACES = 10
+Lines = Counter[CodeType]
+
+
+def lines_of(step: Step) -> Lines:
+    """Run the step. Return the lines that ran in its thread, by function."""
+    with _traced() as lines:
+        step()
+    return lines
+
+
+def count_lines(tally: Tally, counted: RankStep) -> None:
+    """Count the lines of LEAK_STEPS steps without the compiler."""
+    with torch.compiler.set_stance("force_eager"):
+        # Not traced: it may be the launch's first step, which runs more lines than others.
+        counted.step()
+        lines = [lines_of(counted.step) for _ in range(LEAK_STEPS)]
+    count_python(tally, lines)
+
+
+def count_python(tally: Tally, steps: Sequence[Lines]) -> None:
+    """Count growing_python_lines_per_step over at least two consecutive steps. The last step gives
+    python_lines_per_step, as information. Both get a Site for each function.
+    """
+    last = steps[-1]
+    tally.information[PYTHON_LINES] = float(last.total())
+    tally.sites[PYTHON_LINES] = tuple(_sites(last))
+    rises = {code: _rise([lines[code] for lines in steps]) for code in last}
+    growing = Counter({code: rise for code, rise in rises.items() if rise > 0})
+    tally.add(GROWING_LINES, [growing.total()], sites=[_sites(growing)])
+
+
+def _rise(counts: Sequence[int]) -> int:
+    """Return the smallest rise of a count from one step to the next; 0 or less if it did not rise
+    in every step.
+    """
+    return min(later - earlier for earlier, later in pairwise(counts))
+
+
+@contextmanager
+def _traced() -> Iterator[Lines]:
+    lines: Lines = Counter()
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        return None if is_machinery(frame.f_code.co_filename) else inside
+
+    def inside(frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            lines[frame.f_code] += 1
+        return inside
+
+    before, collects = sys.gettrace(), gc.isenabled()
+    # A garbage collection comes at any time, and the lines of its finalizers would count.
+    gc.disable()
+    sys.settrace(enter)
+    try:
+        yield lines
+    finally:
+        sys.settrace(before)
+        if collects:
+            gc.enable()
+
+
+def _sites(lines: Lines) -> list[Site]:
+    return [_site(code, count) for code, count in lines.most_common(PLACES)]
+
+
+def _site(code: CodeType, count: int) -> Site:
+    name = code.co_qualname.replace(".<locals>", "")
+    place = locate([(code.co_filename, code.co_firstlineno, name)])
+    if name == "<module>":  # its first line says nothing about it, unlike a function's "def"
+        place = place._replace(line=0, text="")
+    return site_at("lines of Python", place, count=count)
+
+
+COUNTER = StepCounter("lines of Python", (GROWING_LINES,), count_lines)
