@@ -23,6 +23,8 @@ HEAD, BASE = 0, 1
 SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
+# Before a second launch counts: what a script does by the clock then falls on other steps.
+PAUSE_S = 0.37
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
 
 
@@ -240,7 +242,7 @@ def count_once_more(
     first = workers.counts
     assert first is not None, "only what was counted is counted again"
     try:
-        count_alone(workers, protocol, label)
+        count_alone(workers, protocol, label, pause_s=PAUSE_S)
     except BaseException:
         workers.counts = not_counted_again(first, names, f"the {label} did not end")
         raise
@@ -248,10 +250,11 @@ def count_once_more(
     workers.counts = counted_again(first, workers.counts, names)
 
 
-def count_alone(workers: CaseWorkers, protocol: Protocol, label: str) -> None:
-    """Count in a launch that has the GPUs to itself."""
+def count_alone(workers: CaseWorkers, protocol: Protocol, label: str, pause_s: float = 0.0) -> None:
+    """Count in a launch that has the GPUs to itself, after a pause behind its first step."""
     launch = RunningLaunch(workers, label, protocol)
     build_alone(launch)
+    time.sleep(pause_s)
     launch = let_count(launch)
     launch.locate()
     launch.leave()
