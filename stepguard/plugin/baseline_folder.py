@@ -120,9 +120,9 @@ def with_own_waivers(base: Sequence[Permission], own: Path, commit: str) -> tupl
     return declared(load_waivers(own, today()), base, commit)
 
 
-def former_lines(folder: Path, collection: Collected) -> list[str]:
+def former_lines(folder: Path, collection: Collected, machine: str) -> list[str]:
     """Return a line for each former metric that a case gates, with what serves instead, and a line
-    for those that files of the folder have.
+    for those that the machine's files, and the waivers, have.
     """
     gated: dict[str, list[str]] = {}
     for case in filter(None, (test.case for test in collection.tests.values())):
@@ -133,7 +133,8 @@ def former_lines(folder: Path, collection: Collected) -> list[str]:
         f"{name} is not gated any more, ignored in {listed(ids, 3)}: {instead[name]}"
         for name, ids in gated.items()
     ]
-    texts = {path.name: contents(path) or b"" for path in (*files(folder), folder / WAIVERS)}
+    own = [path for path in files(folder) if (known := load(path)) and known.machine == machine]
+    texts = {path.name: contents(path) or b"" for path in (*own, folder / WAIVERS)}
     found = {file: named for file, text in texts.items() if (named := former.named_in(text))}
     if found:
         names = list(dict.fromkeys(name for named in found.values() for name in named))

@@ -21,6 +21,7 @@ from stepguard.machine.gpu.nvml import Gpu
 from stepguard.plugin.baseline_folder import former_lines, recorded_here
 from stepguard.plugin.options import is_strict
 from stepguard.plugin.selection import Selection
+from stepguard.storage.baseline_files import CPU_MACHINE
 from stepguard.storage.waiver_file import today
 
 NO_GATE = "the run is strict since CI is set; if it is no gate, add --perf-no-strict"
@@ -56,7 +57,8 @@ class StrictRun:
         """
         self._expected = recorded_here(judges, gpus)
         self._recorded = recorded_here(self._baselines, gpus) | self._expected
-        self.notices += former_lines(judges, self._selection.collection)
+        machine = gpus[0].name if gpus else CPU_MACHINE
+        self.notices += former_lines(judges, self._selection.collection, machine)
         if self.strict:
             seen = checkout(self._root)
             self.began = seen.revision(self._baselines)

@@ -1,6 +1,9 @@
 """Kept files, cases and commands that have a former name: it is ignored, or says what serves."""
 
+import re
+
 import pytest
+from builders import CASE_ID, entry, replace
 from inputs import failed, pairs
 
 import stepguard.core.comparison
@@ -8,6 +11,7 @@ import stepguard.core.evidence
 from stepguard import Case
 from stepguard.cli.main import main
 from stepguard.core import former
+from stepguard.core.baseline import SCHEMA, BaselineFile
 from stepguard.core.evidence import to_json
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
@@ -15,6 +19,7 @@ from stepguard.judge.judge_pairs import judge_ab
 from stepguard.judge.judge_recordings import judge
 from stepguard.plugin.baseline_folder import former_lines
 from stepguard.plugin.declared_cases import Collected, CollectedTest
+from stepguard.storage.baseline_files import save
 
 KILLED = failed("KILLED", "rank 0 was killed by SIGKILL")
 BASE_KILLED = pairs(head={"launches": ()}, base={"faults": KILLED.faults, "launches": ()})
@@ -98,14 +103,20 @@ def test_a_gate_that_is_gone_is_ignored_with_a_note(gone, tmp_path):
     """In a case a line says what serves instead; of files one line has all names."""
     case = Case("a", "m:f", gates=("step_ms", GONE))
     assert case.gates == ("step_ms",)
-    (tmp_path / "cpu.json").write_text(f'{{"gates": ["{GONE}"]}}')
+    gates = ["step_ms"]
+    for name, machine in (("h100x1.json", "NVIDIA H100"), ("h200x1.json", "NVIDIA H200")):
+        known = replace(entry(), gates=gates)
+        save(tmp_path / name, BaselineFile(schema=SCHEMA, machine=machine, cases={CASE_ID: known}))
+        text = (tmp_path / name).read_text()
+        assert re.search(r'"gates": \[\s*"', text)
+        (tmp_path / name).write_text(re.sub(r'("gates": \[\s*)"', rf'\1"{GONE}", "', text))
     tests = Collected()
     tests.tests["a"] = CollectedTest(case, "test_a.py", 1)
-    assert former_lines(tmp_path, tests) == [
+    assert former_lines(tmp_path, tests, "NVIDIA H200") == [
         f"{GONE} is not gated any more, ignored in f[a]: the profile shows it",
-        f"ignored in cpu.json, no metrics any more: {GONE}",
+        f"ignored in h200x1.json, no metrics any more: {GONE}",
     ]
-    assert former_lines(tmp_path / "none", Collected()) == []
+    assert former_lines(tmp_path / "none", Collected(), "CPU") == []
 
 
 def test_a_command_that_is_gone_says_what_serves(gone, capsys):
