@@ -1,0 +1,56 @@
+"""The time of a case on a CPU that gates none: the fastest block of each side, in each pair."""
+
+import pytest
+from builders import block, cpu_evidence, launch, replace
+
+from stepguard.core.comparison import Comparison
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.rules import decision
+
+
+def pairs(*times, **changes):
+    """Pairs in which HEAD's fastest block takes so many times 10 ms; other blocks are slower."""
+    sides = []
+    for ms in ([10.0 * one for one in times], [10.0] * len(times)):
+        launches = tuple(
+            launch(index=n, blocks=(block(3 * one), block(one))) for n, one in enumerate(ms, 1)
+        )
+        made = {"launches": launches, "planned_launches": 1, "floor_flops_per_step": 0.0}
+        sides.append(cpu_evidence(**made))
+    head, base = replace(sides[0], commit="f" * 40), replace(sides[1], commit="0" * 40)
+    return Comparison("main", head, base, **changes)
+
+
+@pytest.mark.parametrize(
+    ("times", "status", "more"),
+    [
+        ((1.49,), Status.SAME, False),
+        ((1.51,), Status.INCONCLUSIVE, True),
+        ((1.51, 1.51), Status.INCONCLUSIVE, True),
+        ((1.51, 1.49), Status.SAME, False),
+        ((1.51, 1.51, 1.51), Status.SLOWER, False),
+        ((9.0, 9.0, 1.49), Status.SAME, False),
+    ],
+)
+def test_each_of_three_pairs_has_to_show_it(times, status, more):
+    """One pair that does not is enough. Slower blocks beside the fastest do not count."""
+    found = pairs(*times)
+    assert decision(found).status is status and wants_another_pair(found) is more
+    if status is Status.SAME:
+        assert judge_ab(found).metrics[0].reason is Reason.NO_SLOWDOWN
+
+
+def test_the_interval_is_from_the_smallest_to_the_largest_ratio():
+    """The chance is that of three disturbances which spare the other tree alone."""
+    decided = decision(pairs(2.0, 3.0, 2.5))
+    assert (decided.low_pct, decided.high_pct) == pytest.approx((100.0, 200.0))
+    assert decided.p_value == 0.25**3 and decided.final
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_too_few_pairs_are_no_verdict(late):
+    """More are wanted, unless the time is up."""
+    found = pairs(2.0, 2.0, out_of_time=late)
+    assert decision(found).final is late and judge_ab(found).status is Status.INCONCLUSIVE
