@@ -185,15 +185,14 @@ def begin(life: Life) -> None:
     """The first recording."""
     life.say("# A baseline's life")
     life.say(
-        "To review a change of `baselines/`, know what git shows of it. What to ask then: [how a "
-        "diff reads](../baselines/README.md#how-a-diff-reads). `python scripts/baseline_life.py` "
-        "makes this page: commands and diffs are real, and the measurements in `../artifacts` are "
-        "made up. The case gates four metrics, so that a diff fits a page."
+        "What git shows of a change of `baselines/`. What to ask then: [how a diff reads]"
+        "(../baselines/README.md#how-a-diff-reads). `python scripts/baseline_life.py` makes this "
+        "page. Commands and diffs are real, measurements made up. The case gates four metrics."
     )
     life.say("## The first recording")
     life.say(
         "A case without a baseline is `NO BASELINE`. Its evidence, here from CI, becomes the first "
-        "recording. With one recording of a card the limit is 1 %."
+        "recording."
     )
     life.stepguard("accept", "--evidence", life.measured(LEVELS_MS[0]))
     life.diff("--stat")
@@ -253,9 +252,9 @@ def waive(life: Life) -> None:
     """A waiver."""
     life.say("## A waiver")
     life.say(
-        "A library's new version makes the step slower, and its next one will repair that. So the "
-        "level is not accepted. It is [waived](../baselines/README.md#permissions) for 60 days, "
-        "up to 6 %, a little more than was measured:"
+        "A library's new version makes the step slower, and its next one will repair that. So it "
+        "is [waived](../baselines/README.md#permissions), not accepted: for 60 days, up to 6 %, a "
+        "little more than was measured."
     )
     slower = life.measured(273.5, PEAK - 9_000_000_000)
     name, why = "train_step[124m-bf16]", "library issue 1234, fixed in its next version"
