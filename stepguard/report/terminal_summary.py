@@ -1,5 +1,6 @@
 """The summary at the end of a run: the table, then a headline for each case that needs a reader."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,12 +11,15 @@ from stepguard.core.profile import grouped
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem
 from stepguard.core.status import Status
-from stepguard.core.text import listed
+from stepguard.core.text import cut, listed, printable, shortened
 from stepguard.measure.suite import Result
 from stepguard.report import metric_notes, table, time_causes, verdict_text
-from stepguard.report.next_steps import Commands, commit_first, next_steps
+from stepguard.report.next_steps import Commands
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
+LEAST_OF_ID = 12  # columns of a case's id in a headline; the verdict and the cause need the rest
+_IN_BRACKETS = re.compile(r" \([+-][^()]*\)")
+_FOLDERS = re.compile(r"(?:[\w.-]+/)+(?=[\w.-]+\.py)")
 
 
 @dataclass(frozen=True)
@@ -64,16 +68,28 @@ def _headline(run: ShownRun, result: Result, width: int) -> Iterator[tuple[str, 
     """Yield a result's headline, and below it what pytest shows nowhere else."""
     verdict = result.verdict
     markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
-    head = verdict_text.headline(verdict, width)
+    page = verdict_text.result_page(result, run.commands)
+    head = narrowed(page.headline, verdict.case_id, width)
     yield head, markup
     # The case's block among pytest's failures has everything.
     if verdict.outcome != "passed" and run.blocks:
         return
     yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
-    path = run.commands.relative(result.evidence_path)
-    steps = next_steps(verdict, path, run.commands, commit_first(result.evidence))
-    below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *steps[:1]]
+    below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *page.steps[:1]]
     yield from ((f"  {line}", {}) for line in below)
+
+
+def narrowed(headline: str, case_id: str, width: int) -> str:
+    """Return a headline of at most ``width`` columns; 0 is any width. What is too long loses, in
+    this order: figures in brackets, folders, the middle of the case's name, and last its end.
+    """
+    if not width:
+        return headline
+    name = printable(case_id)
+    cause = headline.removeprefix(name)
+    for less in (_IN_BRACKETS, _FOLDERS):
+        cause = less.sub("", cause) if len(name + cause) > width else cause
+    return cut(shortened(name, max(LEAST_OF_ID, width - len(cause))) + cause, width)
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
