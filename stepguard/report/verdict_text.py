@@ -65,27 +65,37 @@ _OURS = re.compile(
 
 def headline(verdict: Verdict) -> str:
     """Return a verdict as one line: case, verdict, cause."""
+    return _headline(verdict, _cause(verdict)[0])
+
+
+def _headline(verdict: Verdict, cause: str) -> str:
     waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
-    return printable(f"{verdict.case_id}: {verdict.status.value}{waived}: {_cause(verdict)}")
+    return printable(f"{verdict.case_id}: {verdict.status.value}{waived}: {cause}")
 
 
-def _cause(verdict: Verdict) -> str:
-    """Return what a verdict is based on."""
-    worst = verdict.worst
+def _cause(verdict: Verdict) -> tuple[str, Site | None]:
+    """Return what a verdict is based on, and the line of what decided or explains it, if known."""
+    worst, moved = verdict.worst, _moved(verdict)
     if verdict.whole or worst is None:
         # For other work the operators that moved come first, with the place of their calls.
-        calls = (m for m in _moved(verdict) if m.metric == OPERATORS and m.moved)
+        calls = (m for m in moved if m.metric == OPERATORS and m.moved)
         message = (verdict.message or verdict.reason.phrase).split("\n")[0]
-        return "; ".join([*map(_what_moved, calls), message])
+        failed = verdict.figures.site if isinstance(verdict.figures, Failed) else None
+        places = (failed if failed and failed.file else None, *(m.place for m in moved))
+        return "; ".join([*map(_what_moved, calls), message]), next(filter(None, places), None)
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
-        return worst.reason.phrase
+        return worst.reason.phrase, worst.place
     cause = time_causes.culprit(verdict)
     if cause is None:
-        both = (worst, _operator_of(worst, verdict))
-        return ", ".join(_what_moved(metric) for metric in both if metric)
+        operators = _operator_of(worst, verdict)
+        both = ", ".join(_what_moved(metric) for metric in (worst, operators) if metric)
+        return both, (operators or worst).place
     # The cause comes before the time that it explains.
-    named = time_causes.moved(cause, verdict) if isinstance(cause, Cause) else _what_moved(cause)
-    return f"{named}; {change(worst, digits=1)}"
+    if isinstance(cause, Cause):
+        named, site = time_causes.moved(cause, verdict), time_causes.site_of(cause, verdict)
+    else:
+        named, site = _what_moved(cause), cause.place
+    return f"{named}; {change(worst, digits=1)}", site
 
 
 def _what_moved(metric: MetricVerdict) -> str:
@@ -128,23 +138,6 @@ def times(verdict: Verdict) -> list[str]:
         for metric in verdict.metrics
         if metric.gated and METRICS[metric.metric].kind == "time" and (text := note(metric))
     ]
-
-
-def place(verdict: Verdict) -> Site | None:
-    """Return the line of what decided a verdict, or of what explains it; None if unknown."""
-    if verdict.whole:
-        site = verdict.figures.site if isinstance(verdict.figures, Failed) else None
-        of_metrics = (metric.place for metric in _moved(verdict))
-        places = [site if site and site.file else None, *of_metrics]
-        return next(filter(None, places), None)
-    if verdict.worst is None:
-        return None
-    cause = time_causes.culprit(verdict)
-    if isinstance(cause, MetricVerdict):
-        return cause.place
-    if cause is None:
-        return (_operator_of(verdict.worst, verdict) or verdict.worst).place
-    return time_causes.site_of(cause, verdict)
 
 
 def places(verdict: Verdict) -> list[str]:
@@ -287,12 +280,13 @@ def page_of(verdict: Verdict, steps: Sequence[str] = ()) -> Page:
     """Return the page of a verdict. ``steps`` are the next steps, if a run just measured it."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
+    cause, place = _cause(verdict)
     return Page(
-        headline=headline(verdict),
+        headline=_headline(verdict, cause),
         message=verdict.message,
         detail=verdict.detail or detail(verdict),
         lines=evidence_lines(verdict),
-        place=place(verdict),
+        place=place,
         notes={metric: text for metric, text in notes.items() if text},
         causes=[sentence(cause) for cause in causes],
         steps=list(steps),

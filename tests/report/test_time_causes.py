@@ -11,7 +11,7 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove, Straggler, Verdict
 from stepguard.report import time_causes
-from stepguard.report.verdict_text import evidence_lines, headline, place
+from stepguard.report.verdict_text import evidence_lines, headline, page_of
 
 GELU = "triton_poi_fused_gelu_5"
 GENERIC = (
@@ -125,7 +125,7 @@ def test_operators_that_came_are_named_where_nothing_explains_more(count):
     found = headline(verdict([], operators))
     named = f"{CASE_ID}: SLOWER: +25 aten.clone in norm (model/gpt.py:130); step_ms 2"
     assert found.startswith(named) is (count > 0), found
-    assert place(verdict([], operators)) == (where if count > 0 else None)
+    assert page_of(verdict([], operators)).place == (where if count > 0 else None)
     assert GELU in headline(verdict([cause(3600.0)], operators))
 
 
@@ -181,7 +181,7 @@ def test_a_kernel_has_the_line_of_its_operator():
     )
     found = verdict([cause(3600.0)], operators)
     assert f"{GELU} 6.5 -> 10.1 ms (+3.6), forward model/gpt.py:73; step_ms" in headline(found)
-    assert place(found) == sites[1]
+    assert page_of(found).place == sites[1]
     found = verdict([cause(3600.0)], replace(operators, ranks=(1,)))
     assert "(+3.6), forward, on rank 1 model/gpt.py:73; step_ms" in headline(found)
 
@@ -272,8 +272,8 @@ def test_a_kernel_of_the_straggler_has_its_rank():
 
 def test_the_annotation_is_at_the_cause():
     """GitHub marks the sync's line, though the time decided."""
-    assert place(verdict([], SYNC)) == LINE
-    assert place(verdict([cause(3600.0)], SYNC)) is None
+    assert page_of(verdict([], SYNC)).place == LINE
+    assert page_of(verdict([cause(3600.0)], SYNC)).place is None
 
 
 def test_three_causes_and_the_straggler_are_shown():

@@ -37,7 +37,7 @@ from stepguard.judge.sequential_plan import level_of
 from stepguard.report.metric_notes import note
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.verdict_text import block as told_block
-from stepguard.report.verdict_text import headline, page_of, place
+from stepguard.report.verdict_text import headline, page_of
 
 OLD, NEW = "0" * 40, "f" * 40
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})
@@ -318,7 +318,7 @@ def test_other_flops_come_with_the_operators_that_make_them():
         )
     ]
     verdict = judge_ab(replace(found, head=sides[0], base=sides[1]))
-    assert place(verdict).place == line.place
+    assert page_of(verdict).place.place == line.place
     steps = next_steps(verdict, "evidence.json", Commands())
     told = told_block(page_of(verdict, steps)).splitlines()
     assert "CHANGED: +6 aten.addmm in MLP.forward (model/gpt.py:72); flops_per_step 80,0" in told[0]
