@@ -12,14 +12,12 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.profile import grouped
 from stepguard.core.run_document import ResultDocument, RunDocument, State
 from stepguard.core.status import Status
-from stepguard.core.text import cut, first, listed, markdown, printable_lines, revision, short_hash
+from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
 from stepguard.report.verdict_text import ReportedCauses
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
-WORST = 3  # cases whose cause is at the top of a comment
-CAUSE = 300  # characters of such a cause
 CHARTED = 20  # cases in the chart
 UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
@@ -39,19 +37,15 @@ def page(
     run, the table, a chart of the times, a folded part for each case that has notices or is not
     `same`, cases that were not measured, notices, and what was measured where.
 
-    A comment has the causes of the worst cases before the table, says who wrote the document, and
-    folds the table. It has no chart, and no next steps, since its readers do not have the evidence.
+    A comment says who wrote the document, and folds the table. It has no chart, and no next steps,
+    since its readers do not have the evidence.
     """
     parts = [_verdict(document), *_base(document), *_problems(document)]
     rows = "\n\n".join(_table(document, limit_bytes // 2))
     if for_comment:
-        parts += [
-            *_worst(document),
-            _SAID_BY,
-            *([_folded("all cases", f"{rows}\n")] if rows else []),
-        ]
+        parts += [_SAID_BY, _folded("all cases", f"{rows}\n") if rows else ""]
     else:
-        parts += [*([rows] if rows else []), *chart(document)]
+        parts += [rows, *chart(document)]
     reported = ReportedCauses()
     shown = filter(_speaks, document.worst_first)
     parts += [_details(result, not for_comment, reported) for result in shown]
@@ -60,14 +54,6 @@ def page(
     parts += [*_unmeasured(document), *notices]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
-
-
-def _worst(document: RunDocument) -> Iterator[str]:
-    """Yield the headlines of the worst cases that do not pass, as one text, if there are any."""
-    # As code, where neither "@" nor "#" is a link.
-    headlines = [markdown(cut(result.text.headline, CAUSE)) for result in document.failing[:WORST]]
-    if headlines:
-        yield "\n".join(f"* <code>{headline}</code>" for headline in headlines)
 
 
 def _folded(title: str, text: str) -> str:
@@ -98,7 +84,7 @@ def chart(document: RunDocument) -> Iterator[str]:
 def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
     """Yield the parts for which there is room, and a line on how many are left out."""
     room, left_out = limit_bytes - 200, 0
-    for part in parts:
+    for part in filter(None, parts):
         size = len(part.encode()) + 2
         if size > room:
             left_out += 1

@@ -12,8 +12,9 @@ from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem
 from stepguard.core.status import Status
 from stepguard.core.text import cut, listed, printable, shortened
+from stepguard.core.verdict import Verdict
 from stepguard.measure.suite import Result
-from stepguard.report import metric_notes, table, time_causes, verdict_text
+from stepguard.report import metric_notes, table, verdict_text
 from stepguard.report.next_steps import Commands
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
@@ -65,18 +66,17 @@ def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
 
 
 def _headline(run: ShownRun, result: Result, width: int) -> Iterator[tuple[str, Markup]]:
-    """Yield a result's headline, and below it what pytest shows nowhere else."""
+    """Yield a result's headline, and below it its page if pytest shows it nowhere else."""
     verdict = result.verdict
     markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
     page = verdict_text.result_page(result, run.commands)
     head = narrowed(page.headline, verdict.case_id, width)
     yield head, markup
-    # The case's block among pytest's failures has everything.
-    if verdict.outcome != "passed" and run.blocks:
-        return
-    yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
-    below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *page.steps[:1]]
-    yield from ((f"  {line}", {}) for line in below)
+    # Of a case that fails, its block among pytest's failures has everything.
+    if verdict.outcome == "passed":
+        yield from ((line, {}) for line in page.lines)
+    if verdict.outcome == "passed" or not run.blocks:
+        yield from ((f"  {step}", {}) for step in page.steps[:1])
 
 
 def narrowed(headline: str, case_id: str, width: int) -> str:
@@ -108,10 +108,20 @@ def _beside(result: Result) -> Iterator[str]:
             what = metric_notes.happens(site, METRICS[name].unit)
             yield f"allowed in {case_id}: {what}: {site.allowed}"
     yield from _equal_elsewhere(result)
-    # For `same` against a revision say how much slower the case may be, unless a notice says it.
-    if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
-        lines = verdict_text.times(verdict) or ["counters alone, its times are not gated"]
-        yield from (f"{case_id} against {verdict.against}: {line}" for line in lines)
+    if verdict.against and verdict.outcome == "passed":
+        front = f"{case_id} against {verdict.against}: "
+        yield from (f"{front}{line}" for line in _same_times(verdict))
+
+
+def _same_times(verdict: Verdict) -> Iterator[str]:
+    """Yield how much slower a case may be that is `same` in pairs. What moved is on its page."""
+    times = [m for m in verdict.metrics if m.gated and METRICS[m.metric].kind == "time"]
+    if not times:
+        yield "counters alone, its times are not gated"
+    for time in times:
+        moved = time.status is not Status.SAME or time.has_notice
+        if not moved and (text := metric_notes.note(time)):
+            yield f"{time.metric}: {text}"
 
 
 def _equal_elsewhere(result: Result) -> Iterator[str]:

@@ -131,23 +131,6 @@ def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None
     return next((m for m, at in with_it if at and (at.count > 0) == rises), None)
 
 
-def times(verdict: Verdict) -> list[str]:
-    """Return what pairs with another revision say of the step time; empty without pairs."""
-    return [
-        f"{metric.metric}: {text}"
-        for metric in verdict.metrics
-        if metric.gated and METRICS[metric.metric].kind == "time" and (text := note(metric))
-    ]
-
-
-def places(verdict: Verdict) -> list[str]:
-    """Return where the deciding metric moved, a line each: the site, its phase, what happens
-    there.
-    """
-    worst = verdict.worst
-    return [f"  {line}" for line in place_lines(worst)] if worst and not verdict.whole else []
-
-
 def _short(name: str, value: float) -> str:
     """Format a value in few characters for the headline: 2.62 G. The lines below have it in
     full.

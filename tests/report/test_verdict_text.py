@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, replace, with_counts
+from builders import PROPERTY, block, entry, evidence, launch, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
 
 from stepguard import Case
 from stepguard.core.evidence import Disturbance, Fault
@@ -27,7 +26,6 @@ from stepguard.report.next_steps import Commands, commit_first, next_steps
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
-COUNTERS = len(COUNTS) + 1  # that a case on a GPU gates: tokens too
 WORDS = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=100)
 SITES = st.builds(
     Site,
@@ -75,7 +73,6 @@ WHOLE = st.none() | st.builds(Failed, message=st.text(max_size=120))
 VERDICTS = verdicts_of(PLACES, {"figures": WHOLE, "detail": st.text(max_size=50)})
 TABLED = verdicts_of({}, {})  # a table has no places and no sentences
 SLOWER = judge(evidence((270.0,) * 3), entry())
-CHANGED = judge(with_counts(evidence(), operator_calls_per_step=2401), entry())
 SAME = judge(evidence(), entry())
 FASTER = judge(evidence((230.0,) * 3), entry())
 NO_BASELINE = judge(evidence(), None)
@@ -121,26 +118,6 @@ def test_a_page_has_a_headline_of_one_line_that_fits(verdict, width):
     assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason)
 
 
-AT = Site(".item()", "model/gpt.py", 88, "GPT.forward", "loss.item()", "forward", 2)
-SYNCED = MetricVerdict(
-    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=1.0, new=3.0, sites=(AT,)
-)
-
-
-CLONES = MetricVerdict(
-    "operator_calls_per_step",
-    Status.CHANGED,
-    Reason.WORK_MOVED,
-    old=719.0,
-    new=723.0,
-    moved=(PartMove("aten.clone.default", 2, 6),),
-    sites=(
-        Site("aten.clone.default", "model/gpt.py", 105, "Block.forward", "x = x.clone()", count=4),
-    ),
-)
-MOVED = Verdict("train_step[nano-cpu]", Status.CHANGED, Reason.WORK_MOVED, metrics=(CLONES,))
-
-
 @pytest.mark.parametrize(
     ("parts", "text"),
     [
@@ -161,69 +138,6 @@ def test_a_setting_is_named_old_and_new(parts, text):
     verdict = Verdict("f[x]", *reason, metrics=(found,))
     assert verdict_text.headline(verdict) == f"f[x]: CHANGED: {text}"
     assert text.removeprefix("settings: ") in "".join(verdict_text.evidence_lines(verdict))
-
-
-def test_a_summary_says_a_place_once():
-    """Of a waived verdict, say, which has no block: below is what the headline has no room for."""
-    waived = replace(MOVED, waived_until="2030-01-01")
-    texts = [
-        text
-        for text, _ in terminal_summary.lines(
-            terminal_summary.ShownRun([result(waived)], Commands())
-        )
-    ]
-    assert sum("in Block.forward" in text for text in texts) == 1
-    narrow = [
-        text
-        for text, _ in terminal_summary.lines(
-            terminal_summary.ShownRun([result(waived)], Commands()), 60
-        )
-    ]
-    assert "  +4 aten.clone in Block.forward (model/gpt.py:105)" in narrow
-
-
-def test_a_summary_says_once_what_moved_to_another_line():
-    """Three counters are equal and have one new place: a line, and one for each other place."""
-    names = ("host_syncs_per_step", "copies_per_step", "launches_per_step")
-    equal = [
-        replace(SYNCED, metric=name, reason=Reason.EQUAL, status=Status.SAME) for name in names
-    ]
-    alone = replace(equal[0], metric="graph_breaks", sites=(structs.replace(AT, line=9),))
-    found = result(replace(MOVED, metrics=(*equal, alone)))
-    texts = [
-        text for text, _ in terminal_summary.lines(terminal_summary.ShownRun([found], Commands()))
-    ]
-    moved = [text for text in texts if " equal, but now at " in text]
-    where = "but now at loss.item() in GPT.forward (model/gpt.py"
-    assert moved == [
-        f"{found.case.id}: {', '.join(names)} are equal, {where}:88), forward",
-        f"{found.case.id}: graph_breaks is equal, {where}:9), forward",
-    ]
-
-
-def test_what_is_allowed_is_said_in_its_unit():
-    """A step may keep 4,096 bytes: no 4096 additions."""
-    kept = structs.replace(AT, what="aten.add", count=4096, allowed="a log")
-    waits = structs.replace(AT, count=2, allowed="it is meant")
-    found = result(MOVED)
-    sites = {"leaked_bytes_per_step": (kept,), "host_syncs_per_step": (waits,)}
-    counts = replace(found.evidence.counts, sites=sites)
-    found = replace(found, evidence=replace(found.evidence, counts=counts))
-    texts = [
-        text for text, _ in terminal_summary.lines(terminal_summary.ShownRun([found], Commands()))
-    ]
-    front, where = f"allowed in {found.case.id}: ", "loss.item() in GPT.forward (model/gpt.py:88)"
-    assert f"{front}4,096 B of aten.add: {where}, forward: a log" in texts
-    assert f"{front}2 x .item(): {where}, forward: it is meant" in texts
-
-
-def test_an_operator_without_a_place_is_named_all_the_same():
-    """Where the recording has no lines, or the compiler calls it."""
-    bare = replace(CLONES, sites=())
-    moved = "operator_calls_per_step 719 -> 723"
-    assert verdict_text.headline(replace(MOVED, metrics=(bare,))).endswith(
-        f": +4 aten.clone, {moved}"
-    )
 
 
 @pytest.mark.parametrize(
@@ -254,11 +168,6 @@ def test_commands_carry_the_folder(verdict, commands):
 # The table
 
 
-def names(verdicts):
-    """The first cell of each row."""
-    return [row.cells[0] for row in table.rows(verdicts)]
-
-
 @PROPERTY
 @given(st.lists(TABLED, max_size=5))
 def test_rows_stand_worst_first_and_align(verdicts):
@@ -273,44 +182,6 @@ def test_rows_stand_worst_first_and_align(verdicts):
     assert header.startswith("case") and "verdict" in header
     for line, row in zip(lines, rows, strict=True):
         assert line[header.index("verdict") :] == row.cells[-1]
-
-
-def test_a_row_has_its_figures():
-    """Time, baseline, change, limit, throughput, MFU, memory, counters and verdict."""
-    (row,) = table.rows([SLOWER])
-    assert row.cells == (
-        CASE_ID,
-        "270.000",
-        "250.000",
-        "+8.00",
-        "0.70",
-        "485,452",
-        "37.04",
-        "42,915.3",
-        f"{COUNTERS} equal",
-        "SLOWER",
-    )
-
-
-def test_counters_are_summed_up():
-    """So many equal, so many moved, or just counted where there is nothing to compare with."""
-    counters = table.COLUMNS.index("counters")
-    assert table.rows([CHANGED])[0].cells[counters] == f"1 of {COUNTERS} moved"
-    assert table.rows([NO_BASELINE])[0].cells[counters] == f"{COUNTERS} counted"
-
-
-def test_times_that_are_not_gated_are_not_compared():
-    """A time that does not decide is shown without baseline, change and limit."""
-    found = evidence((270.0,) * 3, gates=("flops_per_step",))
-    row = table.rows([judge(found, entry())])[0].cells
-    assert row[1] == "270.000"
-    assert row[2:5] == ("", "", "")
-
-
-def test_counts_of_verdicts():
-    """How many of each, worst first; nothing for no verdicts."""
-    assert table.counts([SAME, SLOWER, SAME]) == "1 SLOWER, 2 same"
-    assert table.counts([]) == ""
 
 
 # Documents
@@ -374,19 +245,6 @@ def test_the_table_fits_the_terminal_or_stacks(width, verdicts):
     assert all(cell in text for row in rows for cell in row.cells)
     wide = [line for line, _ in table.lines(rows)]
     assert (max(map(len, wide)) <= width) == (shown == wide)
-
-
-def test_a_log_has_two_lines_of_headings_before_it_is_too_wide():
-    """A GPU's row with all its figures fits 120 columns, and the wider one keeps every cell."""
-    cells = ("train_step[124m-bf16-4-ranks]", "260.100", "252.520", "+3.00", "0.50", "503,929")
-    cells += ("41.2", "34,332.3", "3 of 22 moved")
-    usual = table.Row((*cells, "INCONCLUSIVE"), Status.INCONCLUSIVE)
-    first, second, row = table.lines([usual])
-    assert first[0].split()[:3] == ["step", "baseline", "change"] and second[0].startswith("case")
-    assert (first[1], second[1], row[1]) == (None, None, Status.INCONCLUSIVE)
-    assert max(len(line) for line, _ in (first, second, row)) <= table.LOG_WIDTH
-    waived = table.Row((*cells, "SLOWER (waived until 2027-01-22)"), Status.SLOWER)
-    assert all(cell in list(table.lines([waived]))[-1][0] for cell in waived.cells)
 
 
 # Tracebacks
