@@ -5,7 +5,7 @@ Anybody may have written the document, for example a fork. So no text in it acts
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from stepguard.core.metrics import JUDGED_TIME
@@ -22,6 +22,11 @@ CHARTED = 20  # cases in the chart
 UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
 # A measuring job runs a pull request's own code, and nobody asked the base branch about it.
+# Of these changes only added waivers judged.
+_EDITED = (
+    "**This change edits baselines or waivers.** "
+    "Those of {} judged, and waivers declared here; old -> new:"
+)
 _SAID_BY = "This is what the measuring job says of itself. The check `perf / gate` decides."
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
 
@@ -40,7 +45,10 @@ def page(
     A comment says who wrote the document, and folds the table. It has no chart, and no next steps,
     since its readers do not have the evidence.
     """
-    parts = [_verdict(document), *_base(document), *_problems(document)]
+    problems = [problem.sentence for problem in document.problems]
+    parts = [_verdict(document)]
+    parts += _bulleted(document.base_changes, _EDITED.format(markdown(document.base)))
+    parts += _bulleted(problems, "**The run itself is no pass:**")
     rows = "\n\n".join(_table(document, limit_bytes // 2))
     if for_comment:
         parts += [_SAID_BY, _folded("all cases", f"{rows}\n") if rows else ""]
@@ -50,8 +58,7 @@ def page(
     shown = filter(_speaks, document.worst_first)
     parts += [_details(result, not for_comment, reported) for result in shown]
     # The effect of each waiver is among the notices.
-    notices = _cut(_bullets(document.notices), "notices", folded="")
-    parts += [*_unmeasured(document), *notices]
+    parts += [*_unmeasured(document), *_bulleted(document.notices, "notices", is_folded=True)]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
@@ -99,22 +106,6 @@ def _verdict(document: RunDocument) -> str:
     title = table.title(document.outcome, [result.verdict for result in document.results])
     run, _, counts = title.partition(": ")
     return f"**{run}:** {markdown(counts)}"
-
-
-def _base(document: RunDocument) -> Iterator[str]:
-    """Yield what the tree changes in the baselines. Of these changes only added waivers judged."""
-    if document.base_changes:
-        yield (
-            "**This change edits baselines or waivers.** "
-            f"Those of {markdown(document.base)} judged, and waivers declared here; old -> new:"
-        )
-    yield from _cut(_bullets(document.base_changes), "changes")
-
-
-def _problems(document: RunDocument) -> Iterator[str]:
-    if document.problems:
-        yield "**The run itself is no pass:**"
-    yield from _cut(_bullets([problem.sentence for problem in document.problems]), "problems")
 
 
 def facts(document: RunDocument) -> Iterator[tuple[str, str]]:
@@ -187,26 +178,16 @@ def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, list[str]]]:
 
 def _unmeasured(document: RunDocument) -> Iterator[str]:
     for state, groups in grouped(unmeasured(document), lambda group: group[0]).items():
-        lines = []
-        for _, why, names in groups:
-            shown = markdown(listed(names, LISTED))
-            lines.append(f"* {shown}" + (f": {markdown(why)}" if why else ""))
+        lines = [listed(names, LISTED) + (f": {why}" if why else "") for _, why, names in groups]
         total = sum(len(names) for _, _, names in groups)
-        yield from _cut(lines, state.value, folded=f"{total} ")
+        yield from _bulleted(lines, f"{total} {state.value}", is_folded=True)
 
 
-def _bullets(lines: list[str]) -> list[str]:
-    return [f"* {markdown(line)}" for line in lines]
-
-
-def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:
-    """Yield a text of at most LISTED lines; nothing without lines. If ``folded`` is not None, the
-    text is folded, and ``folded`` and ``name`` are its title.
+def _bulleted(lines: Sequence[str], title: str, is_folded: bool = False) -> list[str]:
+    """Return a title and a list of at most LISTED lines, as parts of the page; nothing without
+    lines.
     """
-    if not lines:
-        return
-    text = "\n".join(first(lines, LISTED, "* "))
-    if folded is None:
-        yield text
-    else:
-        yield _folded(f"{folded}{name}", text)
+    text = "\n".join(first([f"* {markdown(line)}" for line in lines], LISTED, "* "))
+    if is_folded:
+        return [_folded(title, text)] if lines else []
+    return [title, text] if lines else []

@@ -317,13 +317,10 @@ def _shared_cause(verdict: Verdict) -> Hashable:
     """Return what a verdict is based on: the places where counters moved, or a traceback. None if
     neither is known, or if times or permissions make each case different.
     """
-    moved = verdict.moved
-    places = {site.key for metric in moved for site in metric.sites}
-    are_counters = all(METRICS[metric.metric].kind == "counter" for metric in moved if places)
-    if verdict.permissions or not are_counters:
+    moved = [] if verdict.whole else verdict.moved
+    if verdict.permissions or any(METRICS[m.metric].kind != "counter" for m in moved):
         return None
-    if places:
-        return frozenset(places), frozenset((metric.metric, metric.status) for metric in moved)
     unstable = verdict.figures.sites if isinstance(verdict.figures, Unstable) else ()
-    said = verdict.detail or frozenset(site.key for site in unstable)
-    return (verdict.reason, said) if said else None
+    sites = [*unstable, *(site for metric in moved for site in metric.sites)]
+    said = frozenset(site.key for site in sites) or verdict.detail
+    return (verdict.reason, frozenset((m.metric, m.status) for m in moved), said) if said else None
