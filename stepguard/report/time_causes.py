@@ -103,13 +103,13 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
     return min(main, key=lambda cause: cause.kind is Kind.MOVED, default=None)
 
 
-def moved(cause: Cause, verdict: Verdict) -> str:
-    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" with its line and its ranks
-    if known. Times are of a step, over all launches, as a mean over ranks.
+def moved(cause: Cause, verdict: Verdict) -> tuple[str, Site | None]:
+    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" with its ranks and its line,
+    and the line, if known. Times are of a step, over all launches, as a mean over ranks.
     """
     site, text = site_of(cause, verdict), f"{named(cause)} {_figures(cause.before, cause.after)}"
     where = _where(cause), on_ranks(_ranks(site, verdict))
-    return ", ".join(filter(None, (text, *where))) + (f" {site.place}" if site else "")
+    return ", ".join(filter(None, (text, *where))) + (f" {site.place}" if site else ""), site
 
 
 def _operators(verdict: Verdict) -> MetricVerdict | None:

@@ -65,12 +65,7 @@ _OURS = re.compile(
 
 def headline(verdict: Verdict) -> str:
     """Return a verdict as one line: case, verdict, cause."""
-    return _headline(verdict, _cause(verdict)[0])
-
-
-def _headline(verdict: Verdict, cause: str) -> str:
-    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
-    return printable(f"{verdict.case_id}: {verdict.status.value}{waived}: {cause}")
+    return page_of(verdict).headline
 
 
 def _cause(verdict: Verdict) -> tuple[str, Site | None]:
@@ -92,7 +87,7 @@ def _cause(verdict: Verdict) -> tuple[str, Site | None]:
         return both, (operators or worst).place
     # The cause comes before the time that it explains.
     if isinstance(cause, Cause):
-        named, site = time_causes.moved(cause, verdict), time_causes.site_of(cause, verdict)
+        named, site = time_causes.moved(cause, verdict)
     else:
         named, site = _what_moved(cause), cause.place
     return f"{named}; {change(worst, digits=1)}", site
@@ -264,8 +259,9 @@ def page_of(verdict: Verdict, steps: Sequence[str] = ()) -> Page:
     causes = verdict.explanation.causes if verdict.explanation else ()
     notes = {metric.metric: note(metric) for metric in verdict.metrics}
     cause, place = _cause(verdict)
+    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
     return Page(
-        headline=_headline(verdict, cause),
+        headline=printable(f"{verdict.case_id}: {verdict.status.value}{waived}: {cause}"),
         message=verdict.message,
         detail=verdict.detail or detail(verdict),
         lines=evidence_lines(verdict),
