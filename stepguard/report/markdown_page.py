@@ -8,13 +8,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from msgspec import structs
+
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.profile import grouped
-from stepguard.core.run_document import ResultDocument, RunDocument, State
+from stepguard.core.run_document import Page, ResultDocument, RunDocument, State
 from stepguard.core.status import Status
 from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import ReportedCauses
+from stepguard.report.verdict_text import ReportedCauses, block
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
@@ -56,7 +58,9 @@ def page(
         parts += [rows, *chart(document)]
     reported = ReportedCauses()
     shown = filter(_speaks, document.worst_first)
-    parts += [_details(result, not for_comment, reported) for result in shown]
+    for result in shown:
+        known = structs.replace(result.text, steps=[]) if for_comment else result.text
+        parts.append(_details(known, reported.reference(result.verdict)))
     # The effect of each waiver is among the notices.
     parts += [*_unmeasured(document), *_bulleted(document.notices, "notices", is_folded=True)]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
@@ -151,21 +155,15 @@ def _speaks(result: ResultDocument) -> bool:
     return not silent or result.verdict.has_notice
 
 
-def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> str:
-    """Return, folded, what a verdict is based on (unless it is ``reported``) and what to do
-    next.
-    """
-    reference, next_steps = reported.reference(result.verdict), result.text.steps if steps else []
-    lines = [reference, *next_steps[:1]] if reference else [*result.text.lines, *next_steps]
-    body = printable_lines("\n".join(lines))
+def _details(page: Page, reference: str) -> str:
+    """Return, folded, what pytest prints below a headline."""
+    headline, *lines = block(page, reference).split("\n")
+    body = "\n".join(lines)
     # This fence is longer than any in the text: a docstring in a traceback may contain one.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" makes a link.
-    headline = f"<code>{markdown(result.text.headline)}</code>"
-    if not body:
-        return headline
-    title = f"<details><summary>{headline}</summary>"
-    return "\n".join([title, "", fence, body, fence, "</details>"])
+    title = f"<code>{markdown(headline)}</code>"
+    return _folded(title, f"{fence}\n{body}\n{fence}") if body else title
 
 
 def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, list[str]]]:
