@@ -12,23 +12,22 @@ from msgspec import structs
 
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.profile import grouped
-from stepguard.core.run_document import Page, ResultDocument, RunDocument, State
-from stepguard.core.status import Status
+from stepguard.core.run_document import Page, RunDocument, State
 from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import ReportedCauses, block
+from stepguard.report.verdict_text import ReportedCauses, block, is_news
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
 CHARTED = 20  # cases in the chart
 UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
-# A measuring job runs a pull request's own code, and nobody asked the base branch about it.
 # Of these changes only added waivers judged.
 _EDITED = (
     "**This change edits baselines or waivers.** "
     "Those of {} judged, and waivers declared here; old -> new:"
 )
+# A measuring job runs a pull request's own code, and nobody asked the base branch about it.
 _SAID_BY = "This is what the measuring job says of itself. The check `perf / gate` decides."
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
 
@@ -57,8 +56,7 @@ def page(
     else:
         parts += [rows, *chart(document)]
     reported = ReportedCauses()
-    shown = filter(_speaks, document.worst_first)
-    for result in shown:
+    for result in (one for one in document.worst_first if is_news(one.verdict)):
         known = structs.replace(result.text, steps=[]) if for_comment else result.text
         parts.append(_details(known, reported.reference(result.verdict)))
     # The effect of each waiver is among the notices.
@@ -148,11 +146,6 @@ def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
         yield "\n".join(lines[:fitting])
     if fitting < len(lines):
         yield f"{len(lines) - fitting} more cases are not in this table."
-
-
-def _speaks(result: ResultDocument) -> bool:
-    silent = result.verdict.word in (Status.SAME.value, "recorded")
-    return not silent or result.verdict.has_notice
 
 
 def _details(page: Page, reference: str) -> str:

@@ -60,8 +60,7 @@ def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
         yield notice, {}
     yield from _problems(run.problems)
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
-        verdict = result.verdict
-        if not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice):
+        if verdict_text.is_news(result.verdict):
             yield from _headline(run, result, width)
 
 

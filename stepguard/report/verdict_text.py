@@ -292,6 +292,11 @@ def block(page: Page, reference: str = "") -> str:
     return "\n".join(map(printable, [head, *full, *page.lines, *steps]))
 
 
+def is_news(verdict: Verdict) -> bool:
+    """Tell whether a run's report shows a page of the case, and not its row in the table alone."""
+    return not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice)
+
+
 class ReportedCauses:
     """The causes that a report has shown so far, each with its first case."""
 
