@@ -18,8 +18,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site, added, merge
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.report.next_steps import Commands
-from stepguard.report.verdict_text import block, evidence_lines, headline
+from stepguard.report.verdict_text import block, evidence_lines, headline, page_of
 from stepguard.worker.counters.locate import Place, frames, locate, site_at
 
 ITEM = Site(".item()", "model/gpt.py", 88, "GPT.forward", "n = loss.item()", "forward")
@@ -166,7 +165,7 @@ def test_a_failure_names_the_place():
     assert headline(verdict).endswith(" model/gpt.py:88")
     line = "    2 x .item(): n = loss.item() in GPT.forward (model/gpt.py:88), forward"
     assert line in evidence_lines(verdict)
-    assert line in block(verdict, "evidence.json", Commands())
+    assert line in block(page_of(verdict))
 
 
 def test_a_failure_without_a_place_names_none():
@@ -331,4 +330,4 @@ def test_a_sync_in_a_library_has_two_lines():
     for site, behind in ((ITEM, ""), (inside, f" via {via}")):
         verdict = rise(site)
         assert headline(verdict).endswith(f"model/gpt.py:88{behind}")
-        assert f"(model/gpt.py:88){behind}, forward" in block(verdict, "", Commands())
+        assert f"(model/gpt.py:88){behind}, forward" in block(page_of(verdict))

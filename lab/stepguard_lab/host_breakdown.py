@@ -12,13 +12,13 @@ import numpy as np
 
 from stepguard.core.profile import Series, mean
 from stepguard.core.text import cut, listed
-from stepguard.report.table import aligned, fitted
+from stepguard.report.table import aligned
 from stepguard.trace.chrome_events import TraceError
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
 from stepguard.trace.kernel_classes import Classes
 from stepguard.trace.phases import find_passes, pass_at
 from stepguard.trace.step_windows import marked, step_at
-from stepguard_lab.printed import end_of
+from stepguard_lab.printed import end_of, fitted
 from stepguard_lab.trace_page import WIDTH
 
 

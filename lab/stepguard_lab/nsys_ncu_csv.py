@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 
-from stepguard.report.table import aligned, fitted
+from stepguard.report.table import aligned
 from stepguard.trace.chrome_events import TraceError
 from stepguard.trace.kernel_classes import Classes, short
+from stepguard_lab.printed import fitted
 from stepguard_lab.trace_page import WIDTH
 
 _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}

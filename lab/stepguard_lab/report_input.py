@@ -16,13 +16,13 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.permission import Permission
 from stepguard.core.profile import Profile
 from stepguard.core.recording import Recording
-from stepguard.core.run_document import ResultDocument, RunDocument, VerdictText
+from stepguard.core.run_document import Page, ResultDocument, RunDocument
 from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import alike
 from stepguard.judge.recorded_profile import restored
 from stepguard.machine.git.worktree import FOLDER
 from stepguard.machine.interpreter import as_typed
-from stepguard.report.document_json import text_of
+from stepguard.report.verdict_text import page_of
 from stepguard.storage import baseline_files
 from stepguard.storage.json_file import FileError
 from stepguard.storage.kept_runs import (
@@ -43,7 +43,7 @@ class MeasuredCase:
     """A case's verdict, and the evidence and recording that belong to it."""
 
     verdict: Verdict
-    text: VerdictText
+    text: Page
     result: ResultDocument | None = None  # of a run's document
     evidence: Evidence | None = None  # of this revision
     pairs: Comparison | None = None
@@ -125,7 +125,7 @@ def _judged(
     verdict = verdict_of_run(evidence, pairs, baselines, waivers)
     recording, why = (None, "") if evidence is None else _recording(evidence, baselines, "")
     head = pairs.head if evidence is None and pairs else evidence
-    return MeasuredCase(verdict, text_of(verdict), None, head, pairs, recording, why)
+    return MeasuredCase(verdict, page_of(verdict), None, head, pairs, recording, why)
 
 
 def _of_result(result: ResultDocument, folders: Sequence[Path], baselines: Path) -> MeasuredCase:

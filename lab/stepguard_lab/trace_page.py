@@ -9,11 +9,11 @@ from statistics import stdev
 
 from stepguard.core.profile import Series, grouped, mean
 from stepguard.core.text import cut, listed
-from stepguard.report.table import aligned, fitted
+from stepguard.report.table import aligned
 from stepguard.trace.kernel_classes import short
 from stepguard_lab.exchanges import Exchange
 from stepguard_lab.measured_peaks import Peaks
-from stepguard_lab.printed import end_of
+from stepguard_lab.printed import end_of, fitted
 from stepguard_lab.roofline import ClassRoof
 from stepguard_lab.trace_summary import Bottleneck, Bound, ClassRow, Summary, bottleneck
 

@@ -10,7 +10,7 @@ from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.site import Site
 from stepguard.judge.judge_pairs import judge_ab
-from stepguard.report.document_json import text_of
+from stepguard.report.verdict_text import page_of
 from stepguard.storage.waiver_file import today
 from stepguard_lab.history_page import page as history_page
 from stepguard_lab.history_store import measurement_of, series_of
@@ -112,8 +112,8 @@ def paired(case_id=CASE_ID, text="mm", slower_pct=2.0, pairs=8):
     ]
     found = changed(found, against="main", head=replace(head, launches=tuple(launches)), base=base)
     verdict = judge_ab(found, (), today())
-    text_of_it = replace(text_of(verdict), headline=f"{case_id}: {text}", lines=[text], detail=text)
-    return MeasuredCase(verdict, text_of_it, None, found.head, found)
+    page = replace(page_of(verdict), headline=f"{case_id}: {text}", lines=[text], detail=text)
+    return MeasuredCase(verdict, page, None, found.head, found)
 
 
 def run_of(*cases, text="why"):

@@ -13,7 +13,8 @@ from run_documents import COMMIT, measured, run_document
 
 from stepguard.core.evidence import to_json
 from stepguard.judge.judge_recordings import judge
-from stepguard.report.document_json import as_json, text_of
+from stepguard.report.document_json import as_json
+from stepguard.report.verdict_text import page_of
 from stepguard.storage.baseline_files import save
 from stepguard.storage.json_file import FileError
 from stepguard_lab.html_page import page
@@ -88,7 +89,7 @@ def test_a_time_that_was_compared_with_nothing_has_no_change():
     """A first run on a laptop has nothing to say there."""
     side = evidence()
     verdict = judge(side, None)
-    found = MeasuredCase(verdict, text_of(verdict), None, side)
+    found = MeasuredCase(verdict, page_of(verdict), None, side)
     text = Page(page([run_of(found)], PAGES, {})).text
     assert "Step time" in text and "Change of the step time" not in text
 

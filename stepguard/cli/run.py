@@ -23,10 +23,10 @@ from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.nodes.scheduler import named_launcher, survey
 from stepguard.machine.interpreter import interpreter
 from stepguard.measure.suite import Ended, Result
-from stepguard.report import verdict_text
 from stepguard.report.document_json import result_document
 from stepguard.report.metric_list import figures
-from stepguard.report.next_steps import Commands
+from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.verdict_text import block, page_of
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -70,6 +70,7 @@ def _report(result: Result, options: argparse.Namespace) -> int:
     if measured:
         say(f"evidence: {evidence}")
     else:
-        sys.stderr.write(verdict_text.block(result.verdict, evidence, commands) + "\n")
+        steps = next_steps(result.verdict, evidence, commands)
+        sys.stderr.write(block(page_of(result.verdict, steps)) + "\n")
     put_json(result_document(result, Commands(options.root)), options.json)
     return 0 if measured else 1

@@ -113,8 +113,10 @@ class CaseState(_Part, frozen=True, kw_only=True):
     guarded: bool = False  # this run had to measure it
 
 
-class VerdictText(_Part, frozen=True, kw_only=True):
-    """The text of a verdict, as reports show it. stepguard/report makes it."""
+class Page(_Part, frozen=True, kw_only=True):
+    """A verdict for readers: its headline, its place, and blocks of lines. stepguard/report makes
+    it once; terminals, Markdown and GitHub show its parts.
+    """
 
     headline: Text  # one line, cause first
     message: str  # of a case that was judged as a whole
@@ -130,7 +132,7 @@ class JudgedDocument(_Part, frozen=True, kw_only=True):
     """A verdict on kept evidence."""
 
     verdict: Verdict
-    text: VerdictText
+    text: Page
 
 
 class LaunchDocument(_Part, frozen=True, kw_only=True):
@@ -149,7 +151,7 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     metrics: dict[str, float]
     launches: list[LaunchDocument]
     verdict: Verdict
-    text: VerdictText
+    text: Page
     evidence: str
     baseline: str
     commit: str

@@ -59,7 +59,7 @@ from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
 from stepguard.plugin.strict_run import NO_GATE, SAID_BEFORE, StrictRun, left_out_line, unsuited
 from stepguard.report import verdict_text
-from stepguard.report.next_steps import Commands, commit_first
+from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal_summary import ShownRun
 from stepguard.report.verdict_text import ReportedCauses
@@ -312,11 +312,10 @@ class PerfSession:
 
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
-        path, verdict = self._commands.relative(result.evidence_path), result.verdict
+        verdict = result.verdict
         # pytest prints only failures.
         reference = self._reported.reference(verdict) if verdict.outcome != "passed" else ""
-        first = commit_first(result.evidence)
-        return verdict_text.block(verdict, path, self._commands, first, reference)
+        return verdict_text.block(verdict_text.result_page(result, self._commands), reference)
 
     def close(self) -> None:
         """Release all that the run has taken."""

@@ -12,46 +12,27 @@ from stepguard.core.run_document import (
     JudgedDocument,
     LaunchDocument,
     ResultDocument,
-    VerdictText,
     WaiverDocument,
 )
 from stepguard.core.text import printable_document
 from stepguard.core.verdict import Verdict
 from stepguard.judge.summarise_evidence import summarise
 from stepguard.measure.suite import Result
-from stepguard.report import verdict_text
-from stepguard.report.cause_text import sentence
-from stepguard.report.metric_notes import note
-from stepguard.report.next_steps import Commands, commit_first, next_steps
+from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import described
-
-
-def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
-    """Return the text of a verdict. ``steps`` are the next steps, if a run just measured it."""
-    causes = verdict.explanation.causes if verdict.explanation else ()
-    notes = {metric.metric: note(metric) for metric in verdict.metrics}
-    return VerdictText(
-        headline=verdict_text.headline(verdict),
-        message=verdict.message,
-        detail=verdict.detail or verdict_text.detail(verdict),
-        lines=verdict_text.evidence_lines(verdict),
-        place=verdict_text.place(verdict),
-        notes={metric: text for metric, text in notes.items() if text},
-        causes=[sentence(cause) for cause in causes],
-        steps=list(steps),
-    )
+from stepguard.report.verdict_text import page_of, result_page
 
 
 def judged_document(verdict: Verdict) -> JudgedDocument:
     """Return a verdict on kept evidence, with its text."""
-    return JudgedDocument(verdict=verdict, text=text_of(verdict))
+    return JudgedDocument(verdict=verdict, text=page_of(verdict))
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
     """Return a case with its metrics and its verdict. Paths are relative to the folder of
     ``commands``.
     """
-    evidence, path = result.evidence, commands.relative(result.evidence_path)
+    evidence = result.evidence
     launches = [launch for launch in evidence.launches if launch.has_times()]
     return ResultDocument(
         case=result.case.id,
@@ -63,10 +44,8 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
             for launch in launches
         ],
         verdict=result.verdict,
-        text=text_of(
-            result.verdict, next_steps(result.verdict, path, commands, commit_first(evidence))
-        ),
-        evidence=path,
+        text=result_page(result, commands),
+        evidence=commands.relative(result.evidence_path),
         baseline=commands.relative(result.baseline_path),
         commit=evidence.commit,
         dirty=list(evidence.dirty),

@@ -4,12 +4,12 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 https://docs.github.com/rest/checks/runs
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
+from stepguard.core.run_document import Problem, ProblemCode, RunDocument
 from stepguard.core.status import Outcome, Status
 from stepguard.core.text import bounded, cut, markdown, printable
 from stepguard.report import table
@@ -23,7 +23,6 @@ CHECK = "stepguard"
 MOST_A_REQUEST = 50  # annotations; GitHub appends those of later requests, without a limit
 TITLE_CHARACTERS = 255
 MESSAGE_CHARACTERS = 16_000  # GitHub takes 64 KiB, and a character may be four bytes
-Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
 _WAIVE = "If it is meant: a waiver lets it pass for some days"
 # What a pull request can do until a maintainer accepts what main measured. If the run has several
 # of these statuses, the first in this order decides.
@@ -62,17 +61,21 @@ class Annotation:
     line: int
 
 
-def annotated(document: RunDocument, problems: Sequence[Problem]) -> list[Annotation]:
-    """Return what is wrong with a run: first the ``problems`` that a gate has with it, then failing
+def annotated(document: RunDocument, problems: Sequence[Problem]) -> Iterator[Annotation]:
+    """Yield what is wrong with a run: first the ``problems`` that a gate has with it, then failing
     cases, worst first. Each is at the place of its cause, or else at the case's test.
     """
-    # A problem that only repeats a failing verdict is left out: _of_result shows the verdict.
-    others = [item for item in problems if item.case or item.code is not ProblemCode.FAILED]
     tests = {case.case: (case.file, case.line) for case in document.cases}
-    return [
-        *(_of_problem(problem, tests) for problem in others),
-        *(_of_result(result, tests) for result in document.failing),
-    ]
+    for problem in problems:
+        # One that only repeats a failing verdict is left out: the verdict follows below.
+        if problem.case or problem.code is not ProblemCode.FAILED:
+            test = tests.get(problem.case, ("", 0))
+            where = (problem.file, problem.line) if problem.file else test
+            yield Annotation(problem.code.value, problem.sentence, *where)
+    for result in document.failing:
+        page, test = result.text, tests.get(result.case, ("", 0))
+        where = (page.place.file, page.place.line) if page.place else test
+        yield Annotation(result.case, page.headline, *where)
 
 
 def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]:
@@ -84,17 +87,6 @@ def annotations(document: RunDocument, problems: Sequence[Problem]) -> list[str]
         more = f"and {len(lines) - MOST + 1} more: see the summary"
         lines = [*lines[: MOST - 1], error("stepguard", more)]
     return lines
-
-
-def _of_problem(problem: Problem, tests: Tests) -> Annotation:
-    place = (problem.file, problem.line) if problem.file else tests.get(problem.case, ("", 0))
-    return Annotation(problem.code.value, problem.sentence, *place)
-
-
-def _of_result(result: ResultDocument, tests: Tests) -> Annotation:
-    place = result.text.place
-    where = (place.file, place.line) if place else tests.get(result.case, ("", 0))
-    return Annotation(result.case, result.text.headline, *where)
 
 
 def comment(document: RunDocument, run_id: str) -> str:

@@ -5,24 +5,28 @@ Anybody may have written the document, for example a fork. So no text in it acts
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
+
+from msgspec import structs
 
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.profile import grouped
-from stepguard.core.run_document import ResultDocument, RunDocument, State
-from stepguard.core.status import Status
-from stepguard.core.text import cut, first, listed, markdown, printable_lines, revision, short_hash
+from stepguard.core.run_document import Page, RunDocument, State
+from stepguard.core.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.report import table
-from stepguard.report.verdict_text import ReportedCauses
+from stepguard.report.verdict_text import ReportedCauses, block, is_news
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment or a check run of more than 65,535 characters
-WORST = 3  # cases whose cause is at the top of a comment
-CAUSE = 300  # characters of such a cause
 CHARTED = 20  # cases in the chart
 UNPLAIN = re.compile(r"[^\w .,:+\[\]-]", re.ASCII)
 LISTED = 50  # rows of a list; a table is cut by its bytes
+# Of these changes only added waivers judged.
+_EDITED = (
+    "**This change edits baselines or waivers.** "
+    "Those of {} judged, and waivers declared here; old -> new:"
+)
 # A measuring job runs a pull request's own code, and nobody asked the base branch about it.
 _SAID_BY = "This is what the measuring job says of itself. The check `perf / gate` decides."
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
@@ -39,35 +43,26 @@ def page(
     run, the table, a chart of the times, a folded part for each case that has notices or is not
     `same`, cases that were not measured, notices, and what was measured where.
 
-    A comment has the causes of the worst cases before the table, says who wrote the document, and
-    folds the table. It has no chart, and no next steps, since its readers do not have the evidence.
+    A comment says who wrote the document, and folds the table. It has no chart, and no next steps,
+    since its readers do not have the evidence.
     """
-    parts = [_verdict(document), *_base(document), *_problems(document)]
+    problems = [problem.sentence for problem in document.problems]
+    parts = [_verdict(document)]
+    parts += _bulleted(document.base_changes, _EDITED.format(markdown(document.base)))
+    parts += _bulleted(problems, "**The run itself is no pass:**")
     rows = "\n\n".join(_table(document, limit_bytes // 2))
     if for_comment:
-        parts += [
-            *_worst(document),
-            _SAID_BY,
-            *([_folded("all cases", f"{rows}\n")] if rows else []),
-        ]
+        parts += [_SAID_BY, _folded("all cases", f"{rows}\n") if rows else ""]
     else:
-        parts += [*([rows] if rows else []), *chart(document)]
+        parts += [rows, *chart(document)]
     reported = ReportedCauses()
-    shown = filter(_speaks, document.worst_first)
-    parts += [_details(result, not for_comment, reported) for result in shown]
+    for result in (one for one in document.worst_first if is_news(one.verdict)):
+        known = structs.replace(result.text, steps=[]) if for_comment else result.text
+        parts.append(_details(known, reported.reference(result.verdict)))
     # The effect of each waiver is among the notices.
-    notices = _cut(_bullets(document.notices), "notices", folded="")
-    parts += [*_unmeasured(document), *notices]
+    parts += [*_unmeasured(document), *_bulleted(document.notices, "notices", is_folded=True)]
     parts += [", ".join(f"{name} `{_code(text)}`" for name, text in facts(document))]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
-
-
-def _worst(document: RunDocument) -> Iterator[str]:
-    """Yield the headlines of the worst cases that do not pass, as one text, if there are any."""
-    # As code, where neither "@" nor "#" is a link.
-    headlines = [markdown(cut(result.text.headline, CAUSE)) for result in document.failing[:WORST]]
-    if headlines:
-        yield "\n".join(f"* <code>{headline}</code>" for headline in headlines)
 
 
 def _folded(title: str, text: str) -> str:
@@ -98,7 +93,7 @@ def chart(document: RunDocument) -> Iterator[str]:
 def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
     """Yield the parts for which there is room, and a line on how many are left out."""
     room, left_out = limit_bytes - 200, 0
-    for part in parts:
+    for part in filter(None, parts):
         size = len(part.encode()) + 2
         if size > room:
             left_out += 1
@@ -113,22 +108,6 @@ def _verdict(document: RunDocument) -> str:
     title = table.title(document.outcome, [result.verdict for result in document.results])
     run, _, counts = title.partition(": ")
     return f"**{run}:** {markdown(counts)}"
-
-
-def _base(document: RunDocument) -> Iterator[str]:
-    """Yield what the tree changes in the baselines. Of these changes only added waivers judged."""
-    if document.base_changes:
-        yield (
-            "**This change edits baselines or waivers.** "
-            f"Those of {markdown(document.base)} judged, and waivers declared here; old -> new:"
-        )
-    yield from _cut(_bullets(document.base_changes), "changes")
-
-
-def _problems(document: RunDocument) -> Iterator[str]:
-    if document.problems:
-        yield "**The run itself is no pass:**"
-    yield from _cut(_bullets([problem.sentence for problem in document.problems]), "problems")
 
 
 def facts(document: RunDocument) -> Iterator[tuple[str, str]]:
@@ -169,26 +148,15 @@ def _table(document: RunDocument, limit_bytes: int) -> Iterator[str]:
         yield f"{len(lines) - fitting} more cases are not in this table."
 
 
-def _speaks(result: ResultDocument) -> bool:
-    silent = result.verdict.word in (Status.SAME.value, "recorded")
-    return not silent or result.verdict.has_notice
-
-
-def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> str:
-    """Return, folded, what a verdict is based on (unless it is ``reported``) and what to do
-    next.
-    """
-    reference, next_steps = reported.reference(result.verdict), result.text.steps if steps else []
-    lines = [reference, *next_steps[:1]] if reference else [*result.text.lines, *next_steps]
-    body = printable_lines("\n".join(lines))
+def _details(page: Page, reference: str) -> str:
+    """Return, folded, what pytest prints below a headline."""
+    headline, *lines = block(page, reference).split("\n")
+    body = "\n".join(lines)
     # This fence is longer than any in the text: a docstring in a traceback may contain one.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" makes a link.
-    headline = f"<code>{markdown(result.text.headline)}</code>"
-    if not body:
-        return headline
-    title = f"<details><summary>{headline}</summary>"
-    return "\n".join([title, "", fence, body, fence, "</details>"])
+    title = f"<code>{markdown(headline)}</code>"
+    return _folded(title, f"{fence}\n{body}\n{fence}") if body else title
 
 
 def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, list[str]]]:
@@ -201,26 +169,16 @@ def unmeasured(document: RunDocument) -> Iterator[tuple[State, str, list[str]]]:
 
 def _unmeasured(document: RunDocument) -> Iterator[str]:
     for state, groups in grouped(unmeasured(document), lambda group: group[0]).items():
-        lines = []
-        for _, why, names in groups:
-            shown = markdown(listed(names, LISTED))
-            lines.append(f"* {shown}" + (f": {markdown(why)}" if why else ""))
+        lines = [listed(names, LISTED) + (f": {why}" if why else "") for _, why, names in groups]
         total = sum(len(names) for _, _, names in groups)
-        yield from _cut(lines, state.value, folded=f"{total} ")
+        yield from _bulleted(lines, f"{total} {state.value}", is_folded=True)
 
 
-def _bullets(lines: list[str]) -> list[str]:
-    return [f"* {markdown(line)}" for line in lines]
-
-
-def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:
-    """Yield a text of at most LISTED lines; nothing without lines. If ``folded`` is not None, the
-    text is folded, and ``folded`` and ``name`` are its title.
+def _bulleted(lines: Sequence[str], title: str, is_folded: bool = False) -> list[str]:
+    """Return a title and a list of at most LISTED lines, as parts of the page; nothing without
+    lines.
     """
-    if not lines:
-        return
-    text = "\n".join(first(lines, LISTED, "* "))
-    if folded is None:
-        yield text
-    else:
-        yield _folded(f"{folded}{name}", text)
+    text = "\n".join(first([f"* {markdown(line)}" for line in lines], LISTED, "* "))
+    if is_folded:
+        return [_folded(title, text)] if lines else []
+    return [title, text] if lines else []

@@ -168,6 +168,11 @@ def operator_move(metric: MetricVerdict) -> str:
     return f"{part.new - part.old:+,d} {_bare(part.name)}"
 
 
+def in_function(operator: str, site: Site) -> str:
+    """Return "+4 aten.clone in Block.forward (model/gpt.py:105)"."""
+    return f"{operator} in {site.function} ({site.place}){site.reached if site.caller else ''}"
+
+
 def share_of_place(metric: MetricVerdict) -> str:
     """Return ", 4 at": how much of a move belongs to its first place. Empty if there is no second
     place, or if the share is not known.
@@ -191,11 +196,7 @@ def place_lines(metric: MetricVerdict) -> list[str]:
             return lines
     else:
         names = _names(metric.sites)
-        lines = [
-            f"{site.count:+,d} {names[site.what]} in {site.function} ({site.place})"
-            + (site.reached if site.caller else "")
-            for site in metric.sites
-        ]
+        lines = [in_function(f"{site.count:+,d} {names[site.what]}", site) for site in metric.sites]
     return first(lines, PLACES_SHOWN)
 
 

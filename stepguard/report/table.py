@@ -1,15 +1,13 @@
 """The table of a run: a row for each case, worst first. Empty columns are left out."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Outcome, Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-
-# Reasons of counters that moved and pass, since a time shows their cost.
 
 COLUMNS = (
     "case",
@@ -24,7 +22,6 @@ COLUMNS = (
     "verdict",
 )
 NARROW = tuple(name.replace(" [", "\n[") for name in COLUMNS)
-_LEAST_TEXT = 16  # columns that a shortened text keeps; a shorter name says nothing
 LOG_WIDTH = 120  # columns of a table in a file or a log, if its content allows
 CPU_NOTE = "Times are not gated on CPU."
 
@@ -140,26 +137,6 @@ def aligned(
             .join(text.ljust(width) if i in left else text.rjust(width) for i, text, width in cells)
             .rstrip()
         )
-
-
-def fitted(
-    rows: Sequence[Sequence[str]],
-    width: int,
-    shorten: Callable[[str, int], str],
-    column: int = 0,
-    left: Collection[int] = (0,),
-) -> Iterator[str]:
-    """Yield a table. If it is wider than ``width``, ``shorten`` makes the texts of one ``column``
-    shorter.
-    """
-    lines = list(aligned(rows, left))
-    excess = max(map(len, lines)) - width
-    if excess > 0 and len(rows) > 1:
-        header, *body = rows
-        most = max(_LEAST_TEXT, max(len(row[column]) for row in body) - excess)
-        cells = [[*row[:column], shorten(row[column], most), *row[column + 1 :]] for row in body]
-        lines = list(aligned([header, *cells], left))
-    yield from lines
 
 
 def figure(name: str, value: float, width: int) -> str:

@@ -1,5 +1,6 @@
 """The summary at the end of a run: the table, then a headline for each case that needs a reader."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,12 +11,16 @@ from stepguard.core.profile import grouped
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import Problem
 from stepguard.core.status import Status
-from stepguard.core.text import listed
+from stepguard.core.text import cut, listed, printable, shortened
+from stepguard.core.verdict import Verdict
 from stepguard.measure.suite import Result
-from stepguard.report import metric_notes, table, time_causes, verdict_text
-from stepguard.report.next_steps import Commands, commit_first, next_steps
+from stepguard.report import metric_notes, table, verdict_text
+from stepguard.report.next_steps import Commands
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
+LEAST_OF_ID = 12  # columns of a case's id in a headline; the verdict and the cause need the rest
+_IN_BRACKETS = re.compile(r" \([+-][^()]*\)")
+_FOLDERS = re.compile(r"(?:[\w.-]+/)+(?=[\w.-]+\.py)")
 
 
 @dataclass(frozen=True)
@@ -55,25 +60,35 @@ def lines(run: ShownRun, width: int = 0) -> Iterator[tuple[str, Markup]]:
         yield notice, {}
     yield from _problems(run.problems)
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
-        verdict = result.verdict
-        if not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice):
+        if verdict_text.is_news(result.verdict):
             yield from _headline(run, result, width)
 
 
 def _headline(run: ShownRun, result: Result, width: int) -> Iterator[tuple[str, Markup]]:
-    """Yield a result's headline, and below it what pytest shows nowhere else."""
+    """Yield a result's headline, and below it its page if pytest shows it nowhere else."""
     verdict = result.verdict
     markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
-    head = verdict_text.headline(verdict, width)
+    page = verdict_text.result_page(result, run.commands)
+    head = narrowed(page.headline, verdict.case_id, width)
     yield head, markup
-    # The case's block among pytest's failures has everything.
-    if verdict.outcome != "passed" and run.blocks:
-        return
-    yield from ((line, {}) for line in verdict_text.places(verdict) if line.strip() not in head)
-    path = run.commands.relative(result.evidence_path)
-    steps = next_steps(verdict, path, run.commands, commit_first(result.evidence))
-    below = [*time_causes.lines(verdict), *verdict_text.times(verdict), *steps[:1]]
-    yield from ((f"  {line}", {}) for line in below)
+    # Of a case that fails, its block among pytest's failures has everything.
+    if verdict.outcome == "passed":
+        yield from ((line, {}) for line in page.lines)
+    if verdict.outcome == "passed" or not run.blocks:
+        yield from ((f"  {step}", {}) for step in page.steps[:1])
+
+
+def narrowed(headline: str, case_id: str, width: int) -> str:
+    """Return a headline of at most ``width`` columns; 0 is any width. What is too long loses, in
+    this order: figures in brackets, folders, the middle of the case's name, and last its end.
+    """
+    if not width:
+        return headline
+    name = printable(case_id)
+    cause = headline.removeprefix(name)
+    for less in (_IN_BRACKETS, _FOLDERS):
+        cause = less.sub("", cause) if len(name + cause) > width else cause
+    return cut(shortened(name, max(LEAST_OF_ID, width - len(cause))) + cause, width)
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
@@ -92,10 +107,20 @@ def _beside(result: Result) -> Iterator[str]:
             what = metric_notes.happens(site, METRICS[name].unit)
             yield f"allowed in {case_id}: {what}: {site.allowed}"
     yield from _equal_elsewhere(result)
-    # For `same` against a revision say how much slower the case may be, unless a notice says it.
-    if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
-        lines = verdict_text.times(verdict) or ["counters alone, its times are not gated"]
-        yield from (f"{case_id} against {verdict.against}: {line}" for line in lines)
+    if verdict.against and verdict.outcome == "passed":
+        front = f"{case_id} against {verdict.against}: "
+        yield from (f"{front}{line}" for line in _same_times(verdict))
+
+
+def _same_times(verdict: Verdict) -> Iterator[str]:
+    """Yield how much slower a case may be that is `same` in pairs. What moved is on its page."""
+    times = [m for m in verdict.metrics if m.gated and METRICS[m.metric].kind == "time"]
+    if not times:
+        yield "counters alone, its times are not gated"
+    for time in times:
+        moved = time.status is not Status.SAME or time.has_notice
+        if not moved and (text := metric_notes.note(time)):
+            yield f"{time.metric}: {text}"
 
 
 def _equal_elsewhere(result: Result) -> Iterator[str]:

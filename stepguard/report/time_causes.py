@@ -103,16 +103,13 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
     return min(main, key=lambda cause: cause.kind is Kind.MOVED, default=None)
 
 
-def moved(cause: Cause, verdict: Verdict) -> list[str]:
-    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in fewer and fewer words,
-    with its line and its ranks if known. Times are of a step, over all launches, as a mean over
-    ranks.
+def moved(cause: Cause, verdict: Verdict) -> tuple[str, Site | None]:
+    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" with its ranks and its line,
+    and the line, if known. Times are of a step, over all launches, as a mean over ranks.
     """
-    text = f"{named(cause)} {_figures(cause.before, cause.after)}"
-    site = site_of(cause, verdict)
-    where = ", ".join(filter(None, (_where(cause), on_ranks(_ranks(site, verdict)))))
-    texts = [f"{text}, {where}", text] if where else [text]
-    return [f"{texts[0]} {site.place}", *texts] if site else texts
+    site, text = site_of(cause, verdict), f"{named(cause)} {_figures(cause.before, cause.after)}"
+    where = _where(cause), on_ranks(_ranks(site, verdict))
+    return ", ".join(filter(None, (text, *where))) + (f" {site.place}" if site else ""), site
 
 
 def _operators(verdict: Verdict) -> MetricVerdict | None:

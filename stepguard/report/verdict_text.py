@@ -4,7 +4,7 @@ A cause that several cases of a run share is shown in full only for the first of
 """
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from stepguard.core.evidence import Evidence
 from stepguard.core.explanation import Cause
@@ -22,13 +22,17 @@ from stepguard.core.metrics import (
 )
 from stepguard.core.reason_sentences import Failed, OverSteps, Unstable
 from stepguard.core.reasons import Reason
+from stepguard.core.run_document import Page
 from stepguard.core.shared_sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.core.text import counted, cut, listed, printable, shortened
+from stepguard.core.text import counted, listed, printable
 from stepguard.core.verdict import MetricVerdict, Verdict, worst_first
+from stepguard.measure.suite import Result
 from stepguard.report import time_causes
+from stepguard.report.cause_text import sentence
 from stepguard.report.metric_notes import (
+    in_function,
     note,
     on_ranks,
     operator_move,
@@ -36,9 +40,8 @@ from stepguard.report.metric_notes import (
     place_lines,
     share_of_place,
 )
-from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.next_steps import Commands, commit_first, next_steps
 from stepguard.report.permission_text import of_waivers
-from stepguard.trace.kernel_classes import short
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # a larger move is shown in units
@@ -50,7 +53,6 @@ DONE_BY_OPERATORS = (
     "pageable_copies_per_step",
     "memsets_per_step",
 )
-ID_WIDTHS = (40, 20, 12)  # of a case's id in a headline; the verdict and the cause need the rest
 
 # Frames of a traceback between a rank's main() and the user's code, with their source lines: frames
 # of the engine, and frames of an import.
@@ -61,104 +63,56 @@ _OURS = re.compile(
 )
 
 
-def headline(verdict: Verdict, width: int = 0) -> str:
-    """Return a verdict as one line: case, verdict, cause. A line that is longer than ``width`` (0:
-    any) loses, in this order: figures, folders, the case's name, the place, and last the cause.
-    """
-    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
-    causes = _causes(verdict)
-    ids = (verdict.case_id, *(shortened(verdict.case_id, shown) for shown in ID_WIDTHS))
-    fronts = [f"{name}: {verdict.status.value}{waived}: " for name in ids]
-    tries = [front + cause for front in fronts for cause in causes[:-1]]
-    tries += [front + causes[-1] for front in fronts]
-    if not width:
-        return printable(tries[0])
-    fits = (printable(line) for line in tries if len(printable(line)) <= width)
-    return next(fits, cut(printable(tries[-1]), width))
+def headline(verdict: Verdict) -> str:
+    """Return a verdict as one line: case, verdict, cause."""
+    return page_of(verdict).headline
 
 
-def _causes(verdict: Verdict) -> list[str]:
-    """Return texts of what a verdict is based on, each with fewer words than the one before."""
-    worst = verdict.worst
+def _cause(verdict: Verdict) -> tuple[str, Site | None]:
+    """Return what a verdict is based on, and the line of what decided or explains it, if known."""
+    worst, moved = verdict.worst, _moved(verdict)
     if verdict.whole or worst is None:
-        text = (verdict.message or verdict.reason.phrase).split("\n")[0]
         # For other work the operators that moved come first, with the place of their calls.
-        calling = (m for m in _moved(verdict) if m.metric == OPERATORS and m.moved)
-        calls = [words for metric in calling for words in _of_metric(metric)]
-        return [*(f"{words}; {text}" for words in calls), *calls] or [text]
+        calls = (m for m in moved if m.metric == OPERATORS and m.moved)
+        message = (verdict.message or verdict.reason.phrase).split("\n")[0]
+        failed = verdict.figures.site if isinstance(verdict.figures, Failed) else None
+        places = (failed if failed and failed.file else None, *(m.place for m in moved))
+        return "; ".join([*map(_what_moved, calls), message]), next(filter(None, places), None)
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
-        return [worst.reason.phrase]
-    moved = change(worst, digits=1)
-    bare = moved.partition(" (")[0]
+        return worst.reason.phrase, worst.place
     cause = time_causes.culprit(verdict)
     if cause is None:
-        operators, texts = _operator_of(worst, verdict), _of_metric(worst)
-        calls = _of_metric(operators) if operators else []
-        return [*(f"{texts[0]}, {words}" for words in calls), *texts]
+        operators = _operator_of(worst, verdict)
+        both = ", ".join(_what_moved(metric) for metric in (worst, operators) if metric)
+        return both, (operators or worst).place
     # The cause comes before the time that it explains.
-    named = time_causes.moved(cause, verdict) if isinstance(cause, Cause) else _of_metric(cause)
-    return [f"{named[0]}; {moved}", *(f"{words}; {bare}" for words in named), *named]
+    if isinstance(cause, Cause):
+        named, site = time_causes.moved(cause, verdict)
+    else:
+        named, site = _what_moved(cause), cause.place
+    return f"{named}; {change(worst, digits=1)}", site
 
 
-def _of_metric(worst: MetricVerdict) -> list[str]:
-    """Return texts of a metric that moved, with its ranks and its place, each with fewer words than
-    the one before.
-    """
-    moved = change(worst, digits=1)
-    bare = moved.partition(" (")[0]
-    here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
-    moved += here
-    if worst.metric in OPERATOR_METRICS and worst.moved:
-        return _of_operators(operator_move(worst) + here, worst.place, bare)
-    if of_pairs := _of_pairs(worst, moved):
-        return of_pairs
-    if worst.moved and (worst.new == worst.old or worst.metric == SETTINGS):
-        return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
-    if worst.place is None:
-        return [*_without_place(worst, moved), moved, bare]
-    file, reached = _file(worst.place), worst.place.reached
-    placed = f"{moved}{share_of_place(worst)} {worst.place.place}"
-    return [
-        *([f"{placed}{reached}"] if reached else []),
-        placed,
-        f"{bare} {worst.place.place}",
-        f"{bare} {file}",
-        bare,
-    ]
-
-
-def _without_place(worst: MetricVerdict, moved: str) -> list[str]:
-    """Return a metric that moved with what is known instead of its line, if anything is."""
+def _what_moved(metric: MetricVerdict) -> str:
+    """Return a metric's move, with its ranks, and with its place or what is known instead."""
+    moved, site = change(metric, digits=1), metric.place
+    here = f" {on_ranks(metric.ranks)}" if metric.ranks else ""
+    if metric.metric in OPERATOR_METRICS and metric.moved:
+        operator = operator_move(metric) + here
+        return in_function(operator, site) if site else f"{operator}, {moved.partition(' (')[0]}"
+    if metric.pairs and metric.reason is Reason.UNDECIDED:
+        after = f"undecided after {counted(metric.pairs.decision.pairs, 'pair')}"
+        return f"{moved}{here}, {after}" + (f" {site.place}" if site else "")
+    if metric.moved and (metric.new == metric.old or metric.metric == SETTINGS):
+        return f"{metric.metric}: {parts(metric, 2)}"
+    if site:
+        return f"{moved}{here}{share_of_place(metric)} {site.place}{site.reached}"
     # No counted line made it: it existed before the counted steps.
-    if worst.metric == BETWEEN_STEPS:
-        return [f"{moved}: {BEFORE_THE_STEPS}"]
-    if worst.metric in OF_KERNELS and worst.moved:
-        named = listed([short(part.name) for part in worst.moved], 1)
-        return [f"{moved}: {parts(worst, 1)}", f"{moved}: {named}"]
-    return []
-
-
-def _of_operators(part: str, place: Site | None, bare: str) -> list[str]:
-    """Return texts of operators that moved at a place, as _of_metric() does."""
-    if place is None:
-        return [f"{part}, {bare}", part]
-    where = f"{part} in {place.function}"
-    return [
-        *([f"{where} ({place.place}){place.reached}"] if place.caller else []),
-        f"{where} ({place.place})",
-        f"{where} ({_file(place)})",
-        f"{part} {_file(place)}",
-        part,
-    ]
-
-
-def _of_pairs(worst: MetricVerdict, moved: str) -> list[str]:
-    """Return texts of a time that pairs leave undecided; else none."""
-    where = f" {worst.place.place}" if worst.place else ""
-    if worst.pairs and worst.reason is Reason.UNDECIDED:
-        after = f"undecided after {counted(worst.pairs.decision.pairs, 'pair')}"
-        return [f"{moved}, {after}{where}", f"{moved}{where}", moved]
-    return []
+    if metric.metric == BETWEEN_STEPS:
+        return f"{moved}{here}: {BEFORE_THE_STEPS}"
+    if metric.metric in OF_KERNELS and metric.moved:
+        return f"{moved}{here}: {parts(metric, 1)}"
+    return moved + here
 
 
 def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
@@ -170,44 +124,6 @@ def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None
     rises = (worst.new or 0) > worst.old
     with_it = ((m, m.place) for m in verdict.metrics if m.metric in OPERATOR_METRICS)
     return next((m for m, at in with_it if at and (at.count > 0) == rises), None)
-
-
-def _file(site: Site) -> str:
-    return site.place.rpartition("/")[2]
-
-
-def times(verdict: Verdict) -> list[str]:
-    """Return what pairs with another revision say of the step time; empty without pairs."""
-    return [
-        f"{metric.metric}: {text}"
-        for metric in verdict.metrics
-        if metric.gated and METRICS[metric.metric].kind == "time" and (text := note(metric))
-    ]
-
-
-def place(verdict: Verdict) -> Site | None:
-    """Return the line of what decided a verdict, or of what explains it; None if unknown."""
-    if verdict.whole:
-        site = verdict.figures.site if isinstance(verdict.figures, Failed) else None
-        of_metrics = (metric.place for metric in _moved(verdict))
-        places = [site if site and site.file else None, *of_metrics]
-        return next(filter(None, places), None)
-    if verdict.worst is None:
-        return None
-    cause = time_causes.culprit(verdict)
-    if isinstance(cause, MetricVerdict):
-        return cause.place
-    if cause is None:
-        return (_operator_of(verdict.worst, verdict) or verdict.worst).place
-    return time_causes.site_of(cause, verdict)
-
-
-def places(verdict: Verdict) -> list[str]:
-    """Return where the deciding metric moved, a line each: the site, its phase, what happens
-    there.
-    """
-    worst = verdict.worst
-    return [f"  {line}" for line in place_lines(worst)] if worst and not verdict.whole else []
 
 
 def _short(name: str, value: float) -> str:
@@ -338,24 +254,47 @@ def remarks(evidence: Evidence) -> list[str]:
     return texts
 
 
-def block(
-    verdict: Verdict,
-    evidence_path: str,
-    commands: Commands,
-    commit: str = "",
-    reference: str = "",
-) -> str:
-    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS. If another
-    block already shows the cause, the line ``reference`` stands in for it. ``commit`` is that of
-    next_steps().
+def page_of(verdict: Verdict, steps: Sequence[str] = ()) -> Page:
+    """Return the page of a verdict. ``steps`` are the next steps, if a run just measured it."""
+    causes = verdict.explanation.causes if verdict.explanation else ()
+    notes = {metric.metric: note(metric) for metric in verdict.metrics}
+    cause, place = _cause(verdict)
+    waived = " (waived)" if verdict.waived_until else ""  # the last day is in the lines below
+    return Page(
+        headline=printable(f"{verdict.case_id}: {verdict.status.value}{waived}: {cause}"),
+        message=verdict.message,
+        detail=verdict.detail or detail(verdict),
+        lines=evidence_lines(verdict),
+        place=place,
+        notes={metric: text for metric, text in notes.items() if text},
+        causes=[sentence(cause) for cause in causes],
+        steps=list(steps),
+    )
+
+
+def result_page(result: Result, commands: Commands) -> Page:
+    """Return the page of what a run just measured. Paths are relative to the folder of
+    ``commands``.
     """
-    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, commit)]
-    head, text = headline(verdict), verdict.message
+    path, first = commands.relative(result.evidence_path), commit_first(result.evidence)
+    return page_of(result.verdict, next_steps(result.verdict, path, commands, first))
+
+
+def block(page: Page, reference: str = "") -> str:
+    """Return a page as pytest prints it under FAILURES or ERRORS. If another block already shows
+    the cause, the line ``reference`` stands in for it.
+    """
+    head, text, steps = page.headline, page.message, [f"  {step}" for step in page.steps]
     if reference:
         return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))
     # A headline is one line; a message of several lines is shown in full.
     full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
-    return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))
+    return "\n".join(map(printable, [head, *full, *page.lines, *steps]))
+
+
+def is_news(verdict: Verdict) -> bool:
+    """Tell whether a run's report shows a page of the case, and not its row in the table alone."""
+    return not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice)
 
 
 class ReportedCauses:
@@ -379,13 +318,10 @@ def _shared_cause(verdict: Verdict) -> Hashable:
     """Return what a verdict is based on: the places where counters moved, or a traceback. None if
     neither is known, or if times or permissions make each case different.
     """
-    moved = verdict.moved
-    places = {site.key for metric in moved for site in metric.sites}
-    are_counters = all(METRICS[metric.metric].kind == "counter" for metric in moved if places)
-    if verdict.permissions or not are_counters:
+    moved = [] if verdict.whole else verdict.moved
+    if verdict.permissions or any(METRICS[m.metric].kind != "counter" for m in moved):
         return None
-    if places:
-        return frozenset(places), frozenset((metric.metric, metric.status) for metric in moved)
     unstable = verdict.figures.sites if isinstance(verdict.figures, Unstable) else ()
-    said = verdict.detail or frozenset(site.key for site in unstable)
-    return (verdict.reason, said) if said else None
+    sites = [*unstable, *(site for metric in moved for site in metric.sites)]
+    said = frozenset(site.key for site in sites) or verdict.detail
+    return (verdict.reason, frozenset((m.metric, m.status) for m in moved), said) if said else None

@@ -29,9 +29,9 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.waiver_rules import MAX_DAYS, problem_of, suggested_size
-from stepguard.report.next_steps import Commands
 from stepguard.report.permission_text import of_waivers as sentences
 from stepguard.report.verdict_text import block as told
+from stepguard.report.verdict_text import page_of
 from stepguard.storage.baseline_files import files, load, save
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waiver_file import BadWaiver, WaiverRow, add_waiver, load_waivers, unknown
@@ -70,7 +70,7 @@ def test_a_waived_slowdown_passes_and_says_so():
     assert found.word == "SLOWER (waived until 2026-12-31)"
     line = "waived: step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch"
     assert line in sentences(found)
-    assert f"  {line}" in told(found, "evidence", Commands()).splitlines()
+    assert f"  {line}" in told(page_of(found)).splitlines()
 
 
 @pytest.mark.parametrize(("pct", "passes"), [(5.99, True), (6.01, False)])
@@ -97,9 +97,7 @@ def test_what_is_not_waived_decides():
     found = judged(run(graph_breaks=2), *SLOW)
     assert (found.status, found.outcome, found.waived_until) == (Status.CHANGED, "failed", "")
     assert (
-        told(found, "evidence", Commands())
-        .splitlines()[0]
-        .startswith(f"{CASE_ID}: CHANGED: graph_breaks 1 -> 2")
+        told(page_of(found)).splitlines()[0].startswith(f"{CASE_ID}: CHANGED: graph_breaks 1 -> 2")
     )
 
 

@@ -16,7 +16,7 @@ from stepguard.storage.waiver_file import today
 
 MOVED = [
     "linear?124m?: same: step_ms 10.000 -> 11.000 *",
-    "  step_ms: not the code: *",
+    "    not the code: *",
 ]
 
 
@@ -95,10 +95,10 @@ def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     case = gate.recorded(h200, step_ms=9.0)
     gate.will_compare(case, -10.0)
     result = gate.run(passed=1)
-    result.says("linear?124m?: FASTER: *", "  step_ms: confirmed, the code is*")
+    result.says("linear?124m?: FASTER: *", "    confirmed, the code is*")
     gate.will_compare(case, 0.0)
     result = gate.run(passed=1)
-    result.says("linear?124m?: same: *", "  step_ms: not the code: *")
+    result.says("linear?124m?: same: *", "    not the code: *")
     result.stdout.no_fnmatch_line("*keep the gain*")
 
 

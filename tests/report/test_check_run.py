@@ -52,21 +52,6 @@ def test_every_annotation_is_there(count):
     assert {body["output"]["title"] for body in (first, *others)} == {first["output"]["title"]}
 
 
-def test_an_annotation_is_at_the_line_with_its_cause():
-    """And a problem of the run at the place that it names."""
-    problem = Problem(code=ProblemCode.CASE_MISSING, text="gone", file="perf_tests/a.py", line=7)
-    ((request),) = bodies(run_document(placed(88), problems=[problem], passed=False))
-    missing, changed = request["output"]["annotations"]
-    assert (missing["path"], missing["start_line"], missing["message"]) == (
-        "perf_tests/a.py",
-        7,
-        "gone",
-    )
-    assert changed.keys() == ANNOTATION and changed["annotation_level"] == "failure"
-    assert changed["message"].startswith("train_step[124m-bf16]: CHANGED: graph_breaks")
-    assert request["output"]["summary"].startswith("**Performance failed:** 1 CHANGED")
-
-
 @pytest.mark.parametrize("file", ["", "/etc/passwd", "../other/a.py", "model/../../a.py"])
 def test_what_is_at_no_line_of_the_repository_is_in_the_summary_alone(file):
     """One that GitHub refuses would cost all the others of its request."""

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from builders import CASE_ID, PROPERTY, entry, evidence, with_counts
+from builders import PROPERTY, entry, evidence, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,7 +14,6 @@ from stepguard.core.run_document import Problem, ProblemCode
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.report.github import (
-    ARTIFACT,
     MARKER,
     MOST,
     annotations,
@@ -45,34 +44,6 @@ def shown(run):
     return annotations(run, [*run.problems, *failed])
 
 
-def test_an_annotation_stands_at_the_cause():
-    """At the line that made the metric move; a case whose cause has none at its test."""
-    (line,) = shown(run_document(SAME, placed(CHANGED, "model/gpt.py", 88)))
-    front = f"::error file=model/gpt.py,line=88,title={CASE_ID}::{CASE_ID}: CHANGED: graph_breaks"
-    assert line.startswith(front)
-    (line,) = shown(run_document(SLOWER))
-    assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=")
-    assert "step_ms 250.000 -> 270.000 (+8.0 %25, limit " in line
-    assert shown(run_document(SAME)) == []
-
-
-def test_problems_of_the_run_come_first():
-    """A case that was not measured, where it is declared; one without a place has none."""
-    problems = [
-        Problem(code=ProblemCode.CASE_MISSING, text="c was skipped", file="a.py", line=2),
-        Problem(code=ProblemCode.DIRTY, text="a.py differs"),
-    ]
-    told = shown(run_document(SLOWER, problems=problems))
-    assert told[:2] == [
-        "::error file=a.py,line=2,title=CASE_MISSING::c was skipped",
-        "::error title=DIRTY::a.py differs",
-    ]
-    assert len(told) == 3
-    fewer = Problem(code=ProblemCode.FEWER_GATES, text="gates less", case=CASE_ID)
-    (line,) = annotations(run_document(SAME), [fewer])
-    assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=FEWER_GATES::")
-
-
 def test_there_are_ten_at_most():
     """GitHub shows no more of a step; the last one says how many there are."""
     problems = [Problem(code=ProblemCode.DIRTY, text=f"{n} differs") for n in range(25)]
@@ -89,17 +60,6 @@ def test_no_text_ends_an_annotation_or_begins_one(text, file):
     result = placed(replace(SLOWER, text=replace(SLOWER.text, headline=text)), file, 7)
     for line in shown(run_document(result, problems=[problem])):
         assert GRAMMAR.fullmatch(line), line
-
-
-def test_the_comment_has_the_verdict_and_commands_that_work():
-    """Marked, so that the next run finds it; the verdict, then how to look closer and to accept."""
-    text = comment(run_document(SAME, SLOWER), "4711")
-    marker, verdict, *_ = text.split("\n")
-    assert (marker, verdict) == (MARKER, "**Performance failed:** 1 SLOWER, 1 same")
-    assert f"gh run download 4711 --name {ARTIFACT} --dir evidence\n" in text
-    assert "python -m stepguard accept --evidence evidence/runs --reason" in text
-    assert "accept --evidence" not in comment(run_document(SAME), "4711")
-    assert SLOWER.text.steps and not any(step in text for step in SLOWER.text.steps)
 
 
 @pytest.mark.parametrize(

@@ -215,18 +215,6 @@ def test_what_a_case_is_expected_to_take(last_s, took_s, expected):
     assert expected_s("a", last_s, took_s) == expected
 
 
-@pytest.mark.parametrize("width", [60, 72, 80])
-def test_the_id_gives_way_before_the_stage(monkeypatch, width):
-    """On a narrow terminal: its middle goes, so that both ends tell it from others."""
-    screen = Terminal(monkeypatch, width)
-    line = screen.line([("train_step[124m-bf16-compiled]", "cuda")])
-    line.begin("train_step[124m-bf16-compiled]")
-    line.stage("launch 1: warm-up")
-    assert ": launch 1: warm-up  " in screen.shown
-    assert re.search(r"train\w*\[?[^ ]*led\]: ", screen.shown)
-    assert screen.left() == 65
-
-
 def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
     """Told the same stage again, the line shows its seconds; another stage starts anew."""
     line = screen.line([("a", "cuda")])
@@ -242,14 +230,6 @@ def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
     screen.now_s += 2
     line.stage("warm-up")
     assert "a: warm-up  " in screen.shown, "another case's stage of the same name"
-
-
-def test_a_case_that_never_ran_is_guessed_by_device(screen):
-    """Without a last time a GPU case is guessed at 65 s, a CPU case at 20."""
-    line = screen.line([("a", "cuda"), ("b", "cuda"), ("c", "cpu")], {"a": 60.0})
-    line.begin("a")
-    line.stage("start")
-    assert screen.left() == 60 + 65 + 20
 
 
 def test_without_a_terminal_a_case_is_a_line(screen):

@@ -9,8 +9,8 @@ from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.report.next_steps import Commands
-from stepguard.report.verdict_text import ReportedCauses, block
+from stepguard.report.next_steps import Commands, next_steps
+from stepguard.report.verdict_text import ReportedCauses, block, page_of
 
 ITEM = Site(".item()", "model/a.py", 88, "step", "loss.item()", count=2)
 OTHER = Site(".item()", "model/a.py", 90, "step", "norm.item()", count=2)
@@ -70,7 +70,8 @@ def test_the_same_cause_is_told_once(first, second, same):
 
 def test_a_block_that_refers_still_names_its_case():
     """Its headline, the reference, and what to do, which names the case."""
-    found = block(case("b", risen()), "e.json", Commands(), reference="as in a")
+    steps = next_steps(case("b", risen()), "e.json", Commands())
+    found = block(page_of(case("b", risen()), steps), "as in a")
     head, reference, step = found.splitlines()
     assert head.startswith("b: CHANGED: host_syncs_per_step 0 -> 2") and reference == "  as in a"
     assert step == "  accept: python -m stepguard accept b --reason '...'"

@@ -27,7 +27,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
 from stepguard.report import verdict_text
 from stepguard.report.document_json import as_json, judged_document
-from stepguard.report.next_steps import Commands
+from stepguard.report.next_steps import Commands, next_steps
 from stepguard.storage import baseline_files
 from stepguard.storage.waiver_file import WaiverRow
 
@@ -143,7 +143,8 @@ def shown(scenario: Scenario) -> Shown:
 
 def _text(verdict: Verdict, document: dict[str, Any]) -> str:
     """Return the terminal's block, and the notes of gated metrics, which it has not always."""
-    block = verdict_text.block(verdict, "run/case/evidence.json", Commands())
+    steps = next_steps(verdict, "run/case/evidence.json", Commands())
+    block = verdict_text.block(verdict_text.page_of(verdict, steps))
     gated = {one["metric"] for one in document["verdict"]["metrics"] if one["gated"]}
     told = document["text"]["notes"].items()
     notes = [f"{metric}: {note}" for metric, note in told if metric in gated]

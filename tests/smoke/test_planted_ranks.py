@@ -22,8 +22,7 @@ from stepguard.machine.git.revision import current
 from stepguard.measure.case_workers import Bench
 from stepguard.measure.launches import measure_launches
 from stepguard.report.metric_notes import note
-from stepguard.report.next_steps import Commands
-from stepguard.report.verdict_text import block, headline
+from stepguard.report.verdict_text import block, headline, page_of
 from stepguard.storage.accept_recording import recording_of
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
@@ -121,7 +120,7 @@ def test_sync_in_every_micro_step_doubles_the_buckets(clean, verdicts):
     assert found[CALLS] == [calls, 2 * (calls - 1) + 1]
     assert found[PAYLOAD] == [payload, 2 * (payload - 4) + 4]
     biggest = max(before.detail[CALLS], key=lambda name: int(name.split()[1]))
-    assert f"{biggest} 1 -> 2" in block(verdict, "evidence", Commands())
+    assert f"{biggest} 1 -> 2" in block(page_of(verdict))
 
 
 def test_smaller_buckets_are_more_calls_of_the_same_bytes(verdicts):
@@ -146,6 +145,6 @@ def test_one_more_reduction_is_named_by_its_size(verdicts):
     found = moved(verdict)
     assert found[CALLS][1] - found[CALLS][0] == 1
     assert found[PAYLOAD][1] - found[PAYLOAD][0] == 4000
-    text = block(verdict, "evidence", Commands())
+    text = block(page_of(verdict))
     assert f"{CALLS} [calls]: " in text
     assert "moved: allreduce 4000 B 0 -> 1" in text

@@ -119,7 +119,7 @@ def shown(found, verdict, comparison=None):
     """Everything that a reader is shown of a verdict."""
     result = Result(CASE, found, verdict, Path("e.json"), Path("b.json"), comparison)
     as_json(result_document(result, Commands()))
-    verdict_text.block(verdict, "e.json", Commands())
+    verdict_text.block(verdict_text.page_of(verdict))
     list(metric_list.figures(result))
     verdict_text.remarks(found)
     permit(verdict, found, WAIVED, TODAY)
@@ -233,7 +233,7 @@ def test_fuzzed_waivers(tmp_path):
         for waiver in waivers:
             described(waiver)
         verdict = permit(moved, evidence(), waivers, TODAY)
-        verdict_text.block(verdict, "e.json", Commands())
+        verdict_text.block(verdict_text.page_of(verdict))
 
     fuzz()
 

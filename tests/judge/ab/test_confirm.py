@@ -19,7 +19,7 @@ from stepguard.judge.judge_recordings import judge
 from stepguard.judge.rules import decision
 from stepguard.report.metric_notes import note
 from stepguard.report.next_steps import Commands, next_steps
-from stepguard.report.verdict_text import times
+from stepguard.report.verdict_text import page_of
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))
 HOW = "the recording's own commit, 000000000000"
@@ -118,7 +118,7 @@ def test_the_same_commit_is_the_machine(pct):
     """The recording is of this very code: `same`, told, without a measurement."""
     verdict = same_code(screened(pct), HOW)
     assert (verdict.status, verdict.joins) == (Status.SAME, Joins.UNPROVEN)
-    assert times(verdict)[0] == f"step_ms: not the code: HEAD is {HOW}"
+    assert page_of(verdict).notes["step_ms"] == f"not the code: HEAD is {HOW}"
     assert verdict.has_notice
 
 
@@ -126,7 +126,7 @@ def test_no_commit_leaves_a_longer_step_undecided():
     """Nobody can tell: INCONCLUSIVE, with the reason."""
     verdict = unconfirmed(screened(5.0), "no main branch is known")
     assert (verdict.status, verdict.outcome) == (Status.INCONCLUSIVE, "error")
-    assert times(verdict)[0] == "step_ms: unconfirmed: no main branch is known"
+    assert page_of(verdict).notes["step_ms"] == "unconfirmed: no main branch is known"
 
 
 @pytest.mark.parametrize("how", ["pairs", "commit"])

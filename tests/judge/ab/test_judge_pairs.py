@@ -37,7 +37,7 @@ from stepguard.judge.sequential_plan import level_of
 from stepguard.report.metric_notes import note
 from stepguard.report.next_steps import Commands, next_steps
 from stepguard.report.verdict_text import block as told_block
-from stepguard.report.verdict_text import headline, place
+from stepguard.report.verdict_text import headline, page_of
 
 OLD, NEW = "0" * 40, "f" * 40
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})
@@ -208,7 +208,7 @@ def test_other_operators_explain_a_decided_time(pct):
     assert verdict.status is decided(found)[0] is metric(verdict, "step_ms").status
     assert metric(verdict, OPERATORS).reason is Reason.TIME_DECIDES
     assert verdict.has_notice is (pct <= 0)
-    assert OPERATORS in told_block(verdict, "evidence.json", Commands())
+    assert OPERATORS in told_block(page_of(verdict))
 
 
 @pytest.mark.parametrize(
@@ -318,8 +318,9 @@ def test_other_flops_come_with_the_operators_that_make_them():
         )
     ]
     verdict = judge_ab(replace(found, head=sides[0], base=sides[1]))
-    assert place(verdict).place == line.place
-    told = told_block(verdict, "evidence.json", Commands()).splitlines()
+    assert page_of(verdict).place.place == line.place
+    steps = next_steps(verdict, "evidence.json", Commands())
+    told = told_block(page_of(verdict, steps)).splitlines()
     assert "CHANGED: +6 aten.addmm in MLP.forward (model/gpt.py:72); flops_per_step 80,0" in told[0]
     assert "(+25.00 %)" in told[0]
     assert any(text.startswith(f"  {OPERATORS} [calls]: 2,406 -> 2,412") for text in told)
@@ -662,7 +663,7 @@ def test_the_margins_that_are_named_decide(sd_pct):
 
 def test_the_report_names_the_other_revision():
     """Interval, pairs, margins and the revision stand under a failure."""
-    text = told_block(judge_ab(turns(shifted(2.0))), "e.json", Commands())
+    text = told_block(page_of(judge_ab(turns(shifted(2.0)))))
     assert "over 6 pairs" in text and "margins 0.2 and 0.5 %" in text
     assert "compared with main (000000000000), measured in pairs with it" in text
     assert "SLOWER, beyond the margin, both revisions measured in pairs" in text
@@ -694,7 +695,7 @@ def test_what_disturbs_head_alone_is_no_pass(pairs):
     last = replace(found, out_of_time=True)
     assert decided(last) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
     assert not wants_another_pair(last)
-    text = told_block(judge_ab(last), "e.json", Commands())
+    text = told_block(page_of(judge_ab(last)))
     assert "(3 more were disturbed and do not count; with them +" in text
 
 

@@ -14,7 +14,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
 from stepguard.judge.rules.same_step import MOST_ALIKE, WITHIN_PCT, not_enough, rule, why_not_same
-from stepguard.report.verdict_text import times
+from stepguard.report.verdict_text import page_of
 
 PARTS_OF_A_STEP = ("kernels and copies", "operators", "CUDA calls", "collectives", "settings")
 IDENTITY = StepIdentity(dict.fromkeys(PARTS_OF_A_STEP, "a1"))
@@ -60,7 +60,10 @@ def test_the_mean_of_up_to_four_pairs(ratios_pct, is_same):
     if is_same:
         verdict = judge_ab(found)
         assert (verdict.status, verdict.reason) == (Status.SAME, Reason.IDENTICAL_STEP)
-        assert "the same kernels, generated code, operands and settings" in times(verdict)[0]
+        assert (
+            "the same kernels, generated code, operands and settings"
+            in page_of(verdict).notes["step_ms"]
+        )
     else:
         assert judge_ab(found).reason is not Reason.IDENTICAL_STEP
     assert wants_another_pair(found) is not is_same
@@ -134,6 +137,6 @@ def test_why_one_pair_was_not_enough_is_said():
     assert not_enough(beyond) == "the step time differs"
     assert not_enough(replace(beyond, base=replace(beyond.base, commit="e" * 40))) == ""
     other = pairs(*(0.01,) * 4, identity=StepIdentity(IDENTITY.parts | {"operators": "b"}))
-    assert "fewer were not enough: other operators" in times(judge_ab(other))[0]
+    assert "fewer were not enough: other operators" in page_of(judge_ab(other)).notes["step_ms"]
     slower = judge_ab(pairs(*(5.0,) * 6))
-    assert slower.status is Status.SLOWER and "not enough" not in times(slower)[0]
+    assert slower.status is Status.SLOWER and "not enough" not in page_of(slower).notes["step_ms"]
