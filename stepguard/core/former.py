@@ -156,4 +156,4 @@ def _is_of_former_metric(row: Any) -> bool:
     """Tell whether a row of a list is a verdict, a waiver or a difference of a former metric."""
     if not isinstance(row, dict):
         return False
-    return row.get("metric") in METRICS or f"{row.get('name')}_pct" in METRICS
+    return f"{row.get('metric')}" in METRICS or f"{row.get('name')}_pct" in METRICS
