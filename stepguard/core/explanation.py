@@ -10,8 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from stepguard.core.machine_code import MachineCode
-from stepguard.core.work import Work
+from stepguard.core.profile import MachineCode, Work
 
 MOST_CAUSES = 40  # in a verdict's explanation
 MOST_NAMES = 20  # kernels of a cause on one side, and launch shapes

@@ -13,12 +13,13 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.core.machine_code import MachineCode
 from stepguard.core.profile import (
     IdleRow,
     KernelRow,
+    MachineCode,
     Profile,
     Series,
+    Work,
     added,
     by_class,
     grouped,
@@ -26,7 +27,6 @@ from stepguard.core.profile import (
     mean,
     merged,
 )
-from stepguard.core.work import Work
 from stepguard.explain.clock_changes import Pace
 from stepguard.explain.match_kernels import How, Match, match, rows_of
 from stepguard.explain.scatter import Scatter, Term, Usual

@@ -37,8 +37,8 @@ from stepguard.measure.combine_ranks import (
     refuse_other_gpus,
     with_profiles,
 )
-from stepguard.measure.compiled_steps import CompiledStep
 from stepguard.measure.start_ahead import Ahead
+from stepguard.storage.compile_cache import CompiledStep
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
 # torch would keep records of only its newest 64 compilations (worker/counters/compiler.py).

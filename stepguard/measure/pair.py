@@ -21,6 +21,7 @@ from stepguard.measure.running_launch import RunningLaunch, block_steps
 
 HEAD, BASE = 0, 1
 SIDES = ("head", "base")
+FIRST = "first launch"
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
 FULL = 0.9  # share of the card's memory; if two groups need more, they are not built together
@@ -282,3 +283,56 @@ def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) 
         begin = max(begin, other.ran + blocks.lead)
     launch.run(begin - launch.ran)
     launch.timed_block(blocks.timed, of=BLOCKS)
+
+
+class FirstPair(Pair):
+    """The first two launches of a case, one of each tree, until both have run their first steps.
+
+    Usually one of them compiles at a time. So the base takes from the cache what HEAD's launch
+    compiled, and no trial of a kernel is timed beside another launch. On a GPU both first steps run
+    at once if the cache had both before (CompiledStep), and both fit into memory. Those of a loop
+    never do.
+    """
+
+    def __init__(self, sides: Sequence[CaseWorkers], timing: PairTiming) -> None:
+        super().__init__(1, sides, timing, label=FIRST)
+        self._sides = sides
+        # A loop runs its first steps while it is built.
+        self._builds_at_once = sides[HEAD].case.loop is None
+        self._steps_at_once = False
+
+    def run_first_steps(self) -> None:
+        """Build both launches, and run their first steps at once. If both may compile, only HEAD's
+        runs its step, and run_base() follows.
+        """
+        RunningLaunch.expect(*self.launches)
+        if self._builds_at_once:
+            self.prepare()
+            # A step's memory is known before it runs if an earlier run compiled that step.
+            known = all(workers.reserved_bytes > 0 for workers in self._sides)
+            self._steps_at_once = known and both_fit(self._sides)
+        if self._steps_at_once:
+            self.first_steps()
+        else:
+            self._run_first_step(HEAD)
+
+    def run_base(self) -> None:
+        """Run the base's first step, unless it ran beside HEAD's."""
+        if not self._steps_at_once:
+            self._run_first_step(BASE)
+
+    def _run_first_step(self, index: int) -> None:
+        began, launch = time.monotonic(), self.launches[index]
+        launch.show("build and first step")
+        if not self._builds_at_once:
+            launch.prepare(quietly=False)
+        launch.first_step(quietly=False)
+        launch.park()
+        self.launches[1 - index].group.grant(time.monotonic() - began)  # which waits meanwhile
+
+    @property
+    def may_be_timed(self) -> bool:
+        """Tell whether the two can be a pair that is timed. They cannot if one of them compiled
+        beside the other, since equal kernels may then run in other forms.
+        """
+        return not (self._steps_at_once and any(one.compiled_afresh for one in self.launches))

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepguard.core.work import Work
+from stepguard.core.profile import Work
 from stepguard.trace.chrome_events import (
     NO_JSON,
     UNDECODED,

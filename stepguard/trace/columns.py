@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stepguard.core.work import Work
+from stepguard.core.profile import Work
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -14,11 +14,11 @@ from stepguard.core.profile import (
     KernelRow,
     Parts,
     Profile,
+    Work,
     added,
     bounded,
     over_ranks,
 )
-from stepguard.core.work import Work
 from stepguard.explain.causes import explain
 from stepguard.explain.match_kernels import How, match
 from stepguard.trace.kernel_classes import usual_classes

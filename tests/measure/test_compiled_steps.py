@@ -11,7 +11,7 @@ from stepguard import Case
 from stepguard.core.replies import Prepared
 from stepguard.machine.git.revision import Revision
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker
-from stepguard.measure.compiled_steps import CompiledStep
+from stepguard.storage.compile_cache import CompiledStep
 
 CASE = Case("a", "work:step", {"width": 2}, launches=2)
 MACHINE = {"device_name": "H100", "device_uuid": "GPU-1", "torch": "2.13", "environment": {}}
