@@ -7,7 +7,6 @@ all is ended. During the launch that is likely the last one, the next case's fir
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from stepguard.core.case import Case
@@ -28,29 +27,6 @@ from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, blo
 
 PROFILE_LEAD_S = 0.5  # steps before the profile: a difference may have left other clocks
 FIRST = "launch 1"
-
-
-@dataclass(frozen=True)
-class PlannedLaunch:
-    """A launch, and what it does: time blocks, count, measure differences."""
-
-    label: str
-    timed: bool
-    count: bool
-    differences: tuple[str, ...] = ()
-
-
-def planned_launches(case: Case) -> list[PlannedLaunch]:
-    """Return the launches of a case, in order.
-
-    The first launch counts, then times blocks, then measures differences.
-    """
-    counted = any(METRICS[name].kind == "counter" for name in case.gates)
-    compared = tuple(name for name in DIFFERENCES if f"{name}_pct" in case.gates)
-    planned = [PlannedLaunch(FIRST, True, counted, compared)]
-    for number in range(2, case.launches + 1):
-        planned.append(PlannedLaunch(f"launch {number}", True, False))
-    return planned
 
 
 def measure_launches(
@@ -113,7 +89,8 @@ class _CaseRun:
         self.case, self.workers = workers.case, workers
         self.least_launches = self.case.launches  # to be timed; fewer once those are enough
         self.protocol = protocol_of(self.case)
-        self._planned = planned_launches(self.case)  # the planned launches to come
+        # Labels of the planned launches to come. The first one counts and measures differences.
+        self._planned = [FIRST, *(f"launch {n}" for n in range(2, self.case.launches + 1))]
         self._importing: dict[str, RunningLaunch] = {}  # by label
         self.differences: list[Difference] = []
 
@@ -133,25 +110,26 @@ class _CaseRun:
         except KeyboardInterrupt as interrupt:
             self.workers.note_end(interrupt)
 
-    def _start(self, plan: PlannedLaunch) -> RunningLaunch:
-        """Start the plan's launch and return it. It imports meanwhile."""
-        return RunningLaunch(self.workers, plan.label, self.protocol)
+    def _start(self, label: str) -> RunningLaunch:
+        """Start a launch and return it. It imports meanwhile."""
+        return RunningLaunch(self.workers, label, self.protocol)
 
-    def _run(self, plan: PlannedLaunch, last: bool) -> None:
+    def _run(self, label: str, last: bool) -> None:
         """Run one launch to its end. Meanwhile the next one imports: this case's, or the next
         case's if it is likely the ``last``.
         """
-        launch = self._importing.pop(plan.label, None) or self._start(plan)
+        launch, case = self._importing.pop(label, None) or self._start(label), self.case
+        counts = label == FIRST and any(METRICS[name].kind == "counter" for name in case.gates)
         launch.hello()
         if last:
             self.workers.start_ahead(FIRST)
         elif self._planned:
             following = self._planned[0]
-            self._importing[following.label] = self._start(following)
+            self._importing[following] = self._start(following)
         waiting = [launch.ready for launch in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
         launch.build()
-        if plan.count:
+        if counts:
             launch = let_count(launch)
         # The compiler tried kernels on memory of its own, and counting took some, which the
         # allocator still caches. Other launches have no such memory. The warm-up lasts until the
@@ -159,21 +137,20 @@ class _CaseRun:
         launch.park()
         # A launch waits for the others' imports only if times are judged: a busy host changes no
         # count.
-        timed = gates_times(self.case)
+        timed = gates_times(case)
         launch.warm_up(until=lambda: not timed or all(ready() for ready in waiting))
-        if plan.timed:
-            self._time(launch)
-        for name in plan.differences:
-            self._measure_difference(name, launch)
-        if plan.count:
-            if is_gpu(self.case.device) and plan.timed:
+        self._time(launch)
+        for name in DIFFERENCES:
+            if label == FIRST and f"{name}_pct" in case.gates:
+                self._measure_difference(name, launch)
+        if counts:
+            if is_gpu(case.device):
                 launch.profile(block_steps(PROFILE_LEAD_S, launch.warmup.step_s))
                 launch.read_kernels()
             launch.locate()
         launch.leave()
         launches = self.workers.launches
-        if plan.timed:
-            launches[-1] = launch.measured(len(launches))  # now with all that followed its blocks
+        launches[-1] = launch.measured(len(launches))  # now with all that followed its blocks
 
     def _measure_difference(self, name: str, launch: RunningLaunch) -> None:
         certain = self._certain
