@@ -5,7 +5,15 @@ import pytest
 from alarms import of_metrics
 from builders import CASE_ID, replace
 
-from stepguard.core.explanation import MOST_CAUSES, Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.explanation import (
+    MOST_CAUSES,
+    Cause,
+    Explanation,
+    Kind,
+    Refused,
+    Side,
+    Unlike,
+)
 from stepguard.core.margins import ALPHA, MARGINS
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
@@ -315,6 +323,6 @@ def test_three_causes_and_the_straggler_are_shown():
 
 def test_profiles_that_cannot_be_compared_say_so():
     """With the reason."""
-    refused = Explanation((Refused(Refusal.GPU, "NVIDIA H200", "NVIDIA H100"),))
+    refused = Explanation((Refused(Unlike.GPU, "NVIDIA H200", "NVIDIA H100"),))
     lines = list(time_causes.lines(replace(verdict([]), explanation=refused)))
     assert lines == ["the profiles cannot be compared: different GPUs: NVIDIA H200 and NVIDIA H100"]
