@@ -277,7 +277,7 @@ class CaseWorkers:
             self.counts = with_profiles(self.counts, known)
         return times_us
 
-    def take_reserved(self, first_step_bytes: int, spec: LaunchSpec, kept: bool) -> None:
+    def take_reserved(self, first_step_bytes: int, kept: bool) -> None:
         """Keep the GPU memory that a rank had reserved after its first step, until it is counted
         how much later steps need. If the compile cache ``kept`` the step, later runs find it there.
         """
