@@ -83,10 +83,6 @@ class Bounds(msgspec.Struct, frozen=True):
         said = inside and reaches and self.pairs >= min(self.fewest, SEQUENTIAL_PLAN[0].pairs)
         return Status.SAME if said else Status.INCONCLUSIVE
 
-    def reach(self, level: float) -> float:
-        """Return how far a bound that errs by this level is from the mean."""
-        return _reach(level, self.sd, self.degrees, self.pairs)
-
     @property
     def p_value(self) -> float:
         """Return the one-sided p-value of "not slower at all". It is valid whichever analysis is
