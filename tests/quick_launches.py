@@ -22,10 +22,10 @@ from stepguard.launch import diagnosis, torchrun, worker_group
 from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine import inherited
-from stepguard.measure import case_workers, launch_durations, launches, pair_run
+from stepguard.measure import case_workers, launches, pair_run, warm_up
 from stepguard.measure.case_workers import Bench, CaseWorkers
-from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import PairTiming
+from stepguard.measure.warm_up import Protocol
 
 PROTOCOL = Protocol(
     warmup_min_s=0.004,
@@ -133,7 +133,7 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*given, str(Path(__file__).parent)]))
     # As if pytest had been started with it.
     monkeypatch.setattr(inherited, "STARTED", inherited.inherited_now())
-    monkeypatch.setitem(launch_durations.PROTOCOLS, "cpu", PROTOCOL)
+    monkeypatch.setitem(warm_up.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(pair_run.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)
     fork_agents(monkeypatch)

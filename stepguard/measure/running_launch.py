@@ -22,8 +22,7 @@ from stepguard.measure.combine_ranks import (
     with_lines,
     without_eager,
 )
-from stepguard.measure.launch_durations import Protocol
-from stepguard.measure.warm_up import WarmUp
+from stepguard.measure.warm_up import Protocol, WarmUp
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0

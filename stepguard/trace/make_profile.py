@@ -23,8 +23,7 @@ from stepguard.trace.columns import (
     look_up,
     taken,
 )
-from stepguard.trace.idle_causes import CAUSES, Gaps, Idle, find_gaps
-from stepguard.trace.intervals import Union, union
+from stepguard.trace.idle_causes import CAUSES, Gaps, Idle, Union, find_gaps, union
 from stepguard.trace.kernel_classes import COMMUNICATION, OTHER, Classes
 from stepguard.trace.phases import Pass, find_passes, pass_at
 from stepguard.trace.step_windows import LOST_AT_MOST, Windows, find_windows, is_memory
