@@ -14,9 +14,8 @@ import msgspec
 import numpy as np
 
 from stepguard.core.margins import Prior
-from stepguard.core.profile import KernelRow, mean
+from stepguard.core.profile import KernelRow, Work, mean
 from stepguard.core.status import Status
-from stepguard.core.work import Work
 from stepguard.judge.kernel_times import Floats, Mask, Matched, Times
 from stepguard.judge.pair_statistics import Bounds
 from stepguard.judge.rules.changed_kernels import (

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import date
 
 from stepguard.judge import alarm
-from stepguard.judge.findings import NO_PERMITS, Findings, Permits, verdict_of
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.soundness import Refusal, measurement_problem
 
 
@@ -26,7 +26,7 @@ def findings_of(verdict, sound=True):
 
 def to_confirm(verdict):
     """The time that pairs are asked about."""
-    return alarm.alarm_of(findings_of(verdict), NO_PERMITS)
+    return alarm.alarm_of(findings_of(verdict))
 
 
 def confirmed(verdict, pairs, commit, own=True):
@@ -46,13 +46,13 @@ def unconfirmed(verdict, why):
 
 def ended(verdict, answer=None):
     """The verdict as a run ends with it."""
-    return verdict_of(alarm.settled(findings_of(verdict), NO_PERMITS, answer))
+    return verdict_of(alarm.settled(findings_of(verdict), answer))
 
 
 def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):
     """The verdict under these permissions."""
     found = findings_of(verdict, measurement_problem(evidence) is None)
-    return verdict_of(found, Permits.of(found, permissions, today))
+    return verdict_of(found.under(permissions, today))
 
 
 def of_metrics(verdict, metrics):

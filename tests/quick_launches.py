@@ -22,10 +22,10 @@ from stepguard.launch import diagnosis, torchrun, worker_group
 from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine import inherited
-from stepguard.measure import case_workers, launch_durations, launches, pair_run
+from stepguard.measure import case_workers, launches, pair_run, warm_up
 from stepguard.measure.case_workers import Bench, CaseWorkers
-from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.pair import PairTiming
+from stepguard.measure.warm_up import Protocol
 
 PROTOCOL = Protocol(
     warmup_min_s=0.004,
@@ -66,7 +66,7 @@ repeat_pairs(pytest.MonkeyPatch())
 # modules, since a workload that replaces time.perf_counter_ns has no effect; what blocks claim
 # stays below what the host's clock, which looks on, would call a disagreement.
 CLOCK_OF_STEPS = """
-from stepguard.worker import block_timer, rank_session, step_variants
+from stepguard.worker import block_timer, rank_session
 
 MACHINES = rank_session.perf_counter, rank_session.perf_counter_ns
 
@@ -74,7 +74,7 @@ MACHINES = rank_session.perf_counter, rank_session.perf_counter_ns
 def time_by(seconds, nanoseconds):
     rank_session.perf_counter = seconds
     rank_session.perf_counter_ns = nanoseconds
-    block_timer.perf_counter_ns = step_variants.perf_counter_ns = nanoseconds
+    block_timer.perf_counter_ns = nanoseconds
 
 
 time_by(lambda: Clock.now_s, lambda: round(1e9 * Clock.now_s))
@@ -133,7 +133,7 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*given, str(Path(__file__).parent)]))
     # As if pytest had been started with it.
     monkeypatch.setattr(inherited, "STARTED", inherited.inherited_now())
-    monkeypatch.setitem(launch_durations.PROTOCOLS, "cpu", PROTOCOL)
+    monkeypatch.setitem(warm_up.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(pair_run.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)
     fork_agents(monkeypatch)

@@ -25,7 +25,7 @@ from stepguard.trace.columns import (
     NONE,
     OPERATOR,
     OVERHEAD,
-    Gpu,
+    GpuRecords,
     Host,
     LaunchShape,
     Machine,
@@ -150,7 +150,7 @@ class _Export:
         return Trace(
             names=tuple(self._names),
             host=Host(*_columns(host, 7, began)),
-            gpu=Gpu(*_columns(gpu, 9, began)),
+            gpu=GpuRecords(*_columns(gpu, 9, began)),
             shapes=tuple(LaunchShape(row[:3], row[3:]) for row in self._shapes),
             machine=Machine(gpu=self._gpu_name()),
             began_us=began / 1e3,

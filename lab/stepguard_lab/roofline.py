@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from xml.sax.saxutils import escape
 
-from stepguard.core.profile import KernelRow, Profile, grouped, mean
-from stepguard.core.work import Work
+from stepguard.core.profile import KernelRow, Profile, Work, grouped, mean
 from stepguard.trace.kernel_classes import short
 from stepguard_lab.measured_peaks import Peaks
 from stepguard_lab.timeline import BEGINS, COLOURS, legend

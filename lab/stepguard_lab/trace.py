@@ -22,8 +22,7 @@ from stepguard.cli.common import (
     refuse_target,
     say,
 )
-from stepguard.core.profile import Profile, mean, merged, over_ranks
-from stepguard.core.work import Work
+from stepguard.core.profile import Profile, Work, mean, merged, over_ranks
 from stepguard.explain.causes import explain
 from stepguard.machine.interpreter import as_typed
 from stepguard.storage.output_files import FileKind

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.explanation import Cause, Explanation, Kind, Refused, Side, Unlike
 from stepguard.report.cause_text import named
 from stepguard_lab.explanation_page import lines
 from stepguard_lab.trace_page import short
@@ -108,7 +108,7 @@ def test_smaller_causes_are_summed():
     assert "  +0.013 ms  2 smaller causes" in page
 
 
-@pytest.mark.parametrize("reason", Refusal)
+@pytest.mark.parametrize("reason", Unlike)
 def test_every_refusal_is_a_sentence(reason):
     """With what was found on both sides."""
     page = list(lines(Explanation((Refused(reason, "1", "4"),))))

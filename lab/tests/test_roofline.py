@@ -12,7 +12,7 @@ from kineto import Kineto
 from known_peaks import PEAKS
 
 from stepguard.cli.main import main
-from stepguard.core.work import Work
+from stepguard.core.profile import Work
 from stepguard.explain.causes import explain
 from stepguard.storage.json_file import FileError
 from stepguard.trace.flops_of_launches import Inputs, work_of

@@ -10,14 +10,13 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import replace
 
-from stepguard.core.machine_code import MachineCode
-from stepguard.core.work import Work
+from stepguard.core.profile import MachineCode, Work
 
 MOST_CAUSES = 40  # in a verdict's explanation
 MOST_NAMES = 20  # kernels of a cause on one side, and launch shapes
 
 
-class Refusal(StrEnum):
+class Unlike(StrEnum):
     """Why two profiles cannot be compared."""
 
     GPU = "gpu"
@@ -30,7 +29,7 @@ class Refusal(StrEnum):
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One reason, with the values of both sides."""
 
-    reason: Refusal
+    reason: Unlike
     before: str
     after: str
 
@@ -75,7 +74,6 @@ class Cause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     place: str  # source line or operators; empty if the profile has none
     before: Side
     after: Side
-    other_code: bool = False  # the compiler generated other code than before
 
 
 Causes = Annotated[tuple[Cause, ...], msgspec.Meta(max_length=MOST_CAUSES)]

@@ -97,7 +97,7 @@ FIELDS = frozenset(
     {(side, "changed_read") for side in ("", "head", "base")}
     | {("pairs", "stays"), ("step", "stays"), ("", "glance"), ("", "files")}
     | {("launches", "untimed"), ("again", "untimed"), ("metrics", "slow_steps")}
-    | {("figures", "alarm")}
+    | {("figures", "alarm"), ("causes", "other_code"), ("other_machine_code", "other_code")}
 )
 
 

@@ -7,10 +7,42 @@ each step: compute + exposed communication + exposed copies + idle = step.
 
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from stepguard.core.machine_code import MachineCode
-from stepguard.core.work import Work
+import msgspec
+
+Figure = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+
+
+@dataclass(frozen=True)
+class MachineCode:
+    """The figures of one kernel's machine code. They are the same in each of its launches."""
+
+    registers: Figure  # of a thread
+    spill_bytes: Figure  # of a thread: local memory for what does not fit into its registers
+    shared_bytes: Figure  # of a block
+    instructions: Figure  # in the code, however often they run; without padding
+    fp64: Figure  # instructions that compute in fp64, or convert from or to it
+    tensor_core: Figure  # instructions for tensor cores
+    atomic: Figure  # instructions for atomic operations on memory
+
+
+_WORDS = {"bfloat16": "bf16", "half": "fp16", "float": "fp32"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least that a launch has to do; 0 if unknown."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    dtype: str = ""  # the type of the products: "bf16"
+
+
+def type_of(dtype: str) -> str:
+    """Return the short name of a type of a trace: "bf16" of "c10::BFloat16"."""
+    return _WORDS.get(dtype.lower().removeprefix("c10::"), "")
+
 
 Series = tuple[float, ...]  # one item for each step
 Row = TypeVar("Row")

@@ -12,13 +12,14 @@ from collections.abc import Collection, Iterator, Sequence
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.core.machine_code import MachineCode
+from stepguard.core.explanation import Cause, Explanation, Kind, Refused, Side, Unlike
 from stepguard.core.profile import (
     IdleRow,
     KernelRow,
+    MachineCode,
     Profile,
     Series,
+    Work,
     added,
     by_class,
     grouped,
@@ -26,7 +27,6 @@ from stepguard.core.profile import (
     mean,
     merged,
 )
-from stepguard.core.work import Work
 from stepguard.explain.clock_changes import Pace
 from stepguard.explain.match_kernels import How, Match, match, rows_of
 from stepguard.explain.scatter import Scatter, Term, Usual
@@ -76,16 +76,16 @@ def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
     both = before, after
     refused = []
     if before.gpu and after.gpu and before.gpu != after.gpu:
-        refused.append(Refused(Refusal.GPU, before.gpu, after.gpu))
+        refused.append(Refused(Unlike.GPU, before.gpu, after.gpu))
     if before.ranks != after.ranks:
-        refused.append(Refused(Refusal.RANKS, str(before.ranks), str(after.ranks)))
+        refused.append(Refused(Unlike.RANKS, str(before.ranks), str(after.ranks)))
     if any(profile.lost_share > LOST_AT_MOST for profile in both):
         shares = (f"{100 * profile.lost_share:.1f} %" for profile in both)
-        refused.append(Refused(Refusal.LOST, *shares))
+        refused.append(Refused(Unlike.LOST, *shares))
     if not before.steps or not after.steps:
-        refused.append(Refused(Refusal.NO_STEPS, str(before.steps), str(after.steps)))
+        refused.append(Refused(Unlike.NO_STEPS, str(before.steps), str(after.steps)))
     elif (common := _common(before, after)) < COMMON_AT_LEAST:
-        refused.append(Refused(Refusal.FOREIGN, f"{100 * common:.0f} %", ""))
+        refused.append(Refused(Unlike.FOREIGN, f"{100 * common:.0f} %", ""))
     return tuple(refused)
 
 
@@ -183,8 +183,7 @@ def _cause_of(matched: Match) -> Cause:
     longest = max(came, key=lambda row: mean(row.us))
     place = next((row.source for row in came if row.source), longest.operator)
     sides = _side(matched.before), _side(matched.after)
-    old, new = ({row.code for row in rows} for rows in (matched.before, matched.after))
-    return Cause(_kind_of(matched), 0.0, row.name, row.phase, place, *sides, old != new)
+    return Cause(_kind_of(matched), 0.0, row.name, row.phase, place, *sides)
 
 
 def _kind_of(matched: Match) -> Kind:

@@ -135,9 +135,9 @@ def communicates(row: KernelRow) -> bool:
     return row.kind == COMMUNICATION
 
 
-def rows_of(profile: Profile, communicating: bool = False) -> tuple[KernelRow, ...]:
-    """Return the kernels that compute, or those that communicate."""
-    return tuple(row for row in profile.kernels if communicates(row) == communicating)
+def rows_of(profile: Profile) -> tuple[KernelRow, ...]:
+    """Return the kernels that compute."""
+    return tuple(row for row in profile.kernels if not communicates(row))
 
 
 def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match]:

@@ -6,7 +6,6 @@ step is INCONCLUSIVE, and a shorter one is `same` with a note. If HEAD is that c
 moved the time, and it is `same`.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -24,28 +23,28 @@ from stepguard.core.verdict import (
     NoComparison,
     worst_of,
 )
-from stepguard.judge.findings import Findings, Permits
+from stepguard.judge.findings import Findings
 from stepguard.judge.judge_pairs import pairs_finding, refusal, time_by_pairs, why
 from stepguard.judge.rules import decision
 
 _MOVED = (Status.SLOWER, Status.FASTER)
 
 
-def alarm_of(findings: Findings, permits: Permits) -> MetricVerdict | None:
+def alarm_of(findings: Findings) -> MetricVerdict | None:
     """Return the step time if it is an alarm, which pairs have to answer: recordings call it SLOWER
     or FASTER, and no metric that is not waived is worse. Else None.
     """
     if findings.whole or findings.against:  # pairs have judged already
         return None
-    worst = worst_of(_unwaived(findings, permits))
+    worst = worst_of(one for one in findings.permitted()[0] if not one.waived_until)
     return worst if worst is not None and _is_alarm(worst) else None
 
 
-def settled(findings: Findings, permits: Permits, answer: Answer | None = None) -> Findings:
+def settled(findings: Findings, answer: Answer | None) -> Findings:
     """Return the findings after their alarm has ended. Only a time that moved is changed."""
     if findings.whole or findings.against:
         return findings
-    asked = answer if alarm_of(findings, permits) else None
+    asked = answer if alarm_of(findings) else None
     refused = refusal(asked.pairs) if asked and asked.pairs else None
     # A step that does other work is another step, and an ended run passes nothing.
     if refused and refused.reason in (Reason.WORK_MOVED, Reason.UNDECIDED):
@@ -53,7 +52,7 @@ def settled(findings: Findings, permits: Permits, answer: Answer | None = None) 
 
     def ended(metric: MetricVerdict) -> MetricVerdict:
         # A time that a waiver covers passes as it is, whether the code or the machine changed it.
-        if not _is_alarm(metric) or permits.covers(findings, metric):
+        if not _is_alarm(metric) or findings.covers(metric):
             return metric
         return _answered(metric, asked)
 
@@ -67,10 +66,6 @@ def settled(findings: Findings, permits: Permits, answer: Answer | None = None) 
 
 def _is_alarm(metric: MetricVerdict) -> bool:
     return metric.metric == JUDGED_TIME and metric.gated and metric.status in _MOVED
-
-
-def _unwaived(findings: Findings, permits: Permits) -> Sequence[MetricVerdict]:
-    return [metric for metric in permits.apply(findings)[0] if not metric.waived_until]
 
 
 def _answered(alarm: MetricVerdict, answer: Answer | None) -> MetricVerdict:

@@ -1,7 +1,7 @@
 """Under which conditions two measurements were made, and which conditions differ. Pure.
 
-The screen, acceptance, the guard, the pairs of an earlier run, the ranks of a launch, the nodes of
-a job and the history ask this module. Each caller says which tags matter to it.
+The screen, acceptance, pairs, the ranks of a launch, the nodes of a job and the history ask this
+module. Each caller says which tags matter to it.
 
 Whether two steps do the same work is another question (judge/rules/same_step.py). Settings of
 torch and Python that a workload changes have no tag: a counter counts them, and a step with other
@@ -48,7 +48,7 @@ SOFTWARE = (
 
 
 @dataclass(frozen=True)
-class Difference:
+class Mismatch:
     """A condition that two measurements do not share."""
 
     tag: Tag
@@ -59,14 +59,14 @@ class Difference:
 
 def comparable(
     then: Conditions, now: Conditions, tags: Collection[Tag] = tuple(Tag)
-) -> tuple[Difference, ...]:
+) -> tuple[Mismatch, ...]:
     """Return the conditions that differ; empty if the two may be compared. Only ``tags`` that both
     sides have are looked at.
 
     Differences are in the order of Tag. Within a tag torch comes first.
     """
     return tuple(
-        Difference(tag, *change)
+        Mismatch(tag, *change)
         for tag in Tag
         if tag in tags and tag in then and tag in now
         for change in _changes(then[tag], now[tag])
@@ -98,7 +98,7 @@ def of_one_card(then: Recording, now: Recording) -> bool:
     return known and not comparable(*both, (Tag.CARD,))
 
 
-def changed(differences: Iterable[Difference]) -> Changed:
+def changed(differences: Iterable[Mismatch]) -> Changed:
     """Return differences as figures of a sentence, "batch 32 -> 64, seq 512 -> 1024"."""
     return Changed(changes=tuple((each.key, each.old, each.new) for each in differences))
 

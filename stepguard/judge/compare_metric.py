@@ -6,6 +6,7 @@ epoch, oldest first, or only the other revision's summary. A count is that of th
 most, or of another rank if its verdict is worse.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,7 +20,7 @@ from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove
 from stepguard.judge.comparable import of_one_card
-from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, Screen, screen_times
+from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, OTHER_CARD_PCT, OWN_CARD_PCT
 from stepguard.judge.moved_places import computes_as_much, moved_parts, where_moved
 
 Said = tuple[Status, Reason]
@@ -40,7 +41,7 @@ def compare(
     if recorded and METRICS[metric].new and not known:
         return _not_recorded(metric, new, gated, Status.SAME)
     if metric == JUDGED_TIME:
-        return _compare_time(new, screen_of(now, past), gated)
+        return _compare_time(now, past, gated)
     if kind == "difference":
         return _compare_difference(metric, now, past, gated)
     if kind == "counter" and metric != "tokens_per_step":
@@ -54,33 +55,37 @@ def compare(
     return MetricVerdict(metric, *said, old, new, _change_pct_of(old, new), gated=gated)
 
 
-def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
-    """Compare the step time with the recordings that have one, grouped by rank 0's card. None if no
-    recording has one.
+def _compare_time(now: Recording, past: Sequence[Recording], gated: bool) -> MetricVerdict:
+    """Judge the step time by the recordings of this very card; if there are none, by those of other
+    cards, where each card counts once.
     """
-    by_card: dict[str, list[Sequence[float]]] = {}
-    own: list[Sequence[float]] = []
+    by_card: dict[str, list[float]] = {}
+    own: list[float] = []
     for recording in past:
         if times := recording.times_ms.get(JUDGED_TIME):
-            by_card.setdefault(recording.device_uuid, []).append(times)
-            own += [times] if of_one_card(recording, now) else []
-    return screen_times(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
-
-
-def _compare_time(new: float, screened: Screen | None, gated: bool) -> MetricVerdict:
-    if screened is None:
+            by_card.setdefault(recording.device_uuid, []).append(_level(times))
+            own += [_level(times)] if of_one_card(recording, now) else []
+    new, levels = now.values()[JUDGED_TIME], own or [fmean(card) for card in by_card.values()]
+    if not levels:
         return _not_recorded(JUDGED_TIME, new, gated)
+    change_pct = 100 * math.expm1(_level(now.times_ms[JUDGED_TIME]) - fmean(levels))
+    limit_pct = OWN_CARD_PCT if own else OTHER_CARD_PCT
     return MetricVerdict(
         JUDGED_TIME,
-        *_against_limit(screened.change_pct, screened.limit_pct),
+        *_against_limit(change_pct, limit_pct),
         # The mean that the change refers to. It need not be any recording's own time.
-        old=new / (1 + screened.change_pct / 100),
+        old=new / (1 + change_pct / 100),
         new=new,
-        change_pct=screened.change_pct,
-        limit_pct=screened.limit_pct,
+        change_pct=change_pct,
+        limit_pct=limit_pct,
         gated=gated,
-        figures=OwnLimit(own_card=screened.own_card, compared=screened.compared),
+        figures=OwnLimit(own_card=bool(own), compared=len(levels)),
     )
+
+
+def _level(times_ms: Sequence[float]) -> float:
+    """Return the mean of the logs of step times: launches differ by ratios."""
+    return fmean(map(math.log, times_ms))
 
 
 def recorded_difference_pct(metric: str, past: Sequence[Recording]) -> float | None:

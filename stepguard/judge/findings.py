@@ -1,9 +1,8 @@
 """Findings: what the rules say of a case. Only this module makes a verdict of them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
-from typing import Any
 
 import msgspec
 
@@ -18,7 +17,7 @@ from stepguard.judge.waiver_rules import permitted
 
 @dataclass(frozen=True)
 class Findings:
-    """What the rules say of a case before permissions: its metrics, or why none decides."""
+    """What the rules say of a case: its metrics, or why none decides. And its permissions."""
 
     case_id: str
     metrics: tuple[MetricVerdict, ...] = ()
@@ -30,43 +29,29 @@ class Findings:
     explanation: Explanation | None = None
     straggler: Straggler | None = None
     libraries: str = ""  # libraries whose versions differ from the recording's, in words
-
-
-@dataclass(frozen=True)
-class Permits:
-    """The permissions of one case on one day."""
-
-    permissions: tuple[Permission, ...] = ()
+    permissions: tuple[Permission, ...] = ()  # of the case
     today: date = date.min
 
-    @classmethod
-    def of(cls, findings: Findings, permissions: Iterable[Permission], today: date) -> "Permits":
-        """Return the permissions of a case."""
-        return cls(tuple(item for item in permissions if item.case == findings.case_id), today)
+    def under(self, permissions: Iterable[Permission], today: date) -> "Findings":
+        """Return the findings with those of these permissions that are for the case."""
+        its = tuple(item for item in permissions if item.case == self.case_id)
+        return replace(self, permissions=its, today=today)
 
-    def apply(
-        self, findings: Findings
-    ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-        """Return the metrics under these permissions, and the effect of each permission."""
-        if not self.permissions:
-            return findings.metrics, ()
+    def permitted(self) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
+        """Return the metrics under the permissions, and the effect of each permission."""
         # In an unsound case a counter that moved decides although other metrics are unknown. With a
         # waiver for that counter an undecided case would pass.
-        unsound = findings.whole is not None or not findings.sound
-        return permitted(findings.metrics, self.permissions, unsound, self.today)
+        unsound = self.whole is not None or not self.sound
+        return permitted(self.metrics, self.permissions, unsound, self.today)
 
-    def covers(self, findings: Findings, metric: MetricVerdict) -> bool:
+    def covers(self, metric: MetricVerdict) -> bool:
         """Tell whether a waiver lets a metric pass."""
-        only = Findings(findings.case_id, (metric,), findings.whole, findings.sound)
-        return any(covered.waived_until for covered in self.apply(only)[0])
+        return any(one.waived_until for one in replace(self, metrics=(metric,)).permitted()[0])
 
 
-NO_PERMITS = Permits()
-
-
-def verdict_of(findings: Findings, permits: Permits = NO_PERMITS, **marks: Any) -> Verdict:
-    """Return the verdict on a case. ``marks`` are further fields of the verdict."""
-    metrics, outcomes = permits.apply(findings)
+def verdict_of(findings: Findings) -> Verdict:
+    """Return the verdict on a case."""
+    metrics, outcomes = findings.permitted()
     status, reason, until = _decided(findings.whole, metrics)
     return Verdict(
         findings.case_id,
@@ -83,7 +68,6 @@ def verdict_of(findings: Findings, permits: Permits = NO_PERMITS, **marks: Any) 
         explanation=findings.explanation.bounded() if findings.explanation else None,
         straggler=findings.straggler,
         libraries=findings.libraries or msgspec.UNSET,
-        **marks,
     )
 
 

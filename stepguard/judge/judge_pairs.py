@@ -43,7 +43,7 @@ from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.fallen import with_fallen
-from stepguard.judge.findings import Findings, Permits, verdict_of
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, on_cpu
@@ -71,8 +71,7 @@ def judge_ab(
     comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
 ) -> Verdict:
     """Return the verdict on HEAD's tree against the other tree."""
-    findings = findings_of(comparison)
-    return verdict_of(findings, Permits.of(findings, permissions, today))
+    return verdict_of(findings_of(comparison).under(permissions, today))
 
 
 def findings_of(comparison: Comparison) -> Findings:
@@ -134,7 +133,7 @@ def _fails_by_counters(
     judged, a price waits for the first pair, and for the others if the step may be FASTER.
     """
     moved = Findings(comparison.head.case_id, _failing(comparison), against=comparison.named)
-    metrics, _ = Permits.of(moved, permissions, today).apply(moved)
+    metrics, _ = moved.under(permissions, today).permitted()
     roles = {metric.role for metric in metrics if metric.decides}
     if roles != {"price"} or not _time_explains(comparison):
         return bool(roles)

@@ -5,6 +5,7 @@ may be. docs/method.md has the recordings that they were checked with.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import fmean, stdev
 
 import scipy
@@ -14,49 +15,6 @@ import scipy
 # beyond 1 % of the others, of 46 on other cards none beyond 2.5 % (baselines/, 2026-11-28).
 OWN_CARD_PCT, OTHER_CARD_PCT = 0.7, 2.0
 DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how fast they wake up and launch
-
-
-@dataclass(frozen=True)
-class Screen:
-    """The comparison of one run's time with the recordings of a level, in percent."""
-
-    change_pct: float
-    own_card: bool  # compared with recordings of this very card; else with other cards
-    compared: int  # how many such recordings, or such cards
-
-    @property
-    def limit_pct(self) -> float:
-        """Return the change beyond which the time is an alarm, either way."""
-        return OWN_CARD_PCT if self.own_card else OTHER_CARD_PCT
-
-
-def screen_times(
-    launch_ms: Sequence[float],
-    own_ms: Sequence[Sequence[float]],
-    other_cards_ms: Sequence[Sequence[Sequence[float]]] = (),
-) -> Screen:
-    """Compare this run's launches with those of recordings, each in ms per step. Recordings of the
-    same card are used if there are any; else those of other cards, where each card counts once.
-
-    Raises ValueError when a side is empty or a time is not a positive finite number.
-    """
-    own = [_level(recording) for recording in own_ms]
-    cards = [fmean(_level(recording) for recording in card) for card in other_cards_ms]
-    levels = own or cards
-    if not levels:
-        raise ValueError("screen_times() needs at least one recording")
-    change_pct = 100 * math.expm1(_level(launch_ms) - fmean(levels))
-    return Screen(change_pct, own_card=bool(own), compared=len(levels))
-
-
-def _level(launch_ms: Sequence[float]) -> float:
-    """Return the mean of the logs of step times: launches differ by ratios."""
-    if not launch_ms:
-        raise ValueError("no launch to take a level from")
-    for ms in launch_ms:
-        if not (math.isfinite(ms) and ms > 0):
-            raise ValueError(f"step time {ms!r} ms: not a positive finite number")
-    return fmean(map(math.log, launch_ms))
 
 
 @dataclass(frozen=True)
@@ -80,9 +38,9 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
     """
     if not pairs_ms:
         raise ValueError("paired() needs at least one pair")
-    # Called only to check the times.
-    for pair_ms in pairs_ms:
-        _level(pair_ms)
+    for ms in chain(*pairs_ms):
+        if not 0 < ms < math.inf:
+            raise ValueError(f"step time {ms!r} ms: not a positive finite number")
     plain_ms = fmean(plain for plain, _ in pairs_ms)
     differences = [other - plain for plain, other in pairs_ms]
     count, half = len(differences), math.inf

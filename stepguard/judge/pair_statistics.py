@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import scipy  # .special is imported at its first use: it takes a third of a short command's time
 
+from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
 from stepguard.core.margins import ALPHA, MARGINS, PRIOR, Margins, Prior
 from stepguard.core.reasons import Reason
@@ -81,10 +82,6 @@ class Bounds(msgspec.Struct, frozen=True):
         reaches = self.low <= margins.ignore and self.high >= -margins.ignore
         said = inside and reaches and self.pairs >= min(self.fewest, SEQUENTIAL_PLAN[0].pairs)
         return Status.SAME if said else Status.INCONCLUSIVE
-
-    def reach(self, level: float) -> float:
-        """Return how far a bound that errs by this level is from the mean."""
-        return _reach(level, self.sd, self.degrees, self.pairs)
 
     @property
     def p_value(self) -> float:
@@ -201,19 +198,34 @@ def figures(
     return Figures(known, margins, smallest, all_pct)
 
 
-def decide(measured: Figures, *, last: bool = False) -> Decision:
+def measured(comparison: Comparison) -> Figures:
+    """Return what the pairs say of the mean step. All rules use these figures."""
+    return figures(
+        comparison.log_ratios(),
+        comparison.margins,
+        replaced=[pair.log_ratio for pair in comparison.again if not pair.compiled],
+        alpha=comparison.alpha,
+    )
+
+
+def by_plan(comparison: Comparison) -> Decision:
+    """Decide by the sequential plan: the mean of all pairs, compared with the margins at the plan's
+    analyses. INCONCLUSIVE while more pairs are wanted.
+    """
+    return decide(measured(comparison), last=comparison.out_of_time)
+
+
+def decide(found: Figures, *, last: bool = False) -> Decision:
     """Judge pairs by the sequential plan.
 
     Pairs decide only at the analyses of SEQUENTIAL_PLAN, or if they are the ``last`` because the
     time is up. The time limit must not depend on the pairs. The last pairs use up the error of the
     next analysis, and have the levels of the analysis before.
     """
-    count, status = measured.bounds.pairs, Status.INCONCLUSIVE
+    count, status = found.bounds.pairs, Status.INCONCLUSIVE
     if may_decide(count, last):
-        status = measured.bounds.status(measured.margins)
-    return measured.say(
-        status, final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS
-    )
+        status = found.bounds.status(found.margins)
+    return found.say(status, final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS)
 
 
 @lru_cache(maxsize=64)  # the loop that measures, the verdict and its report all call it

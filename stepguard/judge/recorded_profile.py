@@ -3,9 +3,18 @@
 from collections.abc import Container
 from dataclasses import replace
 
-from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
+from stepguard.core.profile import (
+    IdleRow,
+    KernelRow,
+    Parts,
+    Profile,
+    Series,
+    Work,
+    bounded,
+    mean,
+    merged,
+)
 from stepguard.core.recording import ProfileRow, RecordedProfile
-from stepguard.core.work import Work
 from stepguard.trace.kernel_classes import usual_classes
 
 KERNELS = 40  # these take 97 to 99 % of the kernels' time of a GPT-2's step

@@ -15,7 +15,7 @@ from stepguard.core.question import Question
 from stepguard.core.verdict import Joins, Verdict
 from stepguard.judge.alarm import alarm_of, settled
 from stepguard.judge.count_again import doubtful, doubtful_of, doubtful_of_other
-from stepguard.judge.findings import Findings, Permits, verdict_of
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.judge_pairs import findings_of, wants_another_pair, wants_every_pair
 from stepguard.judge.judge_recordings import alike, enough_launches, screen
 from stepguard.judge.rules import changed_kernels
@@ -63,21 +63,20 @@ def need(question: Question) -> Need:
 
 def judge(question: Question) -> Verdict:
     """Return the verdict on what was measured."""
-    findings, permits = _findings(question)
-    verdict = verdict_of(settled(findings, permits, question.answer), permits)
+    verdict = verdict_of(settled(_findings(question), question.answer))
     if question.now is None or question.own is None:
         return verdict
     by_own = judge(Question(question.now, question.own))
     return structs.replace(verdict, accepted=by_own.joins is Joins.ITSELF and not by_own.whole)
 
 
-def _findings(question: Question) -> tuple[Findings, Permits]:
+def _findings(question: Question) -> Findings:
     if question.pairs is not None:
         findings = findings_of(question.pairs)
     else:
         assert question.now is not None, "a question without pairs is about evidence"
         findings = screen(question.now, question.entry, question.path)
-    return findings, Permits.of(findings, question.permissions, question.today)
+    return findings.under(question.permissions, question.today)
 
 
 def _wants_launch(question: Question, now: Evidence) -> bool:
@@ -98,7 +97,7 @@ def _commit_beside(question: Question, now: Evidence) -> str:
     if question.answer is not None or entry is None or now.fingerprint is None:
         return ""
     recordings = alike(entry.level, now)
-    return recordings[0].commit if recordings and alarm_of(*_findings(question)) else ""
+    return recordings[0].commit if recordings and alarm_of(_findings(question)) else ""
 
 
 def _need_of_pairs(question: Question, pairs: Comparison) -> Need:

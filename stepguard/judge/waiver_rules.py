@@ -51,10 +51,10 @@ def permitted(
         for outcome in outcomes
         if outcome.effect is Effect.ALLOWED
     }
-    return (
-        tuple(replace(m, waived_until=until.get(m.metric, m.waived_until)) for m in metrics),
-        outcomes,
+    covered = (
+        replace(m, waived_until=until[m.metric]) if m.metric in until else m for m in metrics
     )
+    return tuple(covered), outcomes
 
 
 def effect_of(permission: Permission, metric: MetricVerdict | None, today: date) -> Effect:

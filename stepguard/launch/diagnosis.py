@@ -280,12 +280,13 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
     return Fault(code, message, described["traceback"], scene.during, site)
 
 
-def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
+def _tail(path: Path) -> str:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
             text = file.read().decode(errors="replace")
         kept = [line for line in text.splitlines() if not _OF_THE_PROFILER.match(line)]
-        return bounded("\n".join(kept[-lines:]), DETAIL_CHARACTERS) + "\n"
+        last = "\n".join(kept[-STDERR_TAIL_LINES:])
+        return bounded(last, DETAIL_CHARACTERS) + "\n"
     except OSError:
         return ""

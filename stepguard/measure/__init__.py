@@ -7,8 +7,7 @@
     5. ``RunningLaunch``, running_launch.py: import, build, warm-up, timed blocks, end
     6. ``CaseWorkers``, case_workers.py: the worker groups and the monitor; their answers become
        ``Evidence``
-    7. ``judge``, judge/judge_recordings.py, or ``judge_ab``, judge/judge_pairs.py: the evidence
-       becomes a ``Verdict``
+    7. ``judge``, judge/rule_book.py: the evidence becomes a ``Verdict``
     8. ``Result``, suite.py: case, evidence and verdict, which report/ shows
 
 Only two calls go back up: the progress, and the question whether another launch or pair is wanted.

@@ -37,8 +37,8 @@ from stepguard.measure.combine_ranks import (
     refuse_other_gpus,
     with_profiles,
 )
-from stepguard.measure.compiled_steps import CompiledStep
 from stepguard.measure.start_ahead import Ahead
+from stepguard.storage.compile_cache import CompiledStep
 
 # Imported before the workload, even if nothing compiles. If the first step imported the compiler,
 # torch would keep records of only its newest 64 compilations (worker/counters/compiler.py).
@@ -277,7 +277,7 @@ class CaseWorkers:
             self.counts = with_profiles(self.counts, known)
         return times_us
 
-    def take_reserved(self, first_step_bytes: int, spec: LaunchSpec, kept: bool) -> None:
+    def take_reserved(self, first_step_bytes: int, kept: bool) -> None:
         """Keep the GPU memory that a rank had reserved after its first step, until it is counted
         how much later steps need. If the compile cache ``kept`` the step, later runs find it there.
         """

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from stepguard.core.device import CPU, GPU, is_gpu
 from stepguard.judge.count_again import counted_again, not_counted_again
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.launch_durations import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
+from stepguard.measure.warm_up import Protocol
 
 HEAD, BASE = 0, 1
 SIDES = ("head", "base")
+FIRST = "first launch"
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
 # Before a second launch counts: what a script does by the clock then falls on other steps.
@@ -49,18 +50,11 @@ PAIR_TIMINGS = {
 }
 
 
-@dataclass(frozen=True)
-class _Blocks:
-    """The steps of a pair's blocks. Both sides have the same."""
-
-    lead: int  # untimed, before each block
-    timed: int  # in each block
-
-
-def _blocks(timing: PairTiming, *launches: RunningLaunch) -> _Blocks:
+def _block_steps(timing: PairTiming, *launches: RunningLaunch) -> tuple[int, int]:
+    """Return the untimed steps before each block of a pair, and its timed ones, for both sides."""
     # The faster side needs more steps for its seconds. All of ``launches`` have warmed up.
     step_s = min(launch.warmup.step_s for launch in launches)
-    return _Blocks(max(1, round(timing.lead_s / step_s)), block_steps(timing.block_s, step_s))
+    return max(1, round(timing.lead_s / step_s)), block_steps(timing.block_s, step_s)
 
 
 class Pair:
@@ -137,11 +131,11 @@ class Pair:
         for launch in self.launches:
             launch.group.grant(time.monotonic() - began)
         first.warm_up(windows=second.warmup.windows)
-        blocks = _blocks(self._timing, first, second)
+        steps = _block_steps(self._timing, first, second)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self.launches[before].park()
-            _block(self.launches[now], self.launches[1 - now], blocks)
+            _block(self.launches[now], self.launches[1 - now], *steps)
 
     def count(self, order: Sequence[int]) -> None:
         """Count each launch, after build(), and park both."""
@@ -212,7 +206,7 @@ def one_after_the_other(
     Return the launches in the order of ``sides``.
     """
     done: dict[int, RunningLaunch] = {}
-    blocks = None
+    steps = None
     # The first half of an order names each side once.
     for index in order[:BLOCKS]:
         label = f"pair {number} {SIDES[index]}"
@@ -220,9 +214,9 @@ def one_after_the_other(
         build_alone(launch)
         windows = other.warmup.windows if other else ()
         launch.warm_up(windows=windows)
-        blocks = blocks or _blocks(timing, launch)
+        steps = steps or _block_steps(timing, launch)
         for _ in range(BLOCKS):
-            _block(launch, other, blocks)
+            _block(launch, other, *steps)
         launch.leave()
         done[index] = launch
     return [done[index] for index in range(len(sides))]
@@ -273,15 +267,68 @@ def let_count(launch: RunningLaunch) -> RunningLaunch:
     return other
 
 
-def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) -> None:
-    """Run untimed steps, then a timed block. If ``other`` has already run its block of the same
-    number, both time the same steps.
+def _block(launch: RunningLaunch, other: RunningLaunch | None, lead: int, timed: int) -> None:
+    """Run at least ``lead`` untimed steps, then a block of ``timed``. If ``other`` has already run
+    its block of the same number, both time the same steps.
     """
     number = len(launch.blocks)
-    begin = launch.ran + blocks.lead
+    begin = launch.ran + lead
     if other and len(other.blocks) > number:
         begin = max(begin, other.blocks[number].ran or 0)
     elif other:
-        begin = max(begin, other.ran + blocks.lead)
+        begin = max(begin, other.ran + lead)
     launch.run(begin - launch.ran)
-    launch.timed_block(blocks.timed, of=BLOCKS)
+    launch.timed_block(timed, of=BLOCKS)
+
+
+class FirstPair(Pair):
+    """The first two launches of a case, one of each tree, until both have run their first steps.
+
+    Usually one of them compiles at a time. So the base takes from the cache what HEAD's launch
+    compiled, and no trial of a kernel is timed beside another launch. On a GPU both first steps run
+    at once if the cache had both before (CompiledStep), and both fit into memory. Those of a loop
+    never do.
+    """
+
+    def __init__(self, sides: Sequence[CaseWorkers], timing: PairTiming) -> None:
+        super().__init__(1, sides, timing, label=FIRST)
+        self._sides = sides
+        # A loop runs its first steps while it is built.
+        self._builds_at_once = sides[HEAD].case.loop is None
+        self._steps_at_once = False
+
+    def run_first_steps(self) -> None:
+        """Build both launches, and run their first steps at once. If both may compile, only HEAD's
+        runs its step, and run_base() follows.
+        """
+        RunningLaunch.expect(*self.launches)
+        if self._builds_at_once:
+            self.prepare()
+            # A step's memory is known before it runs if an earlier run compiled that step.
+            known = all(workers.reserved_bytes > 0 for workers in self._sides)
+            self._steps_at_once = known and both_fit(self._sides)
+        if self._steps_at_once:
+            self.first_steps()
+        else:
+            self._run_first_step(HEAD)
+
+    def run_base(self) -> None:
+        """Run the base's first step, unless it ran beside HEAD's."""
+        if not self._steps_at_once:
+            self._run_first_step(BASE)
+
+    def _run_first_step(self, index: int) -> None:
+        began, launch = time.monotonic(), self.launches[index]
+        launch.show("build and first step")
+        if not self._builds_at_once:
+            launch.prepare(quietly=False)
+        launch.first_step(quietly=False)
+        launch.park()
+        self.launches[1 - index].group.grant(time.monotonic() - began)  # which waits meanwhile
+
+    @property
+    def may_be_timed(self) -> bool:
+        """Tell whether the two can be a pair that is timed. They cannot if one of them compiled
+        beside the other, since equal kernels may then run in other forms.
+        """
+        return not (self._steps_at_once and any(one.compiled_afresh for one in self.launches))

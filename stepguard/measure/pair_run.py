@@ -1,6 +1,6 @@
 """Compare HEAD's tree with another one (A/B) by pairs of launches of one case, on one machine.
 
-The first launches of both trees count, and then are the first pair (first_pair.py). Then come the
+The first launches of both trees count, and then are the first pair. Then come the
 other pairs (pair.py). A pair ends with a profile of each launch if kernels differ
 (changed_kernels.py). If the two trees do not fit into memory together, their launches run one after
 the other.
@@ -26,19 +26,62 @@ from stepguard.judge.rule_book import Need, need
 from stepguard.judge.rules import decision
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
-from stepguard.measure.first_pair import FIRST, FirstPair
-from stepguard.measure.following_pairs import FollowingPairs
 from stepguard.measure.pair import (
     BASE,
+    FIRST,
     HEAD,
     ORDERS,
     PAIR_TIMINGS,
+    FirstPair,
+    Pair,
+    PairTiming,
     both_fit,
     count_alone,
     count_once_more,
     one_after_the_other,
 )
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
+
+
+class FollowingPairs:
+    """The pairs of a case that are to come, as far as they have started. They import while another
+    one is built or counted: the next one in its ranks, and the one after it only in its agents.
+    """
+
+    def __init__(self, sides: Sequence[CaseWorkers], timing: PairTiming) -> None:
+        self._sides, self._timing = sides, timing
+        self._pairs: list[Pair] = []
+
+    def begin_anew(self) -> None:
+        """Let the first pair import, and no other."""
+        self.close()
+        self._pairs = [Pair(1, self._sides, self._timing)]
+
+    def start(self, number: int, most: int) -> None:
+        """Let the ranks of the pair after ``number`` import, and the agents of the one after that.
+        ``most`` is the highest number that may come.
+        """
+        last = min(number + self._timing.ahead, most)
+        for later in range(number + 1 + len(self._pairs), last + 1):
+            self._pairs.append(Pair(later, self._sides, self._timing, standby=True))
+        for launch in self._pairs[0].launches if self._pairs else []:
+            launch.release()
+
+    def take(self, number: int) -> Pair:
+        """Return the next pair, which has that number, whether it has started or not."""
+        return self._pairs.pop(0) if self._pairs else Pair(number, self._sides, self._timing)
+
+    def nobody_imports(self) -> bool:
+        """Tell whether all of them have imported, and the next case's launches have, too."""
+        launches = (launch for pair in self._pairs for launch in pair.launches)
+        return all(launch.ready() for launch in launches) and self._sides[HEAD].ahead.ready()
+
+    def close(self, *others: Pair) -> None:
+        """End all of them, and the launches of ``others``."""
+        for launch in (launch for pair in (*others, *self._pairs) for launch in pair.launches):
+            launch.group.close()
+        self._pairs = []
+
 
 COUNTING = "counting launch"  # has the GPUs to itself
 MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count

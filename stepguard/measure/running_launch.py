@@ -22,13 +22,11 @@ from stepguard.measure.combine_ranks import (
     with_lines,
     without_eager,
 )
-from stepguard.measure.launch_durations import Protocol
-from stepguard.measure.warm_up import WarmUp
+from stepguard.measure.warm_up import Protocol, WarmUp
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
 MIN_STEPS = 4
-SETTLING_STEPS = 2  # after a launch was parked: they allocate its memory again
 # How many blocks of a launch may be repeated because clocks disagree. A host stalled for 10 ms at
 # the end of about one block in 300. Work that the events do not see would be in every block.
 CLOCKS_RETRIES = 1
@@ -154,7 +152,7 @@ class RunningLaunch:
         self.missed_graphs = sum(rank.missed_graphs for rank in first)
         reserved_bytes = max(rank.reserved_bytes for rank in first)
         kept = all(rank.kept for rank in first)
-        self.workers.take_reserved(reserved_bytes, self.group.spec, kept)
+        self.workers.take_reserved(reserved_bytes, kept)
 
     def warm_up(
         self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = ()

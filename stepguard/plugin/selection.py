@@ -115,7 +115,7 @@ class Selection:
         return f"settings or PYTEST_ADDOPTS name {named}, the command line does not"
 
     def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
-        state, why = self._became(node, case)
+        state, why = self._became(node)
         return CaseState(
             state=state,
             case=case.id if case else "",
@@ -129,7 +129,7 @@ class Selection:
             guarded=guarded,
         )
 
-    def _became(self, node: str, case: Case | None) -> tuple[State, str]:
+    def _became(self, node: str) -> tuple[State, str]:
         if node in self._measured:
             return State.MEASURED, ""
         if node not in self._kept:

@@ -4,7 +4,7 @@ compared.
 
 from collections.abc import Iterator, Sequence
 
-from stepguard.core.explanation import Cause, Kind, Refusal, Refused, Side
+from stepguard.core.explanation import Cause, Kind, Refused, Side, Unlike
 from stepguard.core.text import listed
 from stepguard.explain.causes import LOST_AT_MOST
 from stepguard.trace.kernel_classes import short
@@ -33,12 +33,12 @@ _MACHINE_CODE = {
 _PART = ("{what}", "", "{ms}")  # a part of the step that is no kernel
 _SHORT, _WHOLE = 36, 80  # characters of a kernel's name
 _REFUSED = {
-    Refusal.GPU: "different GPUs: {before} and {after}",
-    Refusal.RANKS: "different numbers of ranks: {before} and {after}",
-    Refusal.LOST: f"launches without a record of the GPU, at most {100 * LOST_AT_MOST:.0f} % are "
+    Unlike.GPU: "different GPUs: {before} and {after}",
+    Unlike.RANKS: "different numbers of ranks: {before} and {after}",
+    Unlike.LOST: f"launches without a record of the GPU, at most {100 * LOST_AT_MOST:.0f} % are "
     "allowed: {before} and {after}; profile fewer steps",
-    Refusal.NO_STEPS: "no complete step to compare: {before} and {after}",
-    Refusal.FOREIGN: "different programs: {before} of the kernels' time is of the same classes",
+    Unlike.NO_STEPS: "no complete step to compare: {before} and {after}",
+    Unlike.FOREIGN: "different programs: {before} of the kernels' time is of the same classes",
 }
 
 

@@ -17,8 +17,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict, cause_first
 from stepguard.report.cause_text import how, machine_code, named, refused_because
 from stepguard.report.metric_notes import on_ranks
-from stepguard.trace.kernel_classes import is_generic
-from stepguard.trace.kernel_operators import operator_in
+from stepguard.trace.kernel_classes import is_generic, operator_in
 
 # A cause is named before the time if it makes up at least NAMED_SHARE of the change. A kernel is
 # named in place of a counted wait if it makes up at least MAIN_SHARE.

@@ -17,7 +17,6 @@ from stepguard.core.evidence import Evidence
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, UNWANTED, format_value
 from stepguard.core.question import Question
-from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
@@ -52,7 +51,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Accepted:
-    """The result of accepting one case's evidence. For a dry run: what it would be."""
+    """The result of accepting one case's evidence."""
 
     case_id: str
     action: Action
@@ -77,7 +76,6 @@ def accept(
     path: Path,
     evidence: Evidence,
     reason: str,
-    dry: bool = False,
     where: str = "",
     verdict: Verdict | None = None,
 ) -> Accepted:
@@ -87,7 +85,7 @@ def accept(
     adds metrics and has a ``reason``. Evidence of another level or with other parameters opens a
     new epoch, and needs a ``reason``.
 
-    ``dry`` changes no file. ``where`` is the option for the folder of baselines, for the command in
+    ``where`` is the option for the folder of baselines, for the command in
     an error. ``verdict`` is the run's, which may be by pairs; None: recordings alone judge.
     Raises Declined or FileError; the file is then unchanged.
     """
@@ -104,9 +102,8 @@ def accept(
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The entry has the newest parameters, since a run is compared only with the last epoch.
     fresh = Entry(case=evidence.case, epochs=epochs, **guard)
-    if not dry:
-        cases = content.cases | {evidence.case_id: fresh}
-        save(path, msgspec.structs.replace(content, cases=cases))
+    cases = content.cases | {evidence.case_id: fresh}
+    save(path, msgspec.structs.replace(content, cases=cases))
     opened = action is Action.EPOCH_OPENED
     moved = tuple(_placed(metric, recording) for metric in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
@@ -175,22 +172,25 @@ def _place(
         why = reason if has_words(reason) else "first recording"
         epoch = Epoch(reason=why, recordings=[recording])
         return Action.FIRST_RECORDING, 1, [epoch]
-    _refuse_doubtful(recording, entry, verdict)
+    # Accepted twice, one run would count as two recordings that agree perfectly.
+    known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
+    if (recording.date, recording.commit, recording.device_uuid) in known:
+        raise Declined(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
     last = entry.level
-    known = alike(last, evidence)
-    drift = "" if known else _other_software(recording, last)
+    same = alike(last, evidence)
+    drift = "" if same else _other_software(recording, last)
     # New metrics alone open no level: the times belong to one that other cards and days confirmed.
     more = has_words(reason) and _only_adds_metrics(verdict, last)
-    joins = verdict.joins is Joins.ITSELF or not known or more
+    joins = verdict.joins is Joins.ITSELF or not same or more
     if entry.case == evidence.case and joins and not drift:
         # Places and parts are only compared with the newest recording, so older ones lose them.
         software = recording.software
         older = [_without_detail(r) if r.software == software else r for r in last.recordings]
         kept = [*_kept(older), recording]
-        action = Action.APPENDED if known else Action.FIRST_OF_SOFTWARE
+        action = Action.APPENDED if same else Action.FIRST_OF_SOFTWARE
         why = f"{last.reason}; {reason}" if more else last.reason
         epoch = Epoch(reason=why, recordings=kept)
-        return action, len(known) + 1, [*entry.epochs[:-1], epoch]
+        return action, len(same) + 1, [*entry.epochs[:-1], epoch]
     if not has_words(reason):
         command = as_typed(
             f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'"
@@ -202,23 +202,6 @@ def _place(
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
     epochs = [*before, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
-
-
-def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> None:
-    # Accepted twice, one run would count as two recordings that agree perfectly.
-    known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
-    if (recording.date, recording.commit, recording.device_uuid) in known:
-        raise Declined(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
-    # Each metric is checked: a case that is SLOWER or CHANGED may have an undecided metric, too.
-    alarms = (Reason.UNCONFIRMED, Reason.KERNELS_MOVED)  # they open a level, with a reason
-    undecided = [
-        metric.metric
-        for metric in verdict.moved
-        if metric.status is Status.INCONCLUSIVE and metric.reason not in alarms
-    ]
-    if undecided:
-        what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
-        raise Declined(f"{verdict.case_id}: not recorded, {what}: measure again")
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:

@@ -157,15 +157,6 @@ class Store:
         return took_s
 
 
-def _sound(folder: Path, case: Case) -> Evidence | None:
-    try:
-        evidence = read_evidence(folder / EVIDENCE)
-    except FileError:
-        return None
-    same = case.as_dict().items() <= evidence.case.items()
-    return evidence if same and evidence.launches and not evidence.faults else None
-
-
 def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
     """Return how long a case took, in seconds; None if the run does not show it."""
     try:

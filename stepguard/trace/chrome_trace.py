@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepguard.core.work import Work
+from stepguard.core.profile import Work
 from stepguard.trace.chrome_events import (
     NO_JSON,
     UNDECODED,
@@ -38,7 +38,7 @@ from stepguard.trace.columns import (
     PYTHON,
     Allocations,
     Differentiated,
-    Gpu,
+    GpuRecords,
     Host,
     LaunchShape,
     Machine,
@@ -294,7 +294,7 @@ class _Columns:
         return Trace(
             names=tuple(self._names),
             host=Host(*_ordered(host, began)),
-            gpu=Gpu(*_ordered(gpu, began)),
+            gpu=GpuRecords(*_ordered(gpu, began)),
             shapes=tuple(LaunchShape(*key) for key in self._shapes),
             messages=self._messages,
             codes=self._codes,

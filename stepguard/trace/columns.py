@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from stepguard.core.work import Work
+from stepguard.core.profile import Work
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -57,7 +57,7 @@ class Host(_Table):
 
 
 @dataclass(frozen=True)
-class Gpu(_Table):
+class GpuRecords(_Table):
     """What the GPU did, sorted by begin."""
 
     kind: Ints
@@ -129,7 +129,7 @@ class Trace:
 
     names: tuple[str, ...]
     host: Host
-    gpu: Gpu
+    gpu: GpuRecords
     shapes: tuple[LaunchShape, ...] = ()
     messages: dict[int, Message] = field(default_factory=dict)  # by the operator's external id
     # Hash of generated source, by the operator's external id.

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepguard.core.work import Work, type_of
+from stepguard.core.profile import Work, type_of
 from stepguard.trace.api_calls import DTYPE_BYTES
 
 _PRODUCTS = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}

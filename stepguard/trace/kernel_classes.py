@@ -108,3 +108,23 @@ def short(name: str, width: int = 36) -> str:
         bare = next((operator for operator in operators if not operator.endswith(_WRAPPERS)), bare)
     bare = bare.partition("(")[0] or name
     return bare if len(bare) <= width else f"{bare[: width - 13]}...{bare[-10:]}"
+
+
+# An operator's name, and the part of it that operators of both passes share: aten.addmm and
+# aten::mm, aten._scaled_dot_product_efficient_attention and aten::_efficient_attention_backward.
+_OPERATOR = re.compile(
+    r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
+    r"(?:_forward|(?:_dense)?_backward(?:_data)?)?)(?:\[.*\])?(?:\.\w+)?"
+)
+
+
+def operator_in(place: str, operator: str) -> str:
+    """Return the name of an ``operator``, without its pass, if the kernel with this ``place`` runs
+    it; else "". The place is an operator, or a kernel of the compiler, which is named after its
+    operators.
+    """
+    launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(operator)
+    if not called:
+        return ""
+    same = called["common"] == launches["common"] if launches else f"_{called['name']}_" in place
+    return called["common"] if same else ""

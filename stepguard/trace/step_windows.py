@@ -19,7 +19,7 @@ from stepguard.trace.columns import (
     NONE,
     Bools,
     Floats,
-    Gpu,
+    GpuRecords,
     Host,
     Ints,
     Trace,
@@ -39,7 +39,7 @@ class Windows:
     mark_end_us: Floats
     begin_us: Floats  # on the GPU
     end_us: Floats
-    gpu: Gpu  # all records of the device, inside and outside the steps
+    gpu: GpuRecords  # all records of the device, inside and outside the steps
     step_of_record: Ints  # by correlation; NONE for a record that no complete step launched
     calls: Host  # all CUDA calls
     call_of_record: Ints  # row in ``calls``; NONE if the call is not in the file
@@ -105,7 +105,7 @@ def find_windows(trace: Trace, classes: Classes) -> Windows:
     )
 
 
-def _main_device(gpu: Gpu) -> Gpu:
+def _main_device(gpu: GpuRecords) -> GpuRecords:
     """Return the records of the device that has most of them."""
     devices, counts = np.unique(gpu.device[gpu.kind == KERNEL], return_counts=True)
     if not len(devices):
@@ -146,7 +146,7 @@ def _lost(
 
 
 def _on_gpu(
-    gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, launches: Ints
+    gpu: GpuRecords, names: tuple[str, ...], classes: Classes, step_of_record: Ints, launches: Ints
 ) -> tuple[Floats, Floats]:
     """Return begin and end of each step on the GPU; NaN for a step that launches nothing. A step
     begins with its first record on the stream that computes most, and ends where the next one
@@ -172,7 +172,7 @@ def _on_gpu(
     return begin, end
 
 
-def _whole(gpu: Gpu, calls: Host, call_of_record: Ints) -> Windows:
+def _whole(gpu: GpuRecords, calls: Host, call_of_record: Ints) -> Windows:
     """Return the whole trace as one step."""
     begin, end = gpu.start_us[:1], np.array([gpu.end_us.max()])
     return Windows(
@@ -202,7 +202,7 @@ def queue_depth(windows: Windows) -> Ints:
     return np.asarray(before - np.searchsorted(started, when, side="right"), np.int64)
 
 
-def is_memory(gpu: Gpu) -> Bools:
+def is_memory(gpu: GpuRecords) -> Bools:
     """Return which records are copies or fills."""
     rows: Bools = (gpu.kind == COPY) | (gpu.kind == FILL)
     return rows

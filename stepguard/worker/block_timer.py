@@ -15,7 +15,7 @@ in a block of 2.1 s, 4 %.
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter_ns
 from typing import Any
@@ -119,3 +119,41 @@ class Clock:
             step_ms=[a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)],
             enqueue_ms=(first_enqueued - began) / 1e6 if self._gpu else None,
         )
+
+
+def alternate(
+    variants: Sequence[Step],
+    order: Sequence[int],
+    steps: int,
+    device: torch.device,
+    line_up: Callable[[], None],
+    collector: Collector,
+) -> list[float]:
+    """Return the mean step time in ms of each segment: ``steps`` steps of one of ``variants``, in
+    the ``order`` of their indices.
+
+    Between segments there is only a synchronization: a card at its power cap answers even a short
+    pause with seconds of other clocks. Several ranks ``line_up`` before each segment.
+    """
+    segments_ms = []
+    with collector.quiet():
+        synchronize(device)
+        for index in order:
+            step = variants[index]
+            line_up()
+            began = perf_counter_ns()
+            for _ in range(steps):
+                step()
+            synchronize(device)
+            segments_ms.append((perf_counter_ns() - began) / 1e6 / steps)
+    return segments_ms
+
+
+def synced(step: Step, device: torch.device) -> Step:
+    """Return the variant of a step whose host waits for the device after it."""
+
+    def run() -> None:
+        step()
+        synchronize(device)
+
+    return run

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from stepguard.core import replies
 from stepguard.core.case import from_dict
 from stepguard.worker import torch_device
-from stepguard.worker.block_timer import Clock
+from stepguard.worker.block_timer import Clock, alternate, synced
 from stepguard.worker.compile_caches import (
     has_compiler,
     keep_headers,
@@ -44,7 +44,6 @@ from stepguard.worker.rank_channel import Channel
 from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
 from stepguard.worker.rank_position import Note, Phases
 from stepguard.worker.rendezvous import join_process_group
-from stepguard.worker.step_variants import alternate, synced
 from stepguard.worker.workload import BadWorkload
 
 

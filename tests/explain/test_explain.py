@@ -7,18 +7,18 @@ from builders import PROPERTY, replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.core.explanation import Kind, Refusal
+from stepguard.core.explanation import Kind, Unlike
 from stepguard.core.profile import (
     OTHERS,
     IdleRow,
     KernelRow,
     Parts,
     Profile,
+    Work,
     added,
     bounded,
     over_ranks,
 )
-from stepguard.core.work import Work
 from stepguard.explain.causes import explain
 from stepguard.explain.match_kernels import How, match
 from stepguard.trace.kernel_classes import usual_classes
@@ -486,11 +486,11 @@ def test_one_class_alone_is_not_the_clock():
 @pytest.mark.parametrize(
     "change, reason",
     [
-        ({"gpu": "NVIDIA H100"}, Refusal.GPU),
-        ({"ranks": 4}, Refusal.RANKS),
-        ({"lost_share": 0.06}, Refusal.LOST),
-        ({"parts": Parts((), (), (), (), ()), "kernels": (), "idle": ()}, Refusal.NO_STEPS),
-        ({"kernels": (row("x", "other", "", 1, 1e5),)}, Refusal.FOREIGN),
+        ({"gpu": "NVIDIA H100"}, Unlike.GPU),
+        ({"ranks": 4}, Unlike.RANKS),
+        ({"lost_share": 0.06}, Unlike.LOST),
+        ({"parts": Parts((), (), (), (), ()), "kernels": (), "idle": ()}, Unlike.NO_STEPS),
+        ({"kernels": (row("x", "other", "", 1, 1e5),)}, Unlike.FOREIGN),
     ],
 )
 def test_what_cannot_be_compared_is_refused(change, reason):

@@ -12,12 +12,11 @@ from comparisons import alike
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.explanation import Kind
-from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, added
+from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Work, added
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedProfile
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
-from stepguard.core.work import Work
 from stepguard.explain.causes import explain
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored

@@ -13,14 +13,14 @@ from builders import FINGERPRINT, replace
 from recorded_kernels import COLD, edited, longer, profile
 
 import stepguard.measure.case_workers
-import stepguard.measure.first_pair
 import stepguard.measure.launches
+import stepguard.measure.pair
 import stepguard.measure.pair_run
 from stepguard import Case, Loop
 from stepguard.core.evidence import Disturbance, Fault
-from stepguard.core.machine_code import MachineCode
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import SYNCS
+from stepguard.core.profile import MachineCode
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.replies import REPLIES
@@ -265,7 +265,7 @@ def world(monkeypatch, tmp_path):
     made = World()
     made.monitor = Monitor(made)
     monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", fake_group(made))
-    pair = stepguard.measure.first_pair.FirstPair
+    pair = stepguard.measure.pair.FirstPair
     may_be_timed = pair.may_be_timed.fget
     ask = property(lambda self: made.times_first and may_be_timed(self))
     monkeypatch.setattr(pair, "may_be_timed", ask)

@@ -14,9 +14,9 @@ from stepguard.core.reasons import Reason
 from stepguard.core.replies import Counted, FirstStep, TimedBlock, TimedSegments
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.differences import measure_difference
-from stepguard.measure.launch_durations import PROTOCOLS, protocol_of
+from stepguard.measure.launches import measure_difference
 from stepguard.measure.running_launch import RunningLaunch
+from stepguard.measure.warm_up import PROTOCOLS, protocol_of
 
 GPU = PROTOCOLS["cuda"]
 
@@ -148,10 +148,10 @@ def test_what_one_rank_compiled_and_reserved_is_the_launchs(order, both):
     idle = FirstStep(**dict(zip(names, (2.0, False, 0, both, 3), strict=True)))
     busy = FirstStep(**dict(zip(names, (9.0, True, 1, True, 5), strict=True)))
     launch, kept = running(answer=lambda command, **rest: [idle, busy][::order]), []
-    launch.group.spec, launch.workers.take_reserved = "spec", lambda *given: kept.append(given)
+    launch.workers.take_reserved = lambda *given: kept.append(given)
     launch.first_step(quietly=True)
     assert launch.compiled_afresh and launch.missed_graphs == 1
-    assert launch.measured(1).compile_s == 9.0 and kept == [(5, "spec", both)]
+    assert launch.measured(1).compile_s == 9.0 and kept == [(5, both)]
 
 
 @pytest.mark.parametrize(("afresh", "shown"), [(True, {"cold_compile_s": 24.0}), (False, {})])
@@ -165,7 +165,7 @@ def test_a_first_step_that_no_cache_helped_is_shown_beside_the_counts(afresh, sh
     launch = running(answer=lambda command, **rest: [said[command]])
     workers, launch.group.spec = launch.workers, None
     workers.case, workers.take_description = Case("c", "module:factory"), lambda ranks, spec: None
-    workers.take_reserved = lambda first_step_bytes, spec, kept: None
+    workers.take_reserved = lambda first_step_bytes, kept: None
     workers.check_sources = lambda ranks, spec, during: None
     workers.take_counts = partial(CaseWorkers.take_counts, workers)
     launch.build()

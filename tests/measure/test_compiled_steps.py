@@ -11,27 +11,27 @@ from stepguard import Case
 from stepguard.core.replies import Prepared
 from stepguard.machine.git.revision import Revision
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker
-from stepguard.measure.compiled_steps import CompiledStep
+from stepguard.storage.compile_cache import CompiledStep
 
 CASE = Case("a", "work:step", {"width": 2}, launches=2)
 MACHINE = {"device_name": "H100", "device_uuid": "GPU-1", "torch": "2.13", "environment": {}}
 GIB = 2**30
 
 
-def built(trees, tree, case=CASE, cache="cache", modules=("work.py",), of=None, **changes):
+def built(trees, tree, case=CASE, cache="cache", modules=("work.py",), **changes):
     """The workers of a case of a tree, whose first launch has built it and has run no step."""
     root = trees / tree
     own = Bench(root, trees / cache, trees, (), Revision("f" * 40), "pytest", own=root)
     workers = CaseWorkers(case, own, Ticker(print), None, contextlib.ExitStack())
     sources = {name: str(root / name) for name in modules}
     rank = Prepared(tokens_per_step=0, fingerprint=MACHINE | changes, sources=sources, installed={})
-    workers.take_description([rank], of or launch_spec(root))
+    workers.take_description([rank], launch_spec(root))
     return workers
 
 
-def ran(workers, reserved_bytes=3 * GIB, of=None, kept=True):
+def ran(workers, reserved_bytes=3 * GIB, kept=True):
     """The same workers, after their first step."""
-    workers.take_reserved(reserved_bytes, of or launch_spec(workers._tree), kept)
+    workers.take_reserved(reserved_bytes, kept)
     return workers
 
 

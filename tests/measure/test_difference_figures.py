@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from stepguard.core.replies import TimedSegments
-from stepguard.measure.differences import measure_difference, pairs_of
-from stepguard.measure.launch_durations import Protocol
+from stepguard.measure.launches import measure_difference, pairs_of
+from stepguard.measure.warm_up import Protocol
 
 PROTOCOL = Protocol(0, 0, 0, 0, blocks=1, block_s=1, segment_s=1.0, pairs_in_a_series=2)
 

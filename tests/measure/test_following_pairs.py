@@ -11,7 +11,7 @@ from comparisons import alike, comparison_of
 from stepguard.core.case import Case
 from stepguard.core.profile import Parts, Profile, StepIdentity
 from stepguard.judge.rule_book import next_pair
-from stepguard.measure import following_pairs, pair, pair_run
+from stepguard.measure import pair, pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6
 NEXT_CASE = [("first launch", "base")]  # of HEAD, and of the other tree
@@ -66,7 +66,7 @@ def started_beside(monkeypatch, case, number, found):
         return SimpleNamespace(launches=[])
 
     made = []
-    monkeypatch.setattr(following_pairs, "Pair", pair)
+    monkeypatch.setattr(pair_run, "Pair", pair)
     head = SimpleNamespace(start_ahead=lambda label, base: made.append((label, base)))
     run = pair_run._PairRun(case, [head, "base"], "main", pair_run.PairsWanted(60.0))
     run._start_following(number, next_pair(found))

@@ -4,8 +4,7 @@ import math
 from dataclasses import replace
 
 from stepguard.core.replies import TimedBlock
-from stepguard.measure.launch_durations import PROTOCOLS
-from stepguard.measure.warm_up import WarmUp
+from stepguard.measure.warm_up import PROTOCOLS, WarmUp
 
 PROTOCOL = replace(PROTOCOLS["cpu"], warmup_min_s=1.0, warmup_cap_s=4.0, tolerance=0.1)
 

@@ -23,7 +23,7 @@ from scenario import Files, Run, Scenario
 
 from stepguard.core.reasons import Reason
 from stepguard.judge.alarm import Answer, settled
-from stepguard.judge.findings import NO_PERMITS, verdict_of
+from stepguard.judge.findings import verdict_of
 from stepguard.judge.judge_recordings import screen
 
 GATES = ("step_ms", "flops_per_step")  # what a confirmation measures
@@ -57,7 +57,7 @@ def later():
 
 def alone(pct, **answer):
     """The verdict of a run that measured no pairs, with this answer to its alarm."""
-    return verdict_of(settled(screen(at(pct), FIVE), NO_PERMITS, Answer(**answer)))
+    return verdict_of(settled(screen(at(pct), FIVE), Answer(**answer)))
 
 
 OWN = "the recording's own commit, 000000000000"

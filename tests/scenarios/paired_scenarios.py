@@ -22,9 +22,8 @@ from kernels import NORM, counts_of, step
 from recorded_kernels import as_recorded, compared, edited, longer, profile, steady
 from scenario import Files, Run, Scenario
 
-from stepguard.core.machine_code import MachineCode
 from stepguard.core.metrics import PEAK, SPILLS
-from stepguard.core.profile import StepIdentity, added
+from stepguard.core.profile import MachineCode, StepIdentity, added
 from stepguard.core.site import Site
 from stepguard.judge.sequential_plan import level_of
 

@@ -35,7 +35,7 @@ from stepguard.core.run_document import End
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.alarm import settled
-from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.judge_pairs import judge_ab
 from stepguard.judge.rule_book import NOTHING, need, next_pair
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -404,7 +404,7 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     recorded = ("f" * 40, "")
     pairs = PairsWanted(budget_s=0.0)
     answer, found = confirm(case, here, seen, recorded, lambda text: None, lambda *_: pairs)
-    after = verdict_of(settled(alarm, NO_PERMITS, answer))
+    after = verdict_of(settled(alarm, answer))
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3
     base = git(work, "rev-parse", "origin/main")

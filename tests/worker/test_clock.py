@@ -9,8 +9,7 @@ import torch
 from forks import in_a_fork
 
 from stepguard.worker import torch_device as rank_device
-from stepguard.worker.block_timer import Clock, Collector
-from stepguard.worker.step_variants import alternate
+from stepguard.worker.block_timer import Clock, Collector, alternate
 
 CPU = torch.device("cpu")
 

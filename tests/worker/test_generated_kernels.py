@@ -10,9 +10,8 @@ from builders import replace
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from stepguard.core.machine_code import MachineCode
 from stepguard.core.metrics import FP64, OPERATORS, SPILLS
-from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.core.profile import KernelRow, MachineCode, Parts, Profile
 from stepguard.core.site import Site
 from stepguard.worker.counters.cubin import DISASSEMBLER
 from stepguard.worker.counters.generated_kernels import (

@@ -12,7 +12,7 @@ from stepguard.core.evidence import Fault
 from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.worker_group import WorkerGroup
-from stepguard.worker.output_limit import KEPT_BYTES, MOST_BYTES, Printed, open_to_append
+from stepguard.worker.ranks import KEPT_BYTES, MOST_BYTES, Printed, open_to_append
 
 LOUD = """
 import sys

@@ -2,7 +2,7 @@
 
 from range_recorder import recorder
 
-from stepguard.worker.phase_ranges import Ranges
+from stepguard.worker.counters.profiled_steps import Ranges
 
 STEP = "micro_step_0 forward backward micro_step_1 forward backward clip_grad optimizer".split()
 

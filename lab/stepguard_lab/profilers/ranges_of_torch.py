@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from stepguard.worker.phase_ranges import Open
+from stepguard.worker.counters.profiled_steps import Open
 
 
 @contextmanager

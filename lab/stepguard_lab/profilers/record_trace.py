@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from torch.profiler import profile, record_function, schedule
 
+from stepguard.worker.counters.profiled_steps import Ranges
 from stepguard.worker.counters.tally import RankStep
-from stepguard.worker.phase_ranges import Ranges
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
 _MEMORY = "[memory]"

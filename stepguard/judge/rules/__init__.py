@@ -9,7 +9,8 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.rules import changed_kernels, on_cpu, plan, same_step
+from stepguard.judge.pair_statistics import by_plan
+from stepguard.judge.rules import changed_kernels, on_cpu, same_step
 from stepguard.judge.sequential_plan import MOST_PAIRS
 
 
@@ -22,9 +23,7 @@ def decision(comparison: Comparison) -> Decision | None:
         return None
     if JUDGED_TIME not in comparison.head.gates:
         return None if comparison.head.on_gpu else on_cpu.rule(comparison)
-    decided = (
-        same_step.rule(comparison) or changed_kernels.rule(comparison) or plan.rule(comparison)
-    )
+    decided = same_step.rule(comparison) or changed_kernels.rule(comparison) or by_plan(comparison)
     return _with_replaced(comparison, decided)
 
 

@@ -5,8 +5,9 @@ small change shows in the kernels long before it shows in the steps. The first p
 profile of each launch, if the counted profiles show kernels that differ. This rule compares them.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -23,8 +24,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.explain.match_kernels import Match, communicates, rows_of
 from stepguard.judge.kernel_times import POWER_SHARE, Floats, Mask, Matched, Times, range_in_step
-from stepguard.judge.pair_statistics import Bounds, Figures, bounds
-from stepguard.judge.rules import plan
+from stepguard.judge.pair_statistics import Bounds, Figures, bounds, measured
 from stepguard.judge.rules.same_step import why_not_bound, why_not_same
 
 LEAST_PAIRS, PROFILED_PAIRS = 2, 4
@@ -102,7 +102,8 @@ def why_not_judged(comparison: Comparison) -> str:
     for counts in (head.counted, base.counted):
         if why := why_not_bound(counts):
             return why
-        if _kernels_us(counts) > OVERLAP * mean(_profile(counts).parts.compute_us):
+        kernels_us = sum(mean(row.us) for row in rows_of(_profile(counts)))
+        if kernels_us > OVERLAP * mean(_profile(counts).parts.compute_us):
             return "kernels overlap"
     if _exchanges(comparison):
         return "ranks exchange"
@@ -114,8 +115,11 @@ def why_not_judged(comparison: Comparison) -> str:
     matched = _matched(comparison)
     if not matched.changed.any():
         return "no kernel differs"
-    times = _counted_times(matched, mean)
-    return "" if _most_are(~matched.changed, times) else "most kernels differ"
+    counted = (np.array([mean(row.us) for row in side]) for side in (matched.base, matched.head))
+    times = matched.times(*counted)
+    sides, steady = (times.base_us, times.head_us), ~matched.changed
+    few = any(us[..., steady].sum() < EQUAL_SHARE * us.sum() for us in sides)
+    return "most kernels differ" if few else ""
 
 
 def unexplained_sds(steps: Sequence[float], explained: Sequence[float]) -> float:
@@ -126,12 +130,6 @@ def unexplained_sds(steps: Sequence[float], explained: Sequence[float]) -> float
     least, most = range_in_step(fmean(explained))
     rest = longer - min(max(longer, least), most)
     return rest * math.sqrt(len(steps)) / (PRIOR.sd_pct / 100)
-
-
-def _most_are(steady: Mask, times: Times) -> bool:
-    """Tell whether these kernels take EQUAL_SHARE of the kernels' time on each side."""
-    sides = (times.base_us, times.head_us)
-    return not any(us[..., steady].sum() < EQUAL_SHARE * us.sum() for us in sides)
 
 
 def _profile(counts: Counts) -> Profile:
@@ -160,22 +158,10 @@ def _copies_differ(head: Counts, base: Counts) -> bool:
     return 100 * moved_us > KERNEL_MARGINS.ignore_pct * mean(sides[1].step_us)
 
 
-def _kernels_us(counts: Counts) -> float:
-    return sum(mean(row.us) for row in rows_of(_profile(counts)))
-
-
 def _matched(comparison: Comparison) -> Matched:
     """Return the counted kernels of both sides that compute."""
     sides = comparison.base, comparison.head
     return Matched.of(*(rows_of(_profile(side.counted)) for side in sides))
-
-
-def _counted_times(matched: Matched, of: Callable[[Sequence[float]], float]) -> Times:
-    """Return what the kernels of the counted profiles take. ``of`` makes one figure of the steps of
-    a profile.
-    """
-    rows = matched.base, matched.head
-    return matched.times(*(np.array([of(row.us) for row in side]) for side in rows))
 
 
 @dataclass(frozen=True)
@@ -263,9 +249,7 @@ def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     known = kernels.times.scatter(kernels.changed, kernels.steady, step_us)
     margins = _margins(comparison)
     found = bounds_of(kernels.log_ratios(), known, comparison.alpha, margins)
-    by_steps = plan.measured(comparison)
-    smallest_pct, replaced_pct = by_steps.smallest_detectable_pct, by_steps.with_replaced_pct
-    return Figures(found, margins, smallest_pct, replaced_pct)
+    return dataclasses.replace(measured(comparison), bounds=found, margins=margins)
 
 
 def _margins(comparison: Comparison) -> Margins:

@@ -12,7 +12,7 @@ from stepguard.core.evidence import Launch
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
-from stepguard.judge.rules import plan
+from stepguard.judge.pair_statistics import measured
 
 SLOWER_TIMES = 1.5  # as long as the other tree's fastest block
 SLOWER_PAIRS = 3  # that have to show it, all of them
@@ -23,7 +23,7 @@ def rule(comparison: Comparison) -> Decision:
     do. With fewer the pairs do not decide.
     """
     ratios = [_fastest_ms(head) / _fastest_ms(base) for head, base in comparison.paired_launches()]
-    said = plan.measured(comparison).say
+    said = measured(comparison).say
     if min(ratios) < SLOWER_TIMES:
         return said(Status.SAME, Reason.NO_SLOWDOWN)
     if len(ratios) < SLOWER_PAIRS:

@@ -14,7 +14,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Decision
 from stepguard.judge.compare_profiles import IDLE_SHARE
-from stepguard.judge.rules import plan
+from stepguard.judge.pair_statistics import measured
 
 # One pair may be so far from zero, the mean of n pairs by this divided by the root of n. Of 29
 # pairs of unchanged code, which scatter by 0.45 %, 15 are within it (forward on H100s, 2026-11-27).
@@ -29,7 +29,7 @@ def rule(comparison: Comparison) -> Decision | None:
     few = comparison.together and comparison.pairs <= MOST_ALIKE
     if not few or why_not_same(comparison) or not _within(comparison):
         return None
-    return plan.measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
+    return measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
 
 
 def why_not_same(comparison: Comparison) -> str:

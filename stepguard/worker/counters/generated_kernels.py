@@ -15,13 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepguard.core.machine_code import MachineCode
 from stepguard.core.metrics import FP64, OF_KERNELS, OPERATORS, SPILLS
-from stepguard.core.profile import Profile
+from stepguard.core.profile import MachineCode, Profile
 from stepguard.core.site import Site
 from stepguard.core.text import listed
-from stepguard.trace.kernel_classes import usual_classes
-from stepguard.trace.kernel_operators import operator_in
+from stepguard.trace.kernel_classes import operator_in, usual_classes
 from stepguard.worker.counters.cubin import (
     DISASSEMBLER,
     CubinError,

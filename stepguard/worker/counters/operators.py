@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepguard.core.metrics import FLOPS, OPERATORS
 from stepguard.core.site import Site, merge
 from stepguard.worker.block_timer import Step
-from stepguard.worker.counters.locate import Place, frames, locate, site_at, torchs_phase
-from stepguard.worker.counters.origins import Origins
+from stepguard.worker.counters.locate import Origins, Place, frames, locate, site_at, torchs_phase
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, StepCounter, Tally
 from stepguard.worker.torch_device import on_gpu
 

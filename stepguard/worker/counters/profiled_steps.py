@@ -1,6 +1,7 @@
 """Steps under the profiler: the calls of each, which counters read, and on a GPU their profile."""
 
 import tempfile
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ from stepguard.trace.operator_identity import identity_of, with_settings
 from stepguard.worker.counters.changed_settings import settings
 from stepguard.worker.counters.generated_kernels import hash_kernels
 from stepguard.worker.counters.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.phase_ranges import Ranges
 from stepguard.worker.rank_position import MICRO_STEP
 from stepguard.worker.torch_device import activities, on_gpu, synchronize
 
@@ -132,3 +132,44 @@ def _profile(trace: Decoded) -> tuple[Profile | None, str]:
         return bounded(profile_of(analyse(trace.trace(), usual_classes())), KEPT_KERNELS), ""
     except TraceError as error:
         return None, str(error)
+
+
+Open = Callable[[str], AbstractContextManager[object]]
+
+
+class Ranges:
+    """Opens a range at each phase, and closes it at the next phase or at the step's end.
+
+    A micro-step's range contains those of its phases. A phase that comes once after several
+    micro-steps (clipping, the optimizer) is in none of them; that is known from the second step on.
+    A single micro-step gets no range, since it would contain all phases.
+    """
+
+    def __init__(self, open_range: Open) -> None:
+        self._open = open_range
+        self._ranges: list[AbstractContextManager[object]] = []
+        self._micro_step = ""
+        self._seen_in: dict[str, set[str]] = {}  # by phase: this step's micro-steps
+        self._after: set[str] = set()  # phases outside of micro-steps
+
+    def __call__(self, name: str) -> None:
+        """Enter a phase."""
+        if name.startswith(MICRO_STEP):
+            self._close(0)
+            self._micro_step = name
+        else:
+            self._close(1 if self._micro_step and name not in self._after else 0)
+            self._seen_in.setdefault(name, set()).add(self._micro_step)
+        opened = self._open(name)
+        opened.__enter__()
+        self._ranges.append(opened)
+
+    def _close(self, kept: int) -> None:
+        while len(self._ranges) > kept:
+            self._ranges.pop().__exit__(None, None, None)
+
+    def end_step(self) -> None:
+        """Close what is open."""
+        self._close(0)
+        self._after = {name for name, micro_steps in self._seen_in.items() if len(micro_steps) == 1}
+        self._seen_in, self._micro_step = {}, ""

@@ -12,8 +12,7 @@ from torch.utils._pytree import tree_iter
 
 from stepguard.core.metrics import CANDIDATES
 from stepguard.core.site import Site
-from stepguard.worker.counters.locate import torchs_phase
-from stepguard.worker.counters.origins import Origins
+from stepguard.worker.counters.locate import Origins, torchs_phase
 from stepguard.worker.counters.syncs import by_place, site_here
 from stepguard.worker.counters.tally import RankStep, StepCounter, Tally
 from stepguard.worker.counters.tensor_devices import Placement, target

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from builders import replace
 
-from stepguard.core.machine_code import MachineCode
-from stepguard.core.profile import KernelRow
-from stepguard.core.work import Work
+from stepguard.core.profile import KernelRow, MachineCode, Work
 from stepguard.explain.match_kernels import How, Match
 from stepguard.judge import kernel_times
 from stepguard.judge.kernel_times import LEAST_SHARE, Matched

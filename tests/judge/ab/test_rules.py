@@ -14,7 +14,8 @@ from stepguard.core.comparison import LaunchPair
 from stepguard.core.margins import MARGINS_PCT
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.rules import changed_kernels, decision, on_cpu, plan, same_step
+from stepguard.judge.pair_statistics import by_plan
+from stepguard.judge.rules import changed_kernels, decision, on_cpu, same_step
 from stepguard.judge.sequential_plan import MOST_PAIRS
 
 
@@ -29,10 +30,10 @@ def on_a_cpu(found, **changes):
 
 @pytest.mark.parametrize(("found", "rule", "reason"), [
     (pairs(*(0.0,) * 4), same_step.rule, Reason.IDENTICAL_STEP),  # the plan would pass it, too
-    (pairs(0.5), plan.rule, Reason.UNDECIDED),
+    (pairs(0.5), by_plan, Reason.UNDECIDED),
     (as_recorded((1, 4, 5, 8)), changed_kernels.rule, Reason.CHANGED_KERNELS),
-    (alike((0.0,) * 4), plan.rule, Reason.WITHIN_MARGINS),
-    (on_a_cpu(alike((0.0,) * 4)), plan.rule, Reason.WITHIN_MARGINS),  # it gates its time
+    (alike((0.0,) * 4), by_plan, Reason.WITHIN_MARGINS),
+    (on_a_cpu(alike((0.0,) * 4)), by_plan, Reason.WITHIN_MARGINS),  # it gates its time
     (on_a_cpu(alike((0.0,)), gates=()), on_cpu.rule, Reason.NO_SLOWDOWN),
 ])  # fmt: skip
 def test_the_first_rule_that_decides_counts(found, rule, reason):
