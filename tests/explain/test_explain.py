@@ -438,24 +438,6 @@ def test_another_build_of_a_kernel_is_told_from_another_kernel(one, other, same)
     assert (canonical(one) == canonical(other)) is same
 
 
-def test_work_that_changed_its_place_is_moved():
-    """The same kernel in another phase; or gone here and come there, for nothing on the whole."""
-    elsewhere = changed("Triton_forward_2", phase="backward")
-    (first,) = explain(profile(), profile(elsewhere, seed=9)).causes or [None]
-    assert first is None or first.kind == Kind.MOVED
-    more, less = "GEMM_forward_1", "GEMM_forward_2"
-    kernels = [
-        replace(one, calls=(one.calls[0] + {more: 12, less: -11}.get(one.name, 0),) * STEPS)
-        for one in rows()
-    ]
-    kernels = [replace(one, us=tuple(170 * n for n in one.calls)) if one.name in (more, less) else
-               one for one in kernels]  # fmt: skip
-    base = changed(more, us=(170 * 24.0,) * STEPS)
-    base = [replace(one, us=(170 * 24.0,) * STEPS) if one.name == less else one for one in base]
-    (cause,) = explain(profile(base), profile(kernels, seed=5)).causes
-    assert cause.kind == Kind.MOVED and abs(cause.us) < 400
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_side_without_phases_has_moved_nothing(seed):
     """Nor one that calls them otherwise: what else changed is still the cause."""
