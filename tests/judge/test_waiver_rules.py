@@ -13,6 +13,7 @@ from builders import (
     entry,
     epoch,
     evidence,
+    one_recording,
     recording,
     replace,
     two_rank_evidence,
@@ -48,12 +49,9 @@ def waiver(metric="step_ms", **changes):
     return Permission(**known | {"expires": UNTIL} | size | changes)
 
 
-SLOW = (waiver("step_ms"),)
-
-
-def judged(found, *waivers, today=TODAY, baseline=None):
+def judged(found, *waivers, today=TODAY):
     """The verdict of evidence against 250 ms, waivers applied."""
-    return permit(judge(found, baseline or entry()), found, waivers, today)
+    return permit(judge(found, entry()), found, waivers, today)
 
 
 def run(pct=5.0, **counts):
@@ -150,21 +148,16 @@ EVERYTHING = tuple(
 @pytest.mark.parametrize(
     ("found", "baseline", "status"),
     [
-        (replace(run(), launches=()), None, Status.BROKEN),
-        (replace(run(), faults=(Fault(Reason.THROTTLED, "hot"),)), None, Status.UNFIT),
-        (replace(run(), case=run().case | {"params": {}}), None, Status.NOT_COMPARABLE),
-        (
-            replace(run(), fingerprint=replace(run().fingerprint, torch="9")),
-            None,
-            Status.NOT_COMPARABLE,
-        ),
+        (replace(run(), launches=()), entry(), Status.BROKEN),
+        (replace(run(), faults=(Fault(Reason.THROTTLED, "hot"),)), entry(), Status.UNFIT),
+        (replace(run(), case=run().case | {"params": {}}), entry(), Status.NOT_COMPARABLE),
+        (run(), one_recording(software={"torch": "9"}), Status.NOT_COMPARABLE),
+        (run(), None, Status.NO_BASELINE),
     ],
 )
 def test_what_is_never_waived(found, baseline, status):
-    """Not measured, not fit, not comparable, not decided: waivers of everything change nothing."""
-    plain = judge(found, baseline or entry())
-    assert plain.status is status
-    under = judged(found, *EVERYTHING, baseline=baseline)
+    """Not measured, not fit, not comparable, not recorded: waivers of everything change nothing."""
+    under = permit(judge(found, baseline), found, EVERYTHING, TODAY)
     assert (under.status, under.outcome, under.waived_until) == (status, "error", "")
 
 
