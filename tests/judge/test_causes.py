@@ -129,6 +129,12 @@ PLACES = {
         [(20, 1), (9, 1)],
         [(0, -1), (0, -1)],
     ),
+    "one line more, beside one that was edited": (
+        [at(9, text=OLD, count=4)],
+        [at(9, count=4), at(10, text="z = x.clone()")],
+        [(10, 1)],
+        [(0, -1)],
+    ),
     "one line more often": ([at(9, count=4)], [at(9, count=8)], [(9, 4)], [(0, -4)]),
     "attention that was lost before what came for it": (
         [at(9, what="attention", count=3)],

@@ -285,16 +285,6 @@ def test_equal_ranks_are_one_of_them():
     assert counts.sites == {SYNCS: (first,)}
 
 
-@pytest.mark.parametrize("odd", [0, 1, 2])
-def test_what_is_unstable_on_a_rank_is_unstable(odd):
-    """The rank is named, and the others' value is not taken for everyone's."""
-    ranks = [rank({"a": 9, "b": 1}) for _ in range(3)]
-    ranks[odd] = rank({"b": 1}, {"a": "steps differ: 1, 2"})
-    counts = counts_of(ranks, 1.0)
-    assert counts.values == {"b": 1}
-    assert counts.unstable == {"a": f"rank {odd}: steps differ: 1, 2"}
-
-
 def test_a_single_rank_is_not_numbered():
     """With one rank there is no other to tell it from."""
     assert counts_of([rank({}, {"a": "lost"})], 1.0).unstable == {"a": "lost"}
