@@ -293,6 +293,22 @@ def test_a_rise_from_a_recording_without_places_names_what_is_surely_new():
     assert found.sites == (new,)
 
 
+def higher(found):
+    """The evidence, with twice the peak."""
+    return with_counts(found, **{PEAK: found.counts.values[PEAK] * 2})
+
+
+def test_a_peak_names_what_another_line_calls_now():
+    """A cast that left the loss's line, which is still there, for the line before it; not the
+    product, whose line was only edited.
+    """
+    loss, head = at(9, text="loss = f(y)", what="nll"), "y = head(x).float()"
+    then = counted(at(8, text="y = head(x)", what="mm"), loss, at(9, text=loss.text, what="cast"))
+    now = counted(at(8, text=head, what="mm"), at(8, text=head, what="cast"), loss)
+    (site,) = judge(higher(now), known(then)).worst.sites
+    assert (site.line, site.what, site.count) == (8, "aten.cast", 1)
+
+
 @pytest.mark.parametrize(("edited", "shown"), [(1, True), (3, True), (4, False)])
 def test_a_peak_names_the_lines_that_were_edited(edited, shown):
     """`backward(retain_graph=True)` calls nothing more, and a relu whose call moved from one line
@@ -309,9 +325,7 @@ def test_a_peak_names_the_lines_that_were_edited(edited, shown):
     then, now = (
         counted(*found) for found in (sites("x", (0, 2), (1, 1)), sites("y", (0, 1), (1, 2)))
     )
-    higher = {PEAK: now.counts.values[PEAK] * 2}
-    now = replace(now, counts=replace(now.counts, values=now.counts.values | higher))
-    verdict = judge(now, known(then))
+    verdict = judge(higher(now), known(then))
     lines = [site.line for site in verdict.worst.sites]
     assert lines == [*(range(9, 9 + edited) if shown else ()), 41]
     text = "\n".join(evidence_lines(verdict))
@@ -336,9 +350,7 @@ def test_a_librarys_line_that_a_baseline_does_not_keep_is_no_move(stored_then):
     now = counted(library, add, other)
     assert places(now, then, stored_then) == [(6, 1)]
     past = stored(then) if stored_then else summarise(then)
-    higher = {PEAK: then.counts.values[PEAK] * 2}
-    higher = replace(then, counts=replace(then.counts, values=then.counts.values | higher))
-    assert compare(PEAK, summarise(higher), [past], now.gates).sites == ()
+    assert compare(PEAK, summarise(higher(then)), [past], now.gates).sites == ()
     more = counted(structs.replace(library, count=2), add)
     (site,) = compare(OPERATORS, summarise(more), [past], now.gates).sites
     assert (site.line, site.count, site.via) == (5, 1, VIA)
