@@ -316,6 +316,13 @@ def test_what_nearly_cancels_is_moved(gone, kinds):
     assert [cause.kind for cause in explain(side(1, 0), side(5, 1)).causes] == kinds
 
 
+def test_a_kernel_in_another_phase_is_moved():
+    """It is neither gone here nor added there."""
+    elsewhere = changed("Triton_forward_2", phase="backward")
+    (other,) = [one for one in match(rows(), elsewhere) if one.how != How.SAME]
+    assert (other.how, other.after[0].name) == (How.MOVED, "Triton_forward_2")
+
+
 def test_attention_in_steps_replaces_the_fused_one():
     """Though the compiler calls all of them otherwise; the loss's softmax is no part of it."""
     loss, other = (
