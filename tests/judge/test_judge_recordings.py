@@ -33,11 +33,7 @@ from stepguard.core.metrics import METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import (
-    enough_launches,
-    enough_pairs,
-    judge,
-)
+from stepguard.judge.judge_recordings import enough_launches, enough_pairs, judge
 from stepguard.report.verdict_text import evidence_lines
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))
@@ -300,10 +296,7 @@ def test_any_fault_is_an_error(reason):
     assert verdict.detail == "a traceback"
 
 
-BAD_TIMES = [math.nan, math.inf, 0.0, -1.0]
-
-
-@pytest.mark.parametrize("bad", BAD_TIMES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 0.0, -1.0])
 @pytest.mark.parametrize("field", ["all", "wall_ms", "events_ms", "step_ms"])
 def test_a_time_that_is_none_is_broken(field, bad):
     """A block with a NaN, infinite, zero or negative time is BROKEN, not a crash and not same."""

@@ -4,14 +4,7 @@ import math
 
 import msgspec
 import pytest
-from builders import (
-    PROPERTY,
-    block,
-    evidence,
-    launch,
-    replace,
-    with_counts,
-)
+from builders import PROPERTY, block, evidence, launch, replace, with_counts
 from comparisons import with_margins
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,11 +16,7 @@ from stepguard.core.margins import Margins
 from stepguard.core.metrics import FLOPS, METRICS
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import (
-    decision,
-    judge_ab,
-    wants_another_pair,
-)
+from stepguard.judge.judge_pairs import decision, judge_ab, wants_another_pair
 from stepguard.judge.pair_statistics import deciding_margins, smallest_detectable_pct
 from stepguard.judge.sequential_plan import level_of
 
