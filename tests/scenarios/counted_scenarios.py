@@ -19,7 +19,7 @@ from inputs import (
 )
 from scenario import Files, Run, Scenario
 
-from stepguard.core.metrics import FP64
+from stepguard.core.metrics import BETWEEN_STEPS, FP64
 from stepguard.core.site import Site
 
 PEAK = "peak_allocated_bytes"
@@ -77,6 +77,21 @@ def scaling(text, instructions):
         detail={FP64: {f"{kernel}_5": instructions} if instructions else {}},
         fp64_kernels=int(instructions > 0),
     )
+
+
+def untied(updates, **how):
+    """Two ranks whose optimizer multiplies so often, and that hold so many bytes between steps."""
+    mul = "aten.mul_.Tensor"
+    line = Site(mul, "train.py", 9, "step", "optimizer.step()", "optimizer", count=updates)
+    detail = {OPERATORS: {mul: updates, "aten.add.Tensor": 2400}}
+    return counting(TWO_RANKS, {OPERATORS: (line,)}, detail, **{OPERATORS: 2400 + updates} | how)
+
+
+def raising(overload):
+    """A line of the model that raises to a power."""
+    name = f"aten.pow.{overload}"
+    line = Site(name, "model/gpt.py", 44, "forward", "x = x ** n", count=12)
+    return calling({name: 12, "aten.add.Tensor": 2388}, (line,))
 
 
 COUNTED = (
@@ -492,5 +507,22 @@ COUNTED = (
             ),
             baseline=recorded_of(counting(evidence(), graph_breaks=0)),
         ),
+    ),
+    Scenario(
+        "more-parameters",
+        "Weights of rank 1 that are no longer tied: more to update, by no line's call.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(
+            untied(2, by_rank={BETWEEN_STEPS: (20 << 20, 32 << 20)}, **{BETWEEN_STEPS: 32 << 20}),
+            baseline=recorded_of(untied(1, **{BETWEEN_STEPS: 20 << 20})),
+        ),
+    ),
+    Scenario(
+        "operators-of-another-overload",
+        "A square became a tensor's powers: the overload alone tells them apart.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(raising("Tensor_Tensor"), baseline=recorded_of(raising("Tensor_Scalar"))),
     ),
 )

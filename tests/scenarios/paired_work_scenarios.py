@@ -34,6 +34,15 @@ def precision(value):
     return {"detail": {SETTINGS: {f"get_float32_matmul_precision = {value}": 1}}, SETTINGS: 1}
 
 
+def projecting(calls):
+    """Counts of a step that calls a line's product so often."""
+    line = Site("aten.addmm.default", "model/gpt.py", 72, "MLP.forward", "self.c_proj(x)")
+    detail = {OPERATORS: {line.what: calls, "aten.add.Tensor": 2400}}
+    sites = {OPERATORS: (replace(line, count=calls),)}
+    flops = 10**14 + calls * 10**12
+    return {"detail": detail, "sites": sites, OPERATORS: 2400 + calls, "flops_per_step": flops}
+
+
 COPY = Site("blocking copy to the GPU", "model/gpt.py", 88, "loss", "scale.to(total.device)")
 COPIED = {
     "sites": {SYNCS: (COPY,)},
@@ -357,5 +366,12 @@ PAIRED_WORK = (
         "NOT COMPARABLE",
         "BASE_LACKS",
         Run(pairs=pairs(head={"launches": ()}, base=failed_side("RAISED", "ValueError: planted"))),
+    ),
+    Scenario(
+        "pairs-other-flops-and-their-line",
+        "Six products more at a line, which is named before the FLOPs that they make.",
+        "CHANGED",
+        "WORK_MOVED",
+        Run(pairs=counted_in(counted_in(pairs(), "base", **projecting(6)), **projecting(12))),
     ),
 )

@@ -132,4 +132,23 @@ WAIVED = (
             counting(at(0.0), **{SYNCS: 11}), waiver(SYNCS, value=11, expires=date(2026, 11, 25))
         ),
     ),
+    Scenario(
+        "waivers-without-effect-in-pairs",
+        "Neither is stale: beside the recordings it may still be needed.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(
+            pairs=pairs(),
+            waivers=(waiver(limit_pct=6.0), waiver("sync_overhead_pct", limit_pct=1.0)),
+        ),
+    ),
+    Scenario(
+        "waiver-of-other-operators",
+        "As many calls as before, of other operators: no total covers them.",
+        "CHANGED",
+        "WORK_MOVED",
+        waived(
+            calling({"aten.mm.default": 25, "aten.add.Tensor": 2375}), waiver(OPERATORS, value=2400)
+        ),
+    ),
 )
