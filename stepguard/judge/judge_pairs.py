@@ -368,6 +368,10 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
     pairs' ratio.
     """
     margins, pct = margins_of(comparison, decided), decided.estimate_pct
+    # `same` says that the change is below the matter margin, so that is the limit.
+    limit_pct = margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct
+    if JUDGED_TIME not in comparison.head.gates:
+        limit_pct = 100 * (on_cpu.SLOWER_TIMES - 1)
     new_ms = summarise(comparison.head).values()[JUDGED_TIME]
     return MetricVerdict(
         JUDGED_TIME,
@@ -376,8 +380,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
         old=new_ms / (1 + pct / 100),
         new=new_ms,
         change_pct=pct,
-        # `same` says that the change is below the matter margin, so that is the limit.
-        limit_pct=margins.matter_pct if decided.status is Status.SAME else margins.ignore_pct,
+        limit_pct=limit_pct,
         figures=_slow_steps(comparison),
     )
 
