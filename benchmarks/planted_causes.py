@@ -28,8 +28,9 @@ from benchmarks.shared import GPT, ROOT, WORKLOADS, Change
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Block, Evidence, Launch, from_json
 from stepguard.core.profile import Profile, mean
+from stepguard.core.question import Question
 from stepguard.explain.causes import explain
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import headline
 
 KEPT = ROOT / "studies" / "planted_causes" / "data"
@@ -149,7 +150,7 @@ def first_line(base: Evidence, head: Evidence) -> str:
     head = replace(head, counts=replace(head.counts, values=head.counts.values | equal))
     before_us = found.before_us
     sides = (_timed(head, before_us + more_us), _timed(base, before_us))
-    return headline(judge_ab(Comparison("HEAD", *sides)))
+    return headline(judge(Question(pairs=Comparison("HEAD", *sides))))
 
 
 def _timed(found: Evidence, step_us: float) -> Evidence:

@@ -7,9 +7,10 @@ from comparisons import simulated
 from run_documents import COMMIT, measured, run_document
 
 from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
+from stepguard.core.question import Question
 from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.site import Site
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import page_of
 from stepguard.storage.waiver_file import today
 from stepguard_lab.history_page import page as history_page
@@ -111,7 +112,7 @@ def paired(case_id=CASE_ID, text="mm", slower_pct=2.0, pairs=8):
         for launch in head.launches
     ]
     found = changed(found, against="main", head=replace(head, launches=tuple(launches)), base=base)
-    verdict = judge_ab(found, (), today())
+    verdict = judge(Question(pairs=found, today=today()))
     page = replace(page_of(verdict), headline=f"{case_id}: {text}", lines=[text], detail=text)
     return MeasuredCase(verdict, page, None, found.head, found)
 

@@ -37,13 +37,13 @@ from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, on_same_steps
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding, Verdict
+from stepguard.core.verdict import Decision, MetricVerdict, PairsFinding
 from stepguard.explain.causes import explain
 from stepguard.judge.comparable import Tag, comparable, conditions_of
 from stepguard.judge.compare_metric import compare
 from stepguard.judge.compare_profiles import straggler
 from stepguard.judge.fallen import with_fallen
-from stepguard.judge.findings import Findings, verdict_of
+from stepguard.judge.findings import Findings
 from stepguard.judge.judge_recordings import moved_counters
 from stepguard.judge.moved_places import risen_python
 from stepguard.judge.rules import decision, on_cpu
@@ -65,13 +65,6 @@ WORK = ("tokens_per_step", FLOPS)
 # A first pair below this log-ratio may be of a FASTER step, which pays for a price that rose.
 MAY_PAY = math.log1p(-0.5 / 100)
 MOST_NAMED = 8  # slow steps
-
-
-def judge_ab(
-    comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
-) -> Verdict:
-    """Return the verdict on HEAD's tree against the other tree."""
-    return verdict_of(findings_of(comparison).under(permissions, today))
 
 
 def findings_of(comparison: Comparison) -> Findings:

@@ -5,9 +5,10 @@ from builders import cpu_evidence, entry_of, evidence, metric, replace, two_rank
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.metrics import OPERATORS
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge import rule_book
 from stepguard.judge.judge_recordings import judge
 from stepguard.report.verdict_text import headline
 
@@ -126,7 +127,7 @@ def test_so_are_they_in_pairs():
     """On a CPU, beside the other tree."""
     new, old = step(eager=GONE[0], profiled=GONE[1], **{CANDIDATES: 0}), step(**{CANDIDATES: 2})
     sides = [replace(one, planned_launches=1, floor_flops_per_step=0.0) for one in (new, old)]
-    found = judge_ab(Comparison("main", *sides))
+    found = rule_book.judge(Question(pairs=Comparison("main", *sides)))
     assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
 
 

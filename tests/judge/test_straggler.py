@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.core.profile import Parts, Profile
+from stepguard.core.question import Question
 from stepguard.judge.compare_profiles import STRAGGLER_SHARE, straggler
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge.rule_book import judge
 
 STEPS = 6
 
@@ -67,11 +68,13 @@ def test_a_comparison_is_explained():
         replace(side, counts=replace(counts, profile=one, parts_by_rank=tuple(parts)))
         for side, one in zip((comparison.base, comparison.head), profiles, strict=True)
     )
-    found = judge_ab(replace(comparison, base=base, head=head))
+    found = judge(Question(pairs=replace(comparison, base=base, head=head)))
     assert found.explanation.after_us == 250e3 and found.straggler is None
-    assert judge_ab(replace(comparison, base=base)).explanation is None
+    assert judge(Question(pairs=replace(comparison, base=base))).explanation is None
     slow = replace(head, counts=replace(head.counts, parts_by_rank=(parts[0], rank(245e3))))
-    assert judge_ab(replace(comparison, base=base, head=slow)).straggler.rank == 1
+    assert judge(Question(pairs=replace(comparison, base=base, head=slow))).straggler.rank == 1
     other = replace(base.fingerprint, device_uuid="GPU-another")
     beside = replace(comparison, base=replace(base, fingerprint=other), head=slow)
-    assert judge_ab(beside).straggler is None  # a rank is compared with itself, on one card
+    assert (
+        judge(Question(pairs=beside)).straggler is None
+    )  # a rank is compared with itself, on one card

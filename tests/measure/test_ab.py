@@ -25,7 +25,7 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.replies import REPLIES
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge import rule_book
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.rule_book import NOTHING, need, next_pair
 from stepguard.judge.sequential_plan import MOST_PAIRS
@@ -535,7 +535,7 @@ def test_waste_that_rose_ends_a_case_with_the_launches_that_count(warm, measure,
     warm.times_first = first
     warm.counted = {"head": {name: 1}, "base": {name: 0}}
     found = measure(need, replace(case, gates=(*case.gates, name)))
-    assert (judge_ab(found).status, found.pairs) == (Status.CHANGED, 0)
+    assert (rule_book.judge(Question(pairs=found)).status, found.pairs) == (Status.CHANGED, 0)
     assert not [label for label, what in warm.events if what.startswith("block")]
 
 
@@ -552,7 +552,7 @@ def test_one_pair_of_the_same_step_is_enough(warm, measure, cold, squeezed):
     warm.cold = cold
     warm.identities = {"head": "equal", "base": "equal"}
     found = measure(need, GPU)
-    verdict = judge_ab(found)
+    verdict = rule_book.judge(Question(pairs=found))
     expected = (Status.SAME, Reason.IDENTICAL_STEP, 1)
     assert (verdict.status, verdict.reason, found.pairs) == expected
 
@@ -742,7 +742,9 @@ def test_an_eager_step_that_fits_nowhere_is_no_fault(warm, measure):
         assert not side.faults and side.counts.values == {}
         assert side.counts.unstable.keys() == eager
         assert {*side.counts.unstable.values()} == {"the eager step does not fit into memory"}
-    assert found.pairs == 1 and judge_ab(found).reason is Reason.COUNT_UNSTABLE
+    assert (
+        found.pairs == 1 and rule_book.judge(Question(pairs=found)).reason is Reason.COUNT_UNSTABLE
+    )
 
 
 @pytest.mark.parametrize("which", ["head", "base"])
@@ -756,7 +758,7 @@ def test_ranks_whose_work_one_side_lacks_have_not_moved(warm, measure, which):
         replace(side, case=side.case | {"world_size": 2}, counts=of[name])
         for name, side in (("head", found.head), ("base", found.base))
     )
-    verdict = judge_ab(replace(found, head=head, base=base))
+    verdict = rule_book.judge(Question(pairs=replace(found, head=head, base=base)))
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
 
 
@@ -947,7 +949,7 @@ def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
     (fault,) = found.head.faults
     assert fault.code == reason and fault.during == "pair 1 head, block"
     assert not found.base.faults and found.pairs == 0
-    assert judge_ab(found).status is Status.UNFIT
+    assert rule_book.judge(Question(pairs=found)).status is Status.UNFIT
 
 
 def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
@@ -958,7 +960,9 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
 
     monkeypatch.setattr(stepguard.measure.pair_run, "watch", refuse)
     found = measure(1, GPU)
-    assert not world.groups and judge_ab(found).reason is Reason.FOREIGN_PROCESS
+    assert (
+        not world.groups and rule_book.judge(Question(pairs=found)).reason is Reason.FOREIGN_PROCESS
+    )
 
 
 # kernels that differ
@@ -1014,7 +1018,7 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
 def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     """After two, with the verdict; no third pair is built."""
     found = measure(need, GPU)
-    verdict = judge_ab(found)
+    verdict = rule_book.judge(Question(pairs=found))
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
     assert found.pairs == 2 and not world.asked("pair 4 head")
     assert {what for _, what in world.asked("pair 3 head")} <= {"start", "close", "imported"}
@@ -1025,8 +1029,11 @@ def test_one_pair_ends_them_if_a_kernel_takes_much_longer(world, measure, differ
     world.step_ms["head"] = 250.0 * 1.01
     world.profiles["head"] = longer(edited(profile(), GELU), GELU, 2500.0)
     found = measure(need, GPU)
-    assert (judge_ab(found).reason, found.pairs) == (Reason.CHANGED_KERNELS, 1)
-    assert judge_ab(found).status is Status.SLOWER
+    assert (rule_book.judge(Question(pairs=found)).reason, found.pairs) == (
+        Reason.CHANGED_KERNELS,
+        1,
+    )
+    assert rule_book.judge(Question(pairs=found)).status is Status.SLOWER
     unused = {what for _, what in world.asked("pair 2 head", "pair 2 base")}
     assert unused <= {"start", "release", "ready", "close"}
 
@@ -1072,7 +1079,7 @@ def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, 
     cold, kept = ({row.key for row in one.kernels} for one in (profile(COLD), warm["base"]))
     assert 80 < len(cold & kept) < len(kept)
     assert found.base.counts.profile == with_code(warm["base"], cold)
-    assert judge_ab(found).reason is Reason.CHANGED_KERNELS
+    assert rule_book.judge(Question(pairs=found)).reason is Reason.CHANGED_KERNELS
 
 
 def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, differing):
@@ -1097,7 +1104,7 @@ def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side
     world.fails[(f"pair 1 {side}", command)] = "KILLED"
     found = measure(2, GPU)
     assert [len(getattr(found, one).faults) for one in (side, "head", "base")].count(1) == 2
-    assert judge_ab(found).reason is Reason.KILLED
+    assert rule_book.judge(Question(pairs=found)).reason is Reason.KILLED
 
 
 def test_pairs_are_kept_one_by_one(world, measure):
@@ -1146,7 +1153,7 @@ def test_out_of_memory_later_is_a_fault(world, measure):
     found = measure(3, GPU)
     (fault,) = found.base.faults
     assert fault.code == "OUT_OF_MEMORY" and found.together and found.pairs == 1
-    assert judge_ab(found).reason is Reason.OUT_OF_MEMORY
+    assert rule_book.judge(Question(pairs=found)).reason is Reason.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -1167,7 +1174,7 @@ def test_who_fails_is_blamed(world, measure, side, command, number):
     assert fault.code == "KILLED" and not others.faults
     assert found.pairs == (number - 2 if command == "ready" else number - 1)
     assert all(group.closed for group in world.groups.values())
-    verdict = judge_ab(found)
+    verdict = rule_book.judge(Question(pairs=found))
     assert verdict.reason is Reason.KILLED
     assert verdict.message.startswith("main (000000000000): ") is (side == "base")
 
@@ -1183,7 +1190,7 @@ def test_who_fails_when_counted_is_blamed(world, measure, side, command):
     pairs = {what for label, what in world.events if label.startswith("pair")}
     assert pairs <= {"start", "close"}
     status = Status.BROKEN if side == "head" else Status.NOT_COMPARABLE
-    assert judge_ab(found).status is status
+    assert rule_book.judge(Question(pairs=found)).status is status
 
 
 @pytest.mark.parametrize(
@@ -1204,7 +1211,7 @@ def test_an_end_is_judged_by_the_pairs_before_it(world, measure, monkeypatch, ra
     monkeypatch.setattr(stepguard.measure.pair.Pair, "run", stop)
     found = measure(5)
     assert found.pairs == 2 and all(group.closed for group in world.groups.values())
-    verdict = judge_ab(found)
+    verdict = rule_book.judge(Question(pairs=found))
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
     stage = rf"ended by {by} after \d+ s, \d+ s into pair 3 base: asked"
     assert re.fullmatch(rf"{stage}; step_ms \+0\.00 \[.*\] % over 2 pairs", verdict.message)
@@ -1223,7 +1230,7 @@ def test_a_cpus_case_that_gates_no_time_has_one_pair_or_three(world, measure, ti
     """The first one that shows no slowdown is enough."""
     world.step_ms = {"head": 125.0 * times, "base": 125.0}
     found = measure(need, replace(CPU, gates=("flops_per_step",)))
-    verdict = judge_ab(found)
+    verdict = rule_book.judge(Question(pairs=found))
     assert (verdict.status, verdict.reason, found.pairs) == expected
 
 
@@ -1231,7 +1238,7 @@ def test_a_spent_budget_ends_it(world, measure):
     """One pair is measured in any case; it says that there were to be more."""
     found = measure(5, budget_s=0.0)
     assert found.pairs == 1 and found.out_of_time
-    assert judge_ab(found).status is Status.INCONCLUSIVE
+    assert rule_book.judge(Question(pairs=found)).status is Status.INCONCLUSIVE
 
 
 def test_whoever_has_enough_is_not_out_of_time(world, measure):

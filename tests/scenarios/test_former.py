@@ -13,9 +13,10 @@ from stepguard.cli.main import main
 from stepguard.core import former
 from stepguard.core.baseline import SCHEMA, BaselineFile
 from stepguard.core.evidence import to_json
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge import rule_book
 from stepguard.judge.judge_recordings import judge
 from stepguard.plugin.baseline_folder import former_lines
 from stepguard.plugin.declared_cases import Collected, CollectedTest
@@ -27,7 +28,11 @@ EACH = pytest.mark.parametrize(
     ("kept", "read", "verdict_of"),
     [
         (KILLED, stepguard.core.evidence.from_json, lambda found: judge(found, None)),
-        (BASE_KILLED, stepguard.core.comparison.from_json, judge_ab),
+        (
+            BASE_KILLED,
+            stepguard.core.comparison.from_json,
+            lambda found: rule_book.judge(Question(pairs=found)),
+        ),
     ],
     ids=["evidence", "comparison"],
 )

@@ -36,8 +36,7 @@ from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.alarm import settled
 from stepguard.judge.findings import Findings, verdict_of
-from stepguard.judge.judge_pairs import judge_ab
-from stepguard.judge.rule_book import NOTHING, need, next_pair
+from stepguard.judge.rule_book import NOTHING, judge, need, next_pair
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
@@ -290,7 +289,7 @@ def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, facto
     same code passes, however busy the machine is.
     """
     repeat_pairs(monkeypatch, real=1 if factory == "dozed" else REAL_PAIRS)
-    verdict = judge_ab(compared(bench, factory, "old", gates=("flops_per_step",)))
+    verdict = judge(Question(pairs=compared(bench, factory, "old", gates=("flops_per_step",))))
     assert verdict.outcome == outcome, verdict
     if outcome == "failed":
         assert (verdict.status, verdict.worst.metric) == (Status.SLOWER, "step_ms")
@@ -308,7 +307,7 @@ def test_what_the_old_revision_does_not_do(bench, factory, params, expected, wor
     test_third_tree.py, equal code in test_itself.py.
     """
     found = compared(bench, factory, "old", params)
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert (verdict.status, verdict.reason) == expected
     assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and (found.head.counts is not None) == (factory == "read")
@@ -321,7 +320,7 @@ def test_an_eager_step_with_too_little_memory_is_counted_alone(bench, tmp_path):
     """
     once, grows = tmp_path / "once", "growing_python_lines_per_step"
     found = compared(bench, "squeezed", "old", {"once": str(once)}, gates=(*GATES, grows))
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert once.exists() and not found.head.faults and not found.base.faults
     assert (verdict.status, verdict.worst.metric) == (Status.CHANGED, grows)
     flops = [side.counts.values["flops_per_step"] for side in (found.head, found.base)]
@@ -335,7 +334,7 @@ def test_both_trees_read_what_git_ignores(bench, data):
     (bench.root / "data").mkdir(exist_ok=True)
     (bench.root / "data" / "tokens.txt").write_text("7")
     found = compared(bench, "stored", "old", most=0, data=data)
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     if data:
         assert found.base.counts.values == found.head.counts.values and not found.base.faults
     else:
@@ -423,7 +422,7 @@ def test_equal_code_is_never_slower(bench):
     """HEAD against its own commit ten times, six pairs each, as many as SLOWER needs: not once."""
     for number in range(10):
         found = compared(bench, "slept", "HEAD", most=6)
-        verdict = judge_ab(found)
+        verdict = judge(Question(pairs=found))
         assert found.pairs == 6, verdict
         allowed = (Status.SAME, Status.INCONCLUSIVE, Status.FASTER)
         assert verdict.status in allowed, (number, verdict.status, found.log_ratios())

@@ -30,9 +30,10 @@ from stepguard.core.baseline import BaselineFile
 from stepguard.core.case import Case
 from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
 from stepguard.core.permission import Permission
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.judge.judge_pairs import judge_ab
+from stepguard.judge import rule_book
 from stepguard.judge.judge_recordings import judge
 from stepguard.measure.suite import Result
 from stepguard.report import metric_list, verdict_text
@@ -184,7 +185,7 @@ def test_fuzzed_comparisons(tmp_path):
         path.write_text(text)
         if (found := read_or_refused(read_comparison, path)) is REFUSED:
             return
-        shown(found.head, judge_ab(found), found)
+        shown(found.head, rule_book.judge(Question(pairs=found)), found)
         screened = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
         confirmed(screened, found, "its commit")
 

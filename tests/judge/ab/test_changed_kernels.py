@@ -16,11 +16,13 @@ from stepguard.core.comparison import from_json
 from stepguard.core.evidence import to_json
 from stepguard.core.margins import ALPHA, PRIOR, Margins
 from stepguard.core.profile import KernelRow, StepIdentity
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.compare_profiles import IDLE_SHARE
-from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import wants_another_pair
 from stepguard.judge.kernel_times import POWER_SHARE, times_as_counted
+from stepguard.judge.rule_book import judge
 from stepguard.judge.rules.changed_kernels import (
     EQUAL_SHARE,
     KERNEL_MARGINS,
@@ -121,7 +123,7 @@ def test_a_sixth_of_a_percent_is_found_in_two_pairs(chosen, turn):
     decided = rule(found)
     assert decided.low_pct < 0.171 < decided.high_pct < 0.3
     assert decided.p_value <= ALPHA and not wants_another_pair(found)
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
     assert verdict.worst.limit_pct == 0.025 and GELU in headline(verdict)
 
@@ -441,8 +443,8 @@ def test_a_small_gain_pays_for_no_price(pct, step_pct, paid):
     counts = found.head.counts
     breaks = {"graph_breaks": counts.values["graph_breaks"] + 1}
     head = replace(found.head, counts=replace(counts, values=counts.values | breaks))
-    assert said(found) is Status.FASTER and judge_ab(found).status is Status.FASTER
-    verdict = judge_ab(replace(found, head=head))
+    assert said(found) is Status.FASTER and judge(Question(pairs=found)).status is Status.FASTER
+    verdict = judge(Question(pairs=replace(found, head=head)))
     assert verdict.status is (Status.FASTER if paid else Status.CHANGED)
 
 
@@ -467,7 +469,7 @@ def test_the_kernel_that_decided_is_named_however_its_steps_scatter(pairs, named
         scattered(one, GELU)
         for one in (edited(recorded.longer(profile(), GELU, 0.002 * STEP_US), GELU), profile())
     )
-    verdict = judge_ab(made(pairs=pairs, step_pct=0.6, head=head, base=base))
+    verdict = judge(Question(pairs=made(pairs=pairs, step_pct=0.6, head=head, base=base)))
     assert verdict.status is Status.SLOWER
     assert any(cause.what == GELU for cause in verdict.explanation.causes) is named
     assert (f"SLOWER: {GELU[:12]}" in headline(verdict)) is named
@@ -479,6 +481,6 @@ def test_a_kernel_that_differs_and_takes_as_long_is_not_named():
     found = made({GELU: 0.3}, edit=(GELU, other), step_pct=0.3)
     found = with_profiles(found, lambda known: scattered(known, other))
     found = with_profiles(found, lambda known: recorded.longer(known, other, 250.0), ("head",))
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert verdict.reason is Reason.CHANGED_KERNELS and verdict.status is Status.SLOWER
     assert other not in [cause.what for cause in verdict.explanation.causes]

@@ -9,9 +9,11 @@ from test_judge_pairs import GATES, fault, shifted, turns
 
 from stepguard.core.metrics import COPIES, SETTINGS, default_gates
 from stepguard.core.permission import Permission
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import MAY_PAY, judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import MAY_PAY, wants_another_pair
+from stepguard.judge.rule_book import judge
 from stepguard.judge.sequential_plan import MIN_PAIRS
 
 TODAY = date(2026, 11, 28)
@@ -67,7 +69,7 @@ def test_work_and_waste_need_no_further_pair(name, ratios, ranks):
     if not METRICS[name].exists("cuda", ranks):
         return
     found = counted(name, *ratios, ranks=ranks)
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert verdict.status is Status.CHANGED and not wants_another_pair(found)
     assert verdict.whole or (verdict.worst.metric, verdict.outcome) == (name, "failed")
     shown_ms = [one.new for one in verdict.metrics if one.metric == "step_ms" and one.new]
@@ -77,7 +79,7 @@ def test_work_and_waste_need_no_further_pair(name, ratios, ranks):
 def test_other_settings_are_other_work():
     """As many of them, with another value: a product of another precision is another step."""
     found = with_settings(turns([0.0]), 4)
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert (verdict.status, verdict.worst.metric) == (Status.CHANGED, SETTINGS)
     assert not wants_another_pair(found) and wants_another_pair(with_settings(found, 1))
 
@@ -92,8 +94,8 @@ def test_what_is_permitted_leaves_the_time_to_the_pairs(name):
     assert wants_another_pair(few, (waiver,), TODAY)
     assert wants_another_pair(counted(name), (waiver,), TODAY)
     assert not wants_another_pair(many, (waiver,), TODAY)
-    assert judge_ab(few, (waiver,), TODAY).outcome == "error"
-    assert judge_ab(many, (waiver,), TODAY).outcome == "passed"
+    assert judge(Question(pairs=few, permissions=(waiver,), today=TODAY)).outcome == "error"
+    assert judge(Question(pairs=many, permissions=(waiver,), today=TODAY)).outcome == "passed"
     small = Permission(**_fields(waiver) | {"value": waiver.value - 1})
     assert not wants_another_pair(few, (small,), TODAY)
     assert not wants_another_pair(few, (waiver,), date(2027, 1, 1))
@@ -116,7 +118,7 @@ def _moved(found):
 def test_no_time_pays_for_waste(name, pct):
     """Nor is SLOWER the word for it: the counter names the line."""
     found = counted(name, *shifted(pct))
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert (verdict.status, verdict.worst.metric) == (Status.CHANGED, name)
 
 
@@ -126,17 +128,21 @@ def test_a_price_is_paid_by_a_faster_step_alone(name):
     assert wants_another_pair(counted(name))
     for ratio in (MAY_PAY + 0.0001, 0.0, 0.02):
         found = counted(name, ratio)
-        assert judge_ab(found).status is Status.CHANGED and not wants_another_pair(found)
+        assert judge(Question(pairs=found)).status is Status.CHANGED and not wants_another_pair(
+            found
+        )
     assert wants_another_pair(counted(name, MAY_PAY - 0.0001))
     for pct, status in ((-2.0, Status.FASTER), (0.0, Status.CHANGED), (2.0, Status.CHANGED)):
-        verdict = judge_ab(counted(name, *shifted(pct)))
+        verdict = judge(Question(pairs=counted(name, *shifted(pct))))
         assert verdict.status is status
         paid = metric(verdict, name).reason is Reason.TIME_DECIDES
         assert paid is (status is Status.FASTER) is verdict.has_notice
     untimed = {"gates": tuple(gate for gate in GATES if gate != "step_ms")}
     for ratios in ((), (-0.02,)):
         found = counted(name, *ratios, head=untimed, base=untimed)
-        assert judge_ab(found).status is Status.CHANGED and not wants_another_pair(found)
+        assert judge(Question(pairs=found)).status is Status.CHANGED and not wants_another_pair(
+            found
+        )
 
 
 @pytest.mark.parametrize("name", [n for n in OF["amount"] if METRICS[n].exists("cuda", 1)])
@@ -145,8 +151,8 @@ def test_an_amount_explains_the_time_and_decides_nothing(name):
     assert wants_another_pair(counted(name, 0.0)) and wants_another_pair(counted(name))
     for pct in PCTS:
         found = counted(name, *shifted(pct))
-        verdict = judge_ab(found)
-        assert verdict.status is judge_ab(turns(shifted(pct))).status
+        verdict = judge(Question(pairs=found))
+        assert verdict.status is judge(Question(pairs=turns(shifted(pct)))).status
         assert metric(verdict, name).reason is Reason.TIME_DECIDES
         assert not wants_another_pair(found)
 
@@ -164,7 +170,7 @@ def test_a_copy_within_the_gpu_is_an_amount(part, status):
         one = with_counts(getattr(found, side), **{COPIES: count + more})
         detail = one.counts.detail | {COPIES: {"DtoH": count - 1, part: 1 + more}}
         sides[side] = replace(one, counts=replace(one.counts, detail=detail))
-    assert judge_ab(replace(found, **sides)).status is status
+    assert judge(Question(pairs=replace(found, **sides))).status is status
 
 
 @pytest.mark.parametrize("name", ["recompiles", "graph_breaks", "operator_calls_per_step"])
@@ -172,7 +178,7 @@ def test_on_a_cpu_no_time_is_waited_for(name):
     """Neither for waste nor for a price; an amount fails behind the time."""
     cpu = {"case": turns().head.case | {"device": "cpu"}, "gates": (name,)}
     found = counted(name, 0.5, head=cpu, base=cpu)
-    assert judge_ab(found).status is Status.CHANGED
+    assert judge(Question(pairs=found)).status is Status.CHANGED
     assert wants_another_pair(found) is (METRICS[name].role == "amount")
 
 
@@ -182,7 +188,7 @@ def test_what_is_not_sound_goes_first(side, broken):
     """A fault, or nothing counted on a side: no counter decides."""
     found = counted("recompiles")
     found = replace(found, **{side: replace(getattr(found, side), **broken)})
-    assert judge_ab(found).status is Status.BROKEN
+    assert judge(Question(pairs=found)).status is Status.BROKEN
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -192,4 +198,4 @@ def test_a_launch_without_a_partner_is_broken(side, launches):
     found = counted("recompiles", 0.0, 0.0)
     fewer = getattr(found, side).launches[:launches]
     found = replace(found, **{side: replace(getattr(found, side), launches=fewer)})
-    assert judge_ab(found).status is Status.BROKEN
+    assert judge(Question(pairs=found)).status is Status.BROKEN

@@ -14,10 +14,12 @@ from stepguard.core.comparison import Comparison, LaunchPair, from_json, judged
 from stepguard.core.evidence import Fault, to_json
 from stepguard.core.margins import Margins
 from stepguard.core.metrics import FLOPS, METRICS
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import decision, judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import decision, wants_another_pair
 from stepguard.judge.pair_statistics import deciding_margins, smallest_detectable_pct
+from stepguard.judge.rule_book import judge
 from stepguard.judge.sequential_plan import level_of
 
 OLD, NEW = "0" * 40, "f" * 40
@@ -44,7 +46,7 @@ def shifted(pct, spread=SPREAD):
 
 def decided(found):
     """Status and reason of the verdict on a comparison."""
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     return verdict.status, verdict.reason
 
 
@@ -215,7 +217,7 @@ def test_no_damaged_comparison_passes(damages, ratios, out_of_time):
         if now.launches and now.counts:
             change = DAMAGE[name](now) if callable(DAMAGE[name]) else DAMAGE[name]
             found = replace(found, **{side: replace(now, **change)})
-    verdict = judge_ab(found)
+    verdict = judge(Question(pairs=found))
     assert verdict.outcome != "passed", verdict
     assert verdict.against and verdict.message
     assert not (found.pairs and wants_another_pair(found))
@@ -226,7 +228,7 @@ def test_no_damaged_comparison_passes(damages, ratios, out_of_time):
 def test_a_pass_rests_on_bounds_inside_the_margins(ratios, out_of_time):
     """Sound pairs of any kind: what passes has its whole interval where the verdict says."""
     found = turns(tuple(ratios), out_of_time=out_of_time)
-    verdict, said = judge_ab(found), decision(found)
+    verdict, said = judge(Question(pairs=found)), decision(found)
     if verdict.status is Status.SAME:
         assert -0.5 < said.low_pct and said.high_pct < 0.5 and said.pairs >= 4
     elif verdict.status is Status.FASTER:

@@ -4,9 +4,11 @@ import pytest
 from builders import block, cpu_evidence, launch, replace
 
 from stepguard.core.comparison import Comparison
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import wants_another_pair
+from stepguard.judge.rule_book import judge
 from stepguard.judge.rules import decision
 
 
@@ -39,7 +41,7 @@ def test_each_of_three_pairs_has_to_show_it(times, status, more):
     found = pairs(*times)
     assert decision(found).status is status and wants_another_pair(found) is more
     if status is Status.SAME:
-        assert judge_ab(found).metrics[0].reason is Reason.NO_SLOWDOWN
+        assert judge(Question(pairs=found)).metrics[0].reason is Reason.NO_SLOWDOWN
 
 
 def test_the_interval_is_from_the_smallest_to_the_largest_ratio():
@@ -53,4 +55,6 @@ def test_the_interval_is_from_the_smallest_to_the_largest_ratio():
 def test_too_few_pairs_are_no_verdict(late):
     """More are wanted, unless the time is up."""
     found = pairs(2.0, 2.0, out_of_time=late)
-    assert decision(found).final is late and judge_ab(found).status is Status.INCONCLUSIVE
+    assert (
+        decision(found).final is late and judge(Question(pairs=found)).status is Status.INCONCLUSIVE
+    )

@@ -10,9 +10,11 @@ from builders import evidence
 from comparisons import alike, with_margins
 
 from stepguard.core.profile import Parts, Profile, StepIdentity
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_pairs import judge_ab, wants_another_pair
+from stepguard.judge.judge_pairs import wants_another_pair
+from stepguard.judge.rule_book import judge
 from stepguard.judge.rules.same_step import MOST_ALIKE, WITHIN_PCT, not_enough, rule, why_not_same
 from stepguard.report.verdict_text import page_of
 
@@ -58,14 +60,14 @@ def test_the_mean_of_up_to_four_pairs(ratios_pct, is_same):
     found = pairs(*ratios_pct)
     assert why_not_same(found) == "" and (rule(found) is not None) is is_same
     if is_same:
-        verdict = judge_ab(found)
+        verdict = judge(Question(pairs=found))
         assert (verdict.status, verdict.reason) == (Status.SAME, Reason.IDENTICAL_STEP)
         assert (
             "the same kernels, generated code, operands and settings"
             in page_of(verdict).notes["step_ms"]
         )
     else:
-        assert judge_ab(found).reason is not Reason.IDENTICAL_STEP
+        assert judge(Question(pairs=found)).reason is not Reason.IDENTICAL_STEP
     assert wants_another_pair(found) is not is_same
 
 
@@ -125,7 +127,9 @@ def test_nothing_counted_or_no_gpu():
 def test_no_counter_takes_part(counts):
     """A phase's peak of 4 bytes more, or a count within its slack, makes no other step."""
     found = pairs(0.0, **counts)
-    assert judge_ab(found).reason is Reason.IDENTICAL_STEP and not wants_another_pair(found)
+    assert judge(Question(pairs=found)).reason is Reason.IDENTICAL_STEP and not wants_another_pair(
+        found
+    )
 
 
 def test_why_one_pair_was_not_enough_is_said():
@@ -137,6 +141,9 @@ def test_why_one_pair_was_not_enough_is_said():
     assert not_enough(beyond) == "the step time differs"
     assert not_enough(replace(beyond, base=replace(beyond.base, commit="e" * 40))) == ""
     other = pairs(*(0.01,) * 4, identity=StepIdentity(IDENTITY.parts | {"operators": "b"}))
-    assert "fewer were not enough: other operators" in page_of(judge_ab(other)).notes["step_ms"]
-    slower = judge_ab(pairs(*(5.0,) * 6))
+    assert (
+        "fewer were not enough: other operators"
+        in page_of(judge(Question(pairs=other))).notes["step_ms"]
+    )
+    slower = judge(Question(pairs=pairs(*(5.0,) * 6)))
     assert slower.status is Status.SLOWER and "not enough" not in page_of(slower).notes["step_ms"]
