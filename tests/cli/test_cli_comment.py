@@ -100,3 +100,34 @@ def test_all_parts_of_a_check_run_are_posted(monkeypatch):
         ("PATCH", f"{runs}/99", {"output": 1}),
         ("PATCH", f"{runs}/99", {"output": 2}),
     ]
+
+
+@pytest.mark.parametrize("pushed_over", [False, True])
+def test_there_is_one_comment_which_the_next_run_replaces(monkeypatch, capsys, pushed_over):
+    """Ours is the bot's that begins with the marker, not what others wrote. A run that ends after
+    its commit was pushed over says nothing.
+    """
+    asked, comments = [], [("somebody", "mark\nnot ours"), (post_comment.AUTHOR, "hm")]
+
+    def ask(method, path, body=None, page=1, **query):
+        if method != "GET":
+            asked.append(f"{method} {path}")
+        if path == "pulls":
+            return [{"number": 7, "head": {"sha": "new" if pushed_over else "sha"}}]
+        if (method, path) == ("POST", "issues/7/comments"):
+            comments.append((post_comment.AUTHOR, body["body"]))
+        listed = [
+            {"id": number, "user": {"login": who}, "body": text}
+            for number, (who, text) in enumerate(comments)
+        ]
+        return {"id": 99} if path == "check-runs" else listed if page == 1 else []
+
+    monkeypatch.setattr(post_comment, "ask", ask)
+    monkeypatch.setenv("HEAD", "OWNER:slow")
+    monkeypatch.setenv("HEAD_SHA", "sha")
+    for _ in range(2):
+        post_comment.main("mark\nours", "[{}]")
+    posted = ["POST issues/7/comments", "POST check-runs"]
+    again = ["PATCH issues/comments/2", "POST check-runs"]
+    assert asked == ([] if pushed_over else posted + again)
+    assert ("pushed over" in capsys.readouterr().out) is pushed_over
