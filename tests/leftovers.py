@@ -7,8 +7,7 @@ from pathlib import Path
 def environment(pid):
     """A process's environment; empty when it is gone, a zombie, or another user's."""
     try:
-        # A forked agent has room for 64 KiB behind its own (agent_forks.py).
-        entries = Path(f"/proc/{pid}/environ").read_bytes().rstrip(b"\0").split(b"\0")
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return {}
     pairs = (entry.decode(errors="replace").partition("=") for entry in entries)

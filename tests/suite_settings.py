@@ -8,15 +8,11 @@ import gc
 import importlib.util
 import os
 import sys
-import tempfile
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agent_forks import VARIABLE, served
 from builders import PROPERTY
 from hypothesis import settings
 
@@ -82,6 +78,9 @@ COMPILER = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1
 IN_PROCESS = {"cpp.vec_isa_ok": True, "compile_threads": 1}
 
 
+COMPILED = pytest.StashKey[bool]()
+
+
 def compile_all(config: pytest.Config) -> None:
     """Write the bytecode of the engine and of the tests, whose assertions pytest rewrites: else on
     a fresh clone each worker of xdist would, at the same time.
@@ -96,41 +95,23 @@ def compile_all(config: pytest.Config) -> None:
             hook.exec_module(module)
 
 
-SERVER = pytest.StashKey[str]()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_sessionstart(session: pytest.Session) -> Generator[None, object, object]:
-    """Start the server whose forks the agents of launches are: one for all workers of xdist."""
+    """Compile what the workers of xdist are about to import."""
     config = session.config
-    if SERVER in config.stash:
-        pass  # this hook is of two conftest.py
-    elif hasattr(config, "workerinput"):
-        config.stash[SERVER] = config.workerinput[VARIABLE]
-    else:
-        stack = ExitStack()
-        config.add_cleanup(stack.close)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agent-forks-")))
-        environment = {**os.environ, **COMPILER}
-        config.stash[SERVER] = stack.enter_context(served(environment, folder))
-        if config.getoption("numprocesses", None) and not sys.dont_write_bytecode:
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        if not sys.dont_write_bytecode and COMPILED not in config.stash:
+            config.stash[COMPILED] = True  # this hook is of two conftest.py
             compile_all(config)
     return (yield)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist the server's name."""
-    node.workerinput[VARIABLE] = node.config.stash[SERVER]
-
-
 @pytest.fixture(scope="module", autouse=True)
-def environment(pytestconfig: pytest.Config) -> Iterator[None]:
+def environment() -> Iterator[None]:
     """The environment of tests and of what they start."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for variable, value in COMPILER.items():
             monkeypatch.setenv(variable, value)
-        monkeypatch.setenv(VARIABLE, pytestconfig.stash[SERVER])
         # Nor what this machine's user configured: commits that are signed, say.
         monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(Path(__file__).with_name("gitconfig")))
         monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)

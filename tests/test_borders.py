@@ -8,13 +8,13 @@ import importlib
 import os
 import re
 import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINE = ROOT / "stepguard"
@@ -231,7 +231,7 @@ def test_collecting_the_suite_imports_no_torch(tmp_path):
     """``pytest perf_tests --co`` collects cases and imports neither torch nor the model."""
     (tmp_path / "watch_imports.py").write_text(WATCH)
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    command = [*QUICK_PYTHON, "-m", "pytest", "perf_tests", "--co", "-q", "-s"]
+    command = [sys.executable, "-m", "pytest", "perf_tests", "--co", "-q", "-s"]
     command += ["-p", "watch_imports", "-p", "no:cacheprovider"]
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False

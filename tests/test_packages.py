@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
 
 import stepguard
 from stepguard.machine.gpu.nvml import MachineError
@@ -192,6 +191,6 @@ def test_the_sdist_s_tests_run(tmp_path):
     shutil.unpack_archive(archive, tmp_path, filter="data")
     unpacked = tmp_path / archive.name.removesuffix(".tar.gz")
     assert [name for name in names if not os.path.lexists(unpacked / name)] == []
-    test = [*QUICK_PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     test.append("tests/test_suite_baselines.py")
     subprocess.run(test, cwd=unpacked, check=True, capture_output=True)

@@ -15,9 +15,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
 from lab_commands import add_lab
-from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
+from short_launches import BUSY_LIMIT_S, CONFTEST
 
 from stepguard import Case
 from stepguard.cli.main import main as stepguard_main
@@ -249,13 +248,13 @@ def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
     (settings,) = blocks("ini", YOUR_MODEL)
     (tmp_path / "pytest.ini").write_text(settings)
     (tmp_path / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
-    (tmp_path / "conftest.py").write_text(WITH_OPTIMIZERS)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     run("git", "init", "--quiet", cwd=tmp_path)
     run("git", "add", ".", cwd=tmp_path)
     author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
     committed = run("git", *author, "commit", "--quiet", "-m", "a model", cwd=tmp_path)
     assert committed.returncode == 0, committed.stderr
-    pytest_command = (*QUICK_PYTHON, "-m", "pytest", "-m", "smoke")
+    pytest_command = (sys.executable, "-m", "pytest", "-m", "smoke")
     pytest_command += ("-p", "no:cacheprovider", "perf_tests")
     recorded = run(*pytest_command, "--perf-update-new", cwd=tmp_path)
     assert "first recording in" in recorded.stdout, recorded.stdout

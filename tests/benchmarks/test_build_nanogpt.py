@@ -8,8 +8,6 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
-from agent_forks import interpreter
-from forks import torchrun
 
 from benchmarks import build_nanogpt
 from benchmarks.build_nanogpt_rank import Borders, Over, stand_ins, theirs, watched
@@ -135,18 +133,8 @@ def test_our_step_has_their_tokens(gpus, micro_steps):
         build_nanogpt.our_params("cuda", 3)
 
 
-def test_a_launch_of_ours_on_a_cpu(tmp_path, monkeypatch):
-    """One rank under torchrun, for real: its figures, and nothing of an earlier launch. The rank is
-    forked.
-    """
-
-    def run_until(command, limit_s, *, cwd, env):
-        assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
-        env["PYTHON_EXEC"] = str(interpreter(tmp_path / "bin"))
-        found, log = torchrun(command[3:], tmp_path / "log", cwd, **env), tmp_path / "log"
-        return log.read_text() + str(found), False
-
-    monkeypatch.setattr(build_nanogpt, "run_until", run_until)
+def test_a_launch_of_ours_on_a_cpu(tmp_path):
+    """One rank under torchrun, for real: its figures, and nothing of an earlier launch."""
     (tmp_path / "rank7.json").write_text("{}")
     params = json.dumps(build_nanogpt.our_params("cpu", 1))
     options = Namespace(device="cpu", gpus=1, lead_in=1, steps=2)

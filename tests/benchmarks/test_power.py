@@ -8,7 +8,6 @@ from argparse import Namespace
 
 import msgspec
 import pytest
-from agent_forks import QUICK_PYTHON
 from builders import entry
 from comparisons import comparison_of
 from run_documents import measured
@@ -177,7 +176,7 @@ def test_the_command_selects_its_case(case, tmp_path):
     """One case and no other, whether it is in the core suite or an extended one."""
     command = command_of(case, "HEAD", tmp_path / "power.json", 300.0)
     assert command[0] == sys.executable
-    command = [*QUICK_PYTHON, *command[1:], "--collect-only"]
+    command = [sys.executable, *command[1:], "--collect-only"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert f"<Function test_{case}>" in ran.stdout
     assert "1 test collected" in ran.stdout

@@ -1,111 +1,55 @@
 """python -m stepguard run: a table, JSON if asked for, one clear line when it cannot be."""
 
-import contextlib
 import json
-import os
-import pty
-import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
-from quick_launches import BUSY_LIMIT_S
+from short_launches import shorten_launches
 
 from stepguard.cli.workload_arguments import parse_params
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = (*QUICK_PYTHON, "-m", "quick_stepguard", "run")
-OWN = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
-REAL = {
-    "sound": ("factories:linear", "n=16", "k=2", "--device", "cpu", "--json=-"),
-    "raises": ("factories:faulty", "how=raise", "at_step=0", "--json=-"),
-}
 
 
-def with_factories(folder):
-    """Lay the tests' factories into a folder: they have to be of the tree that is measured."""
-    (folder / "factories.py").write_text((ROOT / "tests" / "factories.py").read_text())
-    return folder
+def with_factories(shell, monkeypatch):
+    """Lay the tests' factories into the measured tree, whose launches are real."""
+    shorten_launches(monkeypatch)
+    (shell.path / "factories.py").write_text((ROOT / "tests" / "factories.py").read_text())
+    return shell
 
 
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    """The command in processes of its own, side by side: status, out, err by name."""
-    started = {
-        name: subprocess.Popen(
-            [*RUN, *arguments],
-            cwd=with_factories(tmp_path_factory.mktemp("run")),
-            env=os.environ | OWN,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name, arguments in REAL.items()
-    }
-    return {
-        name: (*process.communicate(timeout=BUSY_LIMIT_S), process.returncode)
-        for name, process in started.items()
-    }
-
-
-def test_a_sound_run(real):
+def test_a_sound_run(shell, monkeypatch):
     """Status 0; the figures in a table; the last line of stdout is one JSON document."""
-    out, err, status = real["sound"]
-    assert status == 0, err
-    *table, last = out.splitlines()
+    arguments = ("factories:linear", "n=16", "k=2", "--device", "cpu", "--json=-")
+    done = with_factories(shell, monkeypatch)("run", *arguments)
+    assert done.status == 0, done.err
+    *table, last = done.out.splitlines()
     document = json.loads(last)
     assert document["parameters"]["params"] == {"k": 2, "n": 16}
     assert document["metrics"]["flops_per_step"] == 2 * 2 * 16**3
     assert any(line.split() == ["flops_per_step", "16,384", "FLOP"] for line in table)
     assert any(line.startswith("step_ms ") and line.endswith(" ms") for line in table)
     assert any(line.endswith(" -m stepguard explain-code METRIC") for line in table)
-    assert "launch 1: block 1 of 3" in err
+    assert "launch 1: block 1 of 3" in done.err
 
 
-def test_on_a_terminal(tmp_path):
-    """A progress line that goes on while a stage lasts, and no JSON among the figures."""
-    with_factories(tmp_path)
-    ours, theirs = pty.openpty()
-    (tmp_path / "slow.py").write_text(
-        "import time\n\nfrom factories import linear  # noqa: F401\n\ntime.sleep(1.5)\n"
-    )
-    command = [*RUN, "slow:linear", "--device", "cpu"]
-    env = os.environ | OWN | {"TERM": "xterm"}  # which CI may lack
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
-        while chunk := os.read(ours, 1 << 16):
-            shown += chunk
-    os.close(ours)
-    assert process.wait(timeout=BUSY_LIMIT_S) == 0, shown
-    lines = re.split("[\r\n]+", shown.decode())
-    stages = [found[1] for line in lines if (found := re.search(r"launch 1: start ?(\d*)", line))]
-    assert {"", "1"} <= set(stages), "the module takes more than a second to import"
-    assert lines[-2].startswith("evidence: .stepguard/runs/")
-
-
-def test_what_cannot_be_run_is_reported_in_a_line(real):
-    """An impossible value: status 1, one line says it all; the rest is refused in
-    tests/worker/test_build.py.
+def test_what_the_workload_raises_is_shown_from_its_own_code_on(shell, monkeypatch):
+    """Status 1, and one line says it; the traceback begins with the factory, and the JSON has all
+    of it. What else is refused is in tests/worker/test_build.py.
     """
-    out, err, status = real["raises"]
-    assert status == 1
-    assert any("ValueError: planted" in line for line in err.splitlines()), err
-    document = json.loads(out.splitlines()[-1])
-    assert document["verdict"]["status"] == "BROKEN"
-
-
-def test_a_traceback_begins_with_the_factory(real):
-    """What the workload raised is shown from its own code on; the JSON has all of it."""
-    out, err, _ = real["raises"]
-    frames = [line for line in err.splitlines() if line.startswith("  |   File ")]
+    arguments = ("factories:faulty", "how=raise", "at_step=0", "--device=cpu", "--json=-")
+    done = with_factories(shell, monkeypatch)("run", *arguments)
+    assert done.status == 1
+    lines = done.err.splitlines()
+    assert any("ValueError: planted" in line for line in lines), done.err
+    verdict = json.loads(done.out.splitlines()[-1])["verdict"]
+    assert verdict["status"] == "BROKEN"
+    frames = [line for line in lines if line.startswith("  |   File ")]
     assert "/factories.py" in frames[0]
     assert not any("stepguard/worker" in frame for frame in frames)
-    assert "stepguard/worker" in json.loads(out.splitlines()[-1])["verdict"]["detail"]
+    assert "stepguard/worker" in verdict["detail"]
 
 
 @pytest.mark.parametrize(

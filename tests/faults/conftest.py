@@ -8,12 +8,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_forks import QUICK_PYTHON
 from interrupts import heed_interrupts
 from leftovers import leftovers, processes
 
@@ -28,7 +28,7 @@ import stepguard.launch.host_channel
 import stepguard.launch.worker_group as launch
 from leaping_clock import LeapingClock
 from leftovers import leftovers
-from quick_launches import shorten_launches
+from short_launches import shorten_launches
 from stepguard.measure.start_ahead import Ahead
 
 pytest_plugins = ["stepguard.plugin"]
@@ -53,8 +53,6 @@ def token_hex(size, plain=launch.secrets.token_hex):
     CLOCK.watch(TOKENS[-1])
     return TOKENS[-1]
 
-if os.environ.get("HANGS_ON") == "cold agents":
-    del os.environ["AGENT_FORKS"]
 launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 CLOCK = LeapingClock()
 if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test ends it
@@ -73,15 +71,9 @@ def pytest_runtest_logfinish(nodeid):
 
 
 class GateRun:
-    """pytest with the plugin as a process of its own, in a folder of its own. ``cold_agents``: the
-    agents of its launches are new processes, which the kernel tells that their caller is gone.
-    """
+    """pytest with the plugin as a process of its own, in a folder of its own."""
 
-    def __init__(
-        self, folder: Path, cases: str, *options: str, cold_agents: bool = False, **variables: str
-    ) -> None:
-        if cold_agents:
-            variables["HANGS_ON"] = "cold agents"
+    def __init__(self, folder: Path, cases: str, *options: str, **variables: str) -> None:
         self.folder, self.tmpdir = folder, folder / "tmp"
         self.tmpdir.mkdir(parents=True)
         (folder / "conftest.py").write_text(INNER_CONFTEST)
@@ -103,7 +95,7 @@ class GateRun:
         }
         self.env = env = env | variables
         self.output = folder / "output.txt"
-        command = [*QUICK_PYTHON, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         command += ["--perf-json=run.json", "--perf-baselines=.", *options]
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(

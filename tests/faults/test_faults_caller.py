@@ -13,16 +13,14 @@ BLOCK = (
     '    Case("hang", "factories:faulty", {"how": "hang", "at_step": 60}, device="cpu",'
     " launches=1),\n"
 )
-BUILD = BLOCK.replace('"at_step": 60', '"at_step": 0')
 IMPORT = '    Case("hang", "sleeper:factory", device="cpu", launches=1),\n'
 PAIR = BLOCK.replace("launches=1", "launches=1, world_size=2")
 STATES = {  # cases, how many ranks, the note of a rank that is there
     "import": (IMPORT, 1, "start|"),
-    "prepare": (BUILD, 1, "prepare|"),
     "block": (BLOCK, 1, "block|"),
     "block of two ranks": (PAIR, 2, "block|"),
 }
-ENDS = [("block", signal.SIGTERM), ("block", signal.SIGHUP)]  # what a scheduler or a shell sends
+ENDS = [("block", signal.SIGTERM)]  # what a scheduler sends
 KILLS = [(state, signal.SIGKILL) for state in STATES] + ENDS
 STARTED_EARLY = [*KILLS[1:], ("block", "once"), ("block", "twice")]  # side by side: they wait
 
@@ -34,12 +32,8 @@ def waiting(gate_run):
 
 
 def started(gate_run, state, number):
-    """A run that is to be killed, or interrupted. What the kernel tells an agent of its caller's
-    death is told to a new process, while it imports and while a rank runs. In other states a fork
-    is told the same by its server; any other signal is pytest's own to handle.
-    """
-    cold = number is signal.SIGKILL and state in ("import", "block")
-    return gate_run(STATES[state][0], HANGS_ON="1", cold_agents=cold)
+    """A run that is to be killed, or interrupted."""
+    return gate_run(STATES[state][0], HANGS_ON="1")
 
 
 def reach(run, state):

@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
+from short_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.core.case import Case
 from stepguard.launch.worker_group import WorkerGroup
@@ -53,12 +53,10 @@ def test_addresses_are_read_as_the_kernel_writes_them():
 )
 def test_a_launch_listens_on_loopback_alone(tmp_path, monkeypatch, ranks, factory, params):
     """From hello to a step in which the ranks exchange; what listens elsewhere lets strangers in.
-    One rank listens nowhere. Two have an agent that starts cold: its imports could listen, too.
+    One rank listens nowhere.
     """
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     be_patient(monkeypatch)
-    if ranks == 1:
-        fork_agents(monkeypatch)
     spec = launch_spec(tmp_path, preload=("factories",), world_size=ranks)
     seen = set()
 

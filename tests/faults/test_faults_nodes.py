@@ -102,7 +102,7 @@ HANGING = case("hang", PAIR, world_size=2, how="hang", rank=1, at_step=40)
 
 def test_a_killed_pytest_takes_both_nodes_along(two_nodes):
     """The supervisor ends the launcher, which ends what it has started on every node."""
-    run = two_nodes(HANGING, cold_agents=True)
+    run = two_nodes(HANGING, HANGS_ON="1")
     run.wait_for("hang", lambda: any(run.folder.glob(".stepguard/runs/*/*/*/failed-at")))
     tokens = run.tokens()
     endings = {token.partition("-")[2] for token in tokens}

@@ -14,7 +14,7 @@ from leftovers import processes
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "scripts" / "slurm_two_nodes.sh"
 LAUNCHER = "srun --overlap --nodes=2 --ntasks-per-node=1"
-RUN = f"{sys.executable} -m quick_stepguard run --gpus 2"
+RUN = f"{sys.executable} -m stepguard run --gpus 2"
 LONG_S = 900
 HAS_SLURM = all(map(shutil.which, ("slurmctld", "slurmd", "srun", "munged"))) and os.getuid() == 0
 

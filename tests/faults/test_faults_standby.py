@@ -1,6 +1,4 @@
-"""A launch on standby: the agent waits, no rank has started. It can die all the same. Agents start
-cold where they still import, or where the kernel tells them of their caller.
-"""
+"""A launch on standby: the agent waits, no rank has started. It can die all the same."""
 
 import os
 import signal
@@ -9,19 +7,13 @@ import sys
 import time
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
+from short_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.launch import worker_group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.worker_group import WorkerGroup
 from stepguard.machine.lifeline import pids_by_token
 from stepguard.worker.agent import STANDBY
-
-
-@pytest.fixture
-def quick(monkeypatch):
-    """Agents that have imported at once."""
-    fork_agents(monkeypatch)
 
 
 @pytest.fixture
@@ -42,7 +34,7 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_no_rank_starts_before_it_is_released(quick, standby):
+def test_no_rank_starts_before_it_is_released(standby):
     """The agent alone is there; released, it starts the rank, which says hello."""
     until(standby.imported)
     (agent,) = pids_by_token(standby.token)
@@ -67,7 +59,7 @@ def test_it_is_closed_as_any_other(standby):
     standby.close()
 
 
-def test_it_is_closed_while_it_waits(quick, standby):
+def test_it_is_closed_while_it_waits(standby):
     """So is one that has imported."""
     until(standby.imported)
     standby.close()

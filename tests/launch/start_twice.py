@@ -7,13 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 command = sys.argv[1:]
-if "run" in command and os.environ.get("AGENT_FORKS"):
-    # A part of a launch whose agent is forked.
-    place = command.index("-m")
-    command[place : place + 2] = [str(Path(__file__).parents[1] / "quick_node.py")]
 tasks = [
     subprocess.Popen(command, env=os.environ | {"SLURM_NNODES": "2", "SLURM_NODEID": str(node)})
     for node in range(2)

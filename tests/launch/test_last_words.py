@@ -6,7 +6,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-from quick_launches import launch_spec
+from short_launches import launch_spec
 
 from stepguard.launch import diagnosis
 from stepguard.launch.diagnosis import STDERR_TAIL_LINES, _tail

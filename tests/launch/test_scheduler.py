@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S
+from short_launches import BUSY_LIMIT_S
 
 from stepguard import Case
 from stepguard.launch.nodes import scheduler as module

@@ -5,7 +5,7 @@ import os
 
 import pytest
 from builders import replace
-from quick_launches import launch_spec
+from short_launches import launch_spec
 
 from stepguard import Case
 from stepguard.core.replies import Prepared

@@ -3,7 +3,7 @@
 import contextlib
 
 from git_repositories import commit, repository
-from quick_launches import launch_spec
+from short_launches import launch_spec
 
 from stepguard import Case
 from stepguard.core.replies import Sources

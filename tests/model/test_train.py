@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -19,8 +20,6 @@ from typing import Any
 
 import pytest
 import torch
-from agent_forks import interpreter
-from forks import torchrun
 from killed_runs import RUN, differing, killed_often, leaves
 from training_runs import START, TINY, run_two_ranks, short_run
 
@@ -293,16 +292,20 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pyte
 
 
 def test_torchrun_trains_with_two_ranks(tmp_path: Path):
-    """The command as it stands in the documentation; one log, one checkpoint, both ranks' data. The
-    ranks are forked.
-    """
+    """The command as it stands in the documentation; one log, one checkpoint, both ranks' data."""
     arguments = ["--standalone", "--nproc-per-node=2", "-m", "model.train"]
     arguments += ["--out", str(tmp_path / "out"), *RUN, "--steps", "2", "--resume"]
-    log, root = tmp_path / "log", Path(__file__).resolve().parents[2]
-    python = str(interpreter(tmp_path / "bin"))
-    found = torchrun(arguments, log, root, OMP_NUM_THREADS="1", PYTHON_EXEC=python)
-    assert found == {"is": None}, log.read_text()
-    printed = log.read_text()
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
+        cwd=Path(__file__).resolve().parents[2],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    printed = done.stdout
+    assert done.returncode == 0, printed
     assert printed.count("step 2/2  loss") == printed.count("beginning at step 0") == 1
     content = load(Checkpoints(tmp_path / "out").paths()[-1])
     assert (content["step"], len(content["rng"])) == (2, 2)

@@ -9,6 +9,7 @@ import functools
 import importlib.metadata
 import math
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,12 +17,10 @@ import pytest
 import pytest_benchmark.plugin
 import pytest_benchmark.session
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
-from agent_forks import QUICK_PYTHON
 from builders import replace
 from counts import counted
 from lab_commands import add_lab
-from quick_launches import BUSY_LIMIT_S
-from quick_pytest import shorten_runs
+from short_launches import BUSY_LIMIT_S
 
 import stepguard.measure.beside_base
 import stepguard.measure.launches
@@ -301,7 +300,7 @@ class Gate:
 
     def run_apart(self, *arguments: str) -> pytest.RunResult:
         """pytest in this folder, as a process of its own: for xdist, whose workers are."""
-        command = [*QUICK_PYTHON, "-m", "pytest", "--basetemp", self.path.parent / "apart"]
+        command = [sys.executable, "-m", "pytest", "--basetemp", self.path.parent / "apart"]
         return self.pytester.run(*command, *WITHOUT, *arguments, timeout=BUSY_LIMIT_S)
 
     def git(self, *arguments: str) -> str:
@@ -351,7 +350,6 @@ def gate(pytester, monkeypatch):
     # They start a Python to look at the CPU, and a program to look at Python.
     monkeypatch.setattr(pytest_benchmark.plugin, "get_cpu_info", dict)
     monkeypatch.setattr(pytest_benchmark.session, "get_machine_id", lambda: "machine")
-    shorten_runs(monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made

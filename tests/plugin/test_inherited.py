@@ -11,7 +11,7 @@ from pathlib import Path
 import factories
 import pytest
 from forks import in_a_fork
-from quick_launches import shorten_launches
+from short_launches import shorten_launches
 
 from stepguard import Case
 from stepguard.core.fingerprint import Fingerprint
@@ -24,7 +24,6 @@ from stepguard.storage.run_document_file import load_document
 PLUGIN = 'import os\nimport resource\n\nimport pytest\n\npytest_plugins = ["stepguard.plugin"]\n\n'
 EARLY = "{text}\n"
 LATE = "@pytest.fixture(autouse=True)\ndef late(monkeypatch):\n    {text}\n"
-IN_MODULE = "import os\n\n{text}\n\n"
 SETS = "os.environ['MKL_CBWR'] = 'COMPATIBLE'"
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 FEWER = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES[0] - 1}, {FILES[1]}))"

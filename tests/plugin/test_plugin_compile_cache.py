@@ -6,7 +6,7 @@ import shutil
 
 import factories
 import pytest
-from quick_launches import shorten_launches
+from short_launches import shorten_launches
 
 from stepguard import Case
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from quick_launches import shorten_launches
+from short_launches import shorten_launches
 
 from stepguard.machine.git.revision import Revision
 from stepguard.measure.case_workers import Bench

@@ -9,21 +9,19 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
 from builders import replace
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
-from quick_launches import (
+from short_launches import (
     BUSY_LIMIT_S,
     CLOCK_OF_STEPS,
     CONFTEST,
-    REAL_PAIRS,
     REPEATED,
-    repeat_pairs,
     shorten_launches,
 )
 
@@ -92,23 +90,6 @@ def timed(*, device):
     return Work(seconds={STEP_S} * FACTOR)
 
 
-class Slept(Work):  # by the machine's clock
-    def __init__(self):
-        super().__init__()
-        time_by(*MACHINES)
-
-    def step(self):
-        super().step()
-        time.sleep({STEP_S})
-
-
-class Dozed(Slept):  # so many times as long in HEAD, and as many FLOPs
-    def step(self):
-        for _ in range(FACTOR):
-            time.sleep({STEP_S})
-        self.x @ self.x
-
-
 class Squeezed(Work):  # FLOPs are counted with too little memory once; lines grow in HEAD
     def __init__(self, once):
         super().__init__()
@@ -129,18 +110,6 @@ class Squeezed(Work):  # FLOPs are counted with too little memory once; lines gr
 
 def squeezed(*, once, device):
     return Squeezed(once)
-
-
-def slept(*, device):
-    return Slept()
-
-
-def dozed(*, device):
-    return Dozed()
-
-
-def read(*, device):
-    return Work(tokens=TOKENS)
 
 
 def stored(*, device):
@@ -217,7 +186,7 @@ def starting(root, *arguments):
     """pytest in a repository, as it starts."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     return subprocess.Popen(
         command,
         cwd=root,
@@ -283,34 +252,15 @@ def test_a_step_that_takes_longer_is_slower(root):
     assert_nothing_left(root)
 
 
-@pytest.mark.parametrize(("factory", "outcome"), [("dozed", "failed"), ("slept", "passed")])
-def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, factory, outcome):
-    """A sleep in every step, by the machine's own clock, is SLOWER beside the other revision; the
-    same code passes, however busy the machine is.
+def test_a_parameter_that_the_old_revision_lacks(bench):
+    """Known before anything is timed. Other FLOPs are in test_third_tree.py, equal code in
+    test_itself.py.
     """
-    repeat_pairs(monkeypatch, real=1 if factory == "dozed" else REAL_PAIRS)
-    verdict = judge(Question(pairs=compared(bench, factory, "old", gates=("flops_per_step",))))
-    assert verdict.outcome == outcome, verdict
-    if outcome == "failed":
-        assert (verdict.status, verdict.worst.metric) == (Status.SLOWER, "step_ms")
-
-
-@pytest.mark.parametrize(
-    ("factory", "params", "expected", "words"),
-    [
-        ("widened", {"width": 2}, (Status.NOT_COMPARABLE, Reason.BASE_LACKS), "argument 'width'"),
-        ("read", {}, (Status.CHANGED, Reason.WORK_MOVED), "tokens_per_step 1 in old"),
-    ],
-)
-def test_what_the_old_revision_does_not_do(bench, factory, params, expected, words):
-    """A parameter, other tokens: known before anything is timed. Other FLOPs are in
-    test_third_tree.py, equal code in test_itself.py.
-    """
-    found = compared(bench, factory, "old", params)
+    found = compared(bench, "widened", "old", {"width": 2})
     verdict = judge(Question(pairs=found))
-    assert (verdict.status, verdict.reason) == expected
-    assert words in verdict.message and "old (" in verdict.message
-    assert found.pairs == 0 and (found.head.counts is not None) == (factory == "read")
+    assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.BASE_LACKS)
+    assert "argument 'width'" in verdict.message and "old (" in verdict.message
+    assert found.pairs == 0
     assert_nothing_left(bench.root)
 
 
@@ -341,20 +291,6 @@ def test_both_trees_read_what_git_ignores(bench, data):
         assert verdict.reason is Reason.BASE_LACKS and "data/tokens.txt" in verdict.message
     assert_nothing_left(bench.root)
     assert (bench.root / "data" / "tokens.txt").read_text() == "7"
-
-
-def test_an_unknown_revision_is_refused(root, tmp_path):
-    """Before anything is measured, with the one that was meant; in a shallow clone with what
-    brings it. Both are usage errors.
-    """
-    code, printed, complained = pytest_in(root, "--perf-against=olb", "test_perf.py")
-    assert code == pytest.ExitCode.USAGE_ERROR
-    assert "did you mean old?" in complained and "launch" not in printed
-    shallow = tmp_path / "shallow"
-    git(tmp_path, "clone", "-q", "--depth=1", "--no-tags", f"file://{root}", str(shallow))
-    code, _, complained = pytest_in(shallow, "--perf-against=old", "test_perf.py")
-    assert code == pytest.ExitCode.USAGE_ERROR
-    assert "shallow clone" in complained and "git fetch --unshallow" in complained
 
 
 def test_a_run_that_is_ended_says_what_it_knows(root, tmp_path):

@@ -5,10 +5,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-from agent_forks import interpreter
-from quick_launches import BUSY_LIMIT_S, CONFTEST, NANO, SMALLER
+from short_launches import BUSY_LIMIT_S, CONFTEST, NANO, SMALLER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,8 +41,6 @@ def test_another_torch_is_recorded_first(tmp_path, monkeypatch):
 
     monkeypatch.setattr(demo.metadata, "version", lambda name: "2.8.0+cpu")
     assert not demo.is_recorded()
-    quick = interpreter(tmp_path / "quick")
-    monkeypatch.setattr(demo, "sys", SimpleNamespace(executable=str(quick)))
     copy = tmp_path / "copy"
     copy.mkdir()
     demo.copy(copy)

@@ -8,13 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
-from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
+from short_launches import BUSY_LIMIT_S, CONFTEST
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "first-hour.md").read_text()
-FORKED = f'python() {{ {shlex.join(QUICK_PYTHON)} "$@"; }}\n'
-COLD = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n'
+PYTHON = f'python() {{ {shlex.quote(sys.executable)} "$@"; }}\n'
 # What the page takes of nanoGPT's model.py.
 MODEL = """
 from dataclasses import dataclass
@@ -78,7 +76,7 @@ def shell(folder):
     """A repository of the script in ``folder``, and what types commands there."""
     (folder / "model.py").write_text(MODEL)
     (folder / "train.py").write_text(TRAIN)
-    (folder / "conftest.py").write_text(WITH_OPTIMIZERS)
+    (folder / "conftest.py").write_text(CONFTEST)
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {f"GIT_{who}_{of}": "t@t" for who in ("AUTHOR", "COMMITTER") for of in ("NAME", "EMAIL")}
     env |= {
@@ -87,9 +85,9 @@ def shell(folder):
         "TORCHINDUCTOR_VEC_ISA_OK": "1",
     }
 
-    def typed(commands, python=FORKED, **own):
+    def typed(commands, **own):
         done = subprocess.run(
-            ["bash", "-c", python + commands],
+            ["bash", "-c", PYTHON + commands],
             cwd=folder,
             env=env | own,
             stdout=subprocess.PIPE,
@@ -110,11 +108,8 @@ def answers(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("first-hour")
     typed = shell(folder)
-    first, *others = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
-    # As a user's first command, which imports all that it needs; the others are forked. The demo's
-    # launch imports torch, too.
-    found = [typed(f"set -e\n{first}", COLD)]
-    return folder, typed, found + [typed(f"set -e\n{one}") for one in others]
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE, re.M | re.S)
+    return folder, typed, [typed(f"set -e\n{one}") for one in blocks]
 
 
 def test_the_five_lines_of_the_readme(tmp_path):

@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
 from git_repositories import commit, git, repository
-from quick_launches import BUSY_LIMIT_S, CLOCK_OF_STEPS, CONFTEST, REPEATED
+from short_launches import BUSY_LIMIT_S, CLOCK_OF_STEPS, CONFTEST, REPEATED
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,7 +80,7 @@ def test_six_pairs_of_a_tiny_step(root):
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT / "tests")}
-    command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", "--perf-against=HEAD"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--perf-against=HEAD"]
     command += ["--perf-json=.stepguard/run.json"]
     done = subprocess.run(
         command, cwd=root, env=env, capture_output=True, text=True, timeout=BUSY_LIMIT_S

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from git_repositories import commit, git, repository
-from quick_launches import shorten_launches
+from short_launches import shorten_launches
 
 from stepguard import Case
 from stepguard.machine.git.revision import Revision
@@ -180,7 +180,7 @@ def test_the_compiler_works_in_the_tree(run, monkeypatch):
     """The compiler makes kernels in processes of its own, into a cache in the other tree: no fault,
     and what it needs is imported from this tree.
     """
-    shorten_launches(monkeypatch, compiler=True)
+    shorten_launches(monkeypatch)
     found = run("compiled", {"compile": True})
     assert not found.faults and products(found) == 2, found.faults
     assert found.counts.values["unique_graphs"] == 1
@@ -191,7 +191,7 @@ def test_the_compiler_knows_no_operator_of_the_other_tree(run, monkeypatch):
     """Of a graph with an operator of the workload's own it keeps nothing in the cache that both
     trees share: each runs what its own code is composed of, forward and backward.
     """
-    shorten_launches(monkeypatch, compiler=True)
+    shorten_launches(monkeypatch)
     found = [run("composed", {"compile": True}, old=old) for old in (True, False)]
     assert not any(one.faults for one in found), [one.faults for one in found]
     # A product has two in its backward. By the other one's trace both would call six.

@@ -10,12 +10,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from agent_forks import QUICK_PYTHON
-from quick_launches import BUSY_LIMIT_S, CONFTEST, NANO, SMALLER, WIDTH
+from short_launches import BUSY_LIMIT_S, CONFTEST, NANO, SMALLER, WIDTH
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = """
@@ -54,16 +54,6 @@ PLANTS = {
         "F.gelu(self.c_fc(x), ",
         "F.gelu(self.c_fc(x) + 0 * self.c_fc(x), ",
     ),
-    "an operator out of the graph": (
-        "forward-compiled",
-        # The last one: no other kernel is new.
-        "model/gpt.py",
-        "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n",
-        "        return self.outside(logits.flatten(0, 1), targets.flatten())\n\n"
-        "    @torch.compiler.disable\n"
-        "    def outside(self, logits, targets):\n"
-        "        return F.cross_entropy(logits, targets)\n",
-    ),
     "shapes without end": (
         "train-eager",
         "model/workloads.py",
@@ -87,40 +77,6 @@ PLANTS = {
         "                self._scaler.scale(loss).backward()\n"
         "            self.total = getattr(self, 'total', 0) + loss\n",
     ),
-    "garbage": (
-        "train-eager",
-        "model/workloads.py",
-        "        total = self._micro_step(0)\n",
-        "        for _ in range(512):\n"
-        "            sample = {'ids': [1, 2]}\n"
-        "            sample['self'] = sample\n"
-        "        total = self._micro_step(0)\n",
-    ),
-    "a step in another thread": (
-        "train-eager",
-        "model/workloads.py",
-        "    def step(self) -> Tensor:\n        self.grad_norm = None",
-        "    def step(self) -> Tensor:\n"
-        "        from concurrent.futures import ThreadPoolExecutor\n\n"
-        "        with ThreadPoolExecutor(1) as pool:\n"
-        "            return pool.submit(self._step).result()\n\n"
-        "    def _step(self) -> Tensor:\n        self.grad_norm = None",
-    ),
-    "a setting": (
-        "train-eager",
-        "model/workloads.py",
-        "        settings.set_matmul_precision()\n",
-        "        settings.set_matmul_precision()\n        torch.backends.mkldnn.enabled = False\n",
-    ),
-    "a loop that grows": (
-        "train-eager",
-        "model/workloads.py",
-        "        total = self._micro_step(0)\n",
-        "        self.seen = getattr(self, 'seen', 0) + 1\n"
-        "        for number in range(self.seen):\n"
-        "            number * 2\n"
-        "        total = self._micro_step(0)\n",
-    ),
     "a mask of targets": (
         "train-eager",
         "model/gpt.py",
@@ -128,34 +84,17 @@ PLANTS = {
         "        kept = logits[targets != -1]\n"
         "        return F.cross_entropy(kept, targets[targets != -1])\n",
     ),
-    "a tensor kept alive": (
-        "train-eager",
-        "model/gpt.py",
-        "        if targets is None:\n",
-        "        self.kept = logits\n        if targets is None:\n",
-    ),
 }
-# What is planted at once, in one run: each plant moves counters of its own, and is named beside the
-# others. All other plants are alone.
-TOGETHER = (
-    ("a doubled product", "shapes without end", "a graph that grows", "a mask of targets"),
-    ("garbage", "a loop that grows", "a setting", "a tensor kept alive"),
-)
-KEPT = 16 * 8256 * 4  # bytes of the logits
-MOVED_TOGETHER = {  # by the last ones, and nothing else is, except for the peak
-    "allocated_bytes_between_steps": KEPT,
-    "garbage_objects_per_step": 1024,
-    "growing_python_lines_per_step": 2,
-    "settings": 1,
-}
+# Planted at once, in one run: each moves counters of its own, and is named beside the others.
+TOGETHER = [name for name, (case, *_) in PLANTS.items() if case]
 
 
 def gate(folder, *options):
     """Status and output of pytest in the copy, without this run's own settings."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {"CUDA_VISIBLE_DEVICES": ""}
-    env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}  # the engine, quick_launches
-    command = [*QUICK_PYTHON, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
+    env |= {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}  # the engine, short_launches
+    command = [sys.executable, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     run = subprocess.run(command, cwd=folder, env=env, timeout=BUSY_LIMIT_S, **pipes)
     return run.returncode, run.stdout
@@ -204,24 +143,13 @@ def planted(plants, folder):
     cases = json.loads((folder / "run.json").read_text())["results"]
     metrics = [m for case in cases for m in case["verdict"]["metrics"] if m["gated"]]
     moved = {m["metric"]: (m["old"], m["new"]) for m in metrics if m["status"] != "same"}
-    parts = {}
-    for case in cases:
-        counts = json.loads((folder / case["evidence"]).read_text())["counts"]
-        if counts is None:  # it was not counted to the end
-            continue
-        parts[case["case"]] = counts["detail"]["compiled_operator_calls_per_step"]
-    return SimpleNamespace(status=status, text=text, moved=moved, operators=parts)
+    return SimpleNamespace(status=status, text=text, moved=moved)
 
 
 @pytest.fixture(scope="module")
-def outcomes(recorded):
-    """By plant: exit status, output, the metrics that moved and the operators that were called.
-
-    In one place, so that what is compiled already is found in its cache, as users' runs find it.
-    """
-    alone = [(plant,) for plant in PLANTS if not any(plant in plants for plants in TOGETHER)]
-    found = {plants: planted(plants, recorded) for plants in (*alone, *TOGETHER)}
-    return {plant: outcome for plants, outcome in found.items() for plant in plants}
+def outcome(recorded):
+    """Exit status, output and the metrics that moved, of all plants at once."""
+    return planted(TOGETHER, recorded)
 
 
 def replace(path, old, new):
@@ -240,37 +168,18 @@ def assert_named(outcome, case, metric):
     assert re.search(rf"-m stepguard accept '\w+\[{case}\]' --reason", outcome.text)
 
 
-def rise(outcome, metric):
-    """By how much a metric moved."""
-    old, new = outcome.moved.get(metric, (0, 0))
-    return new - old
-
-
-def assert_moved_together(outcome):
-    """Each plant moved its own metric, and nothing else moved."""
-    rises = {metric: rise(outcome, metric) for metric in outcome.moved}
-    assert {**rises, "peak_allocated_bytes": 0} == {**MOVED_TOGETHER, "peak_allocated_bytes": 0}
-
-
-def test_a_refactor_is_the_same(outcomes):
+def test_a_refactor_is_the_same(recorded):
     """Measured again, with other lines that do the same work: every case is `same`, to the unit,
     and the exit code is 0.
     """
-    outcome = outcomes["a refactor"]
+    outcome = planted(["a refactor"], recorded)
     assert outcome.status == 0, outcome.text
     assert outcome.moved == {}
     assert "\n2 same\n" in outcome.text
 
 
-def test_a_header_is_precompiled_once(recorded, outcomes):
-    """By the launch that recorded: all that compile after it take what it kept."""
-    (kept,) = (recorded / ".stepguard").rglob("*.h.gch")
-    assert kept.stat().st_mtime < (recorded / "baselines/cpu.json").stat().st_mtime
-
-
-def test_a_doubled_product(outcomes):
+def test_a_doubled_product(outcome):
     """One more matrix product a layer: FLOPs and operator calls rise, and the product is named."""
-    outcome = outcomes["a doubled product"]
     assert_named(outcome, "train-eager", "flops_per_step")
     assert_named(outcome, "train-eager", "operator_calls_per_step")
     old, new = outcome.moved["flops_per_step"]
@@ -279,92 +188,27 @@ def test_a_doubled_product(outcomes):
     assert "aten.addmm" in outcome.text
 
 
-def test_an_operator_out_of_the_graph(outcomes):
-    """A loss that the compiler no longer sees is called by name; eager counts stay."""
-    outcome = outcomes["an operator out of the graph"]
-    assert_named(outcome, "forward-compiled", "graph_breaks")
-    assert_named(outcome, "forward-compiled", "compiled_operator_calls_per_step")
-    assert not {"flops_per_step", "operator_calls_per_step"} & set(outcome.moved)
-    assert outcome.moved["graph_breaks"][0] == 0
-    before = outcomes["a refactor"].operators["forward_of_ends[forward-compiled]"]
-    after = outcome.operators["forward_of_ends[forward-compiled]"]
-    loss = "aten::cross_entropy_loss"
-    assert (before.get(loss, 0), after[loss]) == (0, 1)
-
-
-def test_a_graph_break_has_its_line(outcomes):
-    """The operator that left the graph is named by the line that calls it."""
-    outcome = outcomes["an operator out of the graph"]
-    called = r"self\.outside\(logits\.flatten\(0, 1\), targets\.flatten\(\)\)"
-    assert re.search(called + r" in \S+ \(model/gpt\.py:\d+\)", outcome.text)
-
-
-def test_shapes_without_end(outcomes):
+def test_shapes_without_end(outcome):
     """A shape that is new in every step is named by the function that torch has compiled again
     until it gave up.
     """
-    outcome = outcomes["shapes without end"]
     assert_named(outcome, "train-eager", "recompiles")
     where = r"recompile.*size mismatch.* in grown \(model/workloads\.py:\d+\)"
     assert re.search(where, outcome.text)
 
 
-def test_a_tensor_kept_alive(outcomes):
-    """Logits that outlive their step live between steps and may raise the peak, at their line."""
-    outcome = outcomes["a tensor kept alive"]
-    assert_named(outcome, "train-eager", "allocated_bytes_between_steps")
-    assert_moved_together(outcome)
-    assert 0 <= rise(outcome, "peak_allocated_bytes") <= KEPT
-    assert "logits = " in outcome.text
-
-
-def test_a_graph_that_grows(outcomes):
+def test_a_graph_that_grows(outcome):
     """A sum of losses that keeps every step's graph: its nodes, at the line that adds."""
-    outcome = outcomes["a graph that grows"]
     assert_named(outcome, "train-eager", "leaked_graph_nodes_per_step")
     old, new = outcome.moved["leaked_graph_nodes_per_step"]
     assert old == 0 and new > 10
     assert "self.total = getattr(self, 'total', 0) + loss" in outcome.text
 
 
-def test_garbage(outcomes):
-    """512 dictionaries a step that refer to themselves, each with a list: at their line."""
-    outcome = outcomes["garbage"]
-    assert_named(outcome, "train-eager", "garbage_objects_per_step")
-    assert_moved_together(outcome)
-    assert re.search(
-        r"sample = \{'ids': \[1, 2\]\} in \S+ \(model/workloads\.py:\d+\)", outcome.text
-    )
-
-
-def test_a_step_in_another_thread(outcomes):
-    """No counter sees it, so it is BROKEN, in one sentence."""
-    outcome = outcomes["a step in another thread"]
-    assert outcome.status == 1
-    assert "train_step[train-eager]: BROKEN: " in outcome.text
-    assert "calls no operator of torch's in its own thread" in outcome.text
-
-
-def test_a_setting(outcomes):
-    """Named, with its old and its new value."""
-    outcome = outcomes["a setting"]
-    assert outcome.status == 1
-    assert "CHANGED: settings: backends.mkldnn.enabled default -> False" in outcome.text
-
-
-def test_a_mask_of_targets(outcomes):
+def test_a_mask_of_targets(outcome):
     """On a GPU each index with a mask waits for its size: of the logits, of the targets, and once
     more in the backward pass. The loader copies its batches nowhere on a CPU.
     """
-    outcome = outcomes["a mask of targets"]
     assert_named(outcome, "train-eager", "sync_candidates_per_step")
     assert outcome.moved["sync_candidates_per_step"] == (0, 3)
     assert re.search(r"CHANGED: sync_candidates_per_step 0 -> 3 .*model/gpt\.py:\d+", outcome.text)
-
-
-def test_a_loop_that_grows(outcomes):
-    """Two lines of Python more in every step, of the function that runs them."""
-    outcome = outcomes["a loop that grows"]
-    assert_named(outcome, "train-eager", "growing_python_lines_per_step")
-    assert_moved_together(outcome)
-    assert re.search(r"TrainStep\.step \(model/workloads\.py:\d+\)", outcome.text)

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from agent_forks import QUICK_PYTHON
 from git_repositories import commit, git, repository
-from quick_launches import BUSY_LIMIT_S, CONFTEST
+from short_launches import BUSY_LIMIT_S, CONFTEST
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = 'Case("x", "mypkg.train:make", device="cpu", launches=1, gates=("flops_per_step",))'
@@ -46,11 +45,8 @@ class Work:
 
 
 def make(*, device):
-    assert "torch._dynamo" not in sys.modules, "a launch takes half as long again"
     return Work()
 """
-LATE = TRAIN.replace("        for _", "        import mypkg.late  # noqa: F401\n\n        for _")
-LATE = LATE.replace("import torch\n", "import mypkg\nimport torch\n\n{finds}\n", 1)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +58,6 @@ def clones(tmp_path_factory):
     first = repository(folder / "srcA")
     (first / "src" / "mypkg").mkdir(parents=True)
     (first / "src" / "mypkg" / "__init__.py").write_text("")
-    (first / "src" / "mypkg" / "late.py").write_text("")
     (first / "src" / "mypkg" / "train.py").write_text(TRAIN.format(products=1))
     (first / "baselines").mkdir()
     (first / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
@@ -94,55 +89,31 @@ def gate(root, path, *arguments, **variables):
         "PYTHONPATH": os.pathsep.join([path, str(ROOT), str(ROOT / "tests")]),
         "PYTHONDONTWRITEBYTECODE": "1",
     } | variables
-    command = [*QUICK_PYTHON, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, cwd=root, env=env, text=True, timeout=BUSY_LIMIT_S, **pipe)
     return done.returncode, done.stdout
 
 
-AGAINST = [[], ["--perf-against=old"]]
-
-
-@pytest.mark.parametrize("against", AGAINST, ids=["stored", "against"])
-def test_a_third_trees_package_is_a_fault(clones, against):
-    """PYTHONPATH leads into the other clone: BROKEN (OTHER_TREE), in both ways to judge, with
-    module, both files and what mends it.
+def test_a_third_trees_package_is_a_fault(clones):
+    """PYTHONPATH leads into the other clone: BROKEN (OTHER_TREE), with module, both files and what
+    mends it. Other ways to judge, and modules that only a step imports, are in test_other_tree.py.
     """
     first, second = clones
-    code, printed = gate(second, str(first / "src"), *against)
+    code, printed = gate(second, str(first / "src"))
     assert code == 1 and "make[x]: BROKEN: " in printed, printed
-    launch = "first launch" if against else "launch 1"
-    assert faults(second) == [("OTHER_TREE", f"{launch}, prepare")]
+    assert faults(second) == [("OTHER_TREE", "launch 1, prepare")]
     for name in ("__init__", "train"):
         assert f"({first}/src/mypkg/{name}.py)" in printed, printed
     assert "PYTHONPATH=src" in printed
 
 
-@pytest.mark.parametrize("against", AGAINST, ids=["stored", "against"])
-def test_each_trees_own_package_is_judged(clones, against):
-    """With PYTHONPATH=src, as the message says, what was changed is seen: against the stored
-    baseline twice the FLOPs, and beside the old revision no comparison.
-    """
-    code, printed = gate(clones[1], "src", *against)
+def test_each_trees_own_package_is_judged(clones):
+    """With PYTHONPATH=src, as the message says, what was changed is seen beside the old one."""
+    code, printed = gate(clones[1], "src", "--perf-against=old")
     assert code == 1, printed
-    if against:
-        assert "CHANGED" in printed and "flops_per_step 8,192 in old" in printed
-    else:
-        assert "CHANGED: flops_per_step 8,192 -> 16,384" in printed
+    assert "CHANGED" in printed and "flops_per_step 8,192 in old" in printed
     assert "OTHER_TREE" not in printed and "BROKEN" not in printed
-
-
-def test_a_copy_that_is_imported_late_is_a_fault(clones, tmp_path):
-    """A module that only a step imports is looked at after the steps that are counted."""
-    git(tmp_path, "clone", "-q", str(clones[1]), "late")
-    tree = tmp_path / "late"
-    finds = f"mypkg.__path__.insert(0, {str(tmp_path / 'copies')!r})"
-    (tree / "src" / "mypkg" / "train.py").write_text(LATE.format(products=1, finds=finds))
-    (tmp_path / "copies").mkdir()
-    (tmp_path / "copies" / "late.py").write_text("")
-    code, printed = gate(tree, "src")
-    assert code == 1 and f"mypkg.late ({tmp_path}/copies/late.py)" in printed, printed
-    assert faults(tree) == [("OTHER_TREE", "launch 1, count")]
 
 
 def test_an_installed_copy_of_another_package_is_a_fault(clones, tmp_path):

@@ -5,7 +5,7 @@ import types
 from importlib import metadata
 
 import torch
-from quick_launches import launch_spec
+from short_launches import launch_spec
 
 from stepguard.launch.torchrun import launch_environment
 from stepguard.worker.rank_fingerprint import fingerprint

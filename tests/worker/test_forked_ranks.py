@@ -1,6 +1,4 @@
-"""Ranks are forks of the agent, and for all that processes of their own. Real launches, cold where
-what an agent imports, and what it hands on, is what is tested.
-"""
+"""Ranks are forks of the agent, and for all that processes of their own. Real launches."""
 
 import json
 import os
@@ -8,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, be_patient, fork_agents, launch_spec
+from short_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.core.case import Case
 from stepguard.launch import worker_group as launch
@@ -102,7 +100,7 @@ def at_build(device):
 """
 AT_IMPORT = "os.environ['TORCHINDUCTOR_MAX_AUTOTUNE'] = 'a b'"
 CACHE = "os.environ['TORCHINDUCTOR_CACHE_DIR'] = 'mine'"
-GIVEN = "TORCHINDUCTOR_COMPILE_THREADS"  # to all tests, so that the agent can be forked
+GIVEN = "TORCHINDUCTOR_COMPILE_THREADS"  # to all tests
 
 
 @pytest.mark.parametrize(
@@ -119,7 +117,6 @@ def test_a_setting_that_comes_too_late_is_refused(tmp_path, monkeypatch, line, f
     """The agent has imported torch and its compiler: a variable that a module of the tree sets for
     them would make a step slower everywhere but in what is measured.
     """
-    fork_agents(monkeypatch)
     assert os.environ[GIVEN] == "1"
     (tmp_path / "setter.py").write_text(f"{SETTER}{line}\n")
     imported = {"preload": ("setter",), "shared": case_workers.COMPILER}

@@ -4,7 +4,7 @@ import os
 import py_compile
 from py_compile import PycInvalidationMode
 
-from quick_launches import be_patient, fork_agents, launch_spec
+from short_launches import be_patient, launch_spec
 
 from stepguard.launch.worker_group import WorkerGroup
 
@@ -27,7 +27,6 @@ def test_bytecode_of_another_source_is_not_run(tmp_path, monkeypatch):
     repository. What is installed there is loaded as always, and a module of bytecode alone, too.
     """
     be_patient(monkeypatch)
-    fork_agents(monkeypatch)
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     root = tmp_path / "project"
     (tmp_path / ".git").mkdir()

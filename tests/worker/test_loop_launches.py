@@ -2,7 +2,7 @@
 
 import pytest
 from leftovers import environment
-from quick_launches import BUSY_LIMIT_S, OPTIMIZERS, be_patient, fork_agents, launch_spec
+from short_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.core.case import Case, Loop
 from stepguard.launch.diagnosis import LaunchFailed
@@ -51,7 +51,6 @@ if __name__ == "__main__":
 def quick(monkeypatch):
     """Launches that fork, however slow the machine is."""
     be_patient(monkeypatch)
-    fork_agents(monkeypatch)
 
 
 def ask(group, command, limit_s=BUSY_LIMIT_S, **arguments):
@@ -66,7 +65,7 @@ def test_several_ranks_make_their_own_group(tmp_path):
     """
     (tmp_path / "train.py").write_text(DDP)
     case = Case("x", "train.py", device="cpu", world_size=2, launches=1)
-    with WorkerGroup(launch_spec(tmp_path, world_size=2, shared=OPTIMIZERS)) as group:
+    with WorkerGroup(launch_spec(tmp_path, world_size=2)) as group:
         group.hello()
         prepared = ask(group, "prepare", case=case.as_dict())
         assert [rank.tokens_per_step for rank in prepared] == [0, 0]
@@ -79,7 +78,7 @@ def test_one_rank_makes_its_own_group_where_that_is_asked_for(tmp_path):
     """A script that is only ever started by torchrun: it reads RANK, and exchanges with itself."""
     (tmp_path / "train.py").write_text("import os\nassert os.environ['RANK'] == '0'\n" + DDP)
     case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(torchrun=True))
-    with WorkerGroup(launch_spec(tmp_path, shared=OPTIMIZERS)) as group:
+    with WorkerGroup(launch_spec(tmp_path)) as group:
         group.hello()
         ask(group, "prepare", case=case.as_dict())
         ask(group, "first_step")
@@ -109,17 +108,6 @@ def test_nothing_of_a_busy_script_is_left(tmp_path, start):
     assert not [pid for pid in running if environment(pid).get("STEPGUARD_TOKEN") == group.token]
 
 
-def test_the_first_step_of_a_script_takes_all_that_comes_before_it(tmp_path):
-    """It has compiled, and run steps, when it stops for the first time. Only a lower bound."""
-    (tmp_path / "train.py").write_text("import time\ntime.sleep(0.5)\n" + DDP)
-    case = Case("x", "train.py", device="cpu", launches=1, loop=Loop(torchrun=True))
-    with WorkerGroup(launch_spec(tmp_path, shared=OPTIMIZERS)) as group:
-        group.hello()
-        ask(group, "prepare", case=case.as_dict())
-        (first,) = ask(group, "first_step")
-    assert first.compile_s > 0.5
-
-
 def test_a_script_that_ends_early_is_a_bad_workload(tmp_path):
     """One sentence in the fault, with the step and the command that it ended in."""
     (tmp_path / "train.py").write_text("import stepguard\nfor _ in range(4):\n  stepguard.step()\n")
@@ -147,17 +135,6 @@ def test_a_script_whose_steps_are_not_seen_is_told_to_mark_them(tmp_path):
     assert fault.code == "NO_ANSWER" and "a larger time_limit_s" in fault.message
     assert "mark the end of each step with stepguard.step(), or" in fault.message
     assert "--step-at module:function" in fault.message and "train.py" in fault.detail
-
-
-def test_a_script_that_leaves_without_a_word(tmp_path):
-    """os._exit() is noticed at once, with its status."""
-    (tmp_path / "train.py").write_text("import os\nos._exit(3)\n")
-    case = Case("x", "train.py", device="cpu", launches=1)
-    with WorkerGroup(launch_spec(tmp_path)) as group:
-        group.hello()
-        with pytest.raises(LaunchFailed) as failed:
-            ask(group, "prepare", case=case.as_dict())
-    assert "status 3" in failed.value.fault.message
 
 
 PROFILED = """
@@ -190,7 +167,7 @@ def test_a_script_that_profiles_itself(tmp_path, how):
     """A process has one profiler, which the counts need: one sentence says so."""
     (tmp_path / "train.py").write_text(PROFILED + PROFILES[how])
     case = Case("x", "train.py", device="cpu", launches=1)
-    with WorkerGroup(launch_spec(tmp_path, shared=OPTIMIZERS)) as group:
+    with WorkerGroup(launch_spec(tmp_path)) as group:
         group.hello()
         ask(group, "prepare", case=case.as_dict(), timed_s=1.0)
         ask(group, "block", steps=1)

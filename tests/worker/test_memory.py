@@ -4,12 +4,12 @@ import gc
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from agent_forks import QUICK_PYTHON
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
@@ -596,7 +596,7 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
 def frozen():
     """What is counted of leaks in a process that holds little else."""
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", ROOT / "tests/worker")))
-    command = [*QUICK_PYTHON, "-m", "frozen_leaks"]
+    command = [sys.executable, "-m", "frozen_leaks"]
     return json.loads(subprocess.check_output(command, env=os.environ | {"PYTHONPATH": paths}))
 
 

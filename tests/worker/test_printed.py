@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from quick_launches import be_patient, fork_agents, launch_spec
+from short_launches import be_patient, launch_spec
 
 from stepguard.core.case import Case
 from stepguard.core.evidence import Fault
@@ -31,7 +31,6 @@ def factory(**given):
 def test_a_rank_that_prints_without_end_fills_no_disk(tmp_path, monkeypatch):
     """20 MB on standard output, and an exception of 5 MB: of both the beginning and the end."""
     be_patient(monkeypatch)
-    fork_agents(monkeypatch)
     (tmp_path / "loud.py").write_text(LOUD)
     with WorkerGroup(launch_spec(tmp_path, preload=("loud",))) as group:
         group.hello()

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from quick_launches import be_patient, fork_agents
+from short_launches import be_patient
 
 from stepguard import Case
 from stepguard.cli.main import main
@@ -24,7 +24,6 @@ def test_two_ranks_on_a_cpu(tmp_path, capsys, monkeypatch):
     """A file a rank, with phases, flows, a counter of memory, lines and shapes; trace reads it."""
     (tmp_path / "factories.py").write_text((ROOT / "tests" / "factories.py").read_text())
     be_patient(monkeypatch)
-    fork_agents(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
     command = "record-traces factories:linear k=2 backward=true device=cpu --gpus 2 --out"
