@@ -36,13 +36,16 @@ from benchmarks.longer_kernels import AS_IT_IS, BASES, LONGER, LONGER_GELU
 from benchmarks.shared import ROOT, Change, Document, about, clone_head
 from perf_tests.parameters import NANO_STEP, SEED_STEP
 from stepguard.core.case import Case
-from stepguard.core.profile import KernelRow, Profile
+from stepguard.core.profile import KernelRow
 from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.revision import current
 from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.measure import turns
 from stepguard.measure.case_workers import Bench, CaseWorkers, Ticker, watch
-from stepguard.measure.pair import BASE, HEAD, ORDERS, PAIR_TIMINGS, SIDES, Pair
+from stepguard.measure.driver import NAMES
+from stepguard.measure.plan import BASE, HEAD, ORDERS
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed, block_steps
+from stepguard.measure.warm_up import PAIR_PROTOCOLS
 
 NOTHING = "none"
 # Nothing is planted: both sides are the base of a longer kernel.
@@ -98,13 +101,14 @@ class Card:
 
     def __init__(self, options: argparse.Namespace, trees: Trees, folder: Path) -> None:
         self.case = CASES[options.device]
-        self.timing = replace(PAIR_TIMINGS[self.case.device], block_s=options.block_s)
+        self.protocol = replace(PAIR_PROTOCOLS[self.case.device], block_s=options.block_s)
         self.rounds, self.trees, self.folder = options.rounds, trees, folder
         self.gpus = tuple(visible_gpus()) if options.device == "cuda" else ()
         self.label = f"card {options.card}, " if self.gpus else ""
         self._began, self._shown, self._pair_s = time.monotonic(), "", PAIR_S
         self._ends = self._began + options.seconds
-        self._next: Pair | None = None  # it imports during the profiles of the pair before it
+        # Launches of the next pair: they import during the profiles of the pair before it.
+        self._next: turns.Alive = {}
         self.kernels: dict[str, Any] = {}  # rows of profiles by their keys
         self.pairs: list[dict[str, Any]] = []
         self.failed: list[str] = []
@@ -122,17 +126,20 @@ class Card:
             def start(number: int) -> None:
                 """Start the pair that has this number in ``jobs``, if it can end in time."""
                 if unfit or number >= len(jobs) or self._ends - time.monotonic() < self._pair_s:
-                    self._next = None
+                    self._next = {}
                     return
                 benches = self._benches(number, jobs[number])
                 sides = [CaseWorkers(self.case, b, ticker, monitor, stack) for b in benches]
-                self._next = Pair(number + 1, sides, self.timing)
+                self._next = {
+                    tree: RunningLaunch(side, f"pair {number + 1} {NAMES[tree]}", self.protocol)
+                    for tree, side in enumerate(sides)
+                }
 
             start(0)
             for number, name in enumerate(jobs):
-                if self._next is None:
+                if not self._next:
                     start(number)
-                if (pair := self._next) is None or self._ends - time.monotonic() < self._pair_s:
+                if not (pair := self._next) or self._ends - time.monotonic() < self._pair_s:
                     break
                 try:
                     found = self._recorded(pair, number, lambda after: start(after + 1))
@@ -143,57 +150,54 @@ class Card:
                 out.update(pairs=self.pairs, kernels=self.kernels, failed=self.failed)
         out.update(pairs=self.pairs, kernels=self.kernels, failed=self.failed)
 
-    def _close(self, pair: Pair) -> None:
-        for launch in (launch for one in (pair, self._next) if one for launch in one.launches):
+    def _close(self, pair: turns.Alive) -> None:
+        for launch in (*pair.values(), *self._next.values()):
             launch.group.close()
-        self._next = None
+        self._next = {}
 
     def _recorded(
-        self, pair: Pair, number: int, start_after: Callable[[int], None]
+        self, pair: turns.Alive, number: int, start_after: Callable[[int], None]
     ) -> dict[str, Any]:
         """Run one pair to its end. Start the next pair as soon as this one times nothing any more.
         Return what the file keeps. Raises WorkersFailed.
         """
-        began, order = time.monotonic(), ORDERS[number % len(ORDERS)]
-        for launch in pair.launches:
+        began, label = time.monotonic(), f"pair {number + 1}"
+        order = ORDERS[number % len(ORDERS)]
+        for launch in pair.values():
             launch.hello()
         # The first pair compiles, and tries kernels in memory that another launch would lack.
-        pair.build(at_once=number > 0)
+        turns.build(pair, label, first=number == 0)
         built_s = time.monotonic() - began
-        pair.run(order, lambda: True, far=False)
+        turns.run_blocks(pair, order, self.protocol, label, lambda: True)
         ran_s = time.monotonic() - began
         # Imports keep some cores busy. A step that the GPU bounds does not see them.
         start_after(number)
-        turns: dict[int, list[Any]] = {HEAD: [], BASE: []}
+        took: dict[int, list[Any]] = {HEAD: [], BASE: []}
         before = order[-1]
         for now in order * self.rounds:
             if before != now:
-                pair.launches[before].park()
-            turns[now].append(self._turn(pair.launches[now]))
+                pair[before].park()
+            took[now].append(self._turn(pair[now]))
             before = now
-        pair.leave()
+        pair[HEAD].leave(pair[BASE])
         took_s = time.monotonic() - began
-        if not any(launch.compiled_afresh for launch in pair.launches):
+        if not any(launch.compiled_afresh for launch in pair.values()):
             self._pair_s = took_s + LEFT_S
         return {
             "number": number + 1,
             "gpu": self.gpus[0].uuid if self.gpus else "",
-            "order": [SIDES[side] for side in order],
+            "order": [NAMES[side] for side in order],
             "s": {"built": round(built_s, 1), "timed": round(ran_s, 1), "all": round(took_s, 1)},
-        } | {
-            SIDES[side]: _blocks_of(pair.launches[side]) | {"turns": turns[side]}
-            for side in (BASE, HEAD)
-        }
+        } | {NAMES[side]: _blocks_of(pair[side]) | {"turns": took[side]} for side in (BASE, HEAD)}
 
     def _turn(self, launch: RunningLaunch) -> dict[str, Any]:
         """Run untimed steps, then profile a launch. Return the kernels' times step by step."""
-        launch.run(block_steps(self.timing.lead_s, launch.warmup.step_s))
+        launch.run(block_steps(self.protocol.lead_s, launch.warmup.step_s))
         launch.show("profile")
         launch.ask("profile")
         answer = launch.ask("kernels")[0]
-        if answer["profile"] is None:
-            return {"problem": answer["problem"] or "a CPU has no kernels"}
-        profile = msgspec.convert(answer["profile"], Profile)
+        if (profile := answer.profile) is None:
+            return {"problem": answer.problem or "a CPU has no kernels"}
         rows: dict[str, list[Any]] = {}
         for row in profile.kernels:
             identity = identity_of(row)
@@ -215,7 +219,7 @@ class Card:
         files = [path for path, _, _ in CHANGES[name].edits]
         changed = changed_modules((head, base), files)
         for tree, other, side in ((head, base, HEAD), (base, head, BASE)):
-            folder = self.folder / str(number) / SIDES[side]
+            folder = self.folder / str(number) / NAMES[side]
             yield self._bench(tree, folder, changed, (other,))
 
     def _bench(

@@ -91,11 +91,12 @@ def shell(tmp_path, monkeypatch, capsys):
             subprocess.run(git, cwd=tmp_path, check=True)
 
     def will_measure(evidence):
-        def measure(case, bench, progress, *asked):
+        def measure(case, bench, asked, progress):
             revision = {"commit": bench.revision.commit, "dirty": bench.revision.dirty}
-            return replace(evidence, case_id=case.id, case=case.as_dict(), **revision)
+            found = replace(evidence, case_id=case.id, case=case.as_dict(), **revision)
+            return replace(asked, now=found)
 
-        monkeypatch.setattr(stepguard.measure.suite, "measure_launches", measure)
+        monkeypatch.setattr(stepguard.measure.suite, "measure", measure)
 
     call.keep, call.path, call.made = keep, tmp_path, made
     call.record, call.keep_comparison = record, keep_comparison

@@ -5,18 +5,22 @@ is given up early because the machine is busy with something else.
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stepguard.core.comparison import LaunchPair
-from stepguard.judge.rule_book import Need
+from stepguard.core.case import Case
+from stepguard.core.evidence import Evidence
+from stepguard.core.question import Question
 from stepguard.launch import diagnosis, torchrun, worker_group
 from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine import inherited
-from stepguard.measure import pair_run, warm_up
-from stepguard.measure.pair import PairTiming
+from stepguard.measure import warm_up
+from stepguard.measure.case_workers import Bench
+from stepguard.measure.driver import Driver, measure
+from stepguard.measure.plan import Do, Next
 from stepguard.measure.warm_up import Protocol
 
 PROTOCOL = Protocol(
@@ -29,8 +33,7 @@ PROTOCOL = Protocol(
     segment_s=0.004,
     settling_segments=1,
 )
-PAIR_WARMUP = Protocol(0.03, 0.3, 0.015, 0.5, blocks=2, block_s=0.03)
-PAIR_TIMING = PairTiming(0.005, 0.03, PAIR_WARMUP, ahead=1)
+PAIR_PROTOCOL = Protocol(0.03, 0.3, 0.015, 0.5, blocks=2, block_s=0.03, lead_s=0.005)
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
 # First lines of the conftest.py of a repository that a test makes.
@@ -101,22 +104,29 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if pytest had been started with it.
     monkeypatch.setattr(inherited, "STARTED", inherited.inherited_now())
     monkeypatch.setitem(warm_up.PROTOCOLS, "cpu", PROTOCOL)
-    monkeypatch.setitem(pair_run.PAIR_TIMINGS, "cpu", PAIR_TIMING)
+    monkeypatch.setitem(warm_up.PAIR_PROTOCOLS, "cpu", PAIR_PROTOCOL)
     be_patient(monkeypatch)
+
+
+def measured_alone(case: Case, bench: Bench) -> Evidence:
+    """Return what all planned launches of a case measure, which nothing judges meanwhile."""
+    found = measure(case, bench, Question(everything=True)).now
+    assert found is not None
+    return found
 
 
 def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> None:
     """Let pairs beyond ``real`` be copies of those, for tests of what follows from many pairs."""
-    measure, start_following = pair_run._PairRun._pair, pair_run._PairRun._start_following
+    do = Driver.do
 
-    def pair(run: pair_run._PairRun, number: int, need: Need) -> LaunchPair:
-        if number <= real:
-            return measure(run, number, need)
-        return LaunchPair(*(side.launches[-real] for side in run.sides))
+    def repeated(driver: Driver, action: Next) -> None:
+        if action.do is not Do.START or driver._state.number <= real:
+            return do(driver, action)
+        launches = [side.launches[-real] for side in driver._sides]
+        copies: Any = {
+            tree: SimpleNamespace(measured=lambda _, one=one: one, timed_a_compiler=False)
+            for tree, one in enumerate(launches)
+        }
+        return driver._end_pair(copies)
 
-    def following(run: pair_run._PairRun, number: int, need: Need) -> None:
-        if number < real:
-            start_following(run, number, need)
-
-    monkeypatch.setattr(pair_run._PairRun, "_pair", pair)
-    monkeypatch.setattr(pair_run._PairRun, "_start_following", following)
+    monkeypatch.setattr(Driver, "do", repeated)

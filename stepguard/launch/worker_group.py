@@ -42,6 +42,7 @@ class WorkerGroup:
         self.spec = spec
         self.token = secrets.token_hex(16)
         self.began = time.monotonic()
+        self._asked_s = 0.0  # what commands took; only this counts against the time limit
         self.pids: dict[int, int] = {}  # by rank
         self._closed = False
         self._poll: Poll = lambda: None
@@ -73,18 +74,18 @@ class WorkerGroup:
         """
         imported = (self._scratch / STANDBY).exists()
         self._still_starts(imported)
-        if imported and not self._released:
+        if imported and not self.released:
             self._mark.end()
         return imported
 
     @property
-    def _released(self) -> bool:
+    def released(self) -> bool:
         """Tell whether the ranks were started."""
         return self._agent.stdin is None or self._agent.stdin.closed
 
     def release(self) -> None:
         """Let a standby start its ranks. Another call does nothing."""
-        if self._agent.stdin and not self._released:
+        if self._agent.stdin and not self.released:
             self._mark.begin()
             # The agent waited on purpose until now. That must not count against HELLO_LIMIT_S.
             self.began = time.monotonic()
@@ -93,16 +94,11 @@ class WorkerGroup:
                 self._agent.stdin.close()
 
     def hello(self, poll: Poll = lambda: None) -> None:
-        """Wait until the ranks have imported. Their time limit runs from then on. Raises
-        LaunchFailed.
-        """
+        """Wait until the ranks have imported. Raises LaunchFailed."""
+        self.release()
         if not self.pids:
             self._accept(poll)
         self.began = time.monotonic()
-
-    def grant(self, seconds: float) -> None:
-        """Extend the ranks' time limit by the time for which they had to wait."""
-        self.began += seconds
 
     def _accept(self, poll: Poll) -> None:
         with self._faults("start", poll):
@@ -140,12 +136,13 @@ class WorkerGroup:
         Raises LaunchFailed with the cause if a process ends, or if no answer comes within
         ``limit_s`` or the launch's time limit.
         """
-        left = self.began + self.spec.time_limit_s - time.monotonic()
+        left_s, began = self.spec.time_limit_s - self._asked_s, time.monotonic()
         with self._faults(command, poll), self._mark.during():
-            limit_s = max(1.0, min(limit_s, left))
+            limit_s = max(1.0, min(limit_s, left_s))
             ranks: list[Message] = self._control.request(
                 command, args, limit_s, self._watch, progress
             )
+            self._asked_s += time.monotonic() - began
             return [msgspec.convert(rank, REPLIES[command]) for rank in ranks]
 
     @contextlib.contextmanager
@@ -220,5 +217,5 @@ class WorkerGroup:
 
     def _waits_for_its_first_command(self) -> bool:
         """Tell whether a launch that was never asked for anything has imported."""
-        standby = not self._released and (self._scratch / STANDBY).exists()
+        standby = not self.released and (self._scratch / STANDBY).exists()
         return not self.pids and (standby or self._control.somebody_waits())

@@ -1,53 +1,37 @@
-"""Measure HEAD's tree beside another revision's: on request, or after a stored baseline says SLOWER
-or FASTER, to tell whether the code or the machine changed.
+"""Measure HEAD's tree beside another revision's: on request, or to answer an alarm of recordings:
+did the code or the machine change?
 """
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
-from stepguard.core.question import Answer
+from stepguard.core.question import Answer, Question
 from stepguard.core.reasons import Reason
 from stepguard.launch.loaded_sources import changed_modules
 from stepguard.machine.git.resolve import Chosen, TreeError, commit_for_confirmation
 from stepguard.machine.git.revision import Revision, differing
 from stepguard.machine.git.worktree import Tree, share, tree_of
 from stepguard.measure.case_workers import Bench, Progress
-from stepguard.measure.pair_run import PairsWanted, measure_ab
+from stepguard.measure.driver import Pairing, measure
 from stepguard.measure.start_ahead import Ahead
 
 
-@dataclass
-class Budget:
-    """The seconds that a run may still use for pairs, shared equally among the cases to come."""
-
-    left_s: float
-    cases: int
-
-    def share_s(self) -> float:
-        """Return how many seconds the next case may take."""
-        return max(0.0, self.left_s / max(1, self.cases))
-
-    @contextlib.contextmanager
-    def charged(self) -> Iterator[None]:
-        """Charge a case with the time of the block. The others get what is left of its share."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.left_s -= time.monotonic() - began
-            self.cases -= 1
-
-
-def compare_with(
-    case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
+def measure_beside(
+    case: Case,
+    bench: Bench,
+    tree: Tree,
+    asked: Question,
+    progress: Progress,
+    keep: Callable[[Comparison], object],
+    **pairing: float,
 ) -> Comparison:
-    """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them."""
+    """Measure pairs of HEAD's tree (``bench``) and ``tree``, and return them. ``pairing`` has the
+    level and the budget (driver.Pairing).
+    """
     share(tree, bench.root, case.data)
     files = differing(tree.base, tree.commit, tree.base / "baselines")
     if files is None:  # git does not say: all may differ
@@ -62,34 +46,53 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_ab(case, (head, base), tree.rev, progress, wanted)
+    beside = Pairing(base, tree.rev, **pairing)
+    pairs = measure(case, head, asked, progress, beside, keep).pairs
+    assert pairs is not None, "two trees are compared in pairs"
+    return pairs
 
 
-def confirm(
+def answer_alarm(
     case: Case,
     bench: Bench,
     evidence: Evidence,
     recorded: tuple[str, str],
+    asked: Question,
     progress: Progress,
-    wanted_beside: Callable[[Case], PairsWanted],
+    keep: Callable[[Comparison], Comparison],
+    budget_s: float,
 ) -> tuple[Answer, Comparison | None]:
-    """Measure the recording's commit beside HEAD to answer an alarm. Return the answer, and the
-    pairs that were kept, if there are any.
+    """Measure the recording's commit beside HEAD. Return the answer to the alarm, and the pairs
+    that were kept, if there are any.
 
     ``recorded`` is the recording's commit, and the branch that must contain it (empty: the main
-    branch). ``wanted_beside(case)`` returns which pairs to measure.
+    branch). ``asked`` is the question about the pairs.
     """
     chosen = commit_for_confirmation(bench.root, *recorded)
     if answer := _without_pairs(bench, evidence, chosen):
         return answer, None
     # FLOPs are counted as well: times of trees that do other work are not compared.
     times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
-    wanted = wanted_beside(times)
+    # The next case begins with a launch of HEAD alone, so none of these launches starts it.
+    alone = replace(bench, ahead=Ahead())
+    front = f"confirming, {budget_s / 60:.0f} min at most"
+    notices: list[str] = []
     try:
-        pairs = _beside(times, bench, chosen.commit, progress, wanted)
+        with tree_of(bench.root, chosen.commit, notices.append) as tree:
+            pairs = measure_beside(
+                times,
+                alone,
+                tree,
+                asked,
+                lambda text: progress(f"{front}: {text}"),
+                keep,
+                budget_s=budget_s,
+            )
     except TreeError as error:
         return Answer(failed=str(error)), None
-    kept = wanted.keep(pairs)
+    for notice in notices:
+        progress(notice)
+    kept = keep(pairs)
     if kept.head.tree_changed:
         return Answer(failed=Reason.TREE_CHANGED.phrase), kept
     return Answer(chosen.how, pairs, chosen.own), kept
@@ -106,20 +109,3 @@ def _without_pairs(bench: Bench, evidence: Evidence, chosen: Chosen) -> Answer |
     if chosen.commit == bench.revision.commit and of_commit:
         return Answer(chosen.how, same_code=True)
     return None
-
-
-def _beside(
-    case: Case, bench: Bench, commit: str, progress: Progress, wanted: PairsWanted
-) -> Comparison:
-    """Measure pairs of HEAD's tree and of a commit. Raises TreeError."""
-    # The next case begins with a launch of HEAD alone, so none of these launches starts it.
-    alone = replace(bench, ahead=Ahead())
-    front = f"confirming, {wanted.budget_s / 60:.0f} min at most"
-    notices: list[str] = []
-    with tree_of(bench.root, commit, notices.append) as tree:
-        comparison = compare_with(
-            case, alone, tree, lambda text: progress(f"{front}: {text}"), wanted
-        )
-    for notice in notices:
-        progress(notice)
-    return comparison

@@ -1,7 +1,6 @@
 """The bench that a case is measured on, its progress, and its worker groups in one tree.
 
-launches.py (launch after launch) and pair_run.py (pairs of two trees) decide which launches there
-are, and what they run.
+driver.py decides which launches there are, and what they run.
 """
 
 import contextlib
@@ -125,7 +124,7 @@ def watch(
     return (None, Fault(reason, problem, "", "preflight")) if problem else (monitor, None)
 
 
-def launch_spec(case: Case, bench: Bench, label: str, standby: bool = False) -> LaunchSpec:
+def launch_spec(case: Case, bench: Bench, label: str) -> LaunchSpec:
     """Return the specification of a launch of the case."""
     launcher = spread(case, bench.launcher)
     name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
@@ -141,7 +140,6 @@ def launch_spec(case: Case, bench: Bench, label: str, standby: bool = False) -> 
         time_limit_s=case.time_limit_s,
         own=bench.own,
         forbidden=bench.forbidden,
-        standby=standby,
         launcher=launcher.command if launcher else (),
         nodes=len(launcher.nodes) if launcher else 1,
     )
@@ -159,6 +157,7 @@ class CaseWorkers:
         progress: Ticker,
         monitor: Monitor | None,
         stack: contextlib.ExitStack,
+        following: Ahead | None = None,
     ) -> None:
         self.case, self.progress = case, progress
         self.counts: Counts | None = None
@@ -169,6 +168,7 @@ class CaseWorkers:
         self._known: dict[Path, bool] = {}  # of these modules; True if no commit has it
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes all groups at the end, whatever happens
+        self._following = following or Ahead()  # launches of this case that are to come
         self._compiled: CompiledStep | None = None
         # Of the newest launch's first step; before that, as an earlier run noted it.
         self._first_reserved_bytes = 0
@@ -179,29 +179,28 @@ class CaseWorkers:
     def _tree(self) -> Path:
         return self._bench.own or tree_of_root(self._bench.root)
 
-    def start(self, label: str, *, standby: bool) -> WorkerGroup:
-        """Start a group, or take the one that started while the case before this one was measured.
-        The group imports in the background (RunningLaunch).
+    def start(self, label: str) -> WorkerGroup:
+        """Start a group, or take the one that was started before it was wanted. It imports in the
+        background.
         """
-        spec = launch_spec(self.case, self._bench, label, standby)
-        environment = self._bench.environment
-        group = self.ahead.take(spec, environment) or WorkerGroup(spec, environment)
+        spec, environment = self.spec(label), self._bench.environment
+        taken = (held.take(spec, environment) for held in (self.ahead, self._following))
+        group = next(filter(None, taken), None) or WorkerGroup(spec, environment)
         return self._stack.enter_context(group)
+
+    def spec(self, label: str, case: Case | None = None) -> LaunchSpec:
+        """Return the specification of a launch in this tree, of this case or of another one."""
+        return launch_spec(case or self.case, self._bench, label)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Return the environment of the launches."""
+        return self._bench.environment
 
     @property
     def ahead(self) -> Ahead:
         """Return the first launches of the next case."""
         return self._bench.ahead
-
-    def start_ahead(self, label: str, *others: "CaseWorkers") -> None:
-        """Start the first launch of the next case in this tree and in those of ``others``, unless
-        there is no next case or a scheduler must start them.
-        """
-        case = self.ahead.case
-        if case is not None:
-            specs = [launch_spec(case, each._bench, label) for each in (self, *others)]
-            if not any(spec.launcher for spec in specs):
-                self.ahead.begin(specs, self._bench.environment)
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let only the ranks of these groups be on the GPUs from now on."""

@@ -1,7 +1,6 @@
 """One launch while it runs: import, build, first step, counts, warm-up, timed blocks, end.
 
-This process decides what a launch does next; the ranks only answer commands. So the same ranks
-serve the launches of a case (launches.py) and the pairs of two trees (pair_run.py).
+This process decides what a launch does next; the ranks only answer commands.
 """
 
 import contextlib
@@ -43,21 +42,11 @@ class WorkersFailed(LaunchFailed):
 class RunningLaunch:
     """A worker group from its start, at which it begins to import. All failures raise
     WorkersFailed.
-
-    ``standby``: its agent imports; its ranks do so after release().
     """
 
-    def __init__(
-        self,
-        workers: CaseWorkers,
-        label: str,
-        protocol: Protocol,
-        *,
-        standby: bool = False,
-    ) -> None:
+    def __init__(self, workers: CaseWorkers, label: str, protocol: Protocol) -> None:
         self.workers, self.label, self.protocol = workers, label, protocol
-        self.group = workers.start(label, standby=standby)
-        self._standby = standby
+        self.group = workers.start(label)
         self._began = time.monotonic()
         self._compile_s = 0.0
         self._first_compiled = False  # the first step compiled what no cache had
@@ -99,21 +88,8 @@ class RunningLaunch:
         """Let only these launches be on the GPUs from now on."""
         launches[0].workers.expect(*(launch.group for launch in launches))
 
-    def release(self) -> None:
-        """Let the ranks of a standby import. Those of another launch already do."""
-        self._standby = False
-        self.group.release()
-
-    def ready(self) -> bool:
-        """Tell whether the ranks, or the agent of a standby, have imported everything, without
-        waiting.
-        """
-        with self._blamed():
-            return self.group.imported() if self._standby else self.group.ready()
-
     def hello(self) -> None:
         """Wait until the ranks have imported everything. Their time limit runs from then on."""
-        self.release()
         self._began = time.monotonic()
         self.show("start")
         with self._blamed():

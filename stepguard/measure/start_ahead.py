@@ -1,8 +1,9 @@
-"""The first launches of the next case: they import torch while this case's last launch runs.
+"""Launches that are started before they are wanted: they import torch while another one is built.
 
-There is one, or one in each of two trees. They are on standby (worker/agent.py): before their case
-begins they load no code of the tree, and nothing that the tree imports. A fixture of its test may
-still build an extension, or write a module.
+They are the next ones of a case, or the first ones of the next case, in one tree or in each of two.
+They are on standby (worker/agent.py): before they are released they load no code of the tree, and
+nothing that the tree imports. A fixture of the next case's test may still build an extension, or
+write a module.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from stepguard.machine.inherited import Inherited, inherited_now
 
 
 class Ahead:
-    """Worker groups that no case has taken yet. Their agents have started no rank."""
+    """Worker groups that nobody has taken yet."""
 
     def __init__(self) -> None:
         self.case: Case | None = None  # the next case, if known
@@ -43,16 +44,22 @@ class Ahead:
             if spec not in held:
                 self._groups.append(WorkerGroup(spec, environment))
 
+    def release(self, specs: Sequence[LaunchSpec]) -> None:
+        """Let the ranks of these launches import, too."""
+        for group in self._groups:
+            if replace(group.spec, standby=False) in specs:
+                group.release()
+
     def ready(self) -> bool:
-        """Tell whether no group imports any more. A group that failed is ended: its case starts a
-        new one, and reports what is wrong.
+        """Tell whether no group imports any more. A group that failed is ended: whoever wants it
+        starts a new one, and reports what is wrong.
         """
         # All are asked, so that each group that failed is ended.
         return all([self._is_ready(group) for group in [*self._groups]])
 
     def _is_ready(self, group: WorkerGroup) -> bool:
         try:
-            return group.imported()
+            return group.ready() if group.released else group.imported()
         except LaunchFailed:
             self._groups.remove(group)
             group.close()

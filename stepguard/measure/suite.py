@@ -3,12 +3,12 @@
 The pytest plugin and the commands use this module: neither measures nor judges by itself.
 """
 
+import contextlib
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +23,41 @@ from stepguard.core.permission import Permission
 from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.verdict import Verdict
-from stepguard.judge.judge_recordings import enough_pairs
 from stepguard.judge.rule_book import judge, need
 from stepguard.launch.nodes.scheduler import Launcher, identity
 from stepguard.machine.git.revision import Revision, current
 from stepguard.machine.git.worktree import Tree
 from stepguard.machine.gpu.nvml import Gpu
-from stepguard.measure.beside_base import Budget, compare_with, confirm
+from stepguard.measure.beside_base import answer_alarm, measure_beside
 from stepguard.measure.case_workers import Bench, Progress
 from stepguard.measure.combine_ranks import Answers
-from stepguard.measure.launches import ask_ranks, measure_launches
-from stepguard.measure.pair_run import PairsWanted
+from stepguard.measure.driver import ask_ranks, measure
 from stepguard.storage import baseline_files as baseline
 from stepguard.storage.compile_cache import CompileCache
 from stepguard.storage.kept_runs import Store
 from stepguard.storage.waiver_file import today
+
+
+@dataclass
+class Budget:
+    """The seconds that a run may still use for pairs, shared equally among the cases to come."""
+
+    left_s: float
+    cases: int
+
+    def share_s(self) -> float:
+        """Return how many seconds the next case may take."""
+        return max(0.0, self.left_s / max(1, self.cases))
+
+    @contextlib.contextmanager
+    def charged(self) -> Iterator[None]:
+        """Charge a case with the time of the block. The others get what is left of its share."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.left_s -= time.monotonic() - began
+            self.cases -= 1
 
 
 @dataclass(frozen=True)
@@ -189,23 +209,23 @@ class Suite:
             today=today(),
             everything=self.records,
         )
-        certain = None if self.records or entry is None else partial(enough_pairs, entry=entry)
-        evidence = self._checked(
-            measure_launches(
-                case,
-                self._bench,
-                progress,
-                lambda so_far: need(replace(asked, now=so_far)),
-                certain,
-            )
-        )
+        found = measure(case, self._bench, asked, progress).now
+        assert found is not None, "one tree has evidence"
+        evidence = self._checked(found)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
         asked, comparison = replace(asked, now=evidence), None
         # Also if there is no alarm: then the others get this case's share of the budget.
         with self.budget.charged():
             if commit := need(asked).beside:
-                answer, comparison = confirm(
-                    case, self._bench, evidence, (commit, self.base), progress, self._wanted
+                answer, comparison = answer_alarm(
+                    case,
+                    self._bench,
+                    evidence,
+                    (commit, self.base),
+                    Question(permissions=self.permissions, today=today()),
+                    progress,
+                    lambda so_far: self._keep_pairs(case, so_far)[0],
+                    self.budget.share_s(),
                 )
                 asked = replace(asked, answer=answer)
         if comparison is not None and comparison.head.tree_changed:
@@ -217,30 +237,23 @@ class Suite:
         """Judge a case by pairs with the other revision's tree. No stored baseline counts."""
         path, _ = self._known(case)
         revision = self._bench.revision
-        with_itself = tree.commit == revision.commit and not revision.dirty
+        # Of a commit with itself all pairs are wanted: they show the machine's noise.
+        everything = tree.commit == revision.commit and not revision.dirty
+        asked = Question(permissions=self.permissions, today=today(), everything=everything)
         with self.budget.charged():
-            # Of a commit with itself all pairs are wanted: they show the machine's noise.
-            wanted = replace(self._wanted(case, everything=with_itself), alpha=self.alpha)
-            comparison = compare_with(case, self._bench, tree, progress, wanted)
-        comparison, kept = self._keep_pairs(case, comparison)
-        verdict = judge(self._asked(comparison))
+            pairs = measure_beside(
+                case,
+                self._bench,
+                tree,
+                asked,
+                progress,
+                lambda so_far: self._keep_pairs(case, so_far),
+                alpha=self.alpha,
+                budget_s=self.budget.share_s(),
+            )
+        comparison, kept = self._keep_pairs(case, pairs)
+        verdict = judge(replace(asked, pairs=comparison))
         return Result(case, comparison.head, verdict, kept, path, comparison)
-
-    def _wanted(self, case: Case, everything: bool = False) -> PairsWanted:
-        """Return which pairs of a case to measure."""
-        return PairsWanted(
-            self.budget.share_s(),
-            lambda so_far: need(self._asked(so_far, everything)),
-            keep=lambda so_far: self._keep_pairs(case, so_far)[0],
-        )
-
-    def _asked(self, pairs: Comparison, everything: bool = False) -> Question:
-        return Question(
-            pairs=pairs,
-            permissions=self.permissions,
-            today=today(),
-            everything=everything,
-        )
 
     def _keep_pairs(self, case: Case, comparison: Comparison) -> tuple[Comparison, Path]:
         """Store the comparison, marked if its tree changed meanwhile. Return it and its path."""

@@ -39,8 +39,7 @@ from stepguard.machine.git.worktree import Tree, tree_of
 from stepguard.machine.gpu.nvml import Gpu, MachineError, known_gpus, visible_gpus
 from stepguard.machine.interpreter import as_typed, interpreter
 from stepguard.machine.requirements import require_torch
-from stepguard.measure.beside_base import Budget
-from stepguard.measure.suite import Ended, Result, Suite
+from stepguard.measure.suite import Budget, Ended, Result, Suite
 from stepguard.plugin.baseline_folder import (
     BaseBranch,
     base_of,

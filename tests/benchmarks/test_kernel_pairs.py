@@ -4,7 +4,6 @@ import json
 import random
 from dataclasses import replace
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -40,8 +39,9 @@ from benchmarks.shared import GPT
 from benchmarks.single_pairs import single_pairs
 from stepguard.core.margins import Prior
 from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.core.replies import Kernels
 from stepguard.judge.rules.changed_kernels import KERNEL_MARGINS
-from stepguard.measure.pair import PAIR_TIMINGS
+from stepguard.measure.warm_up import PAIR_PROTOCOLS
 
 STEP_US = 270_000.0
 PLANTED = [*LONGER_GELU][0]
@@ -353,7 +353,7 @@ class Ranks:
         if command == "profile":
             return [{}]
         problem = "" if self.profile else "lost records"
-        return [{"profile": msgspec.to_builtins(self.profile), "problem": problem}]
+        return [Kernels(profile=self.profile, problem=problem)]
 
 
 def test_a_turn_keeps_a_profile_so_that_it_is_read_back(tmp_path):
@@ -362,7 +362,7 @@ def test_a_turn_keeps_a_profile_so_that_it_is_read_back(tmp_path):
     rows = step({"GEMM": 1.01})
     ranks = Ranks(Profile("NVIDIA H100", 1, parts, rows, ()))
     card = Card.__new__(Card)
-    card.timing, card.kernels = PAIR_TIMINGS[CASES["cuda"].device], {}
+    card.protocol, card.kernels = PAIR_PROTOCOLS[CASES["cuda"].device], {}
     kept = json.loads(json.dumps({"turn": card._turn(ranks), "kernels": card.kernels}))
     assert ranks.asked == [4, "profile", "kernels"]
     side = {"turns": [kept["turn"]], "block_step_ms": [[270.0, 272.0]]}

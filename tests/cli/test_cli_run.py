@@ -149,7 +149,7 @@ def test_an_interrupt(shell, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepguard.measure.suite.measure_launches", interrupted)
+    monkeypatch.setattr("stepguard.measure.suite.measure", interrupted)
     done = shell("run", "factories:linear")
     assert done.status == 130
     assert "stepguard: interrupted" in done.err

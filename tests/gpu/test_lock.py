@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from short_launches import measured_alone
 
 from stepguard import Case
 from stepguard.core.reasons import Reason
@@ -22,7 +23,6 @@ from stepguard.machine.gpu.nvml import Gpu, MachineError
 from stepguard.measure import case_workers
 from stepguard.measure import case_workers as station
 from stepguard.measure.case_workers import Bench
-from stepguard.measure.launches import measure_launches
 
 ROOT = Path(__file__).resolve().parents[2]
 UUID = "GPU-1234"
@@ -193,7 +193,7 @@ def on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(station, "exclusive", partial(exclusive, folder=tmp_path, limit_s=0.2))
     gpu = Gpu(UUID, "NVIDIA H200", "580.159", 1980)
     bench = Bench(ROOT, tmp_path / "c", tmp_path / "r", (gpu,), Revision("a" * 40), "pytest x")
-    return lambda: measure_launches(Case("c", "factories:linear", {}, "cuda"), bench)
+    return lambda: measured_alone(Case("c", "factories:linear", {}, "cuda"), bench)
 
 
 def test_a_case_on_a_locked_gpu_is_unfit(on_a_gpu, holder):

@@ -1,21 +1,17 @@
 """Pairs whose blocks are out of line: another is measured, and no estimate moves by it."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from builders import block, launch, replace
 from comparisons import comparison_of
 
-from stepguard import Case
 from stepguard.core.comparison import LaunchPair
 from stepguard.core.status import Status
 from stepguard.judge.pair_statistics import decide, figures, out_of_line
 from stepguard.judge.rules import decision
-from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.measure.pair_run import MOST_REPLACED, PairsWanted, _PairRun
+from stepguard.judge.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
+from stepguard.measure.plan import MOST_REPLACED, Pairs
 
-GPU = Case("a", "m:f")
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}
 
 
@@ -32,25 +28,31 @@ def pair(draw, pct=0.0, slow=0.0, by_pct=3.0, own_pct=0.1, block_pct=0.14, base_
     return LaunchPair(*sides)
 
 
-class Run(_PairRun):
-    """A run of pairs that only takes what it is given."""
+class Run:
+    """Pairs as the driver takes them."""
 
-    def __init__(self, case=GPU):
-        sides = [SimpleNamespace(launches=[]) for _ in "hb"]
-        super().__init__(case, sides, "main", PairsWanted(600.0))
+    def __init__(self, on_gpu=True):
+        self.on_gpu, self.pairs = on_gpu, Pairs()
+
+    def take(self, pair, again=True):
+        """Take a pair. Not ``again``: it counts, even if it is out of line."""
+        odd = pair.compiled or self.on_gpu and out_of_line(pair.head, pair.base)
+        self.pairs = self.pairs.take(pair, odd and again)
+
+    @property
+    def replaced(self):
+        return [*self.pairs.replaced]
 
     def ratios(self):
         """The log-ratios of the pairs that count."""
-        head, base = (side.launches for side in self.sides)
-        return [np.log(h.step_ms / b.step_ms) for h, b in zip(head, base, strict=True)]
+        return [one.log_ratio for one in self.pairs.counted]
 
 
 def taken(draw, count, again=True, **how):
     """A run that has so many pairs; not ``again``: those out of line count, too."""
     run = Run()
-    while len(run.sides[0].launches) < count:
-        one = pair(draw, **how)
-        run._take(one) if again else run._count_pair(one)
+    while len(run.ratios()) < count:
+        run.take(pair(draw, **how), again)
     return run
 
 
@@ -66,12 +68,13 @@ def judged(draw, **how):
     """What the plan says of a run as soon as it decides."""
     run, empty = Run(), comparison_of([], [])
     while True:
-        run._take(pair(draw, **how))
-        head, base = (tuple(side.launches) for side in run.sides)
-        if len(head) not in ANALYSES:
+        run.take(pair(draw, **how))
+        counted = run.pairs.counted[:MOST_PAIRS]
+        if len(counted) not in ANALYSES:
             continue
+        head, base = (tuple(getattr(one, side) for one in counted) for side in ("head", "base"))
         sides = replace(empty.head, launches=head), replace(empty.base, launches=base)
-        found = replace(empty, head=sides[0], base=sides[1], again=tuple(run.replaced))
+        found = replace(empty, head=sides[0], base=sides[1], again=run.pairs.replaced)
         said = decision(found)
         if said.final:
             return said.status
@@ -85,11 +88,10 @@ def test_a_pair_out_of_line_is_replaced_and_kept(side):
     """On whichever side the slow block is; the next pair takes its place."""
     assert out_of_line(odd(side).head, odd(side).base) and not out_of_line(EVEN.head, EVEN.base)
     run = Run()
-    run._take(odd(side))
+    run.take(odd(side))
     assert run.ratios() == [] and run.replaced == []
-    run._take(EVEN)
-    assert run.ratios() == [0.0] and run.replaced == [odd(side)] and run.waiting is None
-    assert [one.index for one in run.sides[0].launches] == [1]
+    run.take(EVEN)
+    assert run.ratios() == [0.0] and run.replaced == [odd(side)] and run.pairs.waiting is None
 
 
 @pytest.mark.parametrize(
@@ -107,16 +109,23 @@ def test_a_pair_is_out_of_line_beyond_1_1_percent(within_pct, out):
 def test_a_pair_that_compiled_is_marked():
     """So that what later pairs take from the cache is held against nobody."""
     run = Run()
-    run._take(replace(EVEN, compiled=True))
-    run._take(EVEN)
+    run.take(replace(EVEN, compiled=True))
+    run.take(EVEN)
     assert [one.compiled for one in run.replaced] == [True] and run.ratios() == [0.0]
+
+
+def test_a_pair_that_waits_at_the_end_counts():
+    """No other one came after it."""
+    run = Run()
+    run.take(odd())
+    assert run.pairs.ended().counted == (odd(),) and not run.pairs.ended().waiting
 
 
 def test_what_returns_counts():
     """A second pair out of line is no accident: both count, so that rare work of HEAD is seen."""
     run = Run()
-    run._take(odd())
-    run._take(odd())
+    run.take(odd())
+    run.take(odd())
     assert len(run.ratios()) == 2 and run.replaced == []
 
 
@@ -124,12 +133,12 @@ def test_it_is_bounded():
     """Three pairs are replaced; then all count. On a CPU none is."""
     run = Run()
     for _ in range(MOST_REPLACED):
-        run._take(odd())
-        run._take(EVEN)
-    run._take(odd())
+        run.take(odd())
+        run.take(EVEN)
+    run.take(odd())
     assert len(run.replaced) == MOST_REPLACED and len(run.ratios()) == MOST_REPLACED + 1
-    cpu = Run(Case("a", "m:f", device="cpu", launches=1))
-    cpu._take(odd())
+    cpu = Run(on_gpu=False)
+    cpu.take(odd())
     assert len(cpu.ratios()) == 1
 
 

@@ -23,7 +23,7 @@ from lab_commands import add_lab
 from short_launches import BUSY_LIMIT_S
 
 import stepguard.measure.beside_base
-import stepguard.measure.launches
+import stepguard.measure.driver
 import stepguard.measure.suite
 import stepguard.plugin.hooks  # by each run anew, if it were not here already
 import stepguard.plugin.session
@@ -31,6 +31,8 @@ from stepguard import Case
 from stepguard.core.comparison import Comparison, judged
 from stepguard.core.evidence import Block, Counts, Evidence, Launch
 from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.question import Question
+from stepguard.judge.rule_book import need
 from stepguard.machine import inherited, requirements
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.gpu.nvml import Gpu
@@ -187,17 +189,17 @@ class Gate:
         counts = replace(made.counts, values=made.counts.values | counters)
         return replace(made, **({"counts": counts} | fields))
 
-    def measure(self, case, bench, progress, need, *asked) -> Evidence:
-        """In place of stepguard.measure.launches.measure_launches."""
+    def measure(self, case, bench, asked, progress) -> Question:
+        """In place of stepguard.measure.driver.measure, of one tree."""
         self.measured.append(case.id)
         progress("launch 1: start")
         progress("launch 1: block 1 of 3")
         made = self.evidence(case)
         counts = replace(made.counts, launches=2) if made.counts else None
         more = replace(made, planned_launches=len(made.launches) + 1, counts=counts)
-        self.may_be_enough = not need(more).launch
+        self.may_be_enough = not need(replace(asked, now=more)).launch
         revision = bench.revision
-        return replace(made, commit=revision.commit, dirty=revision.dirty)
+        return replace(asked, now=replace(made, commit=revision.commit, dirty=revision.dirty))
 
     def will_compare(self, case: Case, pct: float = 0.0, **fields) -> None:
         """From now on the case takes ``pct`` percent longer than in any other revision, over six
@@ -207,9 +209,10 @@ class Gate:
         """
         self.pair_fields[case.id] = {"pct": pct} | fields
 
-    def measure_ab(self, case, benches, against, progress, wanted) -> Comparison:
-        """In place of stepguard.measure.pair_run.measure_ab."""
-        self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
+    def measure_beside(self, case, bench, asked, progress, beside, keep) -> Question:
+        """In place of stepguard.measure.driver.measure, of two trees."""
+        self.paired.append((case.id, beside.bench.revision.commit, beside.budget_s))
+        benches = (bench, beside.bench)
         progress("pair 1 head: block 1 of 2")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
@@ -235,18 +238,18 @@ class Gate:
             counts = replace(found.counts, values=counters)
             made[name] = replace(found, **({"counts": counts} | changes))
         ended = fields.pop("ended", "")
-        fields = {"alpha": wanted.alpha} | fields
-        found = Comparison(against, **made, **fields)
-        self.wants_another = bool(wanted.need(found))
-        wanted.keep(found)
+        fields = {"alpha": beside.alpha} | fields
+        found = replace(asked, pairs=Comparison(beside.against, **made, **fields))
+        self.wants_another = bool(need(found))
+        keep(found.pairs)
         if ended:
             raise RuntimeError(ended)
         return found
 
     def measure_really(self) -> None:
         """From now on a case is measured by worker processes."""
-        real = stepguard.measure.launches.measure_launches
-        self._monkeypatch.setattr(stepguard.measure.suite, "measure_launches", real)
+        real = stepguard.measure.driver.measure
+        self._monkeypatch.setattr(stepguard.measure.suite, "measure", real)
 
     def record(self, *cases: Case, folder: Path | None = None) -> Path:
         """Give the cases a baseline: what measuring them gives now. The file of the last one."""
@@ -340,8 +343,8 @@ def gate(pytester, monkeypatch):
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
     monkeypatch.setattr(stepguard.plugin.session, "known_gpus", made.known_gpus)
-    monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
-    monkeypatch.setattr(stepguard.measure.beside_base, "measure_ab", made.measure_ab)
+    monkeypatch.setattr(stepguard.measure.suite, "measure", made.measure)
+    monkeypatch.setattr(stepguard.measure.beside_base, "measure", made.measure_beside)
     # Every run would read all that is installed, and ask git for a name that nothing shows.
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
     monkeypatch.setattr(importlib.metadata, "version", VERSION)

@@ -137,7 +137,7 @@ def test_the_file_that_breaks_while_measuring(recorded, monkeypatch):
         path.write_text("{")
         return plain(*arguments)
 
-    monkeypatch.setattr("stepguard.measure.suite.measure_launches", measure)
+    monkeypatch.setattr("stepguard.measure.suite.measure", measure)
     recorded.commit()
     result = recorded.run("--perf-update")
     assert result.ret != 0

@@ -201,13 +201,13 @@ def test_the_budget_is_confirmations_too(gate, h200):
 def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
     """HEAD was the recording's commit when the run began: what was slow is not that code."""
     case = gate.recorded(h200, ahead=False, step_ms=15.0)
-    measure = stepguard.measure.suite.measure_launches
+    measure = stepguard.measure.suite.measure
 
     def edited(*arguments):
         (gate.path / "factories.py").write_text("# slow\n")
         return measure(*arguments)
 
-    monkeypatch.setattr(stepguard.measure.suite, "measure_launches", edited)
+    monkeypatch.setattr(stepguard.measure.suite, "measure", edited)
     result = gate.run(errors=1)
     assert not gate.paired and case
     result.says("    unconfirmed: the tree changed while it was measured")

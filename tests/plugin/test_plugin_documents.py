@@ -178,7 +178,7 @@ def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
     path.write_text(OLD)
     seen = []
     monkeypatch.setattr(
-        "stepguard.measure.suite.measure_launches",
+        "stepguard.measure.suite.measure",
         lambda case, *arguments, **options: (
             seen.append(path.exists()) or mixed.measure(case, *arguments, **options)
         ),
@@ -258,7 +258,7 @@ def test_a_run_that_is_interrupted_leaves_a_document(mixed, monkeypatch):
             raise KeyboardInterrupt
         return measure(case, *arguments, **options)
 
-    monkeypatch.setattr("stepguard.measure.suite.measure_launches", interrupt)
+    monkeypatch.setattr("stepguard.measure.suite.measure", interrupt)
     found = document(mixed)
     assert (found.end, found.passed) == (End.INTERRUPTED, False)
     assert [result.case for result in found.results] == ["linear[same]"]

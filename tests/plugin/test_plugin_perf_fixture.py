@@ -173,7 +173,7 @@ def test_an_engine_that_raises_is_not_called_a_skip(unchanged, monkeypatch):
     def raises(*arguments):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr("stepguard.measure.suite.measure_launches", raises)
+    monkeypatch.setattr("stepguard.measure.suite.measure", raises)
     unchanged.suite(unchanged.cpu())
     result = unchanged.run()
     assert result.ret == 1

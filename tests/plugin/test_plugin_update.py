@@ -206,7 +206,7 @@ def test_a_tree_that_changes_while_it_is_measured_is_not_recorded(gate, monkeypa
         (gate.path / "test_perf.py").write_text((gate.path / "test_perf.py").read_text() + "\n")
         return measure(*arguments)
 
-    monkeypatch.setattr("stepguard.measure.suite.measure_launches", meddled)
+    monkeypatch.setattr("stepguard.measure.suite.measure", meddled)
     result = gate.run("--perf-update")
     assert result.ret == 1
     result.says("*the tree changed while it was measured*")
@@ -223,7 +223,7 @@ def test_a_file_that_a_script_writes_into_the_tree_is_named(gate, monkeypatch):
         (gate.path / "config.yaml").write_text("lr: 1\n")
         return measure(*arguments)
 
-    monkeypatch.setattr("stepguard.measure.suite.measure_launches", writing)
+    monkeypatch.setattr("stepguard.measure.suite.measure", writing)
     result = gate.run("--perf-update")
     assert result.ret == 1
     result.says("*different code (config.yaml)*")

@@ -38,9 +38,9 @@ from stepguard.judge.rule_book import NOTHING, judge, need, next_pair
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.worktree import tree_of
-from stepguard.measure.beside_base import compare_with, confirm
+from stepguard.measure import driver
+from stepguard.measure.beside_base import answer_alarm, measure_beside
 from stepguard.measure.case_workers import Bench
-from stepguard.measure.pair_run import PairsWanted
 from stepguard.report.metric_notes import note
 from stepguard.storage.run_document_file import load_document
 
@@ -171,15 +171,15 @@ def bench(root, tmp_path):
 def compared(bench, factory, rev, params=None, most=MOST_PAIRS, gates=GATES, data=()):
     """HEAD beside a revision."""
     case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=gates, data=data)
-    with tree_of(bench.root, rev) as tree:
 
-        def needs(found):
-            if most == MOST_PAIRS:  # as many as the judge needs
-                return need(Question(pairs=found))
-            return next_pair(found) if found.pairs < most else NOTHING
+    def needs(asked):
+        if most == MOST_PAIRS:  # as many as the judge needs
+            return need(asked)
+        return next_pair(asked.pairs) if asked.pairs.pairs < most else NOTHING
 
-        wanted = PairsWanted(BUSY_LIMIT_S, needs)
-        return compare_with(case, bench, tree, lambda text: None, wanted)
+    with tree_of(bench.root, rev) as tree, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "need", needs)
+        return measure_beside(case, bench, tree, Question(), lambda text: None, lambda pairs: None)
 
 
 def starting(root, *arguments):
@@ -337,8 +337,9 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
     alarm = Findings(case.id, (moved,), recordings=5)
     recorded = ("f" * 40, "")
-    pairs = PairsWanted(budget_s=0.0)
-    answer, found = confirm(case, here, seen, recorded, lambda text: None, lambda *_: pairs)
+    answer, found = answer_alarm(
+        case, here, seen, recorded, Question(), lambda text: None, lambda pairs: pairs, 0.0
+    )
     after = verdict_of(settled(alarm, answer))
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3

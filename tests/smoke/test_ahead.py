@@ -5,18 +5,16 @@ import resource
 import shutil
 import signal
 import time
-from contextlib import ExitStack
 from dataclasses import replace
 
 import factories
 import pytest
 
 from stepguard import Case
+from stepguard.core.question import Question
 from stepguard.judge.rule_book import NOTHING, Need
 from stepguard.machine.lifeline import alive
-from stepguard.measure import case_workers
-from stepguard.measure.case_workers import CaseWorkers
-from stepguard.measure.launches import measure_launches
+from stepguard.measure import case_workers, driver
 from stepguard.measure.start_ahead import Ahead
 
 
@@ -45,21 +43,23 @@ def waiting(place, case, *others):
     return specs[0], place.ahead._groups[0]
 
 
-def test_the_next_case_takes_what_was_started_for_it(place):
+def test_the_next_case_takes_what_was_started_for_it(place, monkeypatch):
     """The very process: it imported torch before its case began, and nothing that may be written
     until then, and ends with it. It starts beside a first launch that turns out to be enough.
     """
     module, following = place.root / "late.py", case("second", "late:linear")
     module.write_text("def linear(device):\n    raise ValueError('of the case before')\n")
     place.ahead.expect(following)
-    needs = iter((Need(launch=True, last=True), NOTHING))
-    before = measure_launches(case("first", launches=2), place, need=lambda found: next(needs))
+    first = Need(launch=True, last=True)
+    needed = lambda asked: NOTHING if asked.now.launches else first  # noqa: E731
+    monkeypatch.setattr(driver, "need", needed)
+    before = driver.measure(case("first", launches=2), place, Question()).now
     (held,) = place.ahead._groups
     assert len(before.launches) == before.planned_launches == 1
     assert not before.faults and held.spec.folder.parent.name == following.slug and not held.pids
     module.write_text("from factories import linear\n")
     place.ahead.expect(None)
-    found = measure_launches(following, place)
+    found = driver.measure(following, place, Question()).now
     assert not found.faults and len(found.launches) == 1
     assert held.pids and not any(alive(pid) for pid in held.pids.values())
     assert not place.ahead._groups
@@ -106,21 +106,6 @@ def test_each_tree_takes_its_own_launch(place, tmp_path_factory):
     new._agent.wait()
     assert place.ahead.take(specs[1], os.environ) is None
     assert place.ahead._groups == [held] and held.imported() and place.ahead.ready()
-
-
-def test_both_trees_launches_are_started_in_the_benchs_environment(place, monkeypatch):
-    """One for each tree, in its own folder. A scheduler's are not started ahead."""
-    other = replace(place, root=place.root / "base", folder=place.folder / "base")
-    sides = [CaseWorkers(case("first"), each, print, None, ExitStack()) for each in (place, other)]
-    begun = []
-    monkeypatch.setattr(place.ahead, "begin", lambda *given: begun.append(given))
-    sides[0].start_ahead("first launch", sides[1])
-    assert not begun
-    place.ahead.expect(case("second"))
-    sides[0].start_ahead("first launch", sides[1])
-    (((head, base), environment),) = begun
-    assert (head.root, base.root) == (place.root, other.root)
-    assert base.folder.is_relative_to(other.folder) and environment is place.environment
 
 
 def test_what_no_case_took_ends_with_the_run(place):

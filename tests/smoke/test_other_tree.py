@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from git_repositories import commit, git, repository
-from short_launches import shorten_launches
+from short_launches import measured_alone, shorten_launches
 
 from stepguard import Case
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.case_workers import Bench
-from stepguard.measure.launches import measure_launches
 
 N = 16
 FLOPS = 2 * N**3  # of one product
@@ -135,7 +134,7 @@ def run(root, tmp_path, monkeypatch):
             sides = {"root": root, "own": tree.base, "forbidden": (tree.top,)}
             if old:
                 sides = {"root": tree.root, "own": tree.top, "forbidden": (tree.base,)}
-            return measure_launches(
+            return measured_alone(
                 case,
                 Bench(
                     cache=root / ".stepguard" / "cache",

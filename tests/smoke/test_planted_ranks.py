@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from git_repositories import commit
-from short_launches import NANO, SMALLER, shorten_launches
+from short_launches import NANO, SMALLER, measured_alone, shorten_launches
 
 from benchmarks.shared import WORKLOADS, Change, clone_head
 from perf_tests.parameters import NANO_STEP
@@ -20,7 +20,6 @@ from stepguard.core.verdict import Verdict
 from stepguard.judge.judge_recordings import judge
 from stepguard.machine.git.revision import current
 from stepguard.measure.case_workers import Bench
-from stepguard.measure.launches import measure_launches
 from stepguard.report.verdict_text import block, headline, page_of
 from stepguard.storage.accept_recording import recording_of
 
@@ -67,7 +66,7 @@ def measured(tree, name="") -> Evidence:
     bench = Bench(tree, tree.parent / "cache", place, (), revision, "planted")
     with pytest.MonkeyPatch.context() as monkeypatch:
         shorten_launches(monkeypatch)
-        found = measure_launches(CASE, bench)
+        found = measured_alone(CASE, bench)
     (tree / WORKLOADS).write_text(clean)
     return found
 

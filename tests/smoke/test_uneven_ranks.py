@@ -2,6 +2,7 @@
 
 from builders import replace
 from factories import COLLECT_S
+from short_launches import measured_alone
 
 from stepguard import Case
 from stepguard.core.baseline import Entry, Epoch
@@ -9,14 +10,13 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge.judge_recordings import judge
 from stepguard.judge.summarise_evidence import stored
-from stepguard.measure.launches import measure_launches
 from stepguard.report.metric_notes import note
 
 
 def measured(bench, factory):
     """The evidence of a CPU case of two ranks and one launch, which gates no time."""
     case = Case(factory, f"factories:{factory}", {}, "cpu", 2, 1, ("graph_breaks",))
-    return measure_launches(case, bench)
+    return measured_alone(case, bench)
 
 
 def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench):

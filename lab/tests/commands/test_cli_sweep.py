@@ -34,7 +34,7 @@ class Measured:
     def __init__(self, made):
         self.made, self.calls, self.interrupt_at, self.faults = made, [], None, {}
 
-    def __call__(self, case, bench, progress, *asked):
+    def __call__(self, case, bench, asked, progress):
         if len(self.calls) == self.interrupt_at:
             self.interrupt_at = None
             raise KeyboardInterrupt
@@ -43,7 +43,8 @@ class Measured:
         evidence = replace(evidence, case_id=case.id, case=case.as_dict())
         counts = replace(evidence.counts, detail={"peak_allocated_bytes": {"backward": 3 * 2**20}})
         fault = self.faults.get(case.params["n"])
-        return replace(evidence, counts=counts, faults=(fault,) if fault else ())
+        found = replace(evidence, counts=counts, faults=(fault,) if fault else ())
+        return replace(asked, now=found)
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def measured(shell, monkeypatch):
     (shell.path / "grid.toml").write_text(DECLARED)
     shell.commit()
     found = Measured(shell.made)
-    monkeypatch.setattr(stepguard.measure.suite, "measure_launches", found)
+    monkeypatch.setattr(stepguard.measure.suite, "measure", found)
     return found
 
 

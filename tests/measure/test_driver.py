@@ -1,6 +1,6 @@
-"""Who runs when: two trees in turns with groups that only say what they were asked.
-
-A group's step takes as long as the test says, on no clock but the one in its answers.
+"""What launches do: one tree's, and those of two trees in turns, with groups that only say what
+they were asked. A group's step takes as long as the test says, on no clock but the one in its
+answers.
 """
 
 import math
@@ -13,12 +13,10 @@ from builders import FINGERPRINT, replace
 from recorded_kernels import COLD, edited, longer, profile
 
 import stepguard.measure.case_workers
-import stepguard.measure.launches
-import stepguard.measure.pair
-import stepguard.measure.pair_run
+import stepguard.measure.driver
+import stepguard.measure.turns
 from stepguard import Case, Loop
 from stepguard.core.evidence import Disturbance, Fault
-from stepguard.core.margins import Margins
 from stepguard.core.metrics import SYNCS
 from stepguard.core.profile import MachineCode
 from stepguard.core.question import Question
@@ -26,23 +24,22 @@ from stepguard.core.reasons import Reason
 from stepguard.core.replies import REPLIES
 from stepguard.core.status import Status
 from stepguard.judge import rule_book
-from stepguard.judge.judge_recordings import judge
-from stepguard.judge.rule_book import NOTHING, need, next_pair
+from stepguard.judge.rule_book import NOTHING, Need, next_pair
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.case_workers import Bench
-from stepguard.measure.launches import measure_launches
-from stepguard.measure.pair import PAIR_TIMINGS
-from stepguard.measure.pair_run import PairsWanted, measure_ab
+from stepguard.measure.driver import Pairing
+from stepguard.measure.warm_up import PAIR_PROTOCOLS
 
 H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
 GIB = 2**30
-STEP_MS = {"head": 250.0, "base": 125.0}
+STEP_MS = {"head": 250.0, "base": 250.0}
 CPU = Case("a", "m:f", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
 GPU = Case("a", "m:f", gates=("step_ms", "flops_per_step"))
-
+FIRST = ["first launch head", "first launch base"]
+COUNTING = ["counting launch head", "counting launch base"]
 ENDING = ("sources", "exit", "leave")
 HOT = Disturbance(Reason.THROTTLED, "thermal slowdown")
 
@@ -63,15 +60,13 @@ class World:
         self.threads = {}
         self.identities = {}  # of each side's step; none: it is not known
         self.counted = {}  # further counts of each side's step
-        self.granted = {}  # label: seconds that it waited for the other launch
         self.comes_after = {}  # label of a first step: the event that it waits for
         self.compiles = {}  # label: which of its blocks still compile, from the first on
         self.afresh = set()  # labels that find nothing of it in the cache
         self.profiles = {}  # of each side's step; none: there is none
         self.profiled = {}  # label: the profile of a launch that ran other kernels
         self.other_ranks = []  # what they answer if they are asked for kernels
-        self.cold = {"head", "base"}  # the sides whose first launch compiles
-        self.times_first = False  # else the first launches only count
+        self.cold = set()  # the sides whose first launch compiles
         self.modules = {}  # of each side's tree
         self.counts = {}  # label: what it counts beside the peak
         self.reserved_bytes = 0  # after a first step, if not as many as are counted
@@ -129,8 +124,12 @@ def fake_group(world):
         def __exit__(self, *exc):
             self.close()
 
+        @property
+        def released(self):
+            return not self.standby
+
         def hello(self, poll):
-            assert not self.standby
+            self.release()
             self.note("hello")
             self.pids = {0: len(world.groups)}
 
@@ -146,10 +145,6 @@ def fake_group(world):
             world.slow_agents[self.key] = left - 1
             self.note("imported" if left <= 0 else "importing")
             return left <= 0
-
-        def grant(self, seconds):
-            assert seconds >= 0
-            world.granted[self.key] = world.granted.get(self.key, 0.0) + seconds
 
         def release(self):
             if self.standby:
@@ -264,51 +259,60 @@ def world(monkeypatch, tmp_path):
     (tmp_path / "other").mkdir()
     made = World()
     made.monitor = Monitor(made)
-    monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", fake_group(made))
-    pair = stepguard.measure.pair.FirstPair
-    may_be_timed = pair.may_be_timed.fget
-    ask = property(lambda self: made.times_first and may_be_timed(self))
-    monkeypatch.setattr(pair, "may_be_timed", ask)
+    group = fake_group(made)
+    monkeypatch.setattr(stepguard.measure.case_workers, "WorkerGroup", group)
+    monkeypatch.setattr(stepguard.measure.start_ahead, "WorkerGroup", group)
+    monkeypatch.setattr(stepguard.measure.turns, "PAUSE_S", 0.0)
     monkeypatch.setattr(
-        stepguard.measure.pair_run,
+        stepguard.measure.driver,
         "watch",
         lambda case, *rest: (made.monitor if case.device == "cuda" else None, None),
     )
     return made
 
 
-def needed(pairs):
-    """Return what needs so many pairs, each as the judge needs it, and counts as the judge does."""
-
-    def needs(found):
-        asked = need(Question(pairs=found))
-        if asked.counters:
-            return asked
-        return next_pair(found) if found.pairs < pairs else NOTHING
-
-    return needs
+@pytest.fixture
+def bench(tmp_path):
+    """HEAD's bench."""
+    return Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
 
 
 @pytest.fixture
-def measure(world, tmp_path):
+def measure(world, bench, tmp_path, monkeypatch):
     """Measures so many pairs of a case, or as long as the judge needs them; the comparison."""
 
-    def measure(pairs=1, case=CPU, budget_s=600.0, base="0" * 40, **changes):
-        bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
+    def measure(pairs=None, case=CPU, base="0" * 40, keep=lambda pairs: None, **pairing):
+        def needs(asked):
+            needed = rule_book.need(asked)
+            if pairs is None or needed.counters:
+                return needed
+            return next_pair(asked.pairs) if asked.pairs.pairs < min(pairs, MOST_PAIRS) else NOTHING
+
+        monkeypatch.setattr(stepguard.measure.driver, "need", needs)
         other = tmp_path / "other"
-        base = replace(bench, root=other, folder=tmp_path / "base", revision=Revision(base))
-        world.told = []
-        if not callable(pairs):
-            changes["need"] = needed(min(pairs, MOST_PAIRS))
-        wanted = PairsWanted(budget_s, **changes)
-        return measure_ab(case, (bench, base), "main", world.told.append, wanted)
+        beside = replace(bench, root=other, folder=tmp_path / "base", revision=Revision(base))
+        beside, world.told = Pairing(beside, "main", **pairing), []
+        told = world.told.append
+        asked = stepguard.measure.driver.measure(case, bench, Question(), told, beside, keep)
+        return asked.pairs
 
     return measure
 
 
+def launched(world):
+    """The labels of the launches that were built, in order."""
+    return [label for label, what in world.events if what == "prepare"]
+
+
+def judged(pairs):
+    """The verdict on pairs."""
+    return rule_book.judge(Question(pairs=pairs))
+
+
 def blocks(world, number):
     """What the groups of a pair did, (side, what)."""
-    both = world.asked(f"pair {number} head", f"pair {number} base")
+    front = "first launch" if number == 1 else f"pair {number}"
+    both = world.asked(f"{front} head", f"{front} base")
     return [(label.split()[-1], what) for label, what in both]
 
 
@@ -347,7 +351,7 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
     found = measure(1, GPU)
     (head,), (base,) = found.head.launches, found.base.launches
     (steps,) = {block.steps for launch in (head, base) for block in launch.blocks}
-    assert steps == max(4, round(PAIR_TIMINGS["cuda"].block_s * 1e3 / min(250.0, base_ms)))
+    assert steps == max(4, round(PAIR_PROTOCOLS["cuda"].block_s * 1e3 / min(250.0, base_ms)))
     ran = [[block.ran for block in launch.blocks] for launch in (head, base)]
     assert [a == b for a, b in zip(*ran, strict=True)] == alike
     for side, launch in (("head", head), ("base", base)):
@@ -357,24 +361,12 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
         assert {block.ran for block in launch.blocks} <= begins
 
 
-def test_who_is_not_steady_yet_goes_on(world, measure):
-    """By the other side's windows at first; a compilation in them starts the series anew, and no
-    timed block begins before it is over. The other one catches up.
-    """
-    world.step_ms = {"head": 250.0, "base": 250.0}
-    world.compiles = {"pair 1 base": 4}
-    found = measure(1, GPU)
-    (head,), (base,) = found.head.launches, found.base.launches
-    assert base.warmup_steps > head.warmup_steps
-    assert [block.ran for block in head.blocks] == [block.ran for block in base.blocks]
-
-
 @pytest.mark.parametrize(
     ("afresh", "replaced"),
     [
-        ({"pair 1 base"}, 1),
+        ({"first launch base"}, 1),
         (set(), 0),  # every launch loads it: that is time of its step
-        ({"pair 1 base", "pair 2 head"}, 0),  # every launch compiles it
+        ({"first launch base", "pair 2 head"}, 0),  # every launch compiles it
     ],
 )
 @pytest.mark.parametrize("case", [CPU, GPU])
@@ -385,7 +377,7 @@ def test_what_one_side_compiles_in_a_block_for_both_is_not_its_time(
     unsteady by what is compiled, or loaded, in its blocks: the pairs judge it.
     """
     world.step_ms = {"head": 250.0, "base": 250.0}
-    world.compiles, world.afresh = {"pair 1 base": 1000, "pair 2 head": 1000}, afresh
+    world.compiles, world.afresh = {"first launch base": 1000, "pair 2 head": 1000}, afresh
     found = measure(2, case)
     assert [pair.base.index for pair in found.again] == [1] * replaced
     launches = (*found.head.launches, *found.base.launches)
@@ -396,7 +388,8 @@ def test_what_one_side_compiles_in_a_block_for_both_is_not_its_time(
 def test_launches_one_after_the_other_time_the_same_steps(world, measure, number):
     """The second warms up by the windows of the first, whoever that is."""
     world.step_ms = {"head": 250.0, "base": 240.0}
-    world.fails_once[("pair 1 head", "block")] = "OUT_OF_MEMORY"
+    for label in ("first launch head", "pair 1 head"):
+        world.fails_once[(label, "block")] = "OUT_OF_MEMORY"
     found = measure(number, GPU)
     head, base = (side.launches[-1] for side in (found.head, found.base))
     assert not found.together and {block.steps for block in (*head.blocks, *base.blocks)} == {8}
@@ -405,156 +398,16 @@ def test_launches_one_after_the_other_time_the_same_steps(world, measure, number
 
 def test_only_blocks_are_timed(world, measure):
     """Leads and warm-ups are in no launch: two blocks of the planned steps each, and their mean."""
+    world.step_ms = {"head": 250.0, "base": 125.0}
     found = measure(2)
     for side, name in ((found.head, "head"), (found.base, "base")):
         for number, launch in enumerate(side.launches, start=1):
             assert launch.index == number and launch.compile_s == 1.5
             assert [block.steps for block in launch.blocks] == [4, 4]  # the fewest
-            assert launch.step_ms == pytest.approx(STEP_MS[name])
+            assert launch.step_ms == pytest.approx(world.step_ms[name])
             assert launch.warmup_steps > 0 and launch.discarded == ()
     assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
     assert found.head.commit == "f" * 40 and found.base.commit == "0" * 40
-
-
-def test_each_warms_up_while_the_other_is_parked(world, measure):
-    """Both are built, then both park; the second warms up and parks, then the first, by the same
-    windows, and its first block follows without a pause.
-    """
-    world.step_ms = {"head": 250.0, "base": 250.0}
-    measure(1)
-    told = blocks(world, 1)
-    built = max(told.index((side, "first_step")) for side in STEP_MS)
-    after = told[built + 1 :]
-    assert after[:2] == [("head", "park"), ("base", "park")]
-    parked = after[2:].index(("head", "park"))
-    warm = [what for side, what in after[2 : 2 + parked] if side == "head"]
-    assert len(warm) == parked > 1
-    then = after[3 + parked :]
-    assert then[: len(warm)] == [("base", what) for what in warm]
-    assert then[len(warm) : len(warm) + 3] == [
-        ("base", what) for what in ("block 1", "block 4", "park")
-    ]
-
-
-def test_first_launches_that_are_not_timed_are_counted_before_any_pair(world, measure):
-    """The base's first step comes after HEAD's, so that it finds in the cache what HEAD's compiled.
-    Each counts while the other one is parked. Who waits for the other's first step loses no time.
-    """
-    measure(1)
-    told = [event for event in world.events if event[1] != "start"]
-    labels = list(dict.fromkeys(label for label, _ in told if label != "pair 1"))
-    assert labels[:3] == ["first launch head", "first launch base", "pair 1 head"]
-    for side in STEP_MS:
-        asked = [what for _, what in world.asked(f"first launch {side}")]
-        counted = [what for what in asked if what not in ("park", "sources", "exit", "leave")]
-        assert counted == ["start", "hello", "prepare", "first_step", "count", "count_eager"]
-    first = told.index(("first launch head", "first_step"))
-    assert told.index(("first launch base", "prepare")) < first
-    second = told.index(("first launch base", "first_step"))
-    assert first < told.index(("first launch head", "park")) < second
-    assert second < told.index(("first launch base", "park"))
-    assert [*world.granted][:2] == ["first launch base", "first launch head"]
-    counts = [label for label, what in told if what == "count"]
-    assert counts == ["first launch base", "first launch head"]
-    starts, counts = (
-        world.events.index(at) for at in (("pair 1 head", "start"), (counts[0], "count"))
-    )
-    assert starts < counts  # so that the first pair imports meanwhile
-
-
-# each tree's first launch
-
-
-@pytest.fixture
-def warm(world):
-    """Nothing compiles, both steps take as long, and the first launches may be timed."""
-    world.times_first = True
-    world.cold, world.step_ms = set(), {"head": 250.0, "base": 250.0}
-    world.profiles = {"base": profile(), "head": profile()}
-    return world
-
-
-def launched(world):
-    """The labels of the launches that were built, in order."""
-    return [label for label, what in world.events if what == "prepare"]
-
-
-FIRST = ["first launch head", "first launch base"]
-COUNTING = ["counting launch head", "counting launch base"]
-
-
-@pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
-def test_first_launches_are_the_first_pair(warm, measure, differing, cold):
-    """They count, and are then timed and profiled in the first pair's order. The next launch is the
-    second pair's. It does not matter what compiled.
-    """
-    warm.cold = cold
-    found = measure(2, GPU)
-    assert launched(warm)[:2] == FIRST and {*launched(warm)[2:]} == {"pair 2 head", "pair 2 base"}
-    for name, side in (("head", found.head), ("base", found.base)):
-        assert [one.index for one in side.launches] == [1, 2]
-        assert [one.cold for one in side.launches] == [name in cold, False]
-        assert [len(one.kernels_us) for one in side.launches] == [93, 93]
-        assert [len(one.blocks) for one in side.launches] == [2, 2]
-    done = [(label, what.partition(" ")[0]) for label, what in warm.asked(*FIRST)]
-    first_block = min(i for i, (_, what) in enumerate(done) if what == "block")
-    both = [i for i, (_, what) in enumerate(done) if what == "count"]
-    assert [done[i][0] for i in both] == FIRST[::-1] and max(both) < first_block
-    # The step must have its memory to itself.
-    assert (FIRST[1], "park") in done[both[0] : both[1]]
-    assert profiles(warm) == [*FIRST[::-1], "pair 2 head", "pair 2 base"]
-
-
-@pytest.mark.parametrize("case", [GPU, CPU])
-def test_first_launches_are_not_timed_if_no_pair_is_wanted(warm, measure, case):
-    """They only count."""
-    found = measure(0, case)
-    assert found.pairs == 0 and found.head.counts and found.base.counts
-    assert not any(what.startswith("block") for _, what in warm.events)
-
-
-@pytest.mark.parametrize("cold", [set(), {"head", "base"}])
-@pytest.mark.parametrize("case", [GPU, CPU])
-def test_the_next_case_imports_while_a_gpus_first_steps_run(warm, measure, monkeypatch, case, cold):
-    """Only counts tell whether this case has another pair. A CPU's case has one for sure."""
-    begun = []
-    workers = stepguard.measure.case_workers.CaseWorkers
-    monkeypatch.setattr(workers, "start_ahead", lambda self, *which: begun.append([*warm.events]))
-    warm.cold = cold
-    measure(2, case)
-    early = [events for events in begun if (FIRST[0], "first_step") not in events]
-    assert len(early) == (case is GPU)
-    assert all((label, "hello") in events for label in FIRST for events in early)
-
-
-@pytest.mark.parametrize("case", [GPU, CPU])
-@pytest.mark.parametrize("first", [True, False])
-def test_waste_that_rose_ends_a_case_with_the_launches_that_count(warm, measure, case, first):
-    """No launch is timed."""
-    name = "recompiles"
-    warm.times_first = first
-    warm.counted = {"head": {name: 1}, "base": {name: 0}}
-    found = measure(need, replace(case, gates=(*case.gates, name)))
-    assert (rule_book.judge(Question(pairs=found)).status, found.pairs) == (Status.CHANGED, 0)
-    assert not [label for label, what in warm.events if what.startswith("block")]
-
-
-@pytest.mark.parametrize(
-    "squeezed", [(), *((side, what) for side in FIRST for what in ("count", "count_eager"))]
-)
-@pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
-def test_one_pair_of_the_same_step_is_enough(warm, measure, cold, squeezed):
-    """Also if the base compiled graphs of its own, or if a launch had too little memory to count at
-    first.
-    """
-    if squeezed:
-        warm.fails_once[squeezed] = "OUT_OF_MEMORY"
-    warm.cold = cold
-    warm.identities = {"head": "equal", "base": "equal"}
-    found = measure(need, GPU)
-    verdict = rule_book.judge(Question(pairs=found))
-    expected = (Status.SAME, Reason.IDENTICAL_STEP, 1)
-    assert (verdict.status, verdict.reason, found.pairs) == expected
 
 
 def first_steps_at_once(world):
@@ -564,138 +417,144 @@ def first_steps_at_once(world):
 
 
 @pytest.mark.parametrize("case", [GPU, CPU, replace(GPU, loop=Loop())])
-def test_first_steps_run_at_once_if_the_cache_had_both(warm, measure, case):
+def test_first_steps_run_at_once_if_the_cache_had_both(world, measure, case):
     """Other comparisons, or recordings, have run these steps before. A CPU's wait for each other,
     since they would share its cores. So do those of a loop, which are part of its building.
     """
-    warm.cold = {"head", "base"}
+    world.cold = {"head", "base"}
     measure(1, case)
-    assert not first_steps_at_once(warm)
-    warm.cold = set()
+    assert not first_steps_at_once(world)
+    world.cold = set()
     found = measure(1, case)
-    assert first_steps_at_once(warm) == (case is GPU) and found.pairs == 1
-    assert {*launched(warm)[2:]} <= {*FIRST}
+    assert first_steps_at_once(world) == (case is GPU) and found.pairs == 1
+    assert {*launched(world)[2:]} <= {*FIRST}
 
 
 @pytest.mark.parametrize("new", ["head", "base"])
-def test_a_new_step_runs_alone(warm, measure, tmp_path, new):
+def test_a_new_step_runs_alone(world, measure, tmp_path, new):
     """It compiles, and no trial of a kernel is timed beside another launch."""
     measure(1, GPU)
     (tmp_path / "new.py").write_text("")
     (tmp_path / "other" / "new.py").write_text("")
-    warm.modules = {new: ["new.py"]}
+    world.modules = {new: ["new.py"]}
     measure(1, GPU)
-    assert not first_steps_at_once(warm)
+    assert not first_steps_at_once(world)
 
 
-def test_the_engine_in_heads_tree_makes_no_new_step(warm, measure, tmp_path, monkeypatch):
+def test_the_engine_in_heads_tree_makes_no_new_step(world, measure, tmp_path, monkeypatch):
     """The base's launches run it, too, from there."""
     monkeypatch.setattr(stepguard.measure.case_workers, "ENGINE", tmp_path / "stepguard")
     (tmp_path / "stepguard").mkdir()
     (tmp_path / "stepguard" / "engine.py").write_text("")
-    warm.modules = {"head": ["stepguard/engine.py"]}
+    world.modules = {"head": ["stepguard/engine.py"]}
     measure(1, GPU)
     (tmp_path / "stepguard" / "engine.py").write_text("# of another version")
     measure(1, GPU)
-    assert first_steps_at_once(warm)
+    assert first_steps_at_once(world)
 
 
 @pytest.mark.parametrize("cold", [{"head"}, {"base"}, {"head", "base"}])
-def test_launches_that_tried_kernels_at_once_are_not_timed(warm, measure, cold):
+def test_launches_that_tried_kernels_at_once_are_not_timed(world, measure, cold):
     """The cache had lost a step. Its kernels were tried beside the other launch, so equal kernels
     of the two may run in other forms. Launches that come later take one form from the cache.
     """
     measure(1, GPU)
-    warm.cold = cold
-    warm.events.clear()
+    world.cold = cold
+    world.events.clear()
     found = measure(1, GPU)
-    assert first_steps_at_once(warm) and found.pairs == 1
-    timed = {label for label, what in warm.events if what.startswith("block")}
+    assert first_steps_at_once(world) and found.pairs == 1
+    timed = {label for label, what in world.events if what.startswith("block")}
     assert timed == {"pair 1 head", "pair 1 base"}
 
 
-@pytest.mark.parametrize(("slow", "quick"), [FIRST, FIRST[::-1]])
-def test_who_waits_for_the_others_first_step_loses_no_time(warm, measure, slow, quick):
-    """HEAD's still compiles while the base's is done, or the other way round: the time limit of a
-    launch is its own. It has given its memory back by then, since the compiler's trials need some.
-    """
-    measure(1, GPU)
-    warm.events.clear()
-    warm.granted, warm.comes_after = {}, {slow: threading.Event()}
-    measure(1, GPU)
-    assert first_steps_at_once(warm) and warm.granted[quick] > warm.granted[slow]
-    assert [label for label, what in warm.events if what == "park"][:2] == [quick, slow]
-
-
-def test_a_step_that_no_cache_keeps_runs_alone_each_time(warm, measure, monkeypatch):
-    """It compiles in each launch: at once, both would try kernels, and could not be timed."""
-    group = stepguard.measure.case_workers.WorkerGroup
-    never_kept = {"compiled_afresh": True, "missed_graphs": 0, "kept": False}
-    first_step = group.first_step
-    monkeypatch.setattr(group, "first_step", lambda self: first_step(self) | never_kept)
-    for _ in range(2):
-        found = measure(1, GPU)
-        assert not first_steps_at_once(warm) and found.pairs == 1
-        assert {label for label, what in warm.events if what.startswith("block")} == {*FIRST}
-
-
 @pytest.mark.parametrize("gib", [62, 64])
-def test_first_steps_at_once_fit_into_memory(warm, measure, gib):
+def test_first_steps_at_once_fit_into_memory(world, measure, gib):
     """If HEAD's needs as much as the base's did: under 90 % of 140 GiB together."""
-    warm.reserved_bytes = gib * GIB
+    world.reserved_bytes = gib * GIB
     measure(1, GPU)
     measure(1, GPU)
-    assert first_steps_at_once(warm) == (gib == 62)
+    assert first_steps_at_once(world) == (gib == 62)
 
 
-def test_a_base_without_memory_beside_head_is_counted_alone(warm, measure):
+@pytest.mark.parametrize("case", [GPU, CPU])
+@pytest.mark.parametrize("first", [True, False])
+def test_waste_that_rose_ends_a_case_with_the_launches_that_count(world, measure, case, first):
+    """No launch is timed."""
+    name = "recompiles"
+    world.times_first = first
+    world.counted = {"head": {name: 1}, "base": {name: 0}}
+    found = measure(None, replace(case, gates=(*case.gates, name)))
+    assert (judged(found).status, found.pairs) == (Status.CHANGED, 0)
+    assert not [label for label, what in world.events if what.startswith("block")]
+
+
+@pytest.mark.parametrize(
+    "squeezed", [(), *((side, what) for side in FIRST for what in ("count", "count_eager"))]
+)
+@pytest.mark.parametrize("cold", [set(), {"head"}, {"head", "base"}])
+def test_one_pair_of_the_same_step_is_enough(world, measure, cold, squeezed):
+    """Also if the base compiled graphs of its own, or if a launch had too little memory to count at
+    first.
+    """
+    if squeezed:
+        world.fails_once[squeezed] = "OUT_OF_MEMORY"
+    world.cold = cold
+    world.identities = {"head": "equal", "base": "equal"}
+    world.profiles = {"base": profile(), "head": profile()}
+    found = measure(None, GPU)
+    verdict = judged(found)
+    expected = (Status.SAME, Reason.IDENTICAL_STEP, 1)
+    assert (verdict.status, verdict.reason, found.pairs) == expected
+
+
+def test_a_base_without_memory_beside_head_is_counted_alone(world, measure):
     """Both first launches are ended before each tree counts by itself."""
-    warm.fails_once[("first launch base", "first_step")] = "OUT_OF_MEMORY"
+    world.fails_once[("first launch base", "first_step")] = "OUT_OF_MEMORY"
     found = measure(1, GPU)
-    assert launched(warm)[:4] == FIRST + COUNTING and found.head.counts and found.base.counts
-    told = warm.asked(*FIRST, *COUNTING)
+    assert launched(world)[:4] == FIRST + COUNTING and found.head.counts and found.base.counts
+    told = world.asked(*FIRST, *COUNTING)
     again = told.index((COUNTING[0], "start"))
     assert {label for label, what in told[:again] if what == "close"} == {*FIRST}
     assert found.pairs == 1
 
 
 def test_an_eager_step_without_memory_beside_the_other_launch_is_counted_alone(
-    warm, measure, differing
+    world, measure, differing
 ):
     """It takes more than the compiled step. Each tree is counted in a launch that has the card to
     itself, and the first pair is one of other launches.
     """
     for which in {FIRST[0]}, {FIRST[1]}, {*FIRST}:
-        warm.events.clear()
-        warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in which}
+        world.events.clear()
+        world.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in which}
         found = measure(1, GPU)
-        assert launched(warm)[:4] == FIRST + COUNTING and found.pairs == 1
-        assert {*launched(warm)[4:]} == {"pair 1 head", "pair 1 base"}
+        assert launched(world)[:4] == FIRST + COUNTING and found.pairs == 1
+        assert {*launched(world)[4:]} == {"pair 1 head", "pair 1 base"}
         for side in (found.head, found.base):
             assert side.counts.values == {"flops_per_step": 7} and not side.faults
             assert not side.counts.unstable and side.counts.profile
             assert [len(one.kernels_us) for one in side.launches] == [93]
         for label in which:
-            *_, last = (what for _, what in warm.asked(label))
+            *_, last = (what for _, what in world.asked(label))
             assert last == "close"
 
 
-def test_lines_of_host_syncs_are_found_after_all_that_is_timed(warm, measure):
+def test_lines_of_host_syncs_are_found_after_all_that_is_timed(world, measure):
     """torch reports them as they happen, which slows down what follows in that process."""
     counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
-    warm.counts = dict.fromkeys(FIRST, counted)
+    world.counts = dict.fromkeys(FIRST, counted)
     found = measure(1, GPU)
     for label, side in zip(FIRST, (found.head, found.base), strict=True):
-        last = [what for _, what in warm.asked(label) if what not in ("park", *ENDING)][-1]
+        last = [what for _, what in world.asked(label) if what not in ("park", *ENDING)][-1]
         assert last == "locate" and side.counts.values[SYNCS] == 1
         assert [site.what for site in side.counts.sites[SYNCS]] == [f"line of {label}"]
 
 
-def test_lines_of_host_syncs_are_found_although_the_eager_step_fits_nowhere(warm, measure):
+def test_lines_of_host_syncs_are_found_although_the_eager_step_fits_nowhere(world, measure):
     """Another launch of the tree runs the same steps without it."""
     counted = {"values": {SYNCS: 2}, "information": {}, "unstable": {}}
-    warm.counts = dict.fromkeys(FIRST + COUNTING, counted)
-    warm.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in FIRST + COUNTING}
+    world.counts = dict.fromkeys(FIRST + COUNTING, counted)
+    world.fails_once = {(label, "count_eager"): "OUT_OF_MEMORY" for label in FIRST + COUNTING}
     found = measure(1, GPU)
     for side in (found.head, found.base):
         assert side.counts.values == {SYNCS: 1} and not side.faults
@@ -714,166 +573,80 @@ STEPS_VARY = {"values": {"launches_per_step": 9}, "lists": {"launches_per_step":
         ({FIRST[1]}, COUNTING),
     ],
 )
-def test_steps_that_differ_on_one_side_are_counted_once_more(warm, measure, varies, again):
+def test_steps_that_differ_on_one_side_are_counted_once_more(world, measure, varies, again):
     """By HEAD's tree, which counts what the launches agree on. Then by the other tree, if the count
     is still another one and it is that tree whose steps differ.
     """
     case = replace(GPU, gates=(*GPU.gates, "launches_per_step"))
     alike = {"values": {"launches_per_step": 4}}
     other = {"information": {}, "unstable": {}}
-    warm.counts = {
+    world.counts = {
         label: (STEPS_VARY if label in varies else alike) | other for label in FIRST + COUNTING
     }
     found = measure(1, case)
-    counted = [label for label, what in warm.events if what == "count"]
+    counted = [label for label, what in world.events if what == "count"]
     assert [label for label in counted if label in COUNTING] == again
     head, base = (side.counts.lists for side in (found.head, found.base))
     assert bool(head) == ({FIRST[0], COUNTING[0]} <= varies)
     assert bool(base) == ({FIRST[1], COUNTING[1]} <= varies)
 
 
-def test_an_eager_step_that_fits_nowhere_is_no_fault(warm, measure):
+def test_an_eager_step_that_fits_nowhere_is_no_fault(world, measure):
     """What only it counts says so, and all else is judged."""
     eager = {"flops_per_step", "operator_calls_per_step", "growing_python_lines_per_step"}
     for label in (*FIRST, *COUNTING):
-        warm.fails_once[label, "count_eager"] = "OUT_OF_MEMORY"
+        world.fails_once[label, "count_eager"] = "OUT_OF_MEMORY"
     found = measure(1, GPU)
     for side in (found.head, found.base):
         assert not side.faults and side.counts.values == {}
         assert side.counts.unstable.keys() == eager
         assert {*side.counts.unstable.values()} == {"the eager step does not fit into memory"}
-    assert (
-        found.pairs == 1 and rule_book.judge(Question(pairs=found)).reason is Reason.COUNT_UNSTABLE
-    )
+    assert found.pairs == 1 and judged(found).reason is Reason.COUNT_UNSTABLE
 
 
-@pytest.mark.parametrize("which", ["head", "base"])
-def test_ranks_whose_work_one_side_lacks_have_not_moved(warm, measure, which):
-    """Nothing is known of that side's FLOPs, so it cannot be said that its ranks are alike now."""
-    found = measure(1, GPU)
-    counts = replace(found.head.counts, by_rank={"flops_per_step": (7, 5)})
-    unknown = replace(counts, values={}, by_rank={}, unstable={"flops_per_step": "too large"})
-    of = {"head": counts, "base": counts} | {which: unknown}
-    head, base = (
-        replace(side, case=side.case | {"world_size": 2}, counts=of[name])
-        for name, side in (("head", found.head), ("base", found.base))
-    )
-    verdict = rule_book.judge(Question(pairs=replace(found, head=head, base=base)))
-    assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
-
-
-def test_an_eager_step_that_fails_otherwise_is_a_fault(warm, measure):
+def test_an_eager_step_that_fails_otherwise_is_a_fault(world, measure):
     """Only memory is a matter of the step's size."""
-    warm.fails[FIRST[1], "count_eager"] = "RAISED"
+    world.fails[FIRST[1], "count_eager"] = "RAISED"
     found = measure(1, GPU)
     assert [fault.code for fault in found.base.faults] == [Reason.RAISED]
 
 
-def test_two_trees_that_do_not_fit_are_counted_one_after_the_other(warm, measure):
-    """By what their first steps reserved: both launches end, and each tree counts alone."""
-    warm.reserved_bytes = 64 * GIB
-    measure(1, GPU)
-    told = warm.asked(*FIRST, *COUNTING)
-    closed = [told.index((label, "close")) for label in FIRST]
-    left = told.index((COUNTING[0], "leave"))
-    assert max(closed) < told.index((COUNTING[0], "count")) < left
-    assert left < told.index((COUNTING[1], "hello"))
-
-
-def test_a_loop_is_built_after_heads_first_step(warm, measure):
+def test_a_loop_is_built_after_heads_first_step(world, measure):
     """Building it runs its first steps, which compile. Other workloads are built at once."""
     for case in (replace(CPU, loop=Loop()), CPU):
-        warm.events.clear()
+        world.events.clear()
         measure(1, case)
         first, built = ((FIRST[0], "first_step"), (FIRST[1], "prepare"))
-        later = warm.events.index(built) > warm.events.index(first)
+        later = world.events.index(built) > world.events.index(first)
         assert later == (case.loop is not None)
 
 
-def test_both_launches_of_a_pair_end_at_once(world, measure):
-    """Neither waits until the other has given its memory back."""
-    measure(2)
-    for number in (1, 2):
-        both = [what for _, what in blocks(world, number) if what in ENDING]
-        assert both == ["sources", "exit", "sources", "exit", "leave", "leave"]
-
-
-def test_the_next_pair_imports_while_this_one_is_built(world, measure):
-    """It starts once this one has imported, and stands ready before this one's second warm-up,
-    after which all is timed. The first warm-up does not wait for it.
+def test_the_next_pairs_import_while_this_one_is_built(world, measure):
+    """On a GPU the ranks of the next one, and only agents of the one after it. They begin once this
+    one has imported, and are ready before its second warm-up, after which all is timed.
     """
-    world.slow_imports = {"pair 2 head": 3, "pair 2 base": 20}
-    measure(1)
-    events = world.events
-    started = events.index(("pair 2 base", "start"))
-    assert events.index(("pair 1 base", "hello")) < started
-    assert started < events.index(("pair 1 head", "prepare"))
-    warm, first = (
-        min(i for i, (label, what) in enumerate(events) if label == who and "block" in what)
-        for who in ("pair 1 head", "pair 1 base")
-    )
-    assert warm < events.index(("pair 2 base", "ready")) < first
-    assert not any(what == "importing" for _, what in events[first:])
-    assert world.groups["pair 2 head"].closed and world.groups["pair 2 base"].closed
-
-
-def test_on_a_gpu_two_pairs_import(world, measure):
-    """While one is built: the next one's ranks, and agents alone of the one after it. Nothing
-    but the first warm-up runs before both are done with it.
-    """
-    world.slow_imports = {"pair 3 base": 5}
-    world.slow_agents = {"pair 4 head": 9}
+    world.slow_imports, world.slow_agents = {"pair 3 base": 9}, {"pair 4 head": 9}
     measure(2, GPU)
     at = world.events.index
     order = [("pair 2 head", "hello"), ("pair 4 base", "start"), ("pair 3 base", "release")]
     assert [at(event) for event in order] == sorted(at(event) for event in order)
-    assert at(("pair 1 head", "hello")) < at(("pair 3 head", "start"))
-    assert at(("pair 1 head", "leave")) < at(("pair 3 head", "release"))
-    first = at(("pair 2 base", "park"))
-    events = enumerate(world.events)
-    runs = [i for i, (who, what) in events if who == "pair 2 head" and "block" in what]
-    assert first < at(("pair 4 head", "imported")) < min(runs) > at(("pair 3 base", "ready"))
+    assert at(("pair 4 head", "start")) < at(("pair 2 head", "prepare"))
+    runs = [
+        i for i, (who, what) in enumerate(world.events) if who == "pair 2 head" and "block" in what
+    ]
+    assert at(("pair 2 base", "park")) < at(("pair 4 head", "imported")) < min(runs)
     assert not any(what == "importing" for _, what in world.events[min(runs) :])
     assert ("pair 4 head", "release") not in world.events
     assert all(group.closed for group in world.groups.values())
 
 
-@pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_pair_on_standby_is_released_once_it_is_wanted(world, measure, last):
-    """Also if the one before it was thought to be the last: that one waits for the agents alone."""
-
-    def needs(found):
-        of = needed(4)(found)
-        return replace(of, last=found.pairs == last - 1) if of else of
-
-    assert measure(need, GPU, need=needs).pairs == 4
-    assert [("pair 4 head", what) for what in ("release", "hello")] == [
-        event for event in world.asked("pair 4 head") if event[1] in ("release", "hello")
-    ]
-
-
-def test_on_a_cpu_one_pair_imports(world, measure):
-    """Its few cores have enough to do with that: the ranks of the next one, and no third."""
-    measure(1)
-    assert ("pair 2 head", "release") in world.events and "pair 3 head" not in world.groups
-
-
-@pytest.mark.parametrize("pairs", [1, 2])
-def test_where_no_time_is_judged_no_pair_imports_ahead(world, measure, pairs):
-    """One is measured, for information; whoever wants another one still gets it."""
-    found = measure(pairs, replace(GPU, gates=("flops_per_step",)))
-    wanted = {f"pair {n + 1} {side}" for n in range(pairs) for side in STEP_MS}
-    assert found.pairs == pairs and {one for one in world.groups if "pair" in one} == wanted
-
-
-@pytest.mark.parametrize("who", ["pair 3 head", "pair 3 base"])
-def test_an_agent_that_dies_on_standby_is_a_fault(world, measure, who):
-    """Its side's, as of a launch that runs."""
-    world.fails[(who, "imported")] = "KILLED"
+@pytest.mark.parametrize("what", ["imported", "ready"])
+def test_a_launch_that_dies_before_it_is_wanted_is_started_anew(world, measure, what):
+    """Nobody waited for it. If it dies again, it is a fault as of any launch."""
+    world.fails_once[("pair 3 head", what)] = "KILLED"
     found = measure(3, GPU)
-    side = found.head if who.endswith("head") else found.base
-    assert [fault.code for fault in side.faults] == ["KILLED"] and found.pairs == 0
-    assert all(group.closed for group in world.groups.values())
+    assert found.pairs == 3 and not found.head.faults
+    assert world.asked("pair 3 head").count(("pair 3 head", "start")) == 2
 
 
 @pytest.mark.parametrize("case", [CPU, GPU], ids=lambda case: case.device)
@@ -884,36 +657,15 @@ def test_after_the_last_pair_no_other_starts(world, measure, case):
     assert "pair 24 base" in world.groups and "pair 25 base" not in world.groups
 
 
-def test_nothing_is_left(world, measure):
-    """Every group has left, or was closed."""
-    measure(2)
-    assert world.groups and all(group.closed for group in world.groups.values())
-
-
-# the machine
-
-
 def test_groups_are_built_at_the_same_time(world, measure):
     """Where the counted peaks fit: in threads of their own, and the monitor, which the main one
     alone may ask, expects both.
     """
-    measure(1, GPU)
+    measure(2, GPU)
     for side in STEP_MS:
-        assert world.threads[(f"pair 1 {side}", "first_step")] is not threading.main_thread()
-        assert world.threads[(f"pair 1 {side}", "block")] is threading.main_thread()
+        assert world.threads[(f"pair 2 {side}", "first_step")] is not threading.main_thread()
+        assert world.threads[(f"pair 2 {side}", "block")] is threading.main_thread()
     assert {len(groups) for groups in world.monitor.expected} == {2}
-
-
-def test_groups_that_do_not_fit_are_built_one_after_the_other(world, measure):
-    """Beyond 90 % of the card: the first is parked before the second is built; then turns."""
-    world.peak_bytes = {"head": 64 * GIB, "base": 63 * GIB}
-    found = measure(1, GPU)
-    told = blocks(world, 1)
-    order = [told.index(("head", what)) for what in ("first_step", "park")]
-    order.append(told.index(("base", "prepare")))
-    assert order == sorted(order)
-    assert world.threads[("pair 1 head", "first_step")] is threading.main_thread()
-    assert found.together and found.pairs == 1
 
 
 @pytest.mark.parametrize(
@@ -923,8 +675,8 @@ def test_groups_that_do_not_fit_are_built_one_after_the_other(world, measure):
 def test_what_fits(world, measure, peaks, at_once):
     """Under 90 % of 140 GiB together. A peak that is not known is taken to be the other one."""
     world.peak_bytes = {"head": peaks[0] * GIB, "base": peaks[1] * GIB}
-    measure(1, GPU)
-    thread = world.threads[("pair 1 head", "first_step")]
+    measure(2, GPU)
+    thread = world.threads[("pair 2 head", "first_step")]
     assert (thread is not threading.main_thread()) is at_once
 
 
@@ -947,9 +699,9 @@ def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
     world.taints = [None, *[how] * 4]
     found = measure(1, GPU)
     (fault,) = found.head.faults
-    assert fault.code == reason and fault.during == "pair 1 head, block"
+    assert fault.code == reason and fault.during == "first launch, block"
     assert not found.base.faults and found.pairs == 0
-    assert rule_book.judge(Question(pairs=found)).status is Status.UNFIT
+    assert judged(found).status is Status.UNFIT
 
 
 def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
@@ -958,14 +710,10 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     def refuse(*arguments):
         return None, Fault(Reason.FOREIGN_PROCESS, "held by process 1", "", "preflight")
 
-    monkeypatch.setattr(stepguard.measure.pair_run, "watch", refuse)
+    monkeypatch.setattr(stepguard.measure.driver, "watch", refuse)
     found = measure(1, GPU)
-    assert (
-        not world.groups and rule_book.judge(Question(pairs=found)).reason is Reason.FOREIGN_PROCESS
-    )
+    assert not world.groups and judged(found).reason is Reason.FOREIGN_PROCESS
 
-
-# kernels that differ
 
 GELU = "triton_poi_fused_gelu_view_9"
 CODE = MachineCode(128, 0, 0, 1280, 0, 0, 0)
@@ -998,11 +746,12 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
     """
     found = measure(6, GPU)
     orders = [("base", "head"), ("head", "base")] * 2
-    assert profiles(world) == [f"pair {n} {side}" for n, both in enumerate(orders, 1)
-                               for side in both]  # fmt: skip
-    steps = round(PAIR_TIMINGS["cuda"].lead_s * 1e3 / 250.0)
+    fronts = ["first launch", "pair 2", "pair 3", "pair 4"]
+    each = zip(fronts, orders, strict=True)
+    assert profiles(world) == [f"{front} {side}" for front, both in each for side in both]
+    steps = round(PAIR_PROTOCOLS["cuda"].lead_s * 1e3 / 250.0)
     lead = f"block {max(4, steps)}"
-    for number, (first, second) in enumerate(orders, 1):
+    for number, (first, second) in [*enumerate(orders, 1)][1:]:
         did = [event for event in blocks(world, number) if event[1] not in ENDING]
         assert {*did[-2:]} == {(first, "kernels"), (second, "kernels")}
         wanted = [(first, lead), (first, "profile"), (first, "park")]
@@ -1017,25 +766,11 @@ def test_the_first_pairs_end_with_profiles_if_kernels_differ(world, measure, dif
 
 def test_pairs_end_once_the_kernels_have_decided(world, measure, differing):
     """After two, with the verdict; no third pair is built."""
-    found = measure(need, GPU)
-    verdict = rule_book.judge(Question(pairs=found))
+    found = measure(None, GPU)
+    verdict = judged(found)
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.CHANGED_KERNELS)
     assert found.pairs == 2 and not world.asked("pair 4 head")
     assert {what for _, what in world.asked("pair 3 head")} <= {"start", "close", "imported"}
-
-
-def test_one_pair_ends_them_if_a_kernel_takes_much_longer(world, measure, differing):
-    """By 1 % of the step. The second pair has imported, and builds nothing."""
-    world.step_ms["head"] = 250.0 * 1.01
-    world.profiles["head"] = longer(edited(profile(), GELU), GELU, 2500.0)
-    found = measure(need, GPU)
-    assert (rule_book.judge(Question(pairs=found)).reason, found.pairs) == (
-        Reason.CHANGED_KERNELS,
-        1,
-    )
-    assert rule_book.judge(Question(pairs=found)).status is Status.SLOWER
-    unused = {what for _, what in world.asked("pair 2 head", "pair 2 base")}
-    assert unused <= {"start", "release", "ready", "close"}
 
 
 def test_an_unchanged_step_is_not_profiled(world, measure, differing):
@@ -1071,78 +806,52 @@ def test_forms_of_kernels_that_the_first_pair_ran_are_the_cases(world, measure, 
     only a counting pass reads stays, of the kernels that ran in the same form.
     """
     warm = {"head": world.profiles["head"], "base": world.profiles["base"]}
-    pairs = [f"pair {n} {side}" for n in range(1, 5) for side in warm]
+    pairs = [*FIRST, *(f"pair {n} {side}" for n in range(2, 5) for side in warm)]
     world.profiled = {label: warm[label.split()[-1]] for label in pairs}
     world.profiles["base"] = with_code(profile(COLD))
-    found = measure(need, GPU)
+    found = measure(None, GPU)
     assert [len(one.kernels_us) for one in found.base.launches] == [93, 93]
     cold, kept = ({row.key for row in one.kernels} for one in (profile(COLD), warm["base"]))
     assert 80 < len(cold & kept) < len(kept)
     assert found.base.counts.profile == with_code(warm["base"], cold)
-    assert rule_book.judge(Question(pairs=found)).reason is Reason.CHANGED_KERNELS
+    assert judged(found).reason is Reason.CHANGED_KERNELS
 
 
 def test_a_first_profile_that_is_not_whole_is_not_the_cases(world, measure, differing):
     """It would lack kernels."""
-    world.profiled["pair 1 base"] = replace(profile(COLD), lost_share=0.1)
+    world.profiled["first launch base"] = replace(profile(COLD), lost_share=0.1)
     found = measure(4, GPU)
     assert not any(one.kernels_us for one in found.base.launches)
     assert found.base.counts.profile == profile()
 
 
-def test_a_pair_after_a_disturbed_one_is_not_profiled(world, measure, differing):
-    """It will replace the other, or both count: then the steps have to decide."""
-    world.compiles, world.afresh = {"pair 1 base": 1000}, {"pair 1 base"}
-    measure(2, GPU)
-    assert {label[:6] for label in profiles(world)} == {"pair 1"}
-
-
-@pytest.mark.parametrize("side", ["head", "base"])
-@pytest.mark.parametrize("command", ["profile", "kernels"])
-def test_a_profile_that_fails_is_its_sides_fault(world, measure, differing, side, command):
-    """As any other command."""
-    world.fails[(f"pair 1 {side}", command)] = "KILLED"
-    found = measure(2, GPU)
-    assert [len(getattr(found, one).faults) for one in (side, "head", "base")].count(1) == 2
-    assert rule_book.judge(Question(pairs=found)).reason is Reason.KILLED
-
-
-def test_pairs_are_kept_one_by_one(world, measure):
-    """So that a run which is ended leaves those that it had."""
-    kept = []
-    found = measure(3, GPU, keep=kept.append)
-    assert [one.pairs for one in kept] == [1, 2, 3]
-    assert kept[-1].head.launches == found.head.launches
-
-
 def test_a_pair_that_waits_for_the_next_is_kept_too(world, measure):
     """A run that is ended before that one leaves it: a retry is not to think that none was odd."""
     world.step_ms = {"head": 250.0, "base": 250.0}
-    world.compiles, world.afresh = {"pair 1 base": 1000}, {"pair 1 base"}
+    world.compiles, world.afresh = {"first launch base": 1000}, {"first launch base"}
     kept = []
     found = measure(2, GPU, keep=kept.append)
     assert [(one.pairs, len(one.again)) for one in kept] == [(0, 1), (1, 1), (2, 1)]
     assert kept[-1].again == found.again
 
 
-# failures
-
-
 def test_out_of_memory_in_the_first_pair_means_one_after_the_other(world, measure):
-    """Both fitted alone: the pair's groups and those that import already are closed, then launches
-    follow each other, in the same order, for all pairs; two blocks in a row each.
+    """The first launches counted, which takes memory, so others are tried. Then launches follow
+    each other, in the same order, for all pairs; two blocks in a row each.
     """
-    world.fails_once[("pair 1 head", "block")] = "OUT_OF_MEMORY"
+    world.step_ms = {"head": 250.0, "base": 125.0}
+    for label in ("first launch head", "pair 1 head"):
+        world.fails_once[(label, "block")] = "OUT_OF_MEMORY"
     found = measure(2, GPU)
     assert not found.together and found.pairs == 2 and not found.head.faults
     events = world.events
-    closed = [events.index((f"pair {n} {side}", "close")) for n in (1, 2) for side in STEP_MS]
-    again = [i for i, event in enumerate(events) if event == ("pair 1 base", "start")][1]
-    assert max(closed) < again
-    after = [event for event in events[again:] if event[1] in ("start", "leave")]
+    starts = [i for i, event in enumerate(events) if event == ("pair 1 base", "start")]
+    after = [event for event in events[starts[-1] :] if event[1] in ("start", "leave")]
     wanted = ["pair 1 base", "pair 1 head", "pair 2 head", "pair 2 base"]
     assert after == [(label, what) for label in wanted for what in ("start", "leave")]
-    assert not any(what == "park" for _, what in events[again:])
+    assert {events[i] for i in range(starts[-1]) if events[i][1] == "close"} >= {
+        (label, "close") for label in (*FIRST, "pair 1 head", "pair 1 base", "pair 2 head")
+    }
     assert all(len(one.blocks) == 2 for side in (found.head, found.base) for one in side.launches)
     assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
 
@@ -1153,28 +862,25 @@ def test_out_of_memory_later_is_a_fault(world, measure):
     found = measure(3, GPU)
     (fault,) = found.base.faults
     assert fault.code == "OUT_OF_MEMORY" and found.together and found.pairs == 1
-    assert rule_book.judge(Question(pairs=found)).reason is Reason.OUT_OF_MEMORY
+    assert judged(found).reason is Reason.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
-@pytest.mark.parametrize(
-    "command", ["hello", "prepare", "first_step", "park", "block", "leave", "ready"]
-)
+@pytest.mark.parametrize("command", ["hello", "prepare", "first_step", "park", "block", "leave"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_who_fails_is_blamed(world, measure, side, command, number):
     """Whatever it was asked, also while it only imports: the fault is its side's, nothing is
     raised, no group is left, and nothing passes.
     """
-    if (command, number) == ("ready", 1):
-        number = 3
-    world.fails[(f"pair {number} {side}", command)] = "KILLED"
+    front = "first launch" if number == 1 else f"pair {number}"
+    world.fails[(f"{front} {side}", command)] = "KILLED"
     found = measure(3)
     mine, others = (found.head, found.base) if side == "head" else (found.base, found.head)
     (fault,) = mine.faults
     assert fault.code == "KILLED" and not others.faults
-    assert found.pairs == (number - 2 if command == "ready" else number - 1)
+    assert found.pairs == number - 1
     assert all(group.closed for group in world.groups.values())
-    verdict = rule_book.judge(Question(pairs=found))
+    verdict = judged(found)
     assert verdict.reason is Reason.KILLED
     assert verdict.message.startswith("main (000000000000): ") is (side == "base")
 
@@ -1188,9 +894,9 @@ def test_who_fails_when_counted_is_blamed(world, measure, side, command):
     (fault,) = (found.head if side == "head" else found.base).faults
     assert fault.code == "BAD_WORKLOAD" and found.pairs == 0
     pairs = {what for label, what in world.events if label.startswith("pair")}
-    assert pairs <= {"start", "close"}
+    assert pairs <= {"start", "release", "ready", "imported", "close"}
     status = Status.BROKEN if side == "head" else Status.NOT_COMPARABLE
-    assert rule_book.judge(Question(pairs=found)).status is status
+    assert judged(found).status is status
 
 
 @pytest.mark.parametrize(
@@ -1200,83 +906,55 @@ def test_an_end_is_judged_by_the_pairs_before_it(world, measure, monkeypatch, ra
     """Ctrl-C in the third pair: every group is closed, and two pairs are judged. It is never green,
     and says how it ended, in which stage, and what the pairs say by then.
     """
-    run = stepguard.measure.pair.Pair.run
+    run = stepguard.measure.turns.run_blocks
 
-    def stop(pair, *arguments):
-        if pair.launches[0].label == "pair 3 head":
+    def stop(alive, *arguments):
+        if alive[0].label == "pair 3 head":
             raise raised
-        run(pair, *arguments)
+        run(alive, *arguments)
 
     world.step_ms = {"head": 250.0, "base": 250.0}
-    monkeypatch.setattr(stepguard.measure.pair.Pair, "run", stop)
+    monkeypatch.setattr(stepguard.measure.turns, "run_blocks", stop)
     found = measure(5)
     assert found.pairs == 2 and all(group.closed for group in world.groups.values())
-    verdict = rule_book.judge(Question(pairs=found))
+    verdict = judged(found)
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
-    stage = rf"ended by {by} after \d+ s, \d+ s into pair 3 base: asked"
+    stage = rf"ended by {by} after \d+ s, \d+ s into pair 3: build and first step"
     assert re.fullmatch(rf"{stage}; step_ms \+0\.00 \[.*\] % over 2 pairs", verdict.message)
     (time,) = (one for one in verdict.metrics if one.metric == "step_ms")
     assert time.pairs.decision.pairs == 2 and time.new == pytest.approx(250.0)
-
-
-# how long
-
-
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [(1.4, (Status.SAME, Reason.NO_SLOWDOWN, 1)), (2.0, (Status.SLOWER, Reason.BEYOND_MARGIN, 3))],
-)
-def test_a_cpus_case_that_gates_no_time_has_one_pair_or_three(world, measure, times, expected):
-    """The first one that shows no slowdown is enough."""
-    world.step_ms = {"head": 125.0 * times, "base": 125.0}
-    found = measure(need, replace(CPU, gates=("flops_per_step",)))
-    verdict = rule_book.judge(Question(pairs=found))
-    assert (verdict.status, verdict.reason, found.pairs) == expected
 
 
 def test_a_spent_budget_ends_it(world, measure):
     """One pair is measured in any case; it says that there were to be more."""
     found = measure(5, budget_s=0.0)
     assert found.pairs == 1 and found.out_of_time
-    assert rule_book.judge(Question(pairs=found)).status is Status.INCONCLUSIVE
-
-
-def test_whoever_has_enough_is_not_out_of_time(world, measure):
-    """Decided within the budget, or at the last pair there may be."""
-    assert not measure(2).out_of_time
-    assert not measure(99).out_of_time
+    assert judged(found).status is Status.INCONCLUSIVE
 
 
 def test_a_wait_for_the_card_is_none_of_the_budget(world, measure, monkeypatch):
     """A lock that another run held for an hour leaves the budget whole."""
     clock = {"now": 0.0}
-    monkeypatch.setattr(stepguard.measure.pair_run.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(stepguard.measure.driver.time, "monotonic", lambda: clock["now"])
 
     def wait(*arguments):
         clock["now"] += 3600.0
         return world.monitor, None
 
-    monkeypatch.setattr(stepguard.measure.pair_run, "watch", wait)
+    monkeypatch.setattr(stepguard.measure.driver, "watch", wait)
     found = measure(3, GPU, budget_s=600.0)
     assert found.pairs == 3 and not found.out_of_time
 
 
-@pytest.mark.parametrize(("case", "pct"), [(CPU, (5.0, 20.0)), (GPU, (0.2, 0.5))])
-def test_margins_are_the_cases(world, measure, case, pct):
-    """The device's, unless the case has its own."""
-    assert measure(1, case).margins == Margins(*pct)
-    assert measure(1, replace(case, margins_pct=(1.0, 3.0))).margins == Margins(1.0, 3.0)
-
-
 def test_progress_names_the_pair_and_the_side(world, measure):
     """Counting, building, warming up and every block is told."""
-    measure(1)
+    measure(2)
     told = "\n".join(world.told)
     for part in (
         "first launch: build and first step",
-        "pair 1: build and first step",
-        "pair 1 head: warm-up",
-        "pair 1 base: block 2 of 2",
+        "pair 2: build and first step",
+        "pair 2 head: warm-up",
+        "pair 2 base: block 2 of 2",
     ):
         assert part in told
 
@@ -1289,18 +967,71 @@ def test_the_fingerprint_is_the_machines(world, measure):
     assert found.head.tokens_per_step == 10
 
 
-def test_no_launch_follows_one_that_never_got_steady(world, monkeypatch, tmp_path):
+def test_no_launch_follows_one_that_never_got_steady(world, bench):
     """Its step takes memory anew in every window: twelve seconds of load say so, and the verdict
     has the reason. The other launches, which were to come, would say it again.
     """
-    monkeypatch.setattr(stepguard.measure.launches, "watch", lambda *rest: (world.monitor, None))
     world.compiles = {"launch 1": 1000}
-    bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
-    found = measure_launches(replace(GPU, launches=3), bench)
+    asked = stepguard.measure.driver.measure(replace(GPU, launches=3), bench, Question())
+    found, verdict = asked.now, rule_book.judge(asked)
     assert len(found.launches) == 1 and not found.faults and found.launches[0].warmup_s < 15
-    verdict = judge(found, None)
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOT_STEADY)
     assert "takes device memory anew" in verdict.message
     assert not [label for label, what in world.events if what == "hello" and label == "launch 2"]
     world.compiles = {}
-    assert len(measure_launches(replace(GPU, launches=3), bench).launches) == 3
+    asked = stepguard.measure.driver.measure(replace(GPU, launches=3), bench, Question())
+    assert len(asked.now.launches) == 3
+
+
+@pytest.fixture
+def alone(world, bench, monkeypatch):
+    """Measures a case in one tree; the judge needs what ``needs`` says after so many launches, and
+    all that is planned if that does not say.
+    """
+
+    def alone(case, needs=()):
+        answers = dict(enumerate(needs))
+
+        def needed(asked):
+            said = answers.get(len(asked.now.launches))
+            return rule_book.need(replace(asked, everything=True)) if said is None else said
+
+        monkeypatch.setattr(stepguard.measure.driver, "need", needed)
+        world.profiles = {"head": profile()} if case.device == "cuda" else {}
+        return stepguard.measure.driver.measure(case, bench, Question()).now
+
+    return alone
+
+
+@pytest.mark.parametrize("case", [CPU, GPU], ids=lambda case: case.device)
+def test_the_first_launch_of_one_tree_counts_before_anything_is_timed(world, alone, case):
+    """What slows down later steps comes last. Before the warm-up it gives back memory that other
+    launches do not have. Those only time.
+    """
+    world.counts = {"launch 1": {"values": {SYNCS: 2}}}
+    found = alone(replace(case, launches=2))
+    assert not found.faults and [len(one.blocks) for one in found.launches] == [3, 3]
+    assert [bool(one.kernels_us) for one in found.launches] == [case is GPU, False]
+    asked = [what.partition(" ")[0] for _, what in world.asked("launch 1")]
+    order = ["first_step", "count", "block", *["profile"] * (case is GPU), "locate", "exit"]
+    at = [asked.index(what) for what in order]
+    assert at == sorted(at) and "park" in asked[asked.index("count") : asked.index("block")]
+    assert [label for label, what in world.events if what == "count"] == ["launch 1"]
+
+
+def test_a_launch_of_one_tree_that_the_eager_step_ended_is_started_anew_and_timed(world, alone):
+    """The other one runs the same steps, without the one that does not fit."""
+    world.fails_once["launch 1", "count_eager"] = "OUT_OF_MEMORY"
+    found = alone(replace(GPU, launches=2))
+    assert not found.faults and len(found.launches) == 2
+    assert [what for _, what in world.asked("launch 1")].count("count") == 2
+
+
+@pytest.mark.parametrize("enough", [1, 2])
+def test_launches_that_are_not_needed_do_not_run(world, alone, enough):
+    """One that has imported in vain is ended."""
+    found = alone(replace(GPU, launches=3), [Need(launch=True)] * enough + [NOTHING])
+    assert len(found.launches) == found.planned_launches == enough
+    unused = {what for _, what in world.asked(f"launch {enough + 1}")}
+    assert unused <= {"start", "release", "imported", "ready", "close"}
+    assert all(group.closed for group in world.groups.values())

@@ -1,0 +1,377 @@
+"""Measure a case: ask the judge what it needs, and let launches run until it needs nothing.
+
+``measure`` is the main path. plan.py says what happens next, the driver does it, and the judge's
+``need`` is asked with all that is known by then.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import inf
+from typing import Any
+
+from stepguard.core.case import Case
+from stepguard.core.comparison import Comparison, LaunchPair, gates_times, judged
+from stepguard.core.device import is_gpu
+from stepguard.core.evidence import Difference
+from stepguard.core.margins import ALPHA
+from stepguard.core.metrics import METRICS
+from stepguard.core.question import Question
+from stepguard.core.reasons import Reason
+from stepguard.judge.judge_recordings import enough_pairs
+from stepguard.judge.pair_statistics import out_of_line
+from stepguard.judge.rule_book import need
+from stepguard.judge.rules import decision
+from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.measure import turns
+from stepguard.measure.case_workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.measure.combine_ranks import Answers
+from stepguard.measure.difference import measure_difference
+from stepguard.measure.plan import (
+    BASE,
+    HEAD,
+    Do,
+    Next,
+    Pairs,
+    SoFar,
+    Stage,
+    imports,
+    next_action,
+    order_of,
+)
+from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, WorkersFailed
+from stepguard.measure.start_ahead import Ahead
+from stepguard.measure.warm_up import protocol_of
+
+PROFILE_LEAD_S = 0.5  # steps before a profile: what came before may have left other clocks
+DIFFERENCES = ("sync_overhead",)
+COUNTING = "counting launch"
+FIRST = "first launch"  # of each of two trees
+NAMES = ("head", "base")
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How a case is compared with another tree, in pairs."""
+
+    bench: Bench  # of the other tree
+    against: str  # its revision, as it was asked for
+    alpha: float = ALPHA  # the case's level, given the number of cases in its run
+    budget_s: float = inf  # for all pairs; no pair begins after it, except for the first
+
+
+def measure(
+    case: Case,
+    bench: Bench,
+    asked: Question,
+    progress: Progress = lambda text: None,
+    beside: Pairing | None = None,
+    keep: Callable[[Comparison], object] = lambda pairs: None,
+) -> Question:
+    """Measure a case in the tree of ``bench``, or in pairs ``beside`` another tree, until the judge
+    needs nothing more. Return the question, which has the evidence now.
+
+    Failures of a workload, a worker or the machine raise nothing: they are faults in the evidence.
+    So is the end of the run meanwhile. ``keep`` stores the pairs so far after each of them, so that
+    a run that is killed leaves them.
+    """
+    ticker = Ticker(progress)
+    with contextlib.ExitStack() as stack:
+        monitor, unfit = watch(case, bench, stack, ticker)
+        ahead = Ahead()
+        stack.callback(ahead.close)
+        benches = (bench, beside.bench) if beside else (bench,)
+        sides = [CaseWorkers(case, one, ticker, monitor, stack, ahead) for one in benches]
+        driver = Driver(case, sides, asked, ahead, beside, keep)
+        if unfit:
+            sides[HEAD].faults.append(unfit)
+            return driver.question()
+        try:
+            while (action := next_action(driver.state())).do is not Do.STOP:
+                driver.do(action)
+            driver.stop(action.late)
+        except WorkersFailed as failed:
+            failed.workers.faults.append(failed.fault)
+        except KeyboardInterrupt as interrupt:
+            for side in sides:
+                side.note_end(interrupt)
+        return driver.question(ended=True)
+
+
+class Driver:
+    """The launches of a case that are alive, and what is known of the case."""
+
+    def __init__(
+        self,
+        case: Case,
+        sides: Sequence[CaseWorkers],
+        asked: Question,
+        ahead: Ahead,
+        beside: Pairing | None,
+        keep: Callable[[Comparison], object],
+    ) -> None:
+        self._case, self._sides, self._asked = case, sides, asked
+        self._ahead, self._beside, self._keep = ahead, beside, keep
+        self._protocol = protocol_of(case, in_pairs=beside is not None)
+        counts = beside or any(METRICS[name].kind == "counter" for name in case.gates)
+        uncounted = tuple(range(len(sides))) if counts else ()
+        self._state = SoFar(trees=len(sides), uncounted=uncounted)
+        self._alive: dict[int, RunningLaunch] = {}  # by tree
+        self._first = False  # those alive are the first ones, which count
+        self._done: RunningLaunch | None = None  # of a pair whose launches run one after the other
+        self._pairs = Pairs()
+        self._differences: list[Difference] = []
+        self._enough = False  # of one tree: fewer launches than planned
+        self._late = False  # more pairs were wanted
+
+    def state(self) -> SoFar:
+        """Return how far the case is, and what the judge needs."""
+        state, beside = self._state, self._beside
+        if state.stage in (Stage.NONE, Stage.COUNTED) and not (beside and state.uncounted):
+            state.need = need(self.question())
+        took_s = time.monotonic() - self._sides[HEAD].began
+        state.room = not beside or turns.both_fit(self._sides)
+        state.waiting = self._pairs.waiting is not None
+        state.late = beside is not None and took_s > beside.budget_s
+        return state
+
+    def do(self, action: Next) -> None:
+        """Do what comes next. Raises WorkersFailed, unless two launches had no memory beside each
+        other: then they are ended, if no pair was timed yet, and run alone from then on.
+        """
+        try:
+            match action.do:
+                case Do.START:
+                    self._start(action.trees)
+                case Do.COUNT:
+                    self._count()
+                case Do.TIME:
+                    self._time(action.profiled)
+                case Do.END:
+                    self._end()
+                case Do.DROP:
+                    self._drop()
+                case Do.COUNT_ALONE:
+                    self._count_alone(action.trees[0], action.counters)
+        except WorkersFailed as failed:
+            alone = len(self._alive) < 2 or self._state.number > 1
+            if alone or failed.fault.code != Reason.OUT_OF_MEMORY:
+                raise
+            self._drop()
+
+    def stop(self, late: bool) -> None:
+        """Note that what was measured is enough, or that time is up."""
+        self._enough, self._late = True, late
+
+    def question(self, ended: bool = False) -> Question:
+        """Return the question, with what is known so far. A pair that waits for the next one counts
+        if the case has ``ended``.
+        """
+        case, head = self._case, self._sides[HEAD]
+        if self._beside is None:
+            planned = len(head.launches) if self._enough else case.launches
+            now = head.evidence(
+                planned_launches=planned,
+                gates=case.gates,
+                extended=case.extended,
+                differences=tuple(self._differences),
+            )
+            return replace(self._asked, now=now)
+        if ended:
+            self._count_pairs(self._pairs.ended())
+        sides = [side.evidence(planned_launches=1, gates=judged(case)) for side in self._sides]
+        pairs = Comparison(
+            self._beside.against,
+            sides[HEAD],
+            sides[BASE],
+            alpha=self._beside.alpha,
+            together=self._state.together,
+            out_of_time=self._late,
+            again=self._pairs.replaced,
+        )
+        return replace(self._asked, pairs=pairs)
+
+    def _start(self, trees: Sequence[int]) -> None:
+        """Let a launch of each of these trees import, build, and run its first step."""
+        self._first = bool(self._state.uncounted)
+        self._alive = {tree: self._launch(tree) for tree in trees}
+        for launch in self._alive.values():
+            launch.hello()
+        self._import_ahead()
+        at_once = turns.build(self._alive, self._label(), self._first and len(trees) > 1)
+        compiled = any(launch.compiled_afresh for launch in self._alive.values())
+        self._state.stage = Stage.BUILT
+        # Only first launches compile what all later ones take from the cache.
+        self._state.clean = not (self._first and at_once and compiled)
+
+    def _count(self) -> None:
+        """Count in each launch. If one of two ended for want of memory, both trees count alone."""
+        self._import_ahead()
+        turns.count(self._alive, self._order())
+        state = self._state
+        state.stage = Stage.COUNTED
+        state.crowded = len(self._alive) > 1 and any(one.ended for one in self._alive.values())
+        if not state.crowded:
+            state.uncounted = ()
+
+    def _time(self, profiled: bool) -> None:
+        """Time the launches' blocks in turns. Then measure what else is wanted of them."""
+        self._import_ahead()
+        order, lead_s, in_pairs = self._order(), self._protocol.lead_s, self._beside is not None
+        # A busy host changes no count.
+        quiet = self._quiet if in_pairs or gates_times(self._case) else lambda: True
+        turns.run_blocks(self._alive, order, self._protocol, self._label(), quiet, self._done)
+        if not in_pairs:
+            launches, launch = self._sides[HEAD].launches, self._alive[HEAD]
+            # The blocks are kept even if the rest of the launch fails.
+            launches.append(launch.measured(len(launches) + 1))
+            self._measure_differences(launch)
+            profiled, lead_s = self._first and is_gpu(self._case.device), PROFILE_LEAD_S
+        if profiled:
+            turns.profile(self._alive, order, lead_s, self._label())
+        self._state.stage = Stage.TIMED
+
+    def _measure_differences(self, launch: RunningLaunch) -> None:
+        """Measure gated differences of two variants of the step, in the first launch."""
+        entry, everything = self._asked.entry, self._asked.everything
+        evidence = self.question().now
+        assert evidence is not None, "one tree has evidence"
+        enough = (
+            None if everything or entry is None else partial(enough_pairs, evidence, entry=entry)
+        )
+        for name in DIFFERENCES:
+            if self._state.number == 1 and f"{name}_pct" in self._case.gates:
+                found = measure_difference(name, launch, self._case.difference_pairs, enough)
+                self._differences.append(found)
+
+    def _end(self) -> None:
+        """Find the lines of what was counted, and let the launches leave."""
+        if self._first and not self._state.crowded:
+            turns.locate(self._alive)
+        first, *others = self._alive.values()
+        first.leave(*others)
+        timed, alive, self._alive = self._state.stage is Stage.TIMED, self._alive, {}
+        self._state.stage = Stage.NONE
+        if timed and self._beside is None:
+            launches = self._sides[HEAD].launches
+            launches[-1] = first.measured(len(launches))  # now with all that followed its blocks
+            self._state.number += 1
+        elif timed:
+            self._end_pair(alive)
+
+    def _end_pair(self, alive: dict[int, RunningLaunch]) -> None:
+        """Take the pair, unless its other launch is still to run."""
+        (tree, launch), *_ = alive.items()
+        if len(alive) == 1 and self._done is None:
+            self._done, self._state.done = launch, tree
+            return
+        if self._done is not None:
+            alive |= {1 - tree: self._done}
+            self._done = self._state.done = None
+        number = self._state.number
+        # An unsteady launch is no fault here: both sides run in turns and drift alike. If a step
+        # keeps compiling, that is counted.
+        head, base = (replace(alive[one].measured(number), steady="") for one in (HEAD, BASE))
+        pair = LaunchPair(head, base, any(one.timed_a_compiler for one in alive.values()))
+        odd = pair.compiled or is_gpu(self._case.device) and out_of_line(head, base)
+        self._count_pairs(self._pairs.take(pair, odd))
+        self._state.number += 1
+        pairs = self.question().pairs
+        assert pairs is not None, "two trees are compared in pairs"
+        if decided := decision(pairs):
+            self._sides[HEAD].progress.known = f"; step_ms {decided.so_far}"
+        waits = (self._pairs.waiting,) if self._pairs.waiting else ()
+        self._keep(replace(pairs, again=(*pairs.again, *waits)))
+
+    def _count_pairs(self, pairs: Pairs) -> None:
+        self._pairs = pairs
+        each = zip(*((one.head, one.base) for one in pairs.counted[:MOST_PAIRS]), strict=True)
+        for side, launches in zip(self._sides, each, strict=False):
+            side.launches = [replace(one, index=i) for i, one in enumerate(launches, start=1)]
+
+    def _drop(self) -> None:
+        """Kill the launches, which have no memory beside each other. Those of the next pairs would
+        import beside timed blocks.
+        """
+        for launch in self._alive.values():
+            launch.group.close()
+        self._ahead.close()
+        self._alive = {}
+        state = self._state
+        state.stage, state.crowded = Stage.NONE, bool(state.uncounted)
+        # What counted has more in memory than the launches of later pairs.
+        state.together = state.together and self._first
+
+    def _count_alone(self, tree: int, names: tuple[str, ...]) -> None:
+        turns.count_alone(self._sides[tree], self._protocol, COUNTING, names)
+        state = self._state
+        state.uncounted = tuple(one for one in state.uncounted if one != tree)
+
+    def _order(self) -> tuple[int, ...]:
+        """Return the trees whose blocks are timed, in order."""
+        if self._beside is None:
+            return (HEAD,) * self._protocol.blocks
+        return tuple(tree for tree in order_of(self._state.number) if tree in self._alive)
+
+    def _label(self) -> str:
+        """Return what the launches that are alive are called together."""
+        if self._beside is None:
+            return f"launch {self._state.number}"
+        return FIRST if self._first else f"pair {self._state.number}"
+
+    def _launch(self, tree: int) -> RunningLaunch:
+        label = self._label() if self._first else self._label_of(self._state.number, tree)
+        return RunningLaunch(self._sides[tree], label, self._protocol)
+
+    def _label_of(self, number: int, tree: int) -> str:
+        return f"pair {number} {NAMES[tree]}" if self._beside else f"launch {number}"
+
+    def _import_ahead(self) -> None:
+        """Let those launches import that will likely be wanted next."""
+        head = self._sides[HEAD]
+        most = MOST_PAIRS + len(self._pairs.replaced) if self._beside else self._case.launches
+        wanted = imports(self._state, is_gpu(self._case.device), self._protocol.ahead, most)
+        if wanted.next_case and head.ahead.case:
+            label = FIRST if self._beside else self._label_of(1, HEAD)
+            specs = [side.spec(label, head.ahead.case) for side in self._sides]
+            if not any(spec.launcher for spec in specs):  # a scheduler starts one job at a time
+                head.ahead.begin(specs, head.environment)
+        if wanted.numbers:
+            specs = [
+                side.spec(self._label_of(number, tree))
+                for number in wanted.numbers
+                for tree, side in enumerate(self._sides)
+            ]
+            self._ahead.begin(specs, head.environment)
+            self._ahead.release(specs[: len(self._sides)])
+
+    def _quiet(self) -> bool:
+        """Tell whether nobody imports."""
+        return self._ahead.ready() and self._sides[HEAD].ahead.ready()
+
+
+def ask_ranks(
+    case: Case, bench: Bench, progress: Progress, function: str, **arguments: Any
+) -> Answers:
+    """Return what "module:function" returns in each rank (worker/rank_session.py, do_call). A
+    launch of its own calls it after its first step.
+
+    Raises LaunchFailed with the cause.
+    """
+    ticker = Ticker(progress)
+    with contextlib.ExitStack() as stack:
+        monitor, unfit = watch(case, bench, stack, ticker)
+        if unfit:
+            raise LaunchFailed(unfit)
+        workers = CaseWorkers(case, bench, ticker, monitor, stack)
+        label = function.partition(":")[2].replace("_", " ")
+        launch = RunningLaunch(workers, f"{label} launch", protocol_of(case))
+        turns.build_alone(launch)
+        answers = launch.ask(
+            "call", limit_s=COMPILE_LIMIT_S, function=function, arguments=arguments
+        )
+        launch.leave()
+    return [answer.returned for answer in answers]

@@ -1,0 +1,156 @@
+"""What happens next to a case. Pure: the driver tells how far the case is, and does what is said.
+
+A case is measured in one tree, or in two that are compared. A launch of each tree that runs beside
+or behind the other's is a pair. The first launches count. Then the judge says whether a time is
+needed, and whether anything will likely follow.
+"""
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from stepguard.core.comparison import LaunchPair
+from stepguard.judge.rule_book import NOTHING, Need
+
+HEAD, BASE = 0, 1
+ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))  # of a pair's blocks
+MOST_REPLACED = 3  # pairs that may be replaced; with more the machine is noisy, and they count
+
+
+class Do(Enum):
+    """What is done with the launches that are alive, or with new ones."""
+
+    START = auto()  # import, build, run the first step
+    COUNT = auto()
+    TIME = auto()  # warm up, and time blocks in turns
+    END = auto()
+    DROP = auto()  # kill: there is no memory for both
+    COUNT_ALONE = auto()  # in a launch that has the GPUs to itself
+    STOP = auto()
+
+
+class Stage(Enum):
+    """How far the launches are that are alive."""
+
+    NONE = auto()  # there are none
+    BUILT = auto()
+    COUNTED = auto()
+    TIMED = auto()
+
+
+@dataclass(frozen=True)
+class Next:
+    """What happens next."""
+
+    do: Do
+    trees: tuple[int, ...] = ()  # in which a launch starts or counts
+    counters: tuple[str, ...] = ()  # to count once more; none: all of them, for the first time
+    profiled: bool = False  # each launch that was timed ends with a profile
+    late: bool = False  # it stops because time is up
+
+
+@dataclass
+class SoFar:
+    """A case so far, as far as it decides what happens next. The driver keeps it."""
+
+    need: Need = NOTHING  # of the judge
+    trees: int = 1  # 2: they are compared
+    stage: Stage = Stage.NONE
+    number: int = 1  # of the pair, or of the launch of one tree, that is alive or comes next
+    uncounted: tuple[int, ...] = ()  # trees that are to be counted
+    crowded: bool = False  # the first launches had no room to count beside each other
+    room: bool = True  # the peaks of all trees fit on the card together
+    clean: bool = True  # no launch that is alive compiled beside another one
+    together: bool = True  # both launches of a pair are alive; else one runs after the other
+    done: int | None = None  # the tree whose launch of such a pair has run
+    waiting: bool = False  # a disturbed pair waits for this one, which may replace it
+    late: bool = False  # the time for pairs is up
+
+
+def next_action(state: SoFar) -> Next:
+    """Return what happens next."""
+    stage, need = state.stage, state.need
+    if stage is Stage.NONE:
+        return _start(state)
+    if stage is Stage.BUILT and state.uncounted:
+        return Next(Do.COUNT if state.room else Do.DROP)
+    useless = state.crowded or not (need and state.clean)
+    if stage is Stage.TIMED or stage is Stage.COUNTED and useless:
+        return Next(Do.END)
+    return Next(Do.TIME, profiled=need.profiled and not state.waiting)
+
+
+def _start(state: SoFar) -> Next:
+    """Return what happens next if no launch is alive."""
+    need, every = state.need, tuple(range(state.trees))
+    if state.uncounted:
+        crowded = Next(Do.COUNT_ALONE, state.uncounted[:1])
+        return crowded if state.crowded else Next(Do.START, every)
+    if state.done is not None:
+        return Next(Do.START, (1 - state.done,))
+    if need.counters:
+        return Next(Do.COUNT_ALONE, (BASE if need.of_base else HEAD,), need.counters)
+    if not (need.launch or need.pair):
+        return Next(Do.STOP)
+    if state.late and state.number > 1:  # there is one pair in any case
+        return Next(Do.STOP, late=True)
+    return Next(Do.START, every if state.together else order_of(state.number)[:1])
+
+
+@dataclass(frozen=True)
+class Imports:
+    """What imports while launches are built, so that nothing does while a block is timed."""
+
+    numbers: tuple[int, ...] = ()  # of launches: the ranks of the first, only agents of the others
+    next_case: bool = False
+
+
+def imports(state: SoFar, on_gpu: bool, ahead: int, most: int) -> Imports:
+    """Return what shall import from now on: ``ahead`` launches or pairs that are likely to come,
+    of ``most`` in all. If none is likely, the next case's first launches.
+    """
+    counts_first = bool(state.uncounted) and state.trees > 1
+    if state.stage is Stage.NONE and counts_first:
+        return Imports(next_case=on_gpu)  # the counts say if there will be another pair
+    if state.stage is Stage.BUILT and not state.clean:
+        return Imports((state.number,))  # a busy host changes no count
+    if (
+        not state.together
+        or state.stage is Stage.BUILT
+        or state.stage is Stage.COUNTED
+        and state.trees == 1
+    ):
+        return Imports()
+    if state.need.last:
+        return Imports(next_case=True)
+    return Imports(tuple(range(state.number + 1, min(state.number + ahead, most) + 1)))
+
+
+def order_of(number: int) -> tuple[int, ...]:
+    """Return the trees in the order of a pair's blocks."""
+    return ORDERS[(number - 1) % 2]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs that count, those that were replaced, and one that waits for the next one."""
+
+    counted: tuple[LaunchPair, ...] = ()
+    replaced: tuple[LaunchPair, ...] = ()
+    waiting: LaunchPair | None = None
+
+    def take(self, pair: LaunchPair, odd: bool) -> "Pairs":
+        """Return these pairs and a new one. If it is ``odd``, it waits for the next one. If that
+        one is odd, too, both count: it was no accident. Else it replaces the waiting one, which is
+        kept for the record only.
+        """
+        if odd and self.waiting is None and len(self.replaced) < MOST_REPLACED:
+            return replace(self, waiting=pair)
+        if self.waiting is None or odd:
+            return replace(self.ended(), counted=(*self.ended().counted, pair))
+        replaced = (*self.replaced, self.waiting)
+        return Pairs((*self.counted, pair), replaced)
+
+    def ended(self) -> "Pairs":
+        """Return these pairs if none follows: one that waits counts."""
+        waits = (self.waiting,) if self.waiting else ()
+        return Pairs((*self.counted, *waits), self.replaced)
