@@ -55,6 +55,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "comment": {"--conclusion": "the document says it"},
     "doctor": {"--launcher": _LAUNCHER, "--peaks": "the command peaks of stepguard-lab"},
     "pytest": {
+        "--perf-append": "--perf-update adds a recording to each level that is `same`",
         "--perf-fresh": "every run measures its pairs",
         "--perf-launcher": _LAUNCHER,
         "--perf-no-confirm": "pairs answer a time that moved, and --perf-budget bounds them",

@@ -12,16 +12,16 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.machine import inherited
 
 FLAGS = {
-    "--perf-update": "record what is measured now: every valid result, changed levels included",
+    "--perf-update": "record each case that has no baseline, and add a recording to the level of "
+    "each that is `same`",
     "--perf-update-new": "record only the cases that have no baseline",
-    "--perf-append": "add a recording for every case that is `same`; no new level",
     "--perf-strict": "fail for whatever leaves a case unguarded; the default where CI is set",
     "--perf-no-strict": "do not fail for unguarded cases, also where CI is set",
 }
 TEXTS = {
     "--perf-reason": (
         "TEXT",
-        "why the recorded levels are right; stored with each new one",
+        "why first recordings are right; stored with each",
     ),
     "--perf-baselines": ("DIR", "folder of the baseline files (baselines/)"),
     "--perf-base": (

@@ -194,7 +194,7 @@ class PerfSession:
         for name, path in self._documents.items():
             if problem := output_files.unwritable(self._commands.folder / path):
                 raise pytest.UsageError(printable(f"{name}={path}: {problem}"))
-        if option.perf_update or option.perf_update_new or option.perf_append:
+        if self.recorder.records:
             if option.perf_against or base_branch(self._config)[0]:
                 raise pytest.UsageError(
                     "a run that records is judged by its own baselines: record without "
@@ -291,7 +291,7 @@ class PerfSession:
                 ["pytest", *self._config.invocation_params.args],
                 permissions=self._waivers,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
-                records=option.perf_update or option.perf_update_new or option.perf_append,
+                records=self.recorder.records,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,

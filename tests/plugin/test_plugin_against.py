@@ -148,7 +148,7 @@ def test_faster_passes_loudly(gate, h200):
     """With the word, and how the gain is kept."""
     a_case(gate, h200, -2.0)
     result = gate.run("-v", OTHER, passed=1)
-    result.says("FASTER *100%]", "linear?124m?: FASTER: *", "  if it is meant: *")
+    result.says("FASTER *100%]", "linear?124m?: FASTER: *", "  after the merge, on main: *")
 
 
 def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
