@@ -29,7 +29,7 @@ class Recorder:
         self.refused: list[str] = []
         self._adds = option.perf_update
         self.records = bool(option.perf_update or option.perf_update_new)
-        self._reason, self._commands = option.perf_reason or "", commands
+        self._commands = commands
         self._recorded: set[str] = set()  # case ids
 
     def record(self, result: Result) -> None:
@@ -53,9 +53,8 @@ class Recorder:
 
     def _accept(self, result: Result) -> bool:
         """Record a result. Return whether it was recorded."""
-        path, verdict = result.baseline_path, result.verdict
         try:
-            done = accept(path, result.evidence, self._reason, verdict=verdict)
+            done = accept(result.baseline_path, result.evidence, "", verdict=result.verdict)
         except FileError as error:
             self.notices.append(str(error))
             self.refused.append(str(error))
