@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-_TWO_CASES = "compare two cases of a run, one of them on one rank"
+_TWO_CASES = "a run says it if it measures the case on one rank, too"
 METRICS: Mapping[str, str] = {
     "exposed_comm_pct": "exposed_comm_ms shows it, from the profile",
     "one_rank_step_ms": _TWO_CASES,

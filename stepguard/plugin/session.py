@@ -61,6 +61,7 @@ from stepguard.plugin.strict_run import NO_GATE, SAID_BEFORE, StrictRun, left_ou
 from stepguard.report import verdict_text
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
+from stepguard.report.scaling import scaling_lines
 from stepguard.report.terminal_summary import ShownRun
 from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage import output_files
@@ -371,6 +372,7 @@ class PerfSession:
             for text in verdict_text.remarks(result.evidence):
                 said.setdefault(text, []).append(result.case.id)
         self._notices += suite.notices + [f"{listed(ids, 3)}: {it}" for it, ids in said.items()]
+        self._notices += scaling_lines(suite.results)
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []

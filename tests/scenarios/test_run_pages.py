@@ -22,6 +22,7 @@ from stepguard.measure.suite import Result
 from stepguard.report import github, markdown_page, terminal_summary
 from stepguard.report.document_json import as_json, result_document
 from stepguard.report.next_steps import Commands
+from stepguard.report.scaling import scaling_lines
 
 GOLDEN = Path(__file__).parent / "golden_run"
 CLONE = Site("aten.clone.default", "model/gpt.py", 105, "Block.forward", "x = x.clone()", count=4)
@@ -31,9 +32,9 @@ KEPT = replace(SYNC, what="aten.add", count=4096, allowed="a cache")
 WHY = Failed(message="ValueError: planted")
 
 
-def result(name, verdict, found=None):
+def result(name, verdict, found=None, **fields):
     """A case of that name, which came to that verdict."""
-    case = Case(name, "model.workloads:train_step", {"batch": 64})
+    case = Case(name, "model.workloads:train_step", {"batch": 64}, **fields)
     verdict = replace(verdict, case_id=case.id)
     paths = Path(f".stepguard/runs/1/{name}/evidence.json"), Path("baselines/h200x1.json")
     return Result(case, found or evidence(), verdict, *paths)
@@ -68,6 +69,7 @@ def a_run():
         result("second", broken),
         result("waived", replace(waived, waived_until="2026-12-31")),
         result("moved", Verdict("", Status.SAME, Reason.EQUAL, metrics=equal)),
+        result("two-gpus", judge(evidence(), entry()), world_size=2),
     ]
 
 
@@ -92,7 +94,7 @@ def document_of(results):
         cases=cases,
         options=options,
         problems=PROBLEMS,
-        notices=NOTICES,
+        notices=notices(results),
         base="main",
         base_changes=["h200x1.json: step[new]: none -> recorded, step_ms 250.000"],
     )
@@ -103,7 +105,11 @@ PROBLEMS = [
     Problem(code=ProblemCode.DIRTY, text="a.py differs from the commit"),
     Problem(code=ProblemCode.FEWER_GATES, text="step_ms is not gated", case="train_step[same]"),
 ]
-NOTICES = ["train_step[waived]: waived: host_syncs_per_step up to 11"]
+
+
+def notices(results):
+    """What the run says beside its cases: on a waiver, and on two GPUs."""
+    return ["train_step[waived]: waived: host_syncs_per_step up to 11", *scaling_lines(results)]
 
 
 def printed(run, width):
@@ -116,7 +122,7 @@ def shown():
     results = a_run()
     document = document_of(results)
     run = terminal_summary.ShownRun(
-        results, Commands(), ["first of all"], NOTICES, True, {"no GPU": 2}, PROBLEMS
+        results, Commands(), ["first of all"], notices(results), True, {"no GPU": 2}, PROBLEMS
     )
     checks = list(github.check_run(document, "b" * 40))
     summaries = [body["output"].pop("summary") for body in checks]
