@@ -104,7 +104,7 @@ def accept(
     # The entry has the newest parameters, since a run is compared only with the last epoch.
     fresh = Entry(case=evidence.case, epochs=epochs, **guard)
     cases = content.cases | {evidence.case_id: fresh}
-    save(path, msgspec.structs.replace(content, cases=cases))
+    save(path, BaselineFile(schema=SCHEMA, machine=machine, cases=cases))
     opened = action is Action.EPOCH_OPENED
     moved = tuple(_placed(metric, recording) for metric in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
@@ -204,9 +204,8 @@ def _place(
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
         raise Declined(f"{why}; a new level needs a reason: {command}")
     # No run is compared with an older epoch, so its recordings lose places and parts.
-    older = [_without_detail(r) for r in last.recordings]
-    before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
-    epochs = [*before, Epoch(reason=reason, recordings=[recording])]
+    past = Epoch(reason=last.reason, recordings=[_without_detail(r) for r in last.recordings])
+    epochs = [*entry.epochs[:-1], past, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
 
 
