@@ -18,7 +18,7 @@ from stepguard.core.reason_sentences import NotRecorded, OfCase, WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, without_labels
 from stepguard.core.status import Status
-from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.comparable import (
     SOFTWARE,
     Tag,
@@ -39,13 +39,6 @@ from stepguard.judge.soundness import (
     undecided_metrics,
 )
 from stepguard.judge.summarise_evidence import summarise
-
-
-def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
-    """Return what the recordings alone say of a case: a time that moved is SLOWER or FASTER, an
-    alarm that no pairs have answered. ``entry`` is the case's baseline; None if it has none.
-    """
-    return verdict_of(screen(evidence, entry))
 
 
 def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
@@ -153,7 +146,7 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
     """
     if JUDGED_TIME not in evidence.gates:
         return True
-    verdict = judge(evidence, entry)
+    verdict = verdict_of(screen(evidence, entry))
     time = next((metric for metric in verdict.metrics if metric.metric == JUDGED_TIME), None)
     if verdict.status is not Status.SAME or time is None:
         return False

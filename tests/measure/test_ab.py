@@ -26,8 +26,7 @@ from stepguard.core.reasons import Reason
 from stepguard.core.replies import REPLIES
 from stepguard.core.status import Status
 from stepguard.judge import rule_book
-from stepguard.judge.judge_recordings import judge
-from stepguard.judge.rule_book import NOTHING, need, next_pair
+from stepguard.judge.rule_book import NOTHING, judge, need, next_pair
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.machine.git.revision import Revision
@@ -1298,7 +1297,7 @@ def test_no_launch_follows_one_that_never_got_steady(world, monkeypatch, tmp_pat
     bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
     found = measure_launches(replace(GPU, launches=3), bench)
     assert len(found.launches) == 1 and not found.faults and found.launches[0].warmup_s < 15
-    verdict = judge(found, None)
+    verdict = judge(Question(found, None))
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOT_STEADY)
     assert "takes device memory anew" in verdict.message
     assert not [label for label, what in world.events if what == "hello" and label == "launch 2"]

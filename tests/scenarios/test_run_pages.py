@@ -5,6 +5,7 @@ Texts are written anew by ``--write-golden`` and reviewed as a diff.
 
 from pathlib import Path
 
+from alarms import by_recordings
 from builders import entry, evidence, replace
 from inputs import ROSE, SYNC, SYNCS, TRACEBACK, at, calling, counting
 from msgspec.structs import replace as changed
@@ -17,7 +18,6 @@ from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.judge_recordings import judge
 from stepguard.measure.suite import Result
 from stepguard.report import github, markdown_page, terminal_summary
 from stepguard.report.document_json import as_json, result_document
@@ -42,7 +42,7 @@ def result(name, verdict, found=None, **fields):
 
 def judged(name, found, past=None):
     """The case of that name, as its evidence is judged."""
-    return result(name, judge(found, past or entry()), found)
+    return result(name, by_recordings(found, past or entry()), found)
 
 
 def elsewhere(name, **changes):
@@ -53,7 +53,7 @@ def elsewhere(name, **changes):
 def a_run():
     """Cases of all kinds: each of what a run says of one is in it."""
     allowed = {SYNCS: (ALLOWED,), "leaked_bytes_per_step": (KEPT,)}
-    waived = judge(counting(evidence(), **ROSE), entry())
+    waived = by_recordings(counting(evidence(), **ROSE), entry())
     equal = (elsewhere(SYNCS), elsewhere("copies_per_step"))
     calls = calling(CALLED | {"aten.clone.default": 4}, (CLONE,))
     broken = Verdict("", Status.BROKEN, Reason.RAISED, WHY, TRACEBACK)
@@ -69,7 +69,7 @@ def a_run():
         result("second", broken),
         result("waived", replace(waived, waived_until="2026-12-31")),
         result("moved", Verdict("", Status.SAME, Reason.EQUAL, metrics=equal)),
-        result("two-gpus", judge(evidence(), entry()), world_size=2),
+        result("two-gpus", by_recordings(evidence(), entry()), world_size=2),
     ]
 
 
