@@ -422,7 +422,7 @@ def test_what_was_measured_is_kept_and_cannot_be_accepted(gate, h200):
     assert found.pairs == 6 and found.base.commit == gate.git("rev-parse", "old").strip()
 
 
-@pytest.mark.parametrize("option", ["against", "baselines", "json", "report", "reason"])
+@pytest.mark.parametrize("option", ["against", "baselines", "json", "report", "base"])
 def test_an_empty_value_is_a_usage_error(gate, h200, option):
     """A variable that CI did not set must not choose another gate."""
     gate.gpus = [h200]
