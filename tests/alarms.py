@@ -5,7 +5,13 @@ from datetime import date
 
 from stepguard.judge import alarm
 from stepguard.judge.findings import Findings, verdict_of
+from stepguard.judge.judge_recordings import screen
 from stepguard.judge.soundness import Refusal, measurement_problem
+
+
+def by_recordings(evidence, entry):
+    """What recordings alone say: a time that moved is SLOWER or FASTER, an alarm that waits."""
+    return verdict_of(screen(evidence, entry))
 
 
 def findings_of(verdict, sound=True):

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from alarms import by_recordings
 from builders import CASE, CASE_ID, evidence
 from msgspec.structs import replace
 
@@ -15,7 +16,6 @@ from stepguard.core.run_document import (
     RunDocument,
     State,
 )
-from stepguard.judge.judge_recordings import judge
 from stepguard.measure.suite import Result
 from stepguard.report.document_json import result_document
 from stepguard.report.next_steps import Commands
@@ -29,7 +29,7 @@ def measured(entry, **changes):
     """The document of one case's result: evidence with these changes, judged by ``entry``."""
     found = evidence(**changes)
     paths = Path("runs/1/evidence.json"), Path("baselines/h200x1.json")
-    result = Result(NAMED, found, judge(found, entry), *paths, judged_by=entry.digest)
+    result = Result(NAMED, found, by_recordings(found, entry), *paths, judged_by=entry.digest)
     return result_document(result, Commands())
 
 

@@ -77,8 +77,8 @@ def test_neither_the_tests_nor_the_types_hide_the_other(project, tests, types):
 
 def test_words_and_quotes(project):
     """As a shell splits them; without ARGS nothing is added."""
-    words, *_ = make(project, "perf", "ARGS=-k 'a and not b' --perf-reason=\"it is right\"")
-    assert words == ["perf_tests", "-k", "a and not b", "--perf-reason=it is right"]
+    words, *_ = make(project, "perf", "ARGS=-k 'a and not b' --perf-against=\"a branch\"")
+    assert words == ["perf_tests", "-k", "a and not b", "--perf-against=a branch"]
     assert make(project, "perf") == (["perf_tests"], 0, "")
     (project / "perf_tests").mkdir()
     (project / "perf_tests" / "test_a.py").touch()

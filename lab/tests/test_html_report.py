@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from run_documents import COMMIT, measured, run_document
 
 from stepguard.core.evidence import to_json
-from stepguard.judge.judge_recordings import judge
+from stepguard.core.question import Question
+from stepguard.judge.rule_book import judge
 from stepguard.report.document_json import as_json
 from stepguard.report.verdict_text import page_of
 from stepguard.storage.baseline_files import save
@@ -88,7 +89,7 @@ def test_a_single_run_does_not_say_where_it_was_read():
 def test_a_time_that_was_compared_with_nothing_has_no_change():
     """A first run on a laptop has nothing to say there."""
     side = evidence()
-    verdict = judge(side, None)
+    verdict = judge(Question(side, None))
     found = MeasuredCase(verdict, page_of(verdict), None, side)
     text = Page(page([run_of(found)], PAGES, {})).text
     assert "Step time" in text and "Change of the step time" not in text

@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from stepguard.cli.common import say
@@ -49,17 +48,17 @@ def verdict_of_run(
     """Return the verdict that a run would end with, by today's baselines and waivers. ``pairs`` are
     the kept pairs of its confirmation. Without evidence the pairs alone judge.
     """
-    asked = Question(permissions=tuple(waivers), today=today())
+    permissions, day = tuple(waivers), today()
     if evidence is None:
         assert pairs is not None, "nothing was measured"
-        return judge(replace(asked, pairs=pairs))
+        return judge(Question(pairs=pairs, permissions=permissions, today=day))
     entry = _entry_today(evidence, folder)
     recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
     # Pairs with another commit than the recording's, or with one from a later level, clear nothing.
     recorded_at = [recording.commit for recording in recordings[:1]]
     own = pairs is not None and [pairs.base.commit] == recorded_at
     answer = Answer(pairs.named, pairs, own) if pairs is not None else None
-    return judge(replace(asked, now=evidence, entry=entry, answer=answer))
+    return judge(Question(evidence, entry, answer=answer, permissions=permissions, today=day))
 
 
 def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:

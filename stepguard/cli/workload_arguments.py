@@ -123,13 +123,13 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
     try:
         if getattr(options, "script", ()):
             path, arguments = script_of(options)
-            case = Case("run", path, params, device, options.gpus or 1, args=arguments)
-            case = replace(case, loop=loop_of(options), gates=())
+            ranks, loop = options.gpus or 1, loop_of(options)
+            case = Case("run", path, params, device, ranks, args=arguments, loop=loop)
         elif ":" not in options.factory:
             case = _varied(_on_device(options, device), params, options.gpus)
         else:
-            case = Case("run", options.factory, params, device, options.gpus or 1)
-            case = replace(case, loop=loop_of(options), gates=())
+            ranks, loop = options.gpus or 1, loop_of(options)
+            case = Case("run", options.factory, params, device, ranks, loop=loop)
         # On a CPU times are not gated, so one launch is enough for the counters.
         usual = 3 if is_gpu(case.device) else 1
         case = replace(case, launches=usual if launches is None else launches)
@@ -179,8 +179,9 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
         content = baseline.load(path)
         known |= set(content.cases) if content else set()
         if content and case_id in content.cases:
-            case = from_dict(content.cases[case_id].case)
-            cases[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
+            name = case_id.partition("[")[2].rstrip("]")
+            case = from_dict(content.cases[case_id].case, name=name)
+            cases[case.device] = case
     if not cases:
         hint = meant(case_id, known)
         factory = "a factory is package.module:function key=value"

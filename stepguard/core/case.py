@@ -246,11 +246,14 @@ def says_tokens(parameters: Mapping[str, object]) -> bool:
 
 
 def from_dict(
-    parameters: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
+    parameters: Mapping[str, Any],
+    gates: tuple[str, ...] = (),
+    margins_pct: tuple[float, ...] = (),
+    name: str = "x",
 ) -> Case:
-    """Return the case that as_dict() described, without its name. ``parameters`` may come from a
-    file that anybody wrote, and may have "nodes", the number of nodes. Raises ValueError for
-    anything else.
+    """Return the case that as_dict() described, which does not say its name. ``parameters`` may
+    come from a file that anybody wrote, and may have "nodes", the number of nodes. Raises
+    ValueError for anything else.
     """
     apart = ("nodes", "args", *_OF_A_LOOP)
     known = {key: value for key, value in parameters.items() if key not in apart}
@@ -267,7 +270,7 @@ def from_dict(
         of_loop = {key: parameters[key] for key in _OF_A_LOOP if key in parameters}
         loop = Loop(**of_loop) if of_loop else None
         return Case(
-            "x", **known, gates=gates, margins_pct=margins_pct, launches=2, args=args, loop=loop
+            name, **known, gates=gates, margins_pct=margins_pct, launches=2, args=args, loop=loop
         )
     except (AttributeError, TypeError) as error:  # a key holds a value of another type
         raise ValueError(f"no case: {error}") from None

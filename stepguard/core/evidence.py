@@ -84,30 +84,35 @@ class Block:
         """Return the numbers of the steps that it timed, counted like ``ran``; empty if unknown."""
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
-    def bad_times(self) -> Missing | None:
-        """Return which time is missing, or is no positive finite number; None if none is."""
+    def bad_times(self, launch: str = "") -> Missing | None:
+        """Return which time of a ``launch`` is missing, or is no positive finite number; None if
+        none is.
+        """
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
             times = len(self.step_ms) if self.wall_ms else 0
-            return Missing(what="times of a block", found=times, needed=self.steps)
+            what = "times of a block"
+            return Missing(launch=launch, what=what, found=times, needed=self.steps)
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
             if not 0 < ms < math.inf:
-                return Missing(what="valid times of a block", why=f"{ms} ms")
+                return Missing(launch=launch, what="valid times of a block", why=f"{ms} ms")
         return None
 
-    def clock_gap(self) -> ClockGap | None:
+    def clock_gap(self, **about: Any) -> ClockGap | None:
         """Return two clocks that disagree: wall clock and events of the first such rank, or the
-        slowest rank's wall clock and the host's. None if all agree.
+        slowest rank's wall clock and the host's. None if all agree. ``about`` are further fields.
         """
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
                 clock = f"rank {rank}: wall clock"
-                return ClockGap(clock=clock, clock_ms=wall, other="events", other_ms=events)
+                return ClockGap(
+                    clock=clock, clock_ms=wall, other="events", other_ms=events, **about
+                )
         wall, outside = max(self.wall_ms), self.outside_ms
         if outside is not None and not (
             abs(wall - outside) <= max(OUTSIDE_AGREE_MS, OUTSIDE_AGREE_SHARE * outside)
         ):
             clock, other = "the ranks' clock", "the host's"
-            return ClockGap(clock=clock, clock_ms=wall, other=other, other_ms=outside)
+            return ClockGap(clock=clock, clock_ms=wall, other=other, other_ms=outside, **about)
         return None
 
 

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
-_TWO_CASES = "compare two cases of a run, one of them on one rank"
+_TWO_CASES = "a run says it if it measures the case on one rank, too"
 METRICS: Mapping[str, str] = {
     "exposed_comm_pct": "exposed_comm_ms shows it, from the profile",
     "one_rank_step_ms": _TWO_CASES,
@@ -55,9 +55,11 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "comment": {"--conclusion": "the document says it"},
     "doctor": {"--launcher": _LAUNCHER, "--peaks": "the command peaks of stepguard-lab"},
     "pytest": {
+        "--perf-append": "--perf-update adds a recording to each level that is `same`",
         "--perf-fresh": "every run measures its pairs",
         "--perf-launcher": _LAUNCHER,
         "--perf-no-confirm": "pairs answer a time that moved, and --perf-budget bounds them",
+        "--perf-reason": "`python -m stepguard accept CASE --reason` opens a level",
         "--perf-select": "name files or tests",
     },
     "run": {

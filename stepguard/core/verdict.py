@@ -267,7 +267,7 @@ class Verdict(_Data, frozen=True):
     detail: str = ""
     metrics: tuple[MetricVerdict, ...] = ()
     recordings: int = 0  # how many of them the comparison uses
-    recorded: bool = False  # --perf-update recorded this run's evidence
+    recorded: bool = False  # the run recorded its evidence
     accepted: bool = False  # the tree's own baseline accepts it, but another branch's judged
     against: str = ""  # the other revision of an A/B comparison
     p_value: float | None = None  # of the hypothesis that the step is no slower than the other's
@@ -305,11 +305,9 @@ class Verdict(_Data, frozen=True):
     @property
     def word(self) -> str:
         """Return the word for the verdict in a run's table and counts."""
-        if not self.recorded or self.status is Status.SAME:
-            return self.label
         # A recorded case has a baseline now, so nobody should look for one.
-        is_new = self.status is Status.NO_BASELINE
-        return "recorded" if is_new else f"{self.status.value} (recorded)"
+        is_new = self.recorded and self.status is Status.NO_BASELINE
+        return "recorded" if is_new else self.label
 
     @property
     def has_notice(self) -> bool:

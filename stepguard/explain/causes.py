@@ -148,42 +148,38 @@ def _kernel_terms(
     for matched in matches:
         kind = matched.rows[0].kind
         steady = pace.steady(matched)
-        cause = _cause_of(matched)
+        before, after = _side(matched.before), _side(matched.after)
         same_work = matched.how in (How.SAME, How.RENAMED)
         if not same_work:
-            yield Term(kind, *steady, certain=True), cause
+            term = Term(kind, *steady, certain=True)
+            yield term, _cause_of(matched, _kind_of(matched), term, before, after)
             continue
-        calls = cause.before.calls, cause.after.calls
-        if abs(calls[1] - calls[0]) < 1e-6:
-            cause = replace(cause, kind=Kind.SHAPE if matched.other_work else Kind.TIME)
+        if abs(after.calls - before.calls) < 1e-6:
             unsure_us = pace.unsure_us(matched)
-            yield Term(kind, *steady, certain=matched in judged, unsure_us=unsure_us), cause
+            term = Term(kind, *steady, certain=matched in judged, unsure_us=unsure_us)
+            how = Kind.SHAPE if matched.other_work else Kind.TIME
+            yield term, _cause_of(matched, how, term, before, after)
             continue
         # n calls of t us: n1 t1 - n0 t0 = (n1 - n0) t0 + n1 (t1 - t0), more calls and slower calls.
-        each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0
+        each_us = mean(steady[0]) / before.calls if before.calls else 0.0
         as_many = tuple(n * each_us for n in added([row.calls for row in matched.after]))
-        between = replace(cause.after, us=each_us * calls[1])
-        yield (
-            Term(kind, steady[0], as_many, certain=True),
-            replace(cause, kind=Kind.CALLS, after=between),
-        )
+        between = replace(after, us=each_us * after.calls)
+        term = Term(kind, steady[0], as_many, certain=True)
+        yield term, _cause_of(matched, Kind.CALLS, term, before, between)
         slower = less(steady[1], as_many)
-        yield (
-            Term(kind, (0.0,) * len(steady[0]), slower, size=cause.after.us),
-            replace(cause, kind=Kind.TIME, before=between),
-        )
+        term = Term(kind, (0.0,) * len(steady[0]), slower, size=after.us)
+        yield term, _cause_of(matched, Kind.TIME, term, between, after)
 
 
-def _cause_of(matched: Match) -> Cause:
-    """Return a match as a cause, without its time."""
+def _cause_of(matched: Match, kind: Kind, term: Term, before: Side, after: Side) -> Cause:
+    """Return a match as the cause of a term."""
     row = max(matched.rows, key=lambda row: mean(row.us))
     # The place is that of a new kernel if there is one, since the reader can change that line.
     known = {row.name for row in matched.before}
     came = [row for row in matched.after if row.name not in known] or matched.rows
     longest = max(came, key=lambda row: mean(row.us))
     place = next((row.source for row in came if row.source), longest.operator)
-    sides = _side(matched.before), _side(matched.after)
-    return Cause(_kind_of(matched), 0.0, row.name, row.phase, place, *sides)
+    return Cause(kind, term.change_us, row.name, row.phase, place, before, after)
 
 
 def _kind_of(matched: Match) -> Kind:
@@ -213,10 +209,10 @@ def _other_terms(
 
 def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple[Term, Cause]:
     sides = Side((), 0.0, mean(before)), Side((), 0.0, mean(after))
-    cause = Cause(kind, 0.0, str(kind), "", "", *sides)
     # The overlap is a difference between sums of kernels, so it scatters as little as kernels do.
     usual = Usual.PACE if kind == Kind.OVERLAP else Usual.PART
-    return Term(str(kind), before, after, usual, size=size), cause
+    term = Term(str(kind), before, after, usual, size=size)
+    return term, Cause(kind, term.change_us, str(kind), "", "", *sides)
 
 
 def _idle_terms(before: Profile, after: Profile) -> Iterator[tuple[Term, Cause]]:
@@ -232,7 +228,7 @@ def _idle_terms(before: Profile, after: Profile) -> Iterator[tuple[Term, Cause]]
             Usual.PART,
         )
         sides = _idle_side(old), _idle_side(new)
-        yield term, Cause(Kind.IDLE, 0.0, call or cause, "", place, *sides)
+        yield term, Cause(Kind.IDLE, term.change_us, call or cause, "", place, *sides)
 
 
 def _idle_side(row: IdleRow | None) -> Side:
@@ -248,7 +244,7 @@ def _sorted_out(
     causes, rest = [], []
     for term, cause in terms:
         if scatter.beyond(term):
-            causes.append(replace(cause, us=term.change_us))
+            causes.append(cause)
         else:
             rest.append((term.part, term.change_us))
     return causes, rest
@@ -261,7 +257,7 @@ def _other_machine_code(terms: Sequence[tuple[Term, Cause]], scatter: Scatter) -
     for term, cause in terms:
         old, new = cause.before.machine_code, cause.after.machine_code
         if old and new and old != new and not scatter.beyond(term):
-            yield replace(cause, us=term.change_us)
+            yield cause
 
 
 def _pace_causes(

@@ -49,19 +49,15 @@ def settled(findings: Findings, answer: Answer | None) -> Findings:
     # A step that does other work is another step, and an ended run passes nothing.
     if refused and refused.reason in (Reason.WORK_MOVED, Reason.UNDECIDED):
         return replace(findings, whole=refused)
-
-    def ended(metric: MetricVerdict) -> MetricVerdict:
-        # A time that a waiver covers passes as it is, whether the code or the machine changed it.
-        if not _is_alarm(metric) or findings.covers(metric):
-            return metric
-        return _answered(metric, asked)
-
-    findings = replace(findings, metrics=tuple(map(ended, findings.metrics)))
-    if not (asked and asked.pairs) or refused:
-        return findings
+    # A time that a waiver covers passes as it is, whether the code or the machine changed it.
+    metrics = tuple(
+        _answered(metric, asked) if _is_alarm(metric) and not findings.covers(metric) else metric
+        for metric in findings.metrics
+    )
     # The pairs' profiles were taken now and on this machine, unlike a recording's.
-    causes = {name: cause for name, cause in why(asked.pairs).items() if cause}
-    return replace(findings, **causes)
+    causes = why(asked.pairs) if asked and asked.pairs and not refused else {}
+    known = {name: cause for name, cause in causes.items() if cause}
+    return replace(findings, metrics=metrics, **known)
 
 
 def _is_alarm(metric: MetricVerdict) -> bool:
@@ -74,9 +70,7 @@ def _answered(alarm: MetricVerdict, answer: Answer | None) -> MetricVerdict:
         return _unconfirmed(alarm, None)
     if answer.same_code:
         machine = Confirmed(Confirmation.MACHINE, answer.commit)
-        return structs.replace(
-            alarm, status=Status.SAME, reason=Reason.UNCONFIRMED, confirmed=machine
-        )
+        return _ended(alarm, Status.SAME, Reason.UNCONFIRMED, machine)
     decided = decision(answer.pairs) if answer.pairs else None
     if no_answer := _no_answer(answer, decided):
         return _unconfirmed(alarm, Confirmed(Confirmation.NOT_MEASURED, why=no_answer))
@@ -89,13 +83,18 @@ def _answered(alarm: MetricVerdict, answer: Answer | None) -> MetricVerdict:
             outcome, other = Confirmation.NOT_CLEARED, OtherCommit()
             return _unconfirmed(alarm, Confirmed(outcome, answer.commit, finding, why=other))
         cleared = Confirmed(Confirmation.STEP_SAME, answer.commit, finding)
-        return structs.replace(alarm, status=Status.SAME, reason=decided.reason, confirmed=cleared)
+        return _ended(alarm, Status.SAME, decided.reason, cleared)
     hidden = decided.status is Status.SLOWER and alarm.status is Status.FASTER
     how = Confirmed(Confirmation.CONFIRMED, answer.commit, finding, hidden)
     if decided.status is alarm.status and alarm.reason is not Reason.KERNELS_MOVED:
-        return structs.replace(alarm, confirmed=how)
-    by_pairs = time_by_pairs(answer.pairs, decided)
-    return structs.replace(by_pairs, figures=alarm.figures, confirmed=how)
+        return _ended(alarm, alarm.status, alarm.reason, how)
+    return time_by_pairs(answer.pairs, decided, figures=alarm.figures, confirmed=how)
+
+
+def _ended(
+    alarm: MetricVerdict, status: Status, reason: Reason, how: Confirmed | None
+) -> MetricVerdict:
+    return structs.replace(alarm, status=status, reason=reason, confirmed=how)
 
 
 def _no_answer(answer: Answer, decided: Decision | None) -> NoAnswer | NoComparison | None:
@@ -114,5 +113,4 @@ def _unconfirmed(alarm: MetricVerdict, how: Confirmed | None) -> MetricVerdict:
     longer = alarm.status is Status.SLOWER
     status = Status.INCONCLUSIVE if longer else Status.SAME
     kernels = alarm.reason is Reason.KERNELS_MOVED
-    reason = alarm.reason if kernels else Reason.UNCONFIRMED
-    return structs.replace(alarm, status=status, reason=reason, confirmed=how)
+    return _ended(alarm, status, alarm.reason if kernels else Reason.UNCONFIRMED, how)

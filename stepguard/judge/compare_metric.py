@@ -32,16 +32,18 @@ def compare(
     past: Sequence[Recording],
     gates: Sequence[str],
     recorded: bool = False,
+    longer: bool = False,
 ) -> MetricVerdict:
     """Return the metric's verdict. ``now`` must have the metric. ``recorded`` says that ``past`` is
-    a baseline's: then a counter that is newer than the baseline is shown, not compared.
+    a baseline's: then a counter that is newer than the baseline is shown, not compared. ``longer``
+    says that the step's kernels take longer: then its time is an alarm, also if it is `same`.
     """
     kind, new, gated = METRICS[metric].kind, now.values()[metric], metric in gates
     known = any(metric in recording.counters for recording in past)
     if recorded and METRICS[metric].new and not known:
         return _not_recorded(metric, new, gated, Status.SAME)
     if metric == JUDGED_TIME:
-        return _compare_time(now, past, gated)
+        return _compare_time(now, past, gated, longer)
     if kind == "difference":
         return _compare_difference(metric, now, past, gated)
     if kind == "counter" and metric != "tokens_per_step":
@@ -55,7 +57,9 @@ def compare(
     return MetricVerdict(metric, *said, old, new, _change_pct_of(old, new), gated=gated)
 
 
-def _compare_time(now: Recording, past: Sequence[Recording], gated: bool) -> MetricVerdict:
+def _compare_time(
+    now: Recording, past: Sequence[Recording], gated: bool, longer: bool
+) -> MetricVerdict:
     """Judge the step time by the recordings of this very card; if there are none, by those of other
     cards, where each card counts once.
     """
@@ -70,9 +74,12 @@ def _compare_time(now: Recording, past: Sequence[Recording], gated: bool) -> Met
         return _not_recorded(JUDGED_TIME, new, gated)
     change_pct = 100 * math.expm1(_level(now.times_ms[JUDGED_TIME]) - fmean(levels))
     limit_pct = OWN_CARD_PCT if own else OTHER_CARD_PCT
+    said = _against_limit(change_pct, limit_pct)
+    if longer and gated and said[0] is Status.SAME:
+        said = Status.SLOWER, Reason.KERNELS_MOVED
     return MetricVerdict(
         JUDGED_TIME,
-        *_against_limit(change_pct, limit_pct),
+        *said,
         # The mean that the change refers to. It need not be any recording's own time.
         old=new / (1 + change_pct / 100),
         new=new,

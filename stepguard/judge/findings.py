@@ -37,20 +37,27 @@ class Findings:
         its = tuple(item for item in permissions if item.case == self.case_id)
         return replace(self, permissions=its, today=today)
 
-    def permitted(self) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
-        """Return the metrics under the permissions, and the effect of each permission."""
+    def permitted(
+        self, metrics: tuple[MetricVerdict, ...] | None = None
+    ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
+        """Return the metrics, all or these, under the permissions, and the effect of each
+        permission.
+        """
         # In an unsound case a counter that moved decides although other metrics are unknown. With a
         # waiver for that counter an undecided case would pass.
         unsound = self.whole is not None or not self.sound
-        return permitted(self.metrics, self.permissions, unsound, self.today)
+        judged = self.metrics if metrics is None else metrics
+        return permitted(judged, self.permissions, unsound, self.today)
 
     def covers(self, metric: MetricVerdict) -> bool:
         """Tell whether a waiver lets a metric pass."""
-        return any(one.waived_until for one in replace(self, metrics=(metric,)).permitted()[0])
+        return any(one.waived_until for one in self.permitted((metric,))[0])
 
 
-def verdict_of(findings: Findings) -> Verdict:
-    """Return the verdict on a case."""
+def verdict_of(findings: Findings, accepted: bool = False) -> Verdict:
+    """Return the verdict on a case. ``accepted`` says whether the tree's own baseline accepts it
+    although another branch's judges.
+    """
     metrics, outcomes = findings.permitted()
     status, reason, until = _decided(findings.whole, metrics)
     return Verdict(
@@ -61,6 +68,7 @@ def verdict_of(findings: Findings) -> Verdict:
         detail=findings.whole.detail if findings.whole else "",
         metrics=metrics,
         recordings=findings.recordings,
+        accepted=accepted,
         against=findings.against,
         p_value=findings.p_value,
         waived_until=until,

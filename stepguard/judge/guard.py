@@ -32,7 +32,6 @@ from stepguard.judge.waiver_rules import effect_of
 # Options that change what judges. Settings may have them left over from another day.
 _JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
 _BUDGET = "--perf-budget"
-_RECORDING = ("--perf-update", "--perf-update-new")
 _NONE = "no variable that steers"
 _DIFFERENCES = tuple(name for name, metric in METRICS.items() if metric.kind == "difference")
 _MENDS = {
@@ -187,13 +186,9 @@ def _against_another(document: RunDocument, base: Base) -> Iterator[Words]:
         yield {"against": revision(document.against, commit)}
 
 
-def _asked_to_record(document: RunDocument, base: Base) -> Iterator[Words]:
-    yield from ({"option": name} for name in _RECORDING if document.options.perf.get(name))
-
-
 def _was_recorded(document: RunDocument, base: Base) -> Iterator[Words]:
     for result in document.results:
-        # With --perf-append a case that is `same` adds a recording, and still passes.
+        # A case that is `same` passes by itself, also if it adds a recording.
         if result.verdict.recorded and result.verdict.status is not Status.SAME:
             yield {"case": result.case}
 
@@ -374,17 +369,10 @@ CONDITIONS = (
         _against_another,
     ),
     Condition(
-        "the run records nothing",
+        "no case passes by its own recording",
         _C.RECORDS,
-        "{option} passes what it records",
-        "record in a run of its own",
-        _asked_to_record,
-    ),
-    Condition(
-        "no verdict was recorded",
-        _C.RECORDS,
-        "its verdict is that it was recorded",
-        "record in a run of its own",
+        "it had no recording, and passes because this run made one",
+        "commit the recording, then measure again",
         _was_recorded,
     ),
     Condition(

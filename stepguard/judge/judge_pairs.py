@@ -339,9 +339,11 @@ def _time(
         change = 100 * (new / old - 1) if old else None
         shown = Status.SAME, Reason.NOT_JUDGED, old, new, change
         return MetricVerdict(JUDGED_TIME, *shown, gated=False)
-    return replace(
-        time_by_pairs(comparison, decided),
+    return time_by_pairs(
+        comparison,
+        decided,
         noise_pct=decided.sd_pct,
+        figures=_slow_steps(comparison),
         sites=_risen_python(comparison, decided),
         pairs=pairs_finding(comparison, decided),
     )
@@ -356,9 +358,9 @@ def _risen_python(comparison: Comparison, decided: Decision) -> tuple[Site, ...]
     return risen_python(comparison.head.counted, comparison.base.counted)
 
 
-def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
+def time_by_pairs(comparison: Comparison, decided: Decision, **shown: Any) -> MetricVerdict:
     """Return what a decision says of the step time. The old time follows from HEAD's time and the
-    pairs' ratio.
+    pairs' ratio. ``shown`` are further fields.
     """
     margins, pct = margins_of(comparison, decided), decided.estimate_pct
     # `same` says that the change is below the matter margin, so that is the limit.
@@ -374,7 +376,7 @@ def time_by_pairs(comparison: Comparison, decided: Decision) -> MetricVerdict:
         new=new_ms,
         change_pct=pct,
         limit_pct=limit_pct,
-        figures=_slow_steps(comparison),
+        **shown,
     )
 
 

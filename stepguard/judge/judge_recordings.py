@@ -9,8 +9,7 @@ The first line that applies decides:
 """
 
 from collections.abc import Sequence
-
-from msgspec.structs import replace
+from functools import partial
 
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Difference, Evidence
@@ -19,7 +18,7 @@ from stepguard.core.reason_sentences import NotRecorded, OfCase, WorkMoved
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import Recording, without_labels
 from stepguard.core.status import Status
-from stepguard.core.verdict import MetricVerdict, Verdict
+from stepguard.core.verdict import MetricVerdict
 from stepguard.judge.comparable import (
     SOFTWARE,
     Tag,
@@ -42,13 +41,6 @@ from stepguard.judge.soundness import (
 from stepguard.judge.summarise_evidence import summarise
 
 
-def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
-    """Return what the recordings alone say of a case: a time that moved is SLOWER or FASTER, an
-    alarm that no pairs have answered. ``entry`` is the case's baseline; None if it has none.
-    """
-    return verdict_of(screen(evidence, entry))
-
-
 def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
     """Return what the recordings of ``entry`` say. If it is None, the refusal names ``path``, the
     file that should have it.
@@ -65,14 +57,10 @@ def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
         return _refused(evidence, refused, now)
     values = now.values()
     why, kernels_moved = against_recordings(evidence.counted.profile, now, past)
-    compared = [compare(name, now, past, gates, True) for name in METRICS if name in values]
-    metrics = tuple(
-        _with_kernels(metric) if kernels_moved and metric.metric == JUDGED_TIME else metric
-        for metric in with_fallen(compared)
-    )
+    asked = partial(compare, now=now, past=past, gates=gates, recorded=True, longer=kernels_moved)
     return Findings(
         evidence.case_id,
-        metrics,
+        with_fallen([asked(name) for name in METRICS if name in values]),
         recordings=len(past),
         explanation=why,
         libraries=_other_libraries(now, past[-1]),
@@ -89,13 +77,6 @@ def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Finding
     """Return the findings for a case that is judged as a whole. What was measured is shown."""
     shown = uncompared(now, evidence.gates, why.status, why.reason) if now else ()
     return Findings(evidence.case_id, shown, why)
-
-
-def _with_kernels(time: MetricVerdict) -> MetricVerdict:
-    """Return the step time as an alarm if its kernels take longer although it is `same`."""
-    if not time.gated or time.status is not Status.SAME:
-        return time
-    return replace(time, status=Status.SLOWER, reason=Reason.KERNELS_MOVED)
 
 
 def _past(
@@ -165,7 +146,7 @@ def enough_launches(evidence: Evidence, entry: Entry) -> bool:
     """
     if JUDGED_TIME not in evidence.gates:
         return True
-    verdict = judge(evidence, entry)
+    verdict = verdict_of(screen(evidence, entry))
     time = next((metric for metric in verdict.metrics if metric.metric == JUDGED_TIME), None)
     if verdict.status is not Status.SAME or time is None:
         return False

@@ -164,14 +164,20 @@ class Figures:
         reason: Reason | None = None,
         final: bool = True,
         p_value: float = 1.0,
+        **pcts: float,
     ) -> Decision:
-        """Return a decision with this status. By default its reason is the plan's for that one."""
+        """Return a decision with this status. By default its reason is the plan's for that one, and
+        estimate and bounds, ``pcts``, are those of the figures.
+        """
+        own_pcts = {
+            "estimate_pct": self.estimate_pct,
+            "low_pct": 100 * math.expm1(self.bounds.low),
+            "high_pct": 100 * math.expm1(self.bounds.high),
+        }
         return Decision(
             status=status,
             reason=reason or _REASONS[status],
-            estimate_pct=self.estimate_pct,
-            low_pct=100 * math.expm1(self.bounds.low),
-            high_pct=100 * math.expm1(self.bounds.high),
+            **(own_pcts | pcts),
             pairs=self.bounds.pairs,
             sd_pct=100 * self.bounds.sd,
             p_value=min(self.bounds.p_value, p_value),

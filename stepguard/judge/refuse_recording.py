@@ -66,7 +66,7 @@ def too_few_launches(evidence: Evidence) -> str:
     if timed and count < MIN_TIMED_LAUNCHES:
         return (
             f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}: one was enough to judge the case; "
-            "measure again with --perf-update or --perf-append, which measure all launches"
+            "measure again with --perf-update, which measures all launches"
         )
     return ""
 

@@ -6,8 +6,6 @@ book: the order of the rules, and what each of them says.
 
 from dataclasses import dataclass, replace
 
-from msgspec import structs
-
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Evidence
 from stepguard.core.metrics import JUDGED_TIME
@@ -63,11 +61,10 @@ def need(question: Question) -> Need:
 
 def judge(question: Question) -> Verdict:
     """Return the verdict on what was measured."""
-    verdict = verdict_of(settled(_findings(question), question.answer))
-    if question.now is None or question.own is None:
-        return verdict
-    by_own = judge(Question(question.now, question.own))
-    return structs.replace(verdict, accepted=by_own.joins is Joins.ITSELF and not by_own.whole)
+    findings, accepted = settled(_findings(question), question.answer), False
+    if question.now is not None and question.own is not None:
+        accepted = judge(Question(question.now, question.own)).joins is Joins.ITSELF
+    return verdict_of(findings, accepted)
 
 
 def _findings(question: Question) -> Findings:
@@ -113,15 +110,14 @@ def _need_of_pairs(question: Question, pairs: Comparison) -> Need:
     )
     if not wanted or pairs.pairs >= MOST_PAIRS:
         return NOTHING
-    following = next_pair(pairs)
-    return replace(following, last=following.last and not question.everything)
+    return next_pair(pairs, question.everything)
 
 
-def next_pair(pairs: Comparison) -> Need:
-    """Return the need of a pair that follows these."""
+def next_pair(pairs: Comparison, everything: bool = False) -> Need:
+    """Return the need of a pair that follows these. With ``everything`` none is the last."""
     head = pairs.head
     profiled = changed_kernels.wants_profiles(pairs)
     few = pairs.pairs == changed_kernels.LEAST_PAIRS - 1
     alike_steps = pairs.pairs == 0 and not why_not_same(pairs)
     last = JUDGED_TIME not in head.gates or alike_steps or few and profiled
-    return Need(pair=True, profiled=profiled, last=last)
+    return Need(pair=True, profiled=profiled, last=last and not everything)

@@ -12,8 +12,6 @@ The first line that applies decides:
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from msgspec import structs
-
 from stepguard.core.evidence import Evidence, Launch
 from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.core.reason_sentences import (
@@ -73,10 +71,10 @@ def _contradiction(evidence: Evidence) -> Refusal | None:
         if not launch.blocks:
             return _broken(Reason.NOTHING_MEASURED, Missing(launch=label, what="blocks"))
         for block in launch.blocks:
-            if bad := block.bad_times():
-                return _broken(Reason.NOTHING_MEASURED, structs.replace(bad, launch=label))
-            if gap := block.clock_gap():
-                return _broken(Reason.CLOCKS_DISAGREE, structs.replace(gap, launch=label))
+            if bad := block.bad_times(launch=label):
+                return _broken(Reason.NOTHING_MEASURED, bad)
+            if gap := block.clock_gap(launch=label):
+                return _broken(Reason.CLOCKS_DISAGREE, gap)
     if gaps := _repeated_clock_gap([launch for _, launch in _labelled(evidence)]):
         return _broken(Reason.CLOCKS_DISAGREE, gaps)
     for difference in evidence.differences:
@@ -97,10 +95,10 @@ def _repeated_clock_gap(launches: Sequence[Launch]) -> ClockGap | None:
     A host that stalls causes a gap once in some 300 blocks. Work that the events miss, for example
     in every tenth step, causes gaps more often.
     """
-    gaps = [gap for launch in launches for block in launch.discarded if (gap := block.clock_gap())]
-    if len(gaps) <= max(1, len(launches) // 3):
+    blocks = [block for launch in launches for block in launch.discarded if block.clock_gap()]
+    if len(blocks) <= max(1, len(launches) // 3):
         return None
-    return structs.replace(gaps[0], blocks=len(gaps), launches=len(launches))
+    return blocks[0].clock_gap(blocks=len(blocks), launches=len(launches))
 
 
 def _undecided(evidence: Evidence) -> Refusal | None:

@@ -12,17 +12,13 @@ from stepguard.core.margins import BUDGET_MIN
 from stepguard.machine import inherited
 
 FLAGS = {
-    "--perf-update": "record what is measured now: every valid result, changed levels included",
+    "--perf-update": "record each case that has no baseline, and add a recording to the level of "
+    "each that is `same`",
     "--perf-update-new": "record only the cases that have no baseline",
-    "--perf-append": "add a recording for every case that is `same`; no new level",
     "--perf-strict": "fail for whatever leaves a case unguarded; the default where CI is set",
     "--perf-no-strict": "do not fail for unguarded cases, also where CI is set",
 }
 TEXTS = {
-    "--perf-reason": (
-        "TEXT",
-        "why the recorded levels are right; stored with each new one",
-    ),
     "--perf-baselines": ("DIR", "folder of the baseline files (baselines/)"),
     "--perf-base": (
         "REV",
@@ -46,21 +42,12 @@ def add_options(group: Any) -> None:
     for name, text in FLAGS.items():
         group.addoption(name, action="store_true", help=text)
     for name, (metavar, text) in TEXTS.items():
-        kind = _reason if name == "--perf-reason" else _named
-        group.addoption(name, metavar=metavar, type=kind, help=text)
+        group.addoption(name, metavar=metavar, type=_named, help=text)
     former.add_options("pytest", group.addoption)
     text = "refuse to run with fewer GPUs than this, instead of skipping (%(default)s)"
     group.addoption("--perf-require-gpus", metavar="N", type=_count, default=0, help=text)
     text = "minutes that a run may spend on pairs with another revision (%(default)g)"
     group.addoption("--perf-budget", metavar="MIN", type=_minutes, default=BUDGET_MIN, help=text)
-
-
-def _reason(text: str) -> str:
-    from stepguard.core.text import has_words  # only here: projects without cases do not pay
-
-    if not (has_words(text) and text.isprintable()):
-        raise argparse.ArgumentTypeError(f"{text!r}: write a line of words")
-    return text
 
 
 def _named(text: str) -> str:

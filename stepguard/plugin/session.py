@@ -60,6 +60,7 @@ from stepguard.plugin.strict_run import NO_GATE, SAID_BEFORE, StrictRun, left_ou
 from stepguard.report import verdict_text
 from stepguard.report.next_steps import Commands
 from stepguard.report.progress_line import ProgressLine
+from stepguard.report.scaling import scaling_lines
 from stepguard.report.terminal_summary import ShownRun
 from stepguard.report.verdict_text import ReportedCauses
 from stepguard.storage import output_files
@@ -193,7 +194,7 @@ class PerfSession:
         for name, path in self._documents.items():
             if problem := output_files.unwritable(self._commands.folder / path):
                 raise pytest.UsageError(printable(f"{name}={path}: {problem}"))
-        if option.perf_update or option.perf_update_new or option.perf_append:
+        if self.recorder.records:
             if option.perf_against or base_branch(self._config)[0]:
                 raise pytest.UsageError(
                     "a run that records is judged by its own baselines: record without "
@@ -290,7 +291,7 @@ class PerfSession:
                 ["pytest", *self._config.invocation_params.args],
                 permissions=self._waivers,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
-                records=option.perf_update or option.perf_update_new or option.perf_append,
+                records=self.recorder.records,
                 alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,
@@ -370,6 +371,7 @@ class PerfSession:
             for text in verdict_text.remarks(result.evidence):
                 said.setdefault(text, []).append(result.case.id)
         self._notices += suite.notices + [f"{listed(ids, 3)}: {it}" for it, ids in said.items()]
+        self._notices += scaling_lines(suite.results)
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []

@@ -143,8 +143,6 @@ def _after_screen(verdict: Verdict, commands: Commands, commit: str) -> list[str
 
 def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     """Return what to do after an A/B comparison. There is no baseline to accept into."""
-    if verdict.status is Status.FASTER and not verdict.waived_until:
-        return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
         if verdict.waived_until:
             return []

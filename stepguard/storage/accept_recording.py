@@ -39,10 +39,10 @@ class Declined(FileError):
 class Action(Enum):
     """What accepting evidence does. The values are sentences with fields of Accepted."""
 
-    # Only for a case without times.
+    # The evidence is recorded already, or its case has no times.
     NOTHING_TO_ADD = "equal to what {path} holds, nothing to add"
     # Beside recordings one launch may be enough to judge a case.
-    ONE_LAUNCH = "same as {path} by one launch, nothing to add; --perf-append measures all launches"
+    ONE_LAUNCH = "same as {path} by one launch, nothing to add; --perf-update measures all launches"
     FIRST_RECORDING = "first recording in {path}"
     APPENDED = "recording {number} of its level in {path}"
     FIRST_OF_SOFTWARE = "first under this software in {path}"
@@ -97,13 +97,14 @@ def accept(
     verdict = verdict or judge(Question(evidence, entry))
     guard = _guard(evidence, recording)
     guards = entry is not None and guard.items() <= msgspec.structs.asdict(entry).items()
-    if guards and verdict.joins is Joins.ITSELF and _adds_nothing(recording, entry):
+    equal = guards and verdict.joins is Joins.ITSELF and _adds_nothing(recording, entry)
+    if equal or _has(entry, recording):
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The entry has the newest parameters, since a run is compared only with the last epoch.
     fresh = Entry(case=evidence.case, epochs=epochs, **guard)
     cases = content.cases | {evidence.case_id: fresh}
-    save(path, msgspec.structs.replace(content, cases=cases))
+    save(path, BaselineFile(schema=SCHEMA, machine=machine, cases=cases))
     opened = action is Action.EPOCH_OPENED
     moved = tuple(_placed(metric, recording) for metric in verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
@@ -125,6 +126,15 @@ def _adds_nothing(recording: Recording, entry: Entry | None) -> bool:
     """
     exact = not (recording.times_ms or recording.differences_pct)
     return exact and entry is not None and recording.values().keys() <= _recorded(entry.level)
+
+
+def _has(entry: Entry | None, recording: Recording) -> bool:
+    """Tell whether a case has this recording. Accepted twice, one run would count as two recordings
+    that agree perfectly.
+    """
+    known = (one for epoch in entry.epochs for one in epoch.recordings) if entry else ()
+    one = (recording.date, recording.commit, recording.device_uuid)
+    return one in ((other.date, other.commit, other.device_uuid) for other in known)
 
 
 def _placed(metric: MetricVerdict, recording: Recording) -> MetricVerdict:
@@ -172,10 +182,6 @@ def _place(
         why = reason if has_words(reason) else "first recording"
         epoch = Epoch(reason=why, recordings=[recording])
         return Action.FIRST_RECORDING, 1, [epoch]
-    # Accepted twice, one run would count as two recordings that agree perfectly.
-    known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
-    if (recording.date, recording.commit, recording.device_uuid) in known:
-        raise Declined(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
     last = entry.level
     same = alike(last, evidence)
     drift = "" if same else _other_software(recording, last)
@@ -198,9 +204,8 @@ def _place(
         why = f"{evidence.case_id}: {drift or _moved(verdict)}"
         raise Declined(f"{why}; a new level needs a reason: {command}")
     # No run is compared with an older epoch, so its recordings lose places and parts.
-    older = [_without_detail(r) for r in last.recordings]
-    before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
-    epochs = [*before, Epoch(reason=reason, recordings=[recording])]
+    past = Epoch(reason=last.reason, recordings=[_without_detail(r) for r in last.recordings])
+    epochs = [*entry.epochs[:-1], past, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
 
 

@@ -14,9 +14,10 @@ import pytest
 from short_launches import measured_alone
 
 from stepguard import Case
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.machine.git.revision import Revision
 from stepguard.machine.gpu.lock import GpuLocked, exclusive
 from stepguard.machine.gpu.nvml import Gpu, MachineError
@@ -199,7 +200,7 @@ def on_a_gpu(tmp_path, monkeypatch):
 def test_a_case_on_a_locked_gpu_is_unfit(on_a_gpu, holder):
     """Before the machine is looked at, and with a reason of its own."""
     assert says(holder()) == "holds"
-    verdict = judge(on_a_gpu(), None)
+    verdict = judge(Question(on_a_gpu(), None))
     assert (verdict.status, verdict.reason) == (Status.UNFIT, Reason.FOREIGN_PROCESS)
     assert "(pytest perf_tests) measures on it" in verdict.message
 

@@ -8,12 +8,13 @@ from msgspec import structs
 
 from stepguard.core.evidence import Counts
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, PEAK
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, cause_first
 from stepguard.judge.compare_metric import compare
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored, summarise
 from stepguard.report.verdict_text import evidence_lines, headline
 
@@ -215,7 +216,7 @@ def test_a_shared_function_that_does_more_names_the_caller_that_is_new(
     past = stored(old) if stored_then else summarise(old)
     (site,) = compare(OPERATORS, summarise(new), [past], new.gates).sites
     assert (site.caller or "") == caller
-    verdict = judge(new, known(old))
+    verdict = judge(Question(new, known(old)))
     named = f"+2 aten.clone in norm (model/gpt.py:5) called from {caller}"
     assert (named in headline(verdict)) == bool(caller)
     assert (named in "\n".join(evidence_lines(verdict))) == bool(caller)
@@ -239,7 +240,7 @@ def test_a_touched_line_goes_first_of_any_counter():
         with_counts(evidence(counts=Counts(COUNTS, {}, {}, {metric: sites})), **{metric: count})
         for count, sites in ((1, (often,)), (8, (structs.replace(often, count=6), new)))
     ]
-    verdict = judge(runs[1], known(runs[0]))
+    verdict = judge(Question(runs[1], known(runs[0])))
     assert [(site.line, site.count) for site in verdict.worst.sites] == [(5, 2), (8, 5)]
     assert headline(verdict).endswith(f"{metric} 1 -> 8 (+7 syncs), 2 at train.py:5")
 
@@ -305,7 +306,7 @@ def test_a_peak_names_what_another_line_calls_now():
     loss, head = at(9, text="loss = f(y)", what="nll"), "y = head(x).float()"
     then = counted(at(8, text="y = head(x)", what="mm"), loss, at(9, text=loss.text, what="cast"))
     now = counted(at(8, text=head, what="mm"), at(8, text=head, what="cast"), loss)
-    (site,) = judge(higher(now), known(then)).worst.sites
+    (site,) = judge(Question(higher(now), known(then))).worst.sites
     assert (site.line, site.what, site.count) == (8, "aten.cast", 1)
 
 
@@ -325,7 +326,7 @@ def test_a_peak_names_the_lines_that_were_edited(edited, shown):
     then, now = (
         counted(*found) for found in (sites("x", (0, 2), (1, 1)), sites("y", (0, 1), (1, 2)))
     )
-    verdict = judge(higher(now), known(then))
+    verdict = judge(Question(higher(now), known(then)))
     lines = [site.line for site in verdict.worst.sites]
     assert lines == [*(range(9, 9 + edited) if shown else ()), 41]
     text = "\n".join(evidence_lines(verdict))
@@ -412,7 +413,7 @@ SAME, OTHER = Status.SAME, Status.CHANGED
 def test_which_operators_are_other_work(then, now, status):
     """In a step of 500 products. Of what is the same nothing is said."""
     then, now = (counted(mm=500, **parts) for parts in (then, now))
-    found = judge(now, known(then))
+    found = judge(Question(now, known(then)))
     assert found.status is status
     assert status is OTHER or not any(metric.moved or metric.sites for metric in found.metrics)
 

@@ -11,13 +11,14 @@ from msgspec import structs
 from scipy import stats
 
 from stepguard.core.evidence import Counts, Difference
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.replies import Counted
 from stepguard.core.site import Site
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import judge
 from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
+from stepguard.judge.rule_book import judge
 from stepguard.measure.combine_ranks import counts_of
 
 OVERHEAD = "sync_overhead_pct"
@@ -92,7 +93,7 @@ def test_a_difference_without_times_is_broken(pairs, text):
     found = evidence(differences=(Difference("sync_overhead", pairs),))
     assert OVERHEAD not in values_of(found)
     for baseline in (entry(), None):
-        verdict = judge(found, baseline)
+        verdict = judge(Question(found, baseline))
         assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
         assert verdict.message == text
 
@@ -220,7 +221,7 @@ def test_a_recording_without_places_names_none(counters, status):
 
 def test_a_recording_without_parts_compares_none():
     """Somebody took them out of the file: as many operators may be other ones."""
-    verdict = judge(evidence(), one_recording(detail={}))
+    verdict = judge(Question(evidence(), one_recording(detail={})))
     assert (verdict.status, verdict.reason) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
     assert verdict.worst.metric == "operator_calls_per_step"
 

@@ -9,7 +9,7 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.judge import rule_book
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import headline
 
 COMPILED = "compiled_operator_calls_per_step"
@@ -47,7 +47,7 @@ def recorded(found):
 
 def verdict(now, then):
     """The verdict beside a recording of ``then``."""
-    return judge(now, recorded(then))
+    return judge(Question(now, recorded(then)))
 
 
 def test_two_waits_less_are_faster():

@@ -190,8 +190,7 @@ MISTAKES = {
     "the run was interrupted": Mistake(
         run_document(ONE, end=End.INTERRUPTED, passed=False), "NOT_FINISHED"
     ),
-    "--perf-update": Mistake(left_in_settings("--perf-update"), "RECORDS"),
-    "it was recorded": Mistake(verdict(recorded=True, status=Status.FASTER), "RECORDS"),
+    "it was recorded": Mistake(verdict(recorded=True, status=Status.NO_BASELINE), "RECORDS"),
     "--perf-against=HEAD": Mistake(
         run_document(ONE, against="HEAD (aaaa)", base_commit=COMMIT), "OTHER_BASELINE"
     ),

@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
+from alarms import by_recordings
 from builders import (
     CASE,
     COUNTS,
@@ -30,10 +31,12 @@ from hypothesis import strategies as st
 
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import METRICS
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.recording import RecordedDifference
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import enough_launches, enough_pairs, judge
+from stepguard.judge.judge_recordings import enough_launches, enough_pairs
+from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import evidence_lines
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))
@@ -71,7 +74,7 @@ def test_one_recording_flags_by_whose_card_it_is(card, limit_pct):
     same = (0.99, Status.SAME), (-0.99, Status.SAME)
     for ratio, status in (*same, (1.01, Status.SLOWER), (-1.01, Status.FASTER)):
         ms = 250.0 * (1 + ratio * limit_pct / 100)
-        found = judge(evidence((ms,) * 3), one_recording(device_uuid=card))
+        found = by_recordings(evidence((ms,) * 3), one_recording(device_uuid=card))
         assert found.status is status
 
 
@@ -80,7 +83,7 @@ def test_the_capped_mean_judges_and_the_median_is_shown():
     for odd_ms, change_pct in ((310.0, 2.4), (315.0, 2.5), (350.0, 2.5)):
         steps = (250.0,) * 9 + (odd_ms,)
         odd = block(wall_ms=(sum(steps),), events_ms=(sum(steps),), step_ms=steps)
-        verdict = judge(with_launches(*[launch(blocks=(odd,) * 3)] * 3), FIVE)
+        verdict = by_recordings(with_launches(*[launch(blocks=(odd,) * 3)] * 3), FIVE)
         assert metric(verdict, "step_ms").change_pct == pytest.approx(change_pct, abs=1e-3)
     assert metric(verdict, "step_ms").status is Status.SLOWER
     assert metric(verdict, "step_ms_median").new == pytest.approx(250.0)
@@ -97,7 +100,7 @@ def test_a_work_counter_that_moves_is_changed(name, step):
     """Work that moved by one, either way, is CHANGED."""
     sound = evidence_having(name)
     moved = with_counts(sound, **{name: sound.counts.values[name] + step})
-    verdict = judge(moved, entry_of(sound))
+    verdict = judge(Question(moved, entry_of(sound)))
     assert decided(verdict) == (Status.CHANGED, Reason.WORK_MOVED)
     assert verdict.worst.metric == name
 
@@ -109,10 +112,10 @@ def test_other_libraries_stand_beside_what_changed():
     moved = with_counts(replace(sound, fingerprint=newer), flops_per_step=1)
     older = entry_of(sound, libraries={"transformers": "5.22"})
     said = "  peft unset -> 1.0, transformers 5.22 -> 5.23 since the recording"
-    assert evidence_lines(judge(moved, older))[0] == said
-    assert said not in evidence_lines(judge(replace(sound, fingerprint=newer), older))
+    assert evidence_lines(judge(Question(moved, older)))[0] == said
+    assert said not in evidence_lines(judge(Question(replace(sound, fingerprint=newer), older)))
     same = entry_of(sound, libraries=newer.libraries)
-    assert "since the recording" not in "".join(evidence_lines(judge(moved, same)))
+    assert "since the recording" not in "".join(evidence_lines(judge(Question(moved, same))))
 
 
 @pytest.mark.parametrize("name", COST)
@@ -123,8 +126,8 @@ def test_a_cost_counter_changes_up_and_is_faster_down(name):
     sound, down = evidence_having(name), METRICS[name].floor or 1
     recorded, count = entry_of(sound), sound.counts.values[name]
     beyond = max(down, int(count * METRICS[name].slack_pct / 100) + 1)
-    rose = judge(with_counts(sound, **{name: count + beyond}), recorded)
-    fell = judge(with_counts(sound, **{name: count - down}), recorded)
+    rose = judge(Question(with_counts(sound, **{name: count + beyond}), recorded))
+    fell = judge(Question(with_counts(sound, **{name: count - down}), recorded))
     assert decided(rose) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert decided(fell) == (Status.FASTER, Reason.COUNTER_FELL)
     assert rose.worst.metric == fell.worst.metric == name
@@ -158,7 +161,7 @@ PEAK, LEAK = "peak_allocated_bytes", "leaked_bytes_per_step"
 def test_what_a_count_may_move_by(name, recorded, now, status):
     """Each side of every limit."""
     past = epochs_of(*({name: count} for count in recorded))
-    assert judge(with_counts(evidence(), **{name: now}), past).status is status
+    assert judge(Question(with_counts(evidence(), **{name: now}), past)).status is status
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_an_ungated_metric_never_decides(ungated, moved):
     """What the case does not gate is compared and shown, and cannot fail or loudly pass it."""
     gates = tuple(name for name in evidence().gates if name != ungated)
     found = evidence(moved.pop("launch_ms", (250.0,) * 3), gates=gates)
-    verdict = judge(with_counts(found, **moved) if moved else found, entry())
+    verdict = judge(Question(with_counts(found, **moved) if moved else found, entry()))
     assert verdict.status is Status.SAME
     assert metric(verdict, ungated).status in (Status.SLOWER, Status.CHANGED)
     assert not metric(verdict, ungated).gated
@@ -192,14 +195,13 @@ def test_the_worst_metric_decides(rises, status):
     FASTER. Each metric keeps its own verdict.
     """
     moved = {rises: COUNTS[rises] + 1, "unique_graphs": 1}
-    verdict = judge(with_counts(evidence((260.0,) * 3), **moved), FIVE)
+    verdict = by_recordings(with_counts(evidence((260.0,) * 3), **moved), FIVE)
     assert verdict.status is status
     assert metric(verdict, "step_ms").status is Status.SLOWER
     assert metric(verdict, rises).status is Status.CHANGED
     assert metric(verdict, "unique_graphs").status is Status.FASTER
-    assert judge(with_counts(evidence(), graph_breaks=2, unique_graphs=1), FIVE).status is (
-        Status.CHANGED
-    )
+    both = with_counts(evidence(), graph_breaks=2, unique_graphs=1)
+    assert judge(Question(both, FIVE)).status is Status.CHANGED
 
 
 @PROPERTY
@@ -209,7 +211,7 @@ def test_the_worst_metric_decides(rises, status):
 )
 def test_a_gated_counter_is_same_exactly_when_equal(name, count):
     """No value but the recorded one is ``same``."""
-    verdict = judge(with_counts(evidence(), **{name: count}), entry())
+    verdict = judge(Question(with_counts(evidence(), **{name: count}), entry()))
     assert (metric(verdict, name).status is Status.SAME) == (count == COUNTS[name])
     if count > COUNTS[name]:
         assert verdict.status.outcome == "failed"
@@ -273,7 +275,7 @@ def without(found, name, unstable=""):
 def test_the_earlier_poison_decides(first, second):
     """Of two problems the one that comes first in the documented order is the verdict."""
     poisoned = POISONS[first][0](POISONS[second][0](evidence()))
-    verdict = judge(poisoned, FIVE)
+    verdict = judge(Question(poisoned, FIVE))
     assert decided(verdict) == POISONS[first][1]
     assert verdict.status.outcome == "error" and verdict.message
 
@@ -282,14 +284,14 @@ def test_the_earlier_poison_decides(first, second):
 def test_a_measurement_problem_comes_before_the_baseline(name):
     """Without a baseline too, unsound evidence is called by its own name."""
     poison, expected = POISONS[name]
-    assert decided(judge(poison(evidence()), None)) == expected
+    assert decided(judge(Question(poison(evidence()), None))) == expected
 
 
 @pytest.mark.parametrize("reason", [r for r in Reason if r is not Reason.NOTHING_MEASURED])
 def test_any_fault_is_an_error(reason):
     """Whatever fault a launch reports, with sound launches beside it, the outcome is an error."""
     fault = Fault(reason, "said so", "a traceback", "launch 2, block")
-    verdict = judge(evidence(faults=(fault,)), FIVE)
+    verdict = judge(Question(evidence(faults=(fault,)), FIVE))
     assert verdict.status.outcome == "error"
     assert verdict.reason is reason
     assert verdict.message == "launch 2: said so"
@@ -305,7 +307,7 @@ def test_a_time_that_is_none_is_broken(field, bad):
         for name in (("wall_ms", "events_ms", "step_ms") if field == "all" else (field,))
     }
     for baseline in (FIVE, None):
-        verdict = judge(with_block(block(**changes)), baseline)
+        verdict = judge(Question(with_block(block(**changes)), baseline))
         assert verdict.status is Status.BROKEN, verdict
         assert "launch" in verdict.message
 
@@ -317,7 +319,7 @@ def test_clocks_that_disagree_again_and_again_are_no_stall(launches, stalls, bro
     """One block that was measured again for it is a stall of the host; of many launches a third."""
     late = block(wall_ms=(2012.0,), events_ms=(2000.0,))
     lost = [(late,) if n < stalls else () for n in range(launches)]
-    verdict = judge(with_launches(*(launch(discarded=one) for one in lost)), FIVE)
+    verdict = judge(Question(with_launches(*(launch(discarded=one) for one in lost)), FIVE))
     assert (verdict.reason is Reason.CLOCKS_DISAGREE) is broken
     if broken:
         told = "rank 0: wall clock 2012.000 ms, events 2000.000 ms"
@@ -343,7 +345,7 @@ def test_the_hosts_clock_agrees_within_five_percent_or_half_a_second(ms, outside
     one = block(wall_ms=(ms,), events_ms=(ms,), outside_ms=outside)
     assert (not one.clock_gap()) is agree
     if not agree:
-        verdict = judge(with_block(one), FIVE)
+        verdict = judge(Question(with_block(one), FIVE))
         assert decided(verdict) == CLOCKS
         assert "the host's" in verdict.message
 
@@ -355,7 +357,7 @@ def test_every_gated_metric_must_be_there(name):
     sound = evidence_having(name)
     poisoned = replace(sound, tokens_per_step=0) if tokens else without(sound, name)
     for gates in (poisoned.gates, (name,)):
-        verdict = judge(replace(poisoned, gates=gates), entry_of(sound))
+        verdict = judge(Question(replace(poisoned, gates=gates), entry_of(sound)))
         assert decided(verdict) == EMPTY
         assert name in verdict.message
 
@@ -366,12 +368,12 @@ def test_a_counter_newer_than_every_recording_is_counted_and_not_compared(name):
     not lose it.
     """
     without = {other: count for other, count in COUNTS.items() if other != name}
-    verdict = judge(evidence(), one_recording(counters=without))
+    verdict = judge(Question(evidence(), one_recording(counters=without)))
     assert verdict.status is Status.SAME
     found = metric(verdict, name)
     assert (found.status, found.reason, found.old) == (Status.SAME, Reason.NOT_RECORDED, None)
     both = [recording(number=0, counters=COUNTS), recording(number=1, counters=without)]
-    lost = judge(evidence(), entry(epochs=[epoch(recordings=both)]))
+    lost = judge(Question(evidence(), entry(epochs=[epoch(recordings=both)])))
     assert decided(lost) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
 
 
@@ -382,7 +384,7 @@ def test_a_counter_newer_than_every_recording_is_counted_and_not_compared(name):
 )
 def test_an_empty_block_is_broken(odd):
     """It is not skipped."""
-    assert judge(with_block(odd), FIVE).status is Status.BROKEN
+    assert judge(Question(with_block(odd), FIVE)).status is Status.BROKEN
 
 
 OTHER = recording(500.0, 1, software=SOFTWARE | {"torch": "2.10.0"})
@@ -425,7 +427,7 @@ def test_what_can_be_compared(found, past, said, words):
     Recordings of other software are left out; a local build of torch is that torch; and a warm-up
     that never settled does not matter to counters.
     """
-    verdict = judge(found, past)
+    verdict = judge(Question(found, past))
     assert decided(verdict) == said
     assert words in verdict.message
 
@@ -475,8 +477,8 @@ def test_one_launch_is_not_enough_behind_a_clock_gap():
     """
     gap = block(events_ms=(2375.0,))
     first, second = (launch(index=number, discarded=(gap,)) for number in (1, 2))
-    assert judge(one(250.0, launches=(first,)), one_recording()).status is Status.SAME
-    assert judge(with_launches(first, second), one_recording()).status is Status.BROKEN
+    assert judge(Question(one(250.0, launches=(first,)), one_recording())).status is Status.SAME
+    assert judge(Question(with_launches(first, second), one_recording())).status is Status.BROKEN
     assert not enough_launches(one(250.0, launches=(first,)), one_recording())
 
 

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from alarms import confirmed, ended, to_confirm
+from alarms import by_recordings, confirmed, ended, to_confirm
 from builders import CASE, COUNTS, evidence, recording, replace, with_counts
 from comparisons import alike
 
@@ -18,7 +18,6 @@ from stepguard.core.recording import RecordedProfile
 from stepguard.core.status import Status
 from stepguard.core.verdict import Confirmation
 from stepguard.explain.causes import explain
-from stepguard.judge.judge_recordings import judge
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.verdict_text import evidence_lines, headline
@@ -75,7 +74,7 @@ def test_a_kernel_of_several_products_is_recorded_once():
     several = replace(found, kernels=(*rows, *others))
     (kept,) = [row for row in restored(recorded(several)).kernels if row.name == first.name]
     assert kept.us == pytest.approx(first.us, rel=1e-4)
-    assert to_confirm(judge(with_profile(several), entry())) is None
+    assert to_confirm(by_recordings(with_profile(several), entry())) is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_kernels_ask_for_pairs(slower, card, asks):
     """A kernel beyond its own spread does, though the step is within its limit. Without pairs that
     is no verdict, and the line names the kernel.
     """
-    found = judge(with_profile(profile(slower, seed=3)), entry(card))
+    found = by_recordings(with_profile(profile(slower, seed=3)), entry(card))
     assert (to_confirm(found) is not None) is asks
     assert (found.metrics[0].reason is Reason.KERNELS_MOVED) is asks
     assert ended(found).status is (Status.INCONCLUSIVE if asks else Status.SAME)
@@ -134,7 +133,7 @@ def test_a_counter_that_fell_hides_no_kernels():
     fewer = with_counts(
         with_profile(profile(1.05, seed=3)), launches_per_step=COUNTS["launches_per_step"] - 1
     )
-    found = judge(fewer, entry())
+    found = by_recordings(fewer, entry())
     assert to_confirm(found) is found.metrics[0]
     slower, same = (confirmed(found, alike([ratio] * 8), "aaa") for ratio in (2.0, 0.0))
     assert (slower.status, same.status) == (Status.SLOWER, Status.FASTER)
@@ -150,7 +149,7 @@ def test_gaps_between_kernels_ask_for_pairs(idle_us, more_us, asks, card):
     its host does it for longer on another host.
     """
     base = entry(card, profile(idle_us=idle_us))
-    found = judge(with_profile(profile(idle_us=idle_us + more_us, seed=3)), base)
+    found = by_recordings(with_profile(profile(idle_us=idle_us + more_us, seed=3)), base)
     assert (to_confirm(found) is not None) is asks
 
 
@@ -158,7 +157,9 @@ def test_a_card_at_another_clock_asks_for_nothing():
     """All kernels of a class 1 % slower are the card."""
     calm = profile(seed=4)
     slow = [replace(row, us=tuple(1.01 * us for us in row.us)) for row in calm.kernels]
-    assert to_confirm(judge(with_profile(replace(calm, kernels=tuple(slow))), entry())) is None
+    assert (
+        to_confirm(by_recordings(with_profile(replace(calm, kernels=tuple(slow))), entry())) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_a_card_at_another_clock_asks_for_nothing():
 )
 def test_pairs_decide_what_kernels_asked(ratios, status, outcome):
     """By the pairs alone, with their figures."""
-    screened = judge(with_profile(profile(1.1, seed=3)), entry())
+    screened = by_recordings(with_profile(profile(1.1, seed=3)), entry())
     found = confirmed(screened, alike(ratios), "the recording's commit aaa")
     time = found.metrics[0]
     assert (found.status, time.confirmed.outcome) == (status, outcome)
@@ -182,7 +183,7 @@ def test_pairs_decide_what_kernels_asked(ratios, status, outcome):
 
 def test_pairs_explain_better_than_a_recording():
     """Both sides have a profile of this card, at this time."""
-    screened = judge(with_profile(profile(1.1, seed=3)), entry())
+    screened = by_recordings(with_profile(profile(1.1, seed=3)), entry())
     sides = {"head": profile(1.3, seed=5), "base": profile(seed=6)}
     pairs = alike([2.0] * 8)
     both = {

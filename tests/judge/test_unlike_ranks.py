@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.metric_notes import note
 
@@ -33,7 +34,7 @@ def verdict(name, then, now, **changes):
     before = counted(name, *then)
     recorded = msgspec.structs.replace(stored(before), **changes)
     known = entry(case=before.case, epochs=[epoch(recordings=[recorded])])
-    return judge(counted(name, *now), known).worst
+    return judge(Question(counted(name, *now), known)).worst
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_small_rises_on_any_rank_do_not_add_up():
     name = "launches_per_step"
     past = [stored(counted(name, 1700, each)) for each in (1000, 1015, 1030)]
     now = counted(name, 1700, 1040)
-    found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
+    found = judge(Question(now, entry(case=now.case, epochs=[epoch(recordings=past)]))).worst
     assert (found.reason, found.old, found.new) == (Reason.COUNTER_ROSE, 1000, 1040)
 
 
@@ -78,7 +79,7 @@ def test_recordings_from_before_ranks_were_kept_apart_are_left_out():
     older = msgspec.structs.replace(stored(counted(SYNCS, 1, 1)), by_rank=msgspec.UNSET)
     past = [older, stored(counted(SYNCS, 1, 0))]
     now = counted(SYNCS, 1, 1)
-    found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
+    found = judge(Question(now, entry(case=now.case, epochs=[epoch(recordings=past)]))).worst
     assert (found.status, note(found)) == (Status.CHANGED, "on rank 1")
 
 
@@ -93,7 +94,7 @@ def test_what_falls_on_one_rank_hides_no_other_parts_on_another(now):
 
     before, after = copies((10, 10), {"HtoD": 10}), copies((10, now[1]), {"HtoD": 4, "DtoH": 6})
     known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
-    found = judge(after, known).worst
+    found = judge(Question(after, known)).worst
     assert (found.status, found.reason) == (Status.CHANGED, Reason.WORK_MOVED)
 
 
@@ -106,7 +107,7 @@ def test_a_waiver_of_a_total_does_not_cover_other_parts():
 
     before, after = operators((10, 8), {"mm": 10}), operators((10, 9), {"mm": 4, "sort": 6})
     known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
-    verdict = judge(after, known)
+    verdict = judge(Question(after, known))
     found = permit(verdict, after, [waiver_of(after, value=9)], date(2026, 11, 22))
     assert note(found.worst) == "mm 10 -> 4, sort 0 -> 6" and found.outcome == "failed"
     assert found.permissions[0].effect is Effect.EXCEEDED
@@ -134,7 +135,9 @@ def test_a_waiver_is_of_every_rank_that_fails(name, then, now, value, passes):
     """A rank that moved otherwise, or further, than was waived is not covered by another one."""
     before, after = counted(name, *then), counted(name, *now)
     known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
-    found = permit(judge(after, known), after, [waiver_of(after, value)], date(2026, 11, 22))
+    found = permit(
+        judge(Question(after, known)), after, [waiver_of(after, value)], date(2026, 11, 22)
+    )
     assert (found.outcome == "passed") is passes
     assert (found.permissions[0].effect is Effect.ALLOWED) is passes
 

@@ -4,7 +4,7 @@ import json
 from datetime import date, timedelta
 
 import pytest
-from alarms import permit
+from alarms import by_recordings, permit
 from builders import (
     CASE_ID,
     COUNTS,
@@ -28,7 +28,6 @@ from stepguard.core.permission import Effect, Permission
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.judge_recordings import judge
 from stepguard.judge.waiver_rules import MAX_DAYS, problem_of, suggested_size
 from stepguard.report.permission_text import of_waivers as sentences
 from stepguard.storage.baseline_files import files, load, save
@@ -51,7 +50,7 @@ def waiver(metric="step_ms", **changes):
 
 def judged(found, *waivers, today=TODAY):
     """The verdict of evidence against 250 ms, waivers applied."""
-    return permit(judge(found, entry()), found, waivers, today)
+    return permit(by_recordings(found, entry()), found, waivers, today)
 
 
 def run(pct=5.0, **counts):
@@ -157,7 +156,7 @@ EVERYTHING = tuple(
 )
 def test_what_is_never_waived(found, baseline, status):
     """Not measured, not fit, not comparable, not recorded: waivers of everything change nothing."""
-    under = permit(judge(found, baseline), found, EVERYTHING, TODAY)
+    under = permit(by_recordings(found, baseline), found, EVERYTHING, TODAY)
     assert (under.status, under.outcome, under.waived_until) == (status, "error", "")
 
 
@@ -165,7 +164,7 @@ def test_a_change_that_explains_an_undecided_case_is_not_waived():
     """A step with a new break that is not steady is CHANGED; waived, it would pass undecided."""
     sound = run(0, graph_breaks=2)
     drifting = replace(sound, launches=tuple(replace(x, steady="drifts") for x in sound.launches))
-    assert judge(drifting, entry()).status is Status.CHANGED
+    assert by_recordings(drifting, entry()).status is Status.CHANGED
     found = judged(drifting, *EVERYTHING)
     assert (found.status, found.outcome) == (Status.CHANGED, "failed")
     assert sentences(found)[0].startswith("waiver not applied, the case is CHANGED: ")
@@ -184,7 +183,7 @@ def test_a_waiver_turns_no_other_verdict(metric, pct, breaks, days):
     """
     found = run(pct, graph_breaks=max(0, 1 + breaks))
     one = waiver(metric, expires=TODAY + timedelta(days))
-    before, after = judge(found, entry()), judged(found, one)
+    before, after = by_recordings(found, entry()), judged(found, one)
     failing = {m.metric for m in before.metrics if m.gated and m.status.outcome != "passed"}
     if after.outcome == "passed":
         assert before.outcome == "passed" or failing == {metric} and days >= 0

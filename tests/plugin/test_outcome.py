@@ -57,8 +57,8 @@ def test_a_verdict_that_passes_leaves_the_test_alone(status):
 
 
 def test_what_is_recorded_passes():
-    """--perf-update made it the level."""
-    found = outcome_of("passed", False, verdict(Status.SLOWER, recorded=True), False)
+    """--perf-update made the first recording."""
+    found = outcome_of("passed", False, verdict(Status.NO_BASELINE, recorded=True), False)
     assert found == Outcome(False, False, True)
 
 

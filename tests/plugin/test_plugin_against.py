@@ -148,7 +148,7 @@ def test_faster_passes_loudly(gate, h200):
     """With the word, and how the gain is kept."""
     a_case(gate, h200, -2.0)
     result = gate.run("-v", OTHER, passed=1)
-    result.says("FASTER *100%]", "linear?124m?: FASTER: *", "  if it is meant: *")
+    result.says("FASTER *100%]", "linear?124m?: FASTER: *", "  after the merge, on main: *")
 
 
 def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
@@ -422,7 +422,7 @@ def test_what_was_measured_is_kept_and_cannot_be_accepted(gate, h200):
     assert found.pairs == 6 and found.base.commit == gate.git("rev-parse", "old").strip()
 
 
-@pytest.mark.parametrize("option", ["against", "baselines", "json", "report", "reason"])
+@pytest.mark.parametrize("option", ["against", "baselines", "json", "report", "base"])
 def test_an_empty_value_is_a_usage_error(gate, h200, option):
     """A variable that CI did not set must not choose another gate."""
     gate.gpus = [h200]

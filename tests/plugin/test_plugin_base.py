@@ -197,7 +197,7 @@ def test_a_base_that_is_not_here_is_no_pass(in_ci):
     result.stderr.fnmatch_lines(["*GITHUB_BASE_REF=main: 'origin/main' is no revision*git fetch*"])
 
 
-@pytest.mark.parametrize("option", ["--perf-append", "--perf-update-new"])
+@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
 def test_what_records_is_no_way_around_the_base(in_ci, option):
     """A run that records is judged by the files that it records into."""
     in_ci.pytester.makeini(f"[pytest]\naddopts = {option}\n")

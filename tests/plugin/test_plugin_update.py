@@ -1,14 +1,15 @@
-"""--perf-update: records every sound result on a clean commit, and nothing else, ever."""
+"""--perf-update: records new cases and what is `same`, of a clean commit, and nothing else."""
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from stepguard.cli.main import main
 from stepguard.core.evidence import Fault
 from stepguard.core.reasons import Reason
-from stepguard.storage.waiver_file import today
 
 
 @pytest.fixture
@@ -43,26 +44,60 @@ def test_the_first_recording(committed):
     again.says("1 same")
 
 
-def test_a_changed_level_opens_an_epoch(committed):
-    """A CHANGED case is recorded as a new epoch and passes; the old epoch stays in the file."""
-    committed.run("--perf-update")
-    committed.will_measure(committed.cpu(), counters={"flops_per_step": 2000})
-    result = committed.run("--perf-update")
-    assert result.ret == 0
-    result.says(
-        "linear?nano? * CHANGED (recorded)",
-        "1 CHANGED (recorded)",
-        "linear?nano?: a new level begins (accepted with --perf-update)*",
-    )
-    flops = [
-        epoch["recordings"][-1]["counters"]["flops_per_step"]
-        for epoch in recorded(committed)["linear[nano]"]["epochs"]
-    ]
-    assert flops == [1000, 2000]
-    assert committed.run().ret == 0
+MOVED = {
+    "SLOWER": {"step_ms": 20.0},
+    "FASTER": {"step_ms": 5.0},
+    "CHANGED": {"counters": {"flops_per_step": 2000}},
+    "NOT COMPARABLE": {"torch": "2.14.0"},
+}
 
 
-@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new", "--perf-append"])
+@pytest.mark.parametrize(("verdict", "now"), MOVED.items(), ids=MOVED)
+def test_what_moved_is_not_recorded(gate, h200, monkeypatch, verdict, now):
+    """It stays what it is, and names the command that opens a level, which then takes it."""
+    monkeypatch.chdir(gate.path)
+    case = gate.recorded(h200, step_ms=10.0)
+    pct = 100 * (now.get("step_ms", 10.0) / 10.0 - 1)
+    gate.will_measure(case, **now)
+    gate.will_compare(case, pct)
+    before = recorded(gate, "h200x1.json")
+    result = gate.run("--perf-update")
+    assert result.ret == (0 if verdict == "FASTER" else 1)
+    result.says(f"1 {verdict}")
+    text = result.stdout.str()
+    assert re.search(r"python\S* -m stepguard accept 'linear\[124m\]' --reason '...'", text), text
+    assert recorded(gate, "h200x1.json") == before
+    assert main(["accept", case.id, "--reason", "it is meant"]) == 0
+    assert recorded(gate, "h200x1.json") != before
+
+
+@pytest.mark.parametrize("ms", [9.8, 10.2])
+def test_a_time_that_pairs_cleared_joins_no_level_of_its_own_card(gate, h200, ms):
+    """The level's first commit is as fast on this machine, today: `same`, and no fault."""
+    case = gate.recorded(h200, step_ms=ms)
+    result = gate.run("--perf-update", "--perf-strict")
+    (epoch,) = recorded(gate, "h200x1.json")[case.id]["epochs"]
+    assert result.ret == 0 and len(epoch["recordings"]) == 1
+    result.says("linear?124m?: not recorded, it passes, but *", "*1 passed*")
+
+
+def test_a_gate_passes_what_is_same_and_no_case_that_it_recorded(gate, h200):
+    """In a strict run nothing passes by --perf-update that would not pass without it."""
+    gate.gpus, known = [h200], gate.cuda("known")
+    gate.suite(known)
+    gate.record(known)
+    gate.commit()
+    assert gate.run("--perf-update", "--perf-strict").ret == 0
+    gate.suite(known, gate.cuda("new"))
+    gate.commit()
+    result = gate.run("--perf-update", "--perf-strict")
+    assert result.ret == 1
+    result.says("linear?new?: it had no recording, and passes because this run made one; commit*")
+    epochs = [entry["epochs"] for entry in recorded(gate, "h200x1.json").values()]
+    assert [len(epoch["recordings"]) for (epoch,) in epochs] == [3, 1]
+
+
+@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
 def test_a_run_that_records_measures_all(committed, option):
     """Also what is certain before. Other runs may end once it is; not without a baseline."""
     committed.run("--perf-update")
@@ -85,7 +120,7 @@ def test_same_on_a_gpu_appends(committed, h200):
     assert epoch["recordings"][0]["times_ms"]["step_ms"] == [10.0, 10.0]
 
 
-@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new", "--perf-append"])
+@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new"])
 def test_of_a_dirty_tree_nothing_is_measured_to_be_recorded(committed, option):
     """It is said at once, not after a suite of half an hour, and the file is named."""
     (committed.path / "new.py").write_text("")
@@ -144,7 +179,7 @@ def test_a_tree_whose_state_git_cannot_tell_is_not_recorded(committed):
     ids=["broken", "unfit", "nothing", "too few"],
 )
 def test_unsound_evidence_is_never_recorded(committed, change):
-    """BROKEN and UNFIT results are refused: an error, exit 1, an unchanged file."""
+    """BROKEN and UNFIT results are errors: exit 1, an unchanged file."""
     assert committed.run("--perf-update").ret == 0
     before = (committed.baselines / "cpu.json").read_bytes()
     committed.will_measure(committed.cpu(), **change)
@@ -168,7 +203,8 @@ def test_a_file_that_cannot_be_written_loses_nothing(committed, monkeypatch):
     """When the file cannot be replaced, the old one stays whole and the run says so."""
     committed.run("--perf-update")
     before = (committed.baselines / "cpu.json").read_bytes()
-    committed.will_measure(committed.cpu(), counters={"flops_per_step": 2000})
+    committed.suite(committed.cpu(), committed.cpu("new"))
+    committed.commit()
 
     plain = os.replace
 
@@ -189,9 +225,8 @@ def test_an_earlier_update_does_not_make_the_tree_dirty(gate):
     """Writing the first case's baseline does not get the second one refused, nor the next run."""
     gate.suite(gate.cpu("a"), gate.cpu("b"))
     gate.commit()
-    assert gate.run("--perf-update").ret == 0
-    gate.will_measure(gate.cpu("a"), counters={"flops_per_step": 2})
-    assert gate.run("--perf-update").ret == 0
+    for _ in range(2):
+        assert gate.run("--perf-update").ret == 0
     assert set(recorded(gate)) == {"linear[a]", "linear[b]"}
 
 
@@ -246,14 +281,8 @@ def test_refusals_name_the_folder(committed):
     other = ("--perf-baselines=mine", "--perf-update")
     assert committed.run(*other).ret == 0
     committed.will_measure(committed.cpu(), counters={"graph_breaks": 2})
-    result = committed.run(other[0])
-    result.says("  accept: *accept 'linear?nano?' --baselines mine --reason*")
-    waived = {"case": "linear[nano]", "metric": "graph_breaks", "value": 2, "reason": "why"}
-    waived |= {"who": "A. Author", "expires": today().isoformat()}
-    text = json.dumps({"schema": 1, "waivers": [waived]})
-    (committed.path / "mine" / "waivers.json").write_text(text)
     result = committed.run(*other)
-    result.says("*not recorded, waived until *accept * --baselines mine --re*")
+    result.says("  accept: *accept 'linear?nano?' --baselines mine --reason*")
 
 
 # Several cases
@@ -277,15 +306,19 @@ def move(gate, *step_ms):
         gate.will_measure(case, step_ms=ms)
 
 
-def test_each_case_is_recorded_by_itself(three):
-    """Those that moved have a new level; the third one has another recording of its own."""
+def test_accept_takes_the_rest_of_the_run(three, monkeypatch):
+    """What is `same` or new is recorded by then: the cases that moved need one command."""
+    monkeypatch.chdir(three.path)
     move(three, 10.5, 10.55, 10.0)
-    result = three.run("--perf-update", "--perf-reason=a new power limit", "-v")
-    assert result.ret == 0
-    result.says("linear?a? * (recorded)", "linear?c? * same")
-    entries = recorded(three, "h200x1.json")
-    assert [len(entries[f"linear[{name}]"]["epochs"]) for name in "abc"] == [2, 2, 1]
-    assert "linear[new]" in entries
+    three.run("--perf-update", passed=2, errors=2)
+
+    def epochs():
+        entries = recorded(three, "h200x1.json").values()
+        return [[len(one["recordings"]) for one in entry["epochs"]] for entry in entries]
+
+    assert epochs() == [[1], [1], [2], [1]]
+    assert main(["accept", "--reason", "a new power limit"]) == 0
+    assert epochs() == [[1, 1], [1, 1], [2], [1]]
 
 
 def test_an_interrupted_run_records_what_it_has(three):

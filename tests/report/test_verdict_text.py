@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from alarms import by_recordings
 from builders import PROPERTY, block, entry, evidence, launch, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,6 @@ from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, PartMove, Verdict
-from stepguard.judge.judge_recordings import judge
 from stepguard.measure import case_workers as ticker
 from stepguard.measure.suite import Result
 from stepguard.report import document_json, table, terminal_summary, verdict_text
@@ -72,10 +72,10 @@ PLACES = {"moved": PARTS.map(tuple), "sites": st.lists(SITES, max_size=2).map(tu
 WHOLE = st.none() | st.builds(Failed, message=st.text(max_size=120))
 VERDICTS = verdicts_of(PLACES, {"figures": WHOLE, "detail": st.text(max_size=50)})
 TABLED = verdicts_of({}, {})  # a table has no places and no sentences
-SLOWER = judge(evidence((270.0,) * 3), entry())
-SAME = judge(evidence(), entry())
-FASTER = judge(evidence((230.0,) * 3), entry())
-NO_BASELINE = judge(evidence(), None)
+SLOWER = by_recordings(evidence((270.0,) * 3), entry())
+SAME = by_recordings(evidence(), entry())
+FASTER = by_recordings(evidence((230.0,) * 3), entry())
+NO_BASELINE = by_recordings(evidence(), None)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_a_result_without_times_as_json(launches):
     """A run that broke at once still is a document."""
     broken = evidence(launches=launches, counts=None)
     document = as_json(
-        document_json.result_document(result(judge(broken, None), broken), Commands())
+        document_json.result_document(result(by_recordings(broken, None), broken), Commands())
     )
     assert document["launches"] == []
 

@@ -17,7 +17,7 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.run_document import ProblemCode
 from stepguard.judge import rule_book
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.plugin.baseline_folder import former_lines
 from stepguard.plugin.declared_cases import Collected, CollectedTest
 from stepguard.storage.baseline_files import save
@@ -27,7 +27,7 @@ BASE_KILLED = pairs(head={"launches": ()}, base={"faults": KILLED.faults, "launc
 EACH = pytest.mark.parametrize(
     ("kept", "read", "verdict_of"),
     [
-        (KILLED, stepguard.core.evidence.from_json, lambda found: judge(found, None)),
+        (KILLED, stepguard.core.evidence.from_json, lambda found: judge(Question(found, None))),
         (
             BASE_KILLED,
             stepguard.core.comparison.from_json,

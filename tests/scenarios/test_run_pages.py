@@ -5,6 +5,7 @@ Texts are written anew by ``--write-golden`` and reviewed as a diff.
 
 from pathlib import Path
 
+from alarms import by_recordings
 from builders import entry, evidence, replace
 from inputs import ROSE, SYNC, SYNCS, TRACEBACK, at, calling, counting
 from msgspec.structs import replace as changed
@@ -17,11 +18,11 @@ from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.judge_recordings import judge
 from stepguard.measure.suite import Result
 from stepguard.report import github, markdown_page, terminal_summary
 from stepguard.report.document_json import as_json, result_document
 from stepguard.report.next_steps import Commands
+from stepguard.report.scaling import scaling_lines
 
 GOLDEN = Path(__file__).parent / "golden_run"
 CLONE = Site("aten.clone.default", "model/gpt.py", 105, "Block.forward", "x = x.clone()", count=4)
@@ -31,9 +32,9 @@ KEPT = replace(SYNC, what="aten.add", count=4096, allowed="a cache")
 WHY = Failed(message="ValueError: planted")
 
 
-def result(name, verdict, found=None):
+def result(name, verdict, found=None, **fields):
     """A case of that name, which came to that verdict."""
-    case = Case(name, "model.workloads:train_step", {"batch": 64})
+    case = Case(name, "model.workloads:train_step", {"batch": 64}, **fields)
     verdict = replace(verdict, case_id=case.id)
     paths = Path(f".stepguard/runs/1/{name}/evidence.json"), Path("baselines/h200x1.json")
     return Result(case, found or evidence(), verdict, *paths)
@@ -41,7 +42,7 @@ def result(name, verdict, found=None):
 
 def judged(name, found, past=None):
     """The case of that name, as its evidence is judged."""
-    return result(name, judge(found, past or entry()), found)
+    return result(name, by_recordings(found, past or entry()), found)
 
 
 def elsewhere(name, **changes):
@@ -52,7 +53,7 @@ def elsewhere(name, **changes):
 def a_run():
     """Cases of all kinds: each of what a run says of one is in it."""
     allowed = {SYNCS: (ALLOWED,), "leaked_bytes_per_step": (KEPT,)}
-    waived = judge(counting(evidence(), **ROSE), entry())
+    waived = by_recordings(counting(evidence(), **ROSE), entry())
     equal = (elsewhere(SYNCS), elsewhere("copies_per_step"))
     calls = calling(CALLED | {"aten.clone.default": 4}, (CLONE,))
     broken = Verdict("", Status.BROKEN, Reason.RAISED, WHY, TRACEBACK)
@@ -68,6 +69,7 @@ def a_run():
         result("second", broken),
         result("waived", replace(waived, waived_until="2026-12-31")),
         result("moved", Verdict("", Status.SAME, Reason.EQUAL, metrics=equal)),
+        result("two-gpus", by_recordings(evidence(), entry()), world_size=2),
     ]
 
 
@@ -92,7 +94,7 @@ def document_of(results):
         cases=cases,
         options=options,
         problems=PROBLEMS,
-        notices=NOTICES,
+        notices=notices(results),
         base="main",
         base_changes=["h200x1.json: step[new]: none -> recorded, step_ms 250.000"],
     )
@@ -103,7 +105,11 @@ PROBLEMS = [
     Problem(code=ProblemCode.DIRTY, text="a.py differs from the commit"),
     Problem(code=ProblemCode.FEWER_GATES, text="step_ms is not gated", case="train_step[same]"),
 ]
-NOTICES = ["train_step[waived]: waived: host_syncs_per_step up to 11"]
+
+
+def notices(results):
+    """What the run says beside its cases: on a waiver, and on two GPUs."""
+    return ["train_step[waived]: waived: host_syncs_per_step up to 11", *scaling_lines(results)]
 
 
 def printed(run, width):
@@ -116,7 +122,7 @@ def shown():
     results = a_run()
     document = document_of(results)
     run = terminal_summary.ShownRun(
-        results, Commands(), ["first of all"], NOTICES, True, {"no GPU": 2}, PROBLEMS
+        results, Commands(), ["first of all"], notices(results), True, {"no GPU": 2}, PROBLEMS
     )
     checks = list(github.check_run(document, "b" * 40))
     summaries = [body["output"].pop("summary") for body in checks]

@@ -3,7 +3,6 @@
 What is measured is a clone of this repository, judged against a recording.
 """
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ from perf_tests.parameters import NANO_STEP
 from stepguard import Case, default_gates
 from stepguard.core.baseline import Entry, Epoch
 from stepguard.core.evidence import Evidence
+from stepguard.core.question import Question
 from stepguard.core.status import Status
 from stepguard.core.verdict import Verdict
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.machine.git.revision import current
 from stepguard.measure.case_workers import Bench
 from stepguard.report.verdict_text import block, headline, page_of
@@ -81,8 +81,8 @@ def clean(tree) -> Evidence:
 def verdicts(tree, clean) -> dict[str, Verdict]:
     """By plant: the verdict against a recording of the clean step."""
     recorded = Epoch(reason="clean", recordings=[recording_of(clean)])
-    judged = partial(judge, entry=Entry(case=clean.case, epochs=[recorded]))
-    return {name: judged(measured(tree, name)) for name in PLANTS}
+    known = Entry(case=clean.case, epochs=[recorded])
+    return {name: judge(Question(measured(tree, name), known)) for name in PLANTS}
 
 
 def moved(verdict: Verdict) -> dict[str, list[float | None]]:

@@ -6,9 +6,10 @@ from short_launches import measured_alone
 
 from stepguard import Case
 from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.metric_notes import note
 
@@ -36,8 +37,8 @@ def test_a_cost_that_only_idle_ranks_gain_is_found(bench):
     after = replace(after, case=before.case, gates=gates)
     epoch = Epoch(reason="first", recordings=[stored(before)])
     known = Entry(case=before.case, epochs=[epoch])
-    verdict = judge(after, known)
+    verdict = judge(Question(after, known))
     assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert (verdict.worst.old, verdict.worst.new) == (0, 1)
     assert note(verdict.worst).startswith("on rank 1")
-    assert judge(replace(before, gates=gates), known).status is Status.SAME
+    assert judge(Question(replace(before, gates=gates), known)).status is Status.SAME

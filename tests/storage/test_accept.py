@@ -26,11 +26,12 @@ from git_repositories import git, repository
 from stepguard.core.baseline import KEPT_RECORDINGS
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, UNWANTED
+from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.core.status import Status
 from stepguard.core.verdict import MetricVerdict, Verdict
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.report.metric_list import moves
 from stepguard.report.metric_notes import note
 from stepguard.storage import accept_recording as acceptance
@@ -71,7 +72,7 @@ def test_first_recording(path):
     assert content.machine == "NVIDIA H200"
     (only,) = epochs(path)
     assert only.reason == "first recording" and len(only.recordings) == 1
-    assert judge(run(2), content.cases[CASE_ID]).status is Status.SAME
+    assert judge(Question(run(2), content.cases[CASE_ID])).status is Status.SAME
 
 
 @pytest.mark.parametrize("gone", ["file", "folder"])
@@ -162,7 +163,7 @@ def test_launches_do_not_creep(path):
     count = run(0).counts.values["launches_per_step"]
     accept(path, with_counts(run(1), launches_per_step=round(count * 1.015)), "")
     again = with_counts(run(2), launches_per_step=round(count * 1.03))
-    assert judge(again, load(path).cases[CASE_ID]).status is Status.CHANGED
+    assert judge(Question(again, load(path).cases[CASE_ID])).status is Status.CHANGED
 
 
 def test_slower_under_other_software_needs_a_reason(path):
@@ -221,7 +222,7 @@ def test_a_gated_time_is_recorded(path, kind):
         recorded = epochs(path, found.case_id)[-1].recordings[-1].times_ms
         assert ("step_ms" in recorded, bool(recorded)) == (gates != counters,) * 2
         known = load(path).cases[found.case_id]
-        assert judge(found, known).status is Status.SAME
+        assert judge(Question(found, known)).status is Status.SAME
         assert not known.lacking(gates, found.case["device"], 1)
         path.unlink()
 
@@ -247,7 +248,7 @@ def test_a_time_that_was_not_gated_is_no_level(path):
     counters = tuple(name for name in evidence().gates if METRICS[name].kind == "counter")
     shown = tuple(launch(ms, steady="not steady after 5 s") for ms in (250.0, 400.0))
     accept(path, run(1, (250.0,) * 2, gates=counters, launches=shown), "")
-    found = judge(run(2, (290.0,) * 2), load(path).cases[CASE_ID])
+    found = judge(Question(run(2, (290.0,) * 2), load(path).cases[CASE_ID]))
     assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.NOT_RECORDED)
 
 
@@ -269,7 +270,7 @@ def test_another_level_needs_a_reason(path, ms):
     old, new = epochs(path)
     assert (len(old.recordings), len(new.recordings)) == (1, 1)
     assert new.reason == "fused the loss"
-    assert judge(run(3, (ms,) * 3), load(path).cases[CASE_ID]).status is Status.SAME
+    assert judge(Question(run(3, (ms,) * 3), load(path).cases[CASE_ID])).status is Status.SAME
 
 
 @pytest.mark.parametrize("counter", ["flops_per_step", "graph_breaks"])
@@ -298,7 +299,7 @@ def test_a_metric_that_is_new_joins_the_level(path):
     (only,) = epochs(path)
     assert only.reason == "first recording; it is counted" and len(only.recordings) == 2
     worse = with_counts(run(5), **{BETWEEN_STEPS: COUNTS[BETWEEN_STEPS] + 4096})
-    assert judge(worse, load(path).cases[CASE_ID]).status is Status.CHANGED
+    assert judge(Question(worse, load(path).cases[CASE_ID])).status is Status.CHANGED
 
 
 def test_a_metric_that_the_newest_recording_lacks_is_not_new(path):
@@ -320,7 +321,7 @@ def test_other_parameters_need_a_reason(path):
     refused(path, run(2, case=case, fingerprint=newer), match="new level needs a reason")
     accept(path, run(2, case=case), "half the batch")
     assert load(path).cases[CASE_ID].case == case
-    assert judge(run(3), load(path).cases[CASE_ID]).reason is Reason.OTHER_CONDITIONS
+    assert judge(Question(run(3), load(path).cases[CASE_ID])).reason is Reason.OTHER_CONDITIONS
 
 
 def test_the_first_under_other_software_appends(path):
@@ -334,16 +335,20 @@ def test_the_first_under_other_software_appends(path):
     (only,) = epochs(path)
     assert len(only.recordings) == 2
     entry = load(path).cases[CASE_ID]
-    assert judge(run(3, (200.0,) * 3, fingerprint=newer), entry).status is Status.SAME
-    assert judge(run(3, (200.0,) * 3), entry).status is Status.FASTER
+    assert judge(Question(run(3, (200.0,) * 3, fingerprint=newer), entry)).status is Status.SAME
+    assert judge(Question(run(3, (200.0,) * 3), entry)).reason is Reason.UNCONFIRMED  # it moved
     refused(path, run(4, (230.0,) * 3, fingerprint=newer), match="new level")
 
 
 def test_the_same_evidence_is_recorded_once(path):
-    """The same run twice would narrow the limit by nothing: refused, reason or not."""
+    """The same run twice would narrow the limit by nothing. So what --perf-update recorded of a run
+    stops nobody from accepting the rest of it.
+    """
     accept(path, run(1), "")
-    refused(path, run(1), match="already recorded")
-    refused(path, run(1), "why", match="already recorded")
+    before = path.read_bytes()
+    for reason in ("", "why"):
+        assert accept(path, run(1), reason).action is Action.NOTHING_TO_ADD
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -361,7 +366,7 @@ def test_the_same_evidence_is_recorded_once(path):
         ({"floor_flops_per_step": 1e18}, "BROKEN.*peak"),
     ],
 )
-@pytest.mark.parametrize("reason", ["", "accepted with --perf-update"])
+@pytest.mark.parametrize("reason", ["", "right all the same"])
 def test_unsound_evidence_is_refused(path, changes, match, reason):
     """A dirty tree or a faulty measurement is no recording, whatever the reason given."""
     found = replace(run(1), **changes)
@@ -377,7 +382,7 @@ def test_times_alone_can_be_recorded(path):
     accept(path, found, "")
     assert epochs(path)[0].recordings[0].counters == {}
     again = run(2, counts=None, gates=("step_ms",))
-    assert judge(again, load(path).cases[CASE_ID]).status is Status.SAME
+    assert judge(Question(again, load(path).cases[CASE_ID])).status is Status.SAME
 
 
 def test_another_machine_is_refused(path):
@@ -519,7 +524,9 @@ def test_what_moved_is_kept_with_the_recording(path):
     detail = {"operator_calls_per_step": {"aten.mm.default": 25, "aten.add.Tensor": 2376}}
     moved = with_counts(run(2), operator_calls_per_step=2401)
     moved = replace(moved, counts=replace(moved.counts, detail=detail))
-    assert note(judge(moved, load(path).cases[CASE_ID]).worst) == "aten.mm.default 24 -> 25"
+    assert (
+        note(judge(Question(moved, load(path).cases[CASE_ID])).worst) == "aten.mm.default 24 -> 25"
+    )
     accept(path, moved, "one more product")
     assert epochs(path)[1].recordings[-1].detail == detail
 

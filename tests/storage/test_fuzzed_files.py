@@ -34,7 +34,7 @@ from stepguard.core.question import Question
 from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.judge import rule_book
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.measure.suite import Result
 from stepguard.report import metric_list, verdict_text
 from stepguard.report.document_json import as_json, result_document
@@ -166,7 +166,7 @@ def test_fuzzed_evidence(tmp_path, kind):
         if (found := read_or_refused(read_evidence, path)) is REFUSED:
             return
         for past in (None, BASELINE.cases[CASE_ID], entry(case=found.case)):
-            verdict = judge(found, past)
+            verdict = judge(Question(found, past))
             shown(found, verdict)
             to_confirm(verdict)
         accepted(tmp_path, found)
@@ -186,7 +186,7 @@ def test_fuzzed_comparisons(tmp_path):
         if (found := read_or_refused(read_comparison, path)) is REFUSED:
             return
         shown(found.head, rule_book.judge(Question(pairs=found)), found)
-        screened = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
+        screened = judge(Question(evidence((262.5,) * 3), BASELINE.cases[CASE_ID]))
         confirmed(screened, found, "its commit")
 
     fuzz()
@@ -207,7 +207,7 @@ def test_fuzzed_baselines(tmp_path):
         assert baseline_files.load(mine) == content
         for one in content.cases.values():
             for now in (evidence(), EVIDENCE["ranks"]):
-                shown(now, judge(now, one))
+                shown(now, judge(Question(now, one)))
         for now in (evidence(date="2030-01-01"), evidence(date="2030-01-01", case_id="x")):
             try:
                 accept(path, now, "a reason")
@@ -220,7 +220,7 @@ def test_fuzzed_baselines(tmp_path):
 
 def test_fuzzed_waivers(tmp_path):
     """Refused, or applied and described."""
-    moved = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
+    moved = judge(Question(evidence((262.5,) * 3), BASELINE.cases[CASE_ID]))
 
     @FUZZ
     @given(mutated(msgspec.to_builtins(WaiverFile(schema=1, waivers=ROWS))))

@@ -18,8 +18,9 @@ from builders import cpu_evidence, entry, epoch
 from whole_pass import count
 
 from stepguard.core.evidence import Counts
+from stepguard.core.question import Question
 from stepguard.core.status import Status
-from stepguard.judge.judge_recordings import judge
+from stepguard.judge.rule_book import judge
 from stepguard.judge.summarise_evidence import stored
 from stepguard.report.verdict_text import evidence_lines, headline
 from stepguard.worker.counters import sync_candidates
@@ -87,7 +88,7 @@ def baseline(base):
 
 def assert_same(found, base):
     """The gate stays green, and has nothing to say."""
-    verdict = judge(found, baseline(base))
+    verdict = judge(Question(found, baseline(base)))
     assert verdict.status is Status.SAME, "\n".join([headline(verdict), *evidence_lines(verdict)])
 
 
@@ -543,7 +544,7 @@ def test_what_is_no_refactor_is_named_by_its_cause(edit, cause, small_base, tmp_
     """The same way finds a LayerNorm, a clone, a sync, lists that grow, a loss in fp64 and
     logits that outlive their step, each by its line.
     """
-    verdict = judge(small(tmp_path, (edit,)), baseline(small_base))
+    verdict = judge(Question(small(tmp_path, (edit,)), baseline(small_base)))
     assert verdict.status is Status.CHANGED
     assert f": CHANGED: {cause}" in headline(verdict)
     assert re.search(r"small_gpt\.py:\d+", headline(verdict))
@@ -559,6 +560,6 @@ def test_attention_that_is_no_longer_fused_is_named(small_base, tmp_path):
         mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
         y = F.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1) @ v
 """
-    verdict = judge(small(tmp_path, ((old, new),)), baseline(small_base))
+    verdict = judge(Question(small(tmp_path, ((old, new),)), baseline(small_base)))
     lost = "-2 aten._scaled_dot_product_flash_attention_for_cpu[causal] in Attention.forward"
     assert f": CHANGED: {lost}" in headline(verdict)

@@ -5,7 +5,6 @@ small change shows in the kernels long before it shows in the steps. The first p
 profile of each launch, if the counted profiles show kernels that differ. This rule compares them.
 """
 
-import dataclasses
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -62,10 +61,10 @@ def rule(comparison: Comparison) -> Decision | None:
     early = status is Status.SAME and comparison.pairs < SAME_PAIRS
     if status is Status.INCONCLUSIVE or contradicted or early:
         return None
-    longer, high = _in_step(figures.bounds, comparison.log_ratios())
-    said = figures.say(status, Reason.CHANGED_KERNELS)
-    pcts = {"estimate_pct": 100 * math.expm1(longer), "high_pct": 100 * math.expm1(high)}
-    return msgspec.structs.replace(said, **pcts)
+    longer, high = (
+        100 * math.expm1(one) for one in _in_step(figures.bounds, comparison.log_ratios())
+    )
+    return figures.say(status, Reason.CHANGED_KERNELS, estimate_pct=longer, high_pct=high)
 
 
 def margins_of(comparison: Comparison, decided: Decision) -> Margins:
@@ -248,8 +247,11 @@ def _figures(comparison: Comparison, kernels: _Kernels) -> Figures:
     step_us = float(kernels.step_us.mean())
     known = kernels.times.scatter(kernels.changed, kernels.steady, step_us)
     margins = _margins(comparison)
-    found = bounds_of(kernels.log_ratios(), known, comparison.alpha, margins)
-    return dataclasses.replace(measured(comparison), bounds=found, margins=margins)
+    found, steps = (
+        bounds_of(kernels.log_ratios(), known, comparison.alpha, margins),
+        measured(comparison),
+    )
+    return Figures(found, margins, steps.smallest_detectable_pct, steps.with_replaced_pct)
 
 
 def _margins(comparison: Comparison) -> Margins:

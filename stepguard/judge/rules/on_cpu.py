@@ -5,8 +5,6 @@ The fastest block of each side counts: other work on a machine makes blocks slow
 
 import math
 
-from msgspec.structs import replace
-
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
 from stepguard.core.reasons import Reason
@@ -30,9 +28,8 @@ def rule(comparison: Comparison) -> Decision:
         return said(Status.INCONCLUSIVE, final=comparison.out_of_time)
     # Unchanged code looks like this if a disturbance spares a block of the base in each pair and
     # none of HEAD's: with two blocks of a side at most one time in four a pair, were it even odds.
-    decided = said(Status.SLOWER, p_value=0.25 ** len(ratios))
     low, high = (100 * math.expm1(math.log(one)) for one in (min(ratios), max(ratios)))
-    return replace(decided, low_pct=low, high_pct=high)
+    return said(Status.SLOWER, p_value=0.25 ** len(ratios), low_pct=low, high_pct=high)
 
 
 def _fastest_ms(launch: Launch) -> float:

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from alarms import confirmed, same_code, to_confirm, unconfirmed
+from alarms import by_recordings, confirmed, same_code, to_confirm, unconfirmed
 from builders import PROPERTY, entry, evidence, metric, one_recording, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +15,6 @@ from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.verdict import Joins, Verdict
 from stepguard.judge.judge_pairs import wants_another_pair
-from stepguard.judge.judge_recordings import judge
 from stepguard.judge.rules import decision
 from stepguard.report.metric_notes import note
 from stepguard.report.next_steps import Commands, next_steps
@@ -32,7 +31,7 @@ def screened(pct, known=FIVE, **counts):
     """The verdict of a baseline on a step that is ``pct`` percent slower than its recordings."""
     ms = 250.0 * (1 + pct / 100)
     found = evidence((ms,) * 3)
-    return judge(with_counts(found, **counts), known)
+    return by_recordings(with_counts(found, **counts), known)
 
 
 def entry_of_another_card():
@@ -168,8 +167,8 @@ def test_what_is_confirmed():
     assert to_confirm(screened(0.0, **risen)) is None
     assert to_confirm(screened(-5.0, **risen)) is None  # CHANGED decides
     assert to_confirm(screened(5.0, **risen)) is None  # before the time
-    assert to_confirm(judge(evidence(**FAULTY), FIVE)) is None
-    assert to_confirm(judge(evidence(), None)) is None
+    assert to_confirm(by_recordings(evidence(**FAULTY), FIVE)) is None
+    assert to_confirm(by_recordings(evidence(), None)) is None
     assert to_confirm(replace(screened(5.0), against="main")) is None
     assert to_confirm(Verdict("a[b]", Status.SLOWER, Reason.BEYOND_LIMIT)) is None
 

@@ -22,7 +22,7 @@ from stepguard.storage.accept_recording import Accepted, Action
         (Action.NOTHING_TO_ADD, "equal to what cpu.json holds, nothing to add"),
         (
             Action.ONE_LAUNCH,
-            "same as cpu.json by one launch, nothing to add; --perf-append measures all launches",
+            "same as cpu.json by one launch, nothing to add; --perf-update measures all launches",
         ),
         (Action.FIRST_RECORDING, "first recording in cpu.json"),
         (Action.APPENDED, "recording 2 of its level in cpu.json"),
