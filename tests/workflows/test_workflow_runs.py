@@ -137,7 +137,8 @@ def origin(tmp_path_factory, memory, python):
     project = (ROOT / "pyproject.toml").read_text().replace(checked, 'files = ["tests"]', 1)
     # They are sorted as what they are in tests/: not the project's own.
     foreign = json.dumps([f"{helper}.py" for helper in helpers])
-    (made / "pyproject.toml").write_text(project.replace('["studies"]', foreign, 1))
+    excluded = f"[tool.ruff]\nextend-exclude = {foreign}\n"
+    (made / "pyproject.toml").write_text(project.replace("[tool.ruff]\n", excluded, 1))
     (made / "tiny.py").write_text(MODEL.lstrip())
     (made / "conftest.py").write_text(QUICK.lstrip())
     (made / "memory").write_text(str(memory))
