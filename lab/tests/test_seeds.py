@@ -14,32 +14,31 @@ from inspect import signature
 from pathlib import Path
 
 import pytest
-from torch.distributed.run import parse_args as torchrun_options
 
 from stepguard.cli.main import main as stepguard_main
 from stepguard.cli.workload_arguments import chosen_case, missing
+from stepguard.core.metrics import METRICS
 from stepguard_lab.sweep import read_declaration
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = {"S0": 13, "S1": 12, "S2": 14, "S3": 22, "S4": 6}
 YOURS = {  # what a reader puts in place of a capital word
-    "CASE": "train_step[nano-cpu]",
+    "CASE": "train_step[124m-bf16]",
     "FACTORY": "model.workloads:forward",
     "DIR": "traces",
     "FOLDER": "traces",
     "FILE": "rank0.json.gz",
 }
-PROGRAMS = ("stepguard", "python", "pytest", "torchrun", "nsys", "ncu", "nvcc", "make")
 
 
 def rows():
-    """Return the names and the commands of each row."""
+    """Return the names and the commands of each row; other code there is a metric's name."""
     found = []
     for line in (ROOT / "lab" / "docs" / "seeds.md").read_text().splitlines():
         if re.match(r"\| S\d[-,]", line):
             _, names, _, cell, *_ = re.split(r"(?<!\\)\|", line)
             code = re.findall(r"`([^`]+)`", cell.replace(r"\|", "|"))
-            found.append((names.strip(), [one for one in code if one.split()[0] in PROGRAMS]))
+            found.append((names.strip(), [one for one in code if one not in METRICS]))
     return found
 
 
@@ -116,11 +115,12 @@ def check(words, options_of):
     elif program == "make":
         subprocess.run(["make", "-n", *rest], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     elif program == "torchrun":
-        torchrun_options(rest)
+        import_module("torch.distributed.run").parse_args(rest)
         modules(words, options_of)
     elif "python" in words:  # itself, or under a tool that is not ours
         modules(words[words.index("python") :], options_of)
     else:
+        assert program in ("nsys", "ncu", "nvcc")
         named = [word for word in rest if "/" in word and not word.startswith("./")]
         assert all((ROOT / word).is_file() for word in named)
 
