@@ -23,7 +23,7 @@ from benchmarks.shared import ROOT
 from stepguard.core.device import GPU
 from stepguard_lab.change_points import LEAST_CHANGE_PCT, LEAST_SERIES, level_changes
 
-FOLDER = ROOT / "studies" / "judge_power"
+FOLDER = ROOT / "benchmarks" / "data" / "judge_power"
 KEPT = (
     "h100_pairs_same_steps_aa_2026-11-25.json",
     "h100_pairs_same_steps_aa_2026-11-25_four.json",

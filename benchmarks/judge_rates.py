@@ -2,7 +2,7 @@
 
     python -m benchmarks.judge_rates simulate --trials 10000 --out rates.json
     python -m benchmarks.judge_rates repair --verdicts 300 \\
-        studies/judge_power/h?00_pairs_same_steps_*.json studies/power/h?00_*.json
+        benchmarks/data/judge_power/h?00_pairs_same_steps_*.json benchmarks/data/power/h?00_*.json
     python -m benchmarks.judge_rates capped
     python -m benchmarks.judge_rates alike
 

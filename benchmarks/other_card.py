@@ -28,7 +28,7 @@ from stepguard.judge.compare_profiles import against_recordings, risen_us
 from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summarise_evidence import stored
 
-KEPT = ROOT / "studies" / "other_card" / "profiles_2026-11-23.json"
+KEPT = ROOT / "benchmarks" / "data" / "other_card_profiles_2026-11-23.json"
 LONGEST = 10  # kernels of a step that are made longer, one at a time
 SHARES_PCT = (0.5, 1.0, 2.0)
 
@@ -165,11 +165,11 @@ def compare(cards: Sequence[Card]) -> int:
 def main() -> int:
     """Compare the profiles of a file; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--profiles", type=Path, default=KEPT, help="(the study's)")
+    parser.add_argument("--profiles", type=Path, default=KEPT, help="(the kept ones)")
     parser.add_argument("--keep", type=Path, nargs="+", metavar="EVIDENCE", help="add these files")
     options = parser.parse_args()
     if options.keep and options.profiles.resolve() == KEPT:
-        parser.error("--keep: these are a finished study's figures, name another --profiles")
+        parser.error("--keep: these figures are never edited, name another --profiles")
     if options.keep:
         keep(options.keep, options.profiles)
     return 1 if compare(kept(options.profiles)) else 0

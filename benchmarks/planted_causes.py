@@ -5,7 +5,7 @@
     python -m benchmarks.planted_causes --measure --gpus 2 --out two.json
     python -m benchmarks.planted_causes --measure --device cpu --out cpu.json
 
-Kept are counts and profiles of each fault and of the step as it is (studies/planted_causes/data).
+Kept are counts and profiles of each fault and of the step as it is (data/planted_causes).
 No pair was timed there: each pair is taken to differ by what the causes make up. FLOPs are taken to
 be equal, since a run names other FLOPs first and no cause. The slower clock is no measurement: the
 profile of the unchanged tree's second launch is scaled. Anew, each fault is judged as power.py does
@@ -33,7 +33,7 @@ from stepguard.explain.causes import explain
 from stepguard.judge.rule_book import judge
 from stepguard.report.verdict_text import headline
 
-KEPT = ROOT / "studies" / "planted_causes" / "data"
+KEPT = ROOT / "benchmarks" / "data" / "planted_causes"
 PAIRS = 6
 CLOCK_SLOWER = 1.25
 _NOISE = 0.003  # log, between steps, of a kernel at one clock

@@ -129,7 +129,7 @@ def _build(arguments: list[str]) -> tuple[Run, Path]:
 
 
 @contextmanager
-def _ranks() -> Iterator[None]:
+def group_of_ranks() -> Iterator[None]:
     """Join torchrun's group, if it started this process."""
     if "RANK" not in os.environ:
         yield
@@ -196,7 +196,7 @@ def plot(folder: Path) -> Path | None:
 
 def main(arguments: list[str]) -> int:
     """Train a GPT-2 with a step that the suite guards."""
-    with _ranks():
+    with group_of_ranks():
         try:
             return _train(arguments)
         except (CheckpointError, OSError, TrainingError, ValueError) as error:

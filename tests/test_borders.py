@@ -197,27 +197,6 @@ def test_the_engine_does_not_know_what_it_measures():
     assert not importing(MODULES, {"model", "perf_tests", "tests", "benchmarks"})
 
 
-def test_nobody_needs_a_studys_code():
-    """Studies are finished, and run at the commit that each names: nothing of today imports them,
-    and no workflow runs them.
-    """
-    assert not importing(MODULES, {"studies"})
-    for folder_of in ("benchmarks", "model", "perf_tests", "scripts", "tests"):
-        assert not importing(paths(folder_of), {"studies"})
-    started = re.compile(r"(-m +|python3? +)studies[./]")
-    for path in (ROOT / "Makefile", *ROOT.glob(".github/**/*.y*ml"), *ROOT.glob("scripts/*")):
-        assert not path.is_file() or not started.search(path.read_text()), path
-
-
-@pytest.mark.parametrize(
-    "page", sorted(ROOT.glob("studies/*/README.md")), ids=lambda p: p.parent.name
-)
-def test_a_study_names_the_commit_at_which_it_runs(page):
-    """On its third line, below the title; the commit is one of this repository."""
-    found = re.match(r"# .+\n\nFinished: .*commit `([0-9a-f]{7,40})`", page.read_text())
-    assert found, page
-
-
 WATCH = """
 import sys
 

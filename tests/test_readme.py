@@ -34,7 +34,6 @@ DOCUMENTS = [
     ROOT / "baselines" / "README.md",
     *(ROOT / folder / "README.md" for folder in ("benchmarks", "model", "lab", "lab/sweeps")),
     *sorted(ROOT.glob("lab/docs/*.md")),
-    *sorted(ROOT.glob("studies/**/*.md")),
 ]
 
 

@@ -25,7 +25,7 @@ STRAGGLER_ERRORS = 4.0
 
 # If kernels take longer by this share of the step, pairs are measured, which find a change of that
 # size. With the same code this figure differs between cards by at most 0.08 %: 110 comparisons of
-# H100s and of H200s whose steps as a whole differ by up to 4.4 % (studies/other_card).
+# H100s and of H200s whose steps as a whole differ by up to 4.4 % (96e72680:studies/other_card).
 ALARM_SHARE = 0.005
 _WORK = (
     Kind.CALLS, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED, Kind.TIME

@@ -48,7 +48,7 @@ class Protocol:
 
 PROTOCOLS = {
     # At its power cap a card's clock dips about once a second, and single steps by 5 %. Medians of
-    # windows of a second then scatter twice as much as means (studies/warm_up).
+    # windows of a second then scatter twice as much as means (96e72680:studies/warm_up).
     GPU: Protocol(4.0, 60.0, 1.0, 0.004, blocks=3, block_s=2.0, share=1 / 3, of_means=True),
     CPU: Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3, settling_segments=1),
 }

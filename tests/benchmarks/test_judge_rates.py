@@ -28,7 +28,7 @@ from benchmarks.judge_rates import (
 from benchmarks.shared import ROOT, binomial_bounds
 from stepguard.core.status import Status
 
-STUDIES = ROOT / "studies"
+DATA = ROOT / "benchmarks" / "data"
 
 
 def test_a_slowdown_is_found_and_none_is_not():
@@ -55,10 +55,10 @@ def test_a_launch_is_paired_with_another_one_each_time():
 
 
 def test_recorded_launches_of_unchanged_code_are_same():
-    """Of all kept runs: 300 verdicts, none SLOWER or FASTER, as the study's page says."""
-    files = [*STUDIES.glob("judge_power/h?00_pairs_same_steps_*.json")]
-    files += [STUDIES / "judge_power" / "calibrate_2026-11-24.json"]
-    files += [*STUDIES.glob("power/h?00_*.json")]
+    """Of all kept runs: 300 verdicts, none SLOWER or FASTER."""
+    files = [*DATA.glob("judge_power/h?00_pairs_same_steps_*.json")]
+    files += [DATA / "judge_power" / "calibrate_2026-11-24.json"]
+    files += [*DATA.glob("power/h?00_*.json")]
     assert len(sides_of(files)) == 56
     found = repair(Namespace(files=sorted(files), verdicts=300))
     assert found["wrong"] == 0 and found["verdicts"]["same"] > 290

@@ -41,7 +41,7 @@ def test_what_is_made_longer_is_the_step():
     assert sum(a != b for a, b in zip(made.kernels, now.kernels, strict=True)) == 1
 
 
-def test_the_figures_of_the_study_stay(monkeypatch, capsys):
+def test_the_kept_figures_stay(monkeypatch, capsys):
     """They are finished: what is kept goes into another file."""
     before = KEPT.read_bytes()
     monkeypatch.setattr(sys, "argv", ["other_card", "--keep", "some.json"])

@@ -207,7 +207,7 @@ def placed(where, *sites, us=3600.0):
     )
 
 
-# Operators of kernels are those of a profile of an H100, 2026-11-23 (studies/power).
+# Operators of kernels are those of a profile of an H100, 2026-11-23 (96e72680:studies/power).
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_a_librarys_kernel_has_the_line_of_the_forward_operator(direction):
     """Inside the operator that is counted, and in either pass; other operators moved beside it."""
