@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.core.permission import Effect, Permission, PermissionOutcome
+from stepguard.core.reasons import Reason
 from stepguard.core.status import Status
 from stepguard.core.text import has_words
 from stepguard.core.verdict import MetricVerdict, Verdict
@@ -21,6 +22,7 @@ MAX_PCT = 50
 # The largest waived value of a counter whose recorded count is very small.
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20
 _FAILING = (Status.SLOWER, Status.CHANGED)
+_STAY_UNDECIDED = (Reason.COUNT_UNSTABLE, Reason.NOT_STEADY)
 Size = tuple[float | None, int | None]  # a waiver's limit_pct and value; it has one of them
 
 
@@ -134,13 +136,21 @@ def suggested_size(metric: MetricVerdict) -> Size | None:
     return min(math.ceil(2 * change + 1) / 2, MAX_PCT), None
 
 
+def staying_undecided(verdict: Verdict) -> list[MetricVerdict]:
+    """Return the metrics that stay undecided however often this tree is measured. Such a run is not
+    recorded, and no waiver applies to it.
+    """
+    return [metric for metric in verdict.moved if metric.reason in _STAY_UNDECIDED]
+
+
 def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
     """Return the size of a waiver for each failing metric. Empty if one of them cannot be waived,
-    since the case would fail all the same.
+    or stays undecided, since the case would fail all the same.
     """
     sizes = {m.metric: suggested_size(m) for m in verdict.gated("failed")}
     known = {name: size for name, size in sizes.items() if size}
-    return known if len(known) == len(sizes) and not verdict.whole else {}
+    passes = len(known) == len(sizes) and not (verdict.whole or staying_undecided(verdict))
+    return known if passes else {}
 
 
 def problem_of(waiver: Permission, today: date) -> str:
