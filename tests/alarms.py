@@ -8,14 +8,14 @@ from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.soundness import Refusal, measurement_problem
 
 
-def findings_of(verdict, sound=True):
+def findings_of(verdict, otherwise=None):
     """What rules found, if this verdict came of it."""
     whole = Refusal(verdict.status, verdict.reason, verdict.figures, verdict.detail)
     return Findings(
         verdict.case_id,
         verdict.metrics,
         whole if verdict.whole else None,
-        sound,
+        otherwise,
         verdict.recordings,
         verdict.against,
         verdict.p_value,
@@ -51,7 +51,7 @@ def ended(verdict, answer=None):
 
 def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):
     """The verdict under these permissions."""
-    found = findings_of(verdict, measurement_problem(evidence) is None)
+    found = findings_of(verdict, measurement_problem(evidence))
     return verdict_of(found.under(permissions, today))
 
 

@@ -22,7 +22,7 @@ class Findings:
     case_id: str
     metrics: tuple[MetricVerdict, ...] = ()
     whole: Refusal | None = None
-    sound: bool = True  # no evidence is missing or undecided
+    otherwise: Refusal | None = None  # what decides if waivers cover each metric that fails
     recordings: int = 0
     against: str = ""
     p_value: float | None = None
@@ -39,10 +39,7 @@ class Findings:
 
     def permitted(self) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
         """Return the metrics under the permissions, and the effect of each permission."""
-        # In an unsound case a counter that moved decides although other metrics are unknown. With a
-        # waiver for that counter an undecided case would pass.
-        unsound = self.whole is not None or not self.sound
-        return permitted(self.metrics, self.permissions, unsound, self.today)
+        return permitted(self.metrics, self.permissions, self.whole is not None, self.today)
 
     def covers(self, metric: MetricVerdict) -> bool:
         """Tell whether a waiver lets a metric pass."""
@@ -52,13 +49,15 @@ class Findings:
 def verdict_of(findings: Findings) -> Verdict:
     """Return the verdict on a case."""
     metrics, outcomes = findings.permitted()
-    status, reason, until = _decided(findings.whole, metrics)
+    failed = any(metric.gated and metric.outcome == "failed" for metric in metrics)
+    whole = findings.whole or (None if failed else findings.otherwise)
+    status, reason, until = _decided(whole, metrics)
     return Verdict(
         findings.case_id,
         status,
         reason,
-        figures=findings.whole.figures if findings.whole else None,
-        detail=findings.whole.detail if findings.whole else "",
+        figures=whole.figures if whole else None,
+        detail=whole.detail if whole else "",
         metrics=metrics,
         recordings=findings.recordings,
         against=findings.against,

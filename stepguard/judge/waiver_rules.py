@@ -29,11 +29,11 @@ Size = tuple[float | None, int | None]  # a waiver's limit_pct and value; it has
 def permitted(
     metrics: tuple[MetricVerdict, ...],
     permissions: Sequence[Permission],
-    unsound: bool,
+    whole: bool,
     today: date,
 ) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
     """Return a case's metrics under its permissions, and the effect of each permission. None
-    applies to a case that is ``unsound``, or that was judged as a whole.
+    applies to a case that was judged as a ``whole``.
 
     Only SLOWER and CHANGED can be permitted. A metric that is permitted keeps its status and gets
     the waiver's last day.
@@ -43,7 +43,7 @@ def permitted(
         PermissionOutcome(
             permission,
             Effect.NOT_APPLIED
-            if unsound
+            if whole
             else effect_of(permission, known.get(permission.metric), today),
         )
         for permission in permissions
@@ -64,7 +64,7 @@ def effect_of(permission: Permission, metric: MetricVerdict | None, today: date)
     if metric is None or not metric.gated:
         return Effect.NOT_GATED
     if metric.status not in _FAILING:
-        return Effect.NOT_NEEDED
+        return Effect.NOT_APPLIED if metric.outcome == "error" else Effect.NOT_NEEDED
     # This comes after NOT_NEEDED: an expired waiver of a metric that passes does no harm.
     if permission.expires is None or permission.expires < today:
         return Effect.EXPIRED
@@ -138,7 +138,7 @@ def suggested_size(metric: MetricVerdict) -> Size | None:
 
 def staying_undecided(verdict: Verdict) -> list[MetricVerdict]:
     """Return the metrics that stay undecided however often this tree is measured. Such a run is not
-    recorded, and no waiver applies to it.
+    recorded, and no waiver passes it.
     """
     return [metric for metric in verdict.moved if metric.reason in _STAY_UNDECIDED]
 

@@ -178,7 +178,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 
 def _decide_first(verdict: Verdict) -> list[str]:
     """Return what to do about metrics that stay undecided however often this tree is measured;
-    empty if there are none. Such a run is not recorded, and no waiver applies to it.
+    empty if there are none. Such a run is not recorded, and no waiver passes it.
     """
     left = staying_undecided(verdict)
     if not left:
@@ -186,7 +186,7 @@ def _decide_first(verdict: Verdict) -> list[str]:
     names = listed([metric.metric for metric in left], 2)
     return [
         *_what_makes_launches_alike(*(metric.figures for metric in left)),
-        f"while this is undecided, nothing is recorded and no waiver applies: {names}",
+        f"while this is undecided, nothing is recorded and no waiver passes it: {names}",
     ]
 
 

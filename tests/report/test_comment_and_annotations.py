@@ -102,7 +102,7 @@ def test_no_text_ends_an_annotation_or_begins_one(text, file):
         ([FASTER, SAME], "To keep the gain: merge it"),
         ([SAME], ""),
         ([waived(CHANGED)], ""),
-        ([undecided(CHANGED)], ""),  # no waiver applies, and nothing is recorded
+        ([undecided(CHANGED)], ""),  # no waiver passes it, and nothing is recorded
         ([accepted(CHANGED)], ""),  # the pull request has the recording
     ],
 )
