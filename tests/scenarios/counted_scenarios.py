@@ -100,6 +100,12 @@ def waiting(*sites, made=None, **how):
     return counting(made or evidence(), {SYNCS: sites}, **{SYNCS: count} | how)
 
 
+def of_both(steps):
+    """Evidence of two launches that disagree: the count of each of their steps, most first."""
+    found = counting(evidence(), **{SYNCS: steps[0]})
+    return replace(found, counts=replace(found.counts, of_both={SYNCS: steps}, launches=2))
+
+
 MARKED = replace(SYNC, text=f"{SYNC.text}  # stepguard: allow sync: a log", allowed="a log")
 OTHER_WAIT = replace(SYNC, text="self.log(loss.item())")
 TWO_WAITS = replace(OTHER_WAIT, count=2)
@@ -225,6 +231,20 @@ COUNTED = (
                 listing(evidence(), {SYNCS: (replace(SYNC, count=3),)}, **{SYNCS: (1, 2)})
             ),
         ),
+    ),
+    Scenario(
+        "most-steps-count-as-recorded",
+        "Launches disagree: eight of fifty steps wait more often.",
+        "same",
+        "WITHIN_LIMIT",
+        Run(of_both((10,) * 42 + (11,) * 7 + (12,)), baseline=FIVE),
+    ),
+    Scenario(
+        "most-steps-count-more",
+        "Launches disagree: a wait more, which five of fifty steps lack.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Run(of_both((11,) * 45 + (10,) * 5), baseline=FIVE),
     ),
     Scenario(
         "one-ranks-steps-differ",
